@@ -1,0 +1,72 @@
+#include "common/base/posix.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+
+void UniqueFd::Reset() {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
+
+void Mapping::Reset() {
+  if (address_ != nullptr) ::munmap(std::exchange(address_, nullptr), std::exchange(bytes_, 0));
+}
+
+absl::StatusOr<UniqueFd> OpenForReading(const std::string& path) {
+  // O_NONBLOCK: opening a FIFO must not wait for a writer.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return ErrnoStatus(errno, "opening " + path);
+  return UniqueFd(fd);
+}
+
+absl::Status PreadFull(int fd, uint64_t offset, std::span<std::byte> out,
+                       const std::string& path) {
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t n = ::pread(fd, out.data() + done, out.size() - done,
+                              static_cast<off_t>(offset + done));
+    if (n > 0) {
+      done += static_cast<size_t>(n);
+      continue;
+    }
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, "reading " + path);
+    return MakeError(absl::StatusCode::kDataLoss, reason::kSourceChanged,
+                     "reading " + path + ": the file ends at byte " +
+                         std::to_string(offset + done) +
+                         ", it was longer when it was opened; restore it and load again",
+                     {{"file", path}});
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t limit) {
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, OpenForReading(path));
+  struct stat info = {};
+  if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "reading the size of " + path);
+  if (!S_ISREG(info.st_mode)) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                     "reading " + path + ": not a regular file; name a file", {{"file", path}});
+  }
+  const auto bytes = static_cast<size_t>(info.st_size);
+  if (bytes > limit) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                     "reading " + path + ": " + std::to_string(bytes) + " bytes, more than the " +
+                         std::to_string(limit) + " allowed here",
+                     {{"file", path}});
+  }
+  std::string text(bytes, '\0');
+  CKPTD_RETURN_IF_ERROR(
+      PreadFull(fd.get(), 0, std::as_writable_bytes(std::span(text)), path));
+  return text;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,52 @@
+// Machine-readable reasons of errors: part of the contract, never renamed.
+// proto/README.md lists them with the code each comes with.
+#ifndef CKPTD_COMMON_BASE_REASONS_H_
+#define CKPTD_COMMON_BASE_REASONS_H_
+
+namespace ckptd::reason {
+
+// Source.
+inline constexpr char kSourceNotFound[] = "SOURCE_NOT_FOUND";      // NotFound
+inline constexpr char kSourceInvalid[] = "SOURCE_INVALID";         // DataLoss / InvalidArgument
+inline constexpr char kSourceUnreadable[] = "SOURCE_UNREADABLE";   // PermissionDenied / Unavailable
+inline constexpr char kSourceChanged[] = "SOURCE_CHANGED";         // Aborted: a file changed during the load
+inline constexpr char kSourceUnsupported[] = "SOURCE_UNSUPPORTED"; // Unimplemented: a format we do not read
+
+// Layout and plan.
+inline constexpr char kLayoutInvalid[] = "LAYOUT_INVALID";         // InvalidArgument: malformed or unknown
+inline constexpr char kLayoutMismatch[] = "LAYOUT_MISMATCH";       // InvalidArgument: does not fit the source
+inline constexpr char kTensorNotFound[] = "TENSOR_NOT_FOUND";      // NotFound: asked for, not in the source
+inline constexpr char kWrongWorldSize[] = "WRONG_WORLD_SIZE";      // InvalidArgument
+inline constexpr char kWrongRank[] = "WRONG_RANK";                 // InvalidArgument
+inline constexpr char kPlanMismatch[] = "PLAN_MISMATCH";           // Internal: digests differ between ranks
+inline constexpr char kCoverage[] = "COVERAGE";                    // Internal: an element not written exactly once
+
+// Loading and handing over.
+inline constexpr char kCheckpointNotFound[] = "CHECKPOINT_NOT_FOUND";  // NotFound
+inline constexpr char kNotActive[] = "NOT_ACTIVE";                     // FailedPrecondition
+inline constexpr char kLoadFailed[] = "LOAD_FAILED";                   // FailedPrecondition
+inline constexpr char kTaken[] = "TAKEN";                              // FailedPrecondition
+inline constexpr char kExclusiveNeedsCopy[] = "EXCLUSIVE_NEEDS_COPY";  // FailedPrecondition
+inline constexpr char kLeased[] = "LEASED";                            // FailedPrecondition
+inline constexpr char kHandleKind[] = "HANDLE_KIND";                   // FailedPrecondition
+inline constexpr char kTokenInvalid[] = "TOKEN_INVALID";               // Unauthenticated
+inline constexpr char kNoDigests[] = "NO_DIGESTS";                     // FailedPrecondition
+inline constexpr char kRequestIdReused[] = "REQUEST_ID_REUSED";        // AlreadyExists
+inline constexpr char kNoMemory[] = "NO_MEMORY";                       // ResourceExhausted
+inline constexpr char kDraining[] = "DRAINING";                        // Unavailable
+inline constexpr char kDigestMismatch[] = "DIGEST_MISMATCH";           // DataLoss
+
+// Group.
+inline constexpr char kRankMissing[] = "RANK_MISSING";    // Unavailable / DeadlineExceeded: names the ranks
+inline constexpr char kRankFailed[] = "RANK_FAILED";      // that rank's code, with its sentence
+inline constexpr char kRankLost[] = "RANK_LOST";          // Unavailable: a daemon went away
+inline constexpr char kEpochChanged[] = "EPOCH_CHANGED";  // Aborted
+inline constexpr char kJoinRefused[] = "JOIN_REFUSED";    // FailedPrecondition
+inline constexpr char kDeadline[] = "DEADLINE";           // DeadlineExceeded
+inline constexpr char kDaemonUnreachable[] = "DAEMON_UNREACHABLE";  // Unavailable (clients)
+inline constexpr char kInvalidRequest[] = "INVALID_REQUEST";        // InvalidArgument
+inline constexpr char kConfigInvalid[] = "CONFIG_INVALID";          // InvalidArgument
+
+}  // namespace ckptd::reason
+
+#endif  // CKPTD_COMMON_BASE_REASONS_H_

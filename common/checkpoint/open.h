@@ -1,0 +1,28 @@
+// Opens a source: the only entry point of the format readers.
+#ifndef CKPTD_COMMON_CHECKPOINT_OPEN_H_
+#define CKPTD_COMMON_CHECKPOINT_OPEN_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/checkpoint/index.h"
+
+namespace ckptd {
+
+// Reads and validates the headers of `source`: a .safetensors file, a
+// *.index.json file, or a directory (also a symlinked Hugging Face snapshot).
+// In a directory: model.safetensors.index.json, else any single
+// *.safetensors.index.json, else all *.safetensors files in name order.
+// Blocking; thread-safe. Errors: NotFound SOURCE_NOT_FOUND, DataLoss
+// SOURCE_INVALID (with the safetensors error name as fact "error", the file as
+// fact "file"), PermissionDenied SOURCE_UNREADABLE, Unimplemented
+// SOURCE_UNSUPPORTED for a folder with only other formats.
+absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source);
+
+// OK if every file of the index is still the one whose header was read (same
+// device, inode, size, mtime); else Aborted SOURCE_CHANGED naming the file.
+absl::Status CheckUnchanged(const CheckpointIndex& index);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_CHECKPOINT_OPEN_H_

@@ -1,0 +1,122 @@
+// Layouts: what each rank must receive. Two spellings, one meaning. The rule
+// form says it for all ranks (mesh + name patterns); the rank form is one
+// trainer's own statement. Both become RankLayout values. Pure: no I/O.
+#ifndef CKPTD_COMMON_LAYOUT_LAYOUT_H_
+#define CKPTD_COMMON_LAYOUT_LAYOUT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/checkpoint/index.h"
+
+namespace ckptd {
+
+// DTensor placement of a tensor along one mesh dimension.
+struct Placement {
+  enum class Kind : uint8_t { kReplicate, kShard, kStridedShard };
+  Kind kind = Kind::kReplicate;
+  int32_t dim = 0;            // tensor dimension; negative counts from the end
+  uint32_t split_factor = 1;  // kStridedShard only
+  bool operator==(const Placement&) const = default;
+};
+
+// n-dimensional array of global ranks, row-major. ranks.size() == product(shape).
+struct Mesh {
+  std::vector<uint32_t> shape;
+  std::vector<std::string> dim_names;  // empty or one per dimension
+  std::vector<uint32_t> ranks;
+  bool operator==(const Mesh&) const = default;
+};
+
+// One way of laying a tensor out. Exactly one of: plain (no mesh, no boxes),
+// placements on a mesh, explicit boxes.
+struct Sharding {
+  std::optional<uint32_t> mesh;        // index into the layout's meshes
+  std::vector<Placement> placements;   // one per mesh dimension
+  std::optional<int32_t> padded_dim;   // FSDP2: zero-pad to chunk 0 along this dim
+  std::vector<Box> boxes;              // concatenated along local dimension 0
+  bool operator==(const Sharding&) const = default;
+};
+
+// One tensor that a rank wants.
+struct TargetSpec {
+  std::string name;                      // FQN as in the source (or an alias there)
+  uint32_t sharding = 0;                 // index into RankLayout::shardings
+  Dtype dtype = Dtype::kUnspecified;     // kUnspecified keeps the file's
+  std::optional<Shape> expected_shape;   // global; a difference is LAYOUT_MISMATCH
+  std::vector<std::string> aliases;      // further names for the same memory
+};
+
+// Everything that one rank wants. Targets sorted by name, names unique
+// (aliases included).
+struct RankLayout {
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  std::vector<Mesh> meshes;
+  std::vector<Sharding> shardings;
+  std::vector<TargetSpec> targets;
+};
+
+// Cast policy for tensors whose target states no dtype.
+struct DtypePolicy {
+  Dtype cast_to = Dtype::kUnspecified;   // floating tensors only
+  std::vector<std::string> keep_f32;     // glob patterns of FQNs
+  bool operator==(const DtypePolicy&) const = default;
+};
+
+// Rule form, parsed and checked. The same value on every rank.
+class LayoutRules {
+ public:
+  // `text` is a short spelling (fsdp:N, hsdp:RxS, replicate:N) or JSON; see
+  // deploy/config/layout.example.json for every key. Errors: InvalidArgument
+  // LAYOUT_INVALID naming the key and what is allowed.
+  static absl::StatusOr<LayoutRules> Parse(std::string_view text);
+
+  uint32_t world_size() const { return world_size_; }
+  // For people: "fsdp:4" or "rules over mesh 2x4".
+  const std::string& description() const { return description_; }
+
+  // What `rank` receives of `index`. Errors: LAYOUT_MISMATCH (a placement that
+  // does not fit a tensor), WRONG_RANK.
+  absl::StatusOr<RankLayout> ForRank(const CheckpointIndex& index, uint32_t rank) const;
+
+ private:
+  struct Rule {
+    std::vector<std::string> patterns;  // glob over FQNs; the first rule that matches wins
+    Sharding sharding;
+    Dtype dtype = Dtype::kUnspecified;
+    bool drop = false;                  // the rank does not receive these
+    std::vector<uint32_t> only_ranks;   // empty means all (EP, PP)
+  };
+  uint32_t world_size_ = 0;
+  std::string description_;
+  std::vector<Mesh> meshes_;
+  std::vector<Rule> rules_;
+};
+
+// Where a sharding puts a tensor on one rank.
+struct LocalGeometry {
+  // Global boxes in the order in which they lie in the local tensor. Box i
+  // fills local rows (dimension 0) after those of boxes before it, except when
+  // `concat_dim` is another dimension. Empty when the rank holds nothing.
+  std::vector<Box> boxes;
+  uint32_t concat_dim = 0;
+  Shape local_shape;       // unpadded; (0, ...) for an empty shard
+  uint64_t padded_elements = 0;  // >= product(local_shape); FSDP2 padding
+  bool present = true;     // false: the rank is not in the mesh, it lacks the tensor
+};
+
+// The one place where placement arithmetic lives. DTensor semantics as of torch
+// 2.13 (ceil chunks, _StridedShard, "in memory" order for FSDP2+TP). Errors:
+// InvalidArgument LAYOUT_MISMATCH.
+absl::StatusOr<LocalGeometry> ResolveSharding(const Sharding& sharding,
+                                              const std::vector<Mesh>& meshes,
+                                              const Shape& global_shape, uint32_t rank);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_LAYOUT_LAYOUT_H_

@@ -1,0 +1,81 @@
+// Seam: memory that shards live in, and how it is handed to clients. Backends:
+// server/memory/host (memfd segments), later server/memory/cuda. One contract
+// suite (tests/contract) runs on every backend.
+#ifndef CKPTD_SERVER_MEMORY_MEMORY_H_
+#define CKPTD_SERVER_MEMORY_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/posix.h"
+
+namespace ckptd {
+
+// What a slab is allocated for, and how a client holds it.
+enum class AttachMode : uint8_t { kShared = 1, kPrivate = 2, kExclusive = 3 };
+
+// One piece of a slab. Segments of a slab lie back to back in it.
+struct Segment {
+  uint64_t id = 0;     // unique in this backend for its life
+  uint64_t bytes = 0;  // of the slab; at most the size of the memory behind it
+  // Writable memory in this process; null when the memory is not host memory.
+  std::byte* data = nullptr;
+};
+
+// One allocation for one (checkpoint, rank). Owned by whoever allocated it;
+// destruction gives the memory back to the backend. Not thread-safe, except
+// that different threads may write different bytes of its segments.
+class Slab {
+ public:
+  virtual ~Slab() = default;
+  virtual uint64_t bytes() const = 0;
+  virtual const std::vector<Segment>& segments() const = 0;
+};
+
+struct MemoryUsage {
+  uint64_t budget = 0;
+  uint64_t used = 0;          // in slabs
+  uint64_t arena = 0;         // faulted, used or free
+  uint64_t arena_target = 0;  // what the background fill aims for
+  uint64_t huge_pages = 0;    // part of the arena
+  uint64_t lingering = 0;     // dropped, but a client still maps it
+};
+
+// What a client needs to map a slab: fresh descriptors, one per segment, which
+// the receiver of this value owns.
+struct SlabHandle {
+  std::vector<UniqueFd> fds;
+  std::vector<uint64_t> segment_bytes;
+  bool writable = false;
+};
+
+// Thread-safe.
+class MemoryBackend {
+ public:
+  virtual ~MemoryBackend() = default;
+  // Memory of unspecified content (see Zero) for `bytes` > 0. kExclusive takes
+  // only memory that was never handed out. Errors: ResourceExhausted NO_MEMORY
+  // with the numbers (asked, free, budget).
+  virtual absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended) = 0;
+  // Makes the slab immutable for clients; called once, before the first Export
+  // with kShared or kPrivate. Idempotent.
+  virtual absl::Status Seal(Slab& slab) = 0;
+  // Handles for a client. kExclusive requires a slab that was not sealed.
+  virtual absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) = 0;
+  // The memory now belongs to a client: forget it (it leaves the budget) and
+  // never reuse it. The slab is consumed.
+  virtual void GiveUp(std::unique_ptr<Slab> slab) = 0;
+  virtual MemoryUsage Usage() const = 0;
+  // "host", and why it was chosen, for people.
+  virtual std::string tier() const = 0;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_MEMORY_MEMORY_H_
