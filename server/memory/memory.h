@@ -71,6 +71,12 @@ class MemoryBackend {
   // The memory now belongs to a client: forget it (it leaves the budget) and
   // never reuse it. The slab is consumed.
   virtual void GiveUp(std::unique_ptr<Slab> slab) = 0;
+  // Another daemon process now fills our slabs (a restarted leader): it cannot
+  // map sealed memory for writing, so memory sealed before this call is never
+  // reused.
+  virtual void NewReader() = 0;
+  // Ids of all segments this backend still owns.
+  virtual std::vector<uint64_t> OwnedSegments() const = 0;
   virtual MemoryUsage Usage() const = 0;
   // "host", and why it was chosen, for people.
   virtual std::string tier() const = 0;

@@ -1,0 +1,50 @@
+// Seam: how the reading rank reaches the slabs of other ranks. Backends:
+// server/comm/host (same host: it maps their memory). Other hosts and GPUs get
+// their own form behind this seam.
+#ifndef CKPTD_SERVER_COMM_PEER_MEMORY_H_
+#define CKPTD_SERVER_COMM_PEER_MEMORY_H_
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/transfer/transfer.h"
+
+namespace ckptd {
+
+// Slab of another rank, as that rank describes it when it prepares a load.
+struct PeerSlab {
+  struct PeerSegment {
+    uint64_t id = 0;     // unique for the life of that daemon
+    uint64_t bytes = 0;  // part of the segment that the slab uses
+  };
+  uint32_t rank = 0;
+  std::string incarnation;  // of that daemon process: ids of another one mean nothing
+  std::string endpoint;     // Unix socket on which it hands its memory to peers
+  std::string host;         // boot id of its host; memory is mapped on equal hosts only
+  std::vector<PeerSegment> segments;
+};
+
+// Called by the load worker only.
+class PeerMemory {
+ public:
+  virtual ~PeerMemory() = default;
+  // Writable view of the slab; valid until Forget of that rank or destruction
+  // of this object. Mappings are kept and reused by later loads. Errors:
+  // FailedPrecondition when the rank is on another host, Unavailable RANK_LOST
+  // when it does not answer by the deadline (the message names the rank).
+  virtual absl::StatusOr<SlabView> Map(const PeerSlab& slab,
+                                       std::chrono::steady_clock::time_point deadline) = 0;
+  // Drops every mapping of that rank (it left the group).
+  virtual void Forget(uint32_t rank) = 0;
+  // Drops cached mappings of `rank` except those of the given segment ids (what
+  // that daemon still owns): its released memory must not be held by us.
+  virtual void KeepOnly(uint32_t rank, const std::vector<uint64_t>& segment_ids) = 0;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_COMM_PEER_MEMORY_H_
