@@ -15,6 +15,20 @@ namespace ckptd {
 uint64_t Xxh3(std::span<const std::byte> bytes);
 uint64_t Xxh3(std::string_view text);
 
+// XXH3-64, seed 0, of bytes that come in parts: the value after Update(a),
+// Update(b) is Xxh3 of a followed by b. Not thread-safe; a plain value without
+// a destructor (safe to abandon by longjmp).
+class Xxh3Stream {
+ public:
+  Xxh3Stream() { Reset(); }
+  void Reset();
+  void Update(std::span<const std::byte> bytes);
+  uint64_t Value() const;
+
+ private:
+  alignas(64) std::byte state_[576];
+};
+
 // Tensors longer than this are hashed in blocks of it.
 inline constexpr uint64_t kDigestBlockBytes = uint64_t{1} << 20;
 

@@ -76,43 +76,61 @@ class LayoutRules {
   // LAYOUT_INVALID naming the key and what is allowed.
   static absl::StatusOr<LayoutRules> Parse(std::string_view text);
 
+  // More ranks than any job has; bounds what a layout text can make us allocate.
+  static constexpr uint32_t kMaxWorldSize = 1u << 20;
+
   uint32_t world_size() const { return world_size_; }
   // For people: "fsdp:4" or "rules over mesh 2x4".
   const std::string& description() const { return description_; }
 
-  // What `rank` receives of `index`. Errors: LAYOUT_MISMATCH (a placement that
-  // does not fit a tensor), WRONG_RANK.
+  // What `rank` receives of `index`, alias names included. Tensors without
+  // dimensions cannot be sharded: a rule that shards gives them whole. Errors:
+  // LAYOUT_MISMATCH (a tensor that no rule matches, when there is no default),
+  // WRONG_RANK.
   absl::StatusOr<RankLayout> ForRank(const CheckpointIndex& index, uint32_t rank) const;
 
  private:
+  friend class LayoutRulesParser;
   struct Rule {
     std::vector<std::string> patterns;  // glob over FQNs; the first rule that matches wins
     Sharding sharding;
     Dtype dtype = Dtype::kUnspecified;
     bool drop = false;                  // the rank does not receive these
-    std::vector<uint32_t> only_ranks;   // empty means all (EP, PP)
+    std::vector<uint32_t> only_ranks;   // sorted; empty means all (EP, PP)
+
+    // Whether `rank` receives the tensors of this rule.
+    bool Gives(uint32_t rank, const std::vector<Mesh>& meshes) const;
   };
+  // Rule for a tensor of that name; nullptr when none matches.
+  const Rule* Match(std::string_view name) const;
+
   uint32_t world_size_ = 0;
   std::string description_;
   std::vector<Mesh> meshes_;
   std::vector<Rule> rules_;
 };
 
+// A box of the global tensor and where its first element lies in the local one.
+struct PlacedBox {
+  Box global;   // no extent is 0
+  Shape local;  // offsets in the local tensor, one per dimension
+  bool operator==(const PlacedBox&) const = default;
+};
+
 // Where a sharding puts a tensor on one rank.
 struct LocalGeometry {
-  // Global boxes in the order in which they lie in the local tensor. Box i
-  // fills local rows (dimension 0) after those of boxes before it, except when
-  // `concat_dim` is another dimension. Empty when the rank holds nothing.
-  std::vector<Box> boxes;
-  uint32_t concat_dim = 0;
-  Shape local_shape;       // unpadded; (0, ...) for an empty shard
-  uint64_t padded_elements = 0;  // >= product(local_shape); FSDP2 padding
-  bool present = true;     // false: the rank is not in the mesh, it lacks the tensor
+  // Disjoint, together the whole local tensor. Empty when the rank holds nothing.
+  std::vector<PlacedBox> boxes;
+  Shape local_shape;             // unpadded; other dimensions are kept in an empty shard: (0, 3)
+  uint64_t padded_elements = 0;  // >= product(local_shape); FSDP2 padding, a tail of zeros
+  bool present = true;           // false: the rank is not in the mesh, it lacks the tensor
 };
 
 // The one place where placement arithmetic lives. DTensor semantics as of torch
-// 2.13 (ceil chunks, _StridedShard, "in memory" order for FSDP2+TP). Errors:
-// InvalidArgument LAYOUT_MISMATCH.
+// 2.13 (ceil chunks, _StridedShard, "in memory" order for FSDP2+TP). Checks the
+// sharding itself too, because it may come from another process. Errors:
+// InvalidArgument LAYOUT_INVALID (a sharding that never makes sense) and
+// LAYOUT_MISMATCH (one that does not fit this shape). Thread-safe.
 absl::StatusOr<LocalGeometry> ResolveSharding(const Sharding& sharding,
                                               const std::vector<Mesh>& meshes,
                                               const Shape& global_shape, uint32_t rank);

@@ -29,7 +29,8 @@ struct PlannedTensor {
 
 // One strided copy from a file into the slab of one rank: `count[0] x ... x
 // count[dims-1]` runs of `run_elements` contiguous elements each. Strides are in
-// bytes of the respective side. dims may be 0 (one contiguous run).
+// bytes of the respective side, outermost dimension first, never shorter than
+// what they step over. dims may be 0 (one contiguous run).
 struct CopyOp {
   static constexpr int kMaxDims = 8;
   uint32_t file = 0;
@@ -63,9 +64,13 @@ struct RankPlan {
   uint64_t digest = 0;
 };
 
-// Plans one rank. Errors: NotFound TENSOR_NOT_FOUND, InvalidArgument
-// LAYOUT_MISMATCH (shape, placement or cast that cannot be), Internal COVERAGE
-// when a target element would not be written exactly once.
+// Plans one rank. Slab offsets follow the order in which tensors lie in the
+// files, so reading and filling are both nearly sequential. Target names that
+// mean the same source tensor, sharding and dtype share one PlannedTensor.
+// Errors: NotFound TENSOR_NOT_FOUND, InvalidArgument LAYOUT_MISMATCH (shape,
+// placement or cast that cannot be), LAYOUT_INVALID (a malformed layout),
+// WRONG_RANK, Internal COVERAGE when a target element would not be written
+// exactly once. Facts name the tensor. Thread-safe.
 absl::StatusOr<RankPlan> PlanRank(const CheckpointIndex& index, const RankLayout& layout,
                                   const DtypePolicy& policy);
 
@@ -76,7 +81,9 @@ uint64_t CombineDigests(const std::vector<uint64_t>& rank_digests);
 std::string HexDigest(uint64_t digest);
 
 // Distinct bytes that the ops of all plans read, per file (overlaps counted
-// once): what storage must deliver.
+// once): what storage must deliver. One entry per file of the index. Exact,
+// except that ops of different geometry that overlap in more than 16 million
+// runs are counted from above.
 std::vector<uint64_t> ReadBytesPerFile(const CheckpointIndex& index,
                                        const std::vector<RankPlan>& plans);
 

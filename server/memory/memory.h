@@ -13,12 +13,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/attach_mode.h"
 #include "common/base/posix.h"
 
 namespace ckptd {
-
-// What a slab is allocated for, and how a client holds it.
-enum class AttachMode : uint8_t { kShared = 1, kPrivate = 2, kExclusive = 3 };
 
 // One piece of a slab. Segments of a slab lie back to back in it.
 struct Segment {

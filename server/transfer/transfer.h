@@ -31,16 +31,23 @@ struct TransferTarget {
 };
 
 struct TransferOptions {
-  unsigned threads = 0;  // 0: as many as cores
+  unsigned threads = 0;  // 0: as many as this process has cores; at most 64
   bool digests = true;
-  // Polled often; a non-OK status stops the transfer with it.
+  // Read what the page cache already holds through a mapping, which saves a
+  // copy; a file cut meanwhile is an error all the same. Installs a SIGBUS
+  // handler for the process. Else everything is read through small buffers.
+  bool map_cached_files = true;
+  // Polled before each block of about 1 MiB, from reader threads but never from
+  // two at once; a non-OK status stops the transfer with it.
   std::function<absl::Status()> interrupted;
 };
 
 // Read while the transfer runs, from any thread.
 struct TransferProgress {
   explicit TransferProgress(size_t targets) : done(targets) {}
-  std::atomic<uint64_t> storage_bytes = 0;   // read from files
+  // Needed bytes read from files, each once. Gaps of less than a page that are
+  // read along are not counted.
+  std::atomic<uint64_t> storage_bytes = 0;
   std::vector<std::atomic<uint64_t>> done;   // target bytes placed, per target
 };
 
@@ -54,7 +61,8 @@ struct TransferResult {
 // puts it in its final place in every target. Contiguous uncast runs go straight
 // there. Every byte of every PlannedTensor is written; padding tails
 // [bytes, padded_bytes) are zeroed by ZeroPadding, not here. Errors name file
-// and tensor; on error the slabs' content is unspecified. Blocking.
+// and tensor; on error the slabs' content is unspecified. Blocking: returns when
+// all its threads have ended, after an error within about one block each.
 absl::StatusOr<TransferResult> RunTransfer(const CheckpointIndex& index,
                                            std::span<const TransferTarget> targets,
                                            const TransferOptions& options,
@@ -65,9 +73,9 @@ absl::StatusOr<TransferResult> RunTransfer(const CheckpointIndex& index,
 // visible. Runs on the rank that owns the slab.
 void ZeroPadding(const RankPlan& plan, const SlabView& slab);
 
-// Digest of one tensor's local bytes, as documented in ckptd.v1.TensorTable:
-// XXH3-64 of the bytes up to 1 MiB, else of the LE XXH3-64 of its 1 MiB blocks.
-// Lives in common/base/digest.h; computed here in the same pass as the placing.
+// Digest (as TensorDigest of common/base/digest.h) of bytes that may cross
+// segments of a slab.
+uint64_t DigestInSlab(const SlabView& slab, uint64_t offset, uint64_t bytes);
 
 }  // namespace ckptd
 

@@ -1,0 +1,130 @@
+#include "client/cli/cli.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "client/cli/context.h"
+#include "client/cli/exit_codes.h"
+#include "client/cli/text.h"
+#include "client/cli/verbs.h"
+#include "common/base/status.h"
+
+namespace ckptd::cli {
+namespace {
+
+constexpr char kAbout[] =
+    "ckptctl talks to ckptd, the checkpoint loader daemon: it loads checkpoints, shows what is "
+    "resident,\nand looks into checkpoint files without a daemon.";
+
+constexpr char kFooter[] =
+    "The daemon is found by --address, else CKPTD_ADDRESS ({rank} and {local_rank} are filled in),\n"
+    "else the default socket of --job and --rank. Results go to stdout, all else to stderr.\n\n"
+    "Exit codes: 0 fine, 1 failed, 2 bad usage, 3 daemon unreachable, 4 not ready or still loading,\n"
+    "5 verification mismatch, 130 interrupted.\n\n"
+    "Examples:\n"
+    "  ckptctl load /models/llama --layout fsdp:8\n"
+    "  ckptctl list\n"
+    "  ckptctl plan /models/llama --layout fsdp:8\n\n"
+    "`ckptctl VERB --help` tells more about a verb.\n";
+
+std::string CheckDuration(const std::string& text) {
+  const absl::Status status = ParseTimeout(text).status();
+  return status.ok() ? std::string() : MessageOf(status);
+}
+
+void AddGlobals(CLI::App& app, Globals& globals) {
+  app.add_option("--address", globals.address,
+                 "The daemon: unix:///path, a path, or host:port (Env:CKPTD_ADDRESS)");
+  app.add_option("--rank", globals.rank, "The rank whose daemon is meant (Env:RANK)")
+      ->check(CLI::Range(0, 1'000'000))
+      ->type_name("N");
+  app.add_option("--job", globals.job, "The job whose daemons are meant (Env:CKPTD_JOB)");
+  app.add_option("--timeout", globals.timeout, "How long to wait, as in 500ms, 90s, 5m, 2h")
+      ->envname("CKPTD_TIMEOUT")
+      ->check(CheckDuration)
+      ->type_name("DURATION");
+  app.add_option("--output", globals.output, "table for people, json for programs")
+      ->envname("CKPTD_OUTPUT")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->capture_default_str();
+  app.add_flag("--quiet,-q", globals.quiet, "No progress and no remarks; list and load print names");
+}
+
+void AddVerbs(CLI::App& app, Context& context) {
+  AddInspect(app, context);
+  AddPlan(app, context);
+  AddLoad(app, context);
+  AddWatch(app, context);
+  AddList(app, context);
+  AddGet(app, context);
+  AddVerify(app, context);
+  AddUnload(app, context);
+  AddPin(app, context);
+  AddLeases(app, context);
+  AddInfo(app, context);
+  AddDrain(app, context);
+  AddLogLevel(app, context);
+  AddCompletion(app, context);
+  AddVersion(app, context);
+}
+
+// The verb that help or a complaint is about.
+const CLI::App& Named(const CLI::App& app) {
+  const auto named = app.get_subcommands();
+  return named.empty() ? app : *named.front();
+}
+
+int ReportUsage(const CLI::App& app, const std::string& what, const Context& context) {
+  const CLI::App& named = Named(app);
+  std::string hint = "ckptctl --help";
+  if (&named != &app) hint = "ckptctl " + named.get_name() + " --help";
+  context.PrintError(UsageError(what + "; see `" + hint + "`"));
+  return kExitUsage;
+}
+
+// nullopt when the command line was understood and a verb is to run.
+std::optional<int> Parse(CLI::App& app, std::vector<std::string> arguments, Context& context) {
+  std::reverse(arguments.begin(), arguments.end());  // what CLI11 takes
+  try {
+    app.parse(std::move(arguments));
+    return std::nullopt;
+  } catch (const CLI::CallForHelp&) {
+    context.io.out << Named(app).help();
+    return kExitFine;
+  } catch (const CLI::CallForVersion&) {
+    context.io.out << "ckptctl " << CKPTD_VERSION << '\n';
+    return kExitFine;
+  } catch (const CLI::ParseError& error) {
+    return ReportUsage(app, error.what(), context);
+  }
+}
+
+}  // namespace
+
+CLI::App* AddVerb(CLI::App& app, const std::string& name, const std::string& description,
+                  const std::string& footer) {
+  CLI::App* verb = app.add_subcommand(name, description);
+  verb->fallthrough();  // global options may follow the verb
+  verb->footer(footer + "\nGlobal options (address, timeout, output): `ckptctl --help`\n");
+  return verb;
+}
+
+int RunCli(const std::vector<std::string>& arguments, Io& io) {
+  Context context(io);
+  CLI::App app(kAbout, "ckptctl");
+  app.footer(kFooter);
+  app.set_version_flag("--version", CKPTD_VERSION);
+  app.require_subcommand(1);
+  AddGlobals(app, context.globals);
+  AddVerbs(app, context);
+  if (const std::optional<int> done = Parse(app, arguments, context)) return *done;
+  const absl::StatusOr<int> result = context.action();
+  if (result.ok()) return *result;
+  if (IsUsageError(result.status())) {
+    return ReportUsage(app, MessageOf(result.status()), context);
+  }
+  context.PrintError(result.status());
+  return ExitCodeOf(result.status());
+}
+
+}  // namespace ckptd::cli

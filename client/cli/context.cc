@@ -1,0 +1,123 @@
+#include "client/cli/context.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <filesystem>
+
+#include "client/cli/json_views.h"
+#include "client/cli/text.h"
+#include "common/base/posix.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd::cli {
+namespace {
+
+constexpr char kUsage[] = "USAGE";
+constexpr size_t kMaxLayoutBytes = 64 << 20;
+constexpr Timeout kMaxTimeout{24LL * 3600 * 1000};
+constexpr Timeout kCallTimeout{30'000};
+
+}  // namespace
+
+Timeout Context::TimeoutOr(Timeout fallback) const {
+  return globals.timeout.empty() ? fallback : ParseTimeout(globals.timeout).value_or(fallback);
+}
+
+ConnectOptions Context::ToConnectOptions() const {
+  ConnectOptions options;
+  options.address.argument = globals.address;
+  options.address.rank = globals.rank;
+  options.address.job = globals.job;
+  options.call_timeout = TimeoutOr(kCallTimeout);
+  options.connect_timeout = std::min(options.connect_timeout, options.call_timeout);
+  return options;
+}
+
+absl::StatusOr<Client> Context::Connect() const { return Client::Connect(ToConnectOptions()); }
+
+absl::StatusOr<AdminClient> Context::ConnectAdmin() const {
+  return AdminClient::Connect(ToConnectOptions());
+}
+
+void Context::Note(std::string_view text) const {
+  if (!globals.quiet) io.err << "ckptctl: " << Escape(text) << '\n';
+}
+
+void Context::PrintError(const absl::Status& status) const {
+  if (json()) {
+    io.err << ErrorJson(status) << '\n';
+  } else {
+    io.err << "ckptctl: " << Escape(MessageOf(status)) << '\n';
+  }
+}
+
+absl::Status UsageError(std::string_view message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, kUsage, message);
+}
+
+bool IsUsageError(const absl::Status& status) { return ReasonOf(status) == kUsage; }
+
+absl::StatusOr<Timeout> ParseTimeout(std::string_view text) {
+  uint64_t value = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view unit = text.substr(static_cast<size_t>(parsed.ptr - text.data()));
+  uint64_t factor = 0;
+  if (unit.empty() || unit == "s") factor = 1000;
+  if (unit == "ms") factor = 1;
+  if (unit == "m") factor = 60'000;
+  if (unit == "h") factor = 3'600'000;
+  const auto most = static_cast<uint64_t>(kMaxTimeout.count());
+  if (parsed.ec != std::errc() || factor == 0 || value == 0 || value > most / factor) {
+    return UsageError(fmt::format(
+        "reading the duration {}: expected a number up to 24 hours with ms, s, m or h, as in 90s",
+        text));
+  }
+  return Timeout(value * factor);
+}
+
+absl::StatusOr<std::string> ReadLayout(const std::string& argument) {
+  if (argument.empty()) {
+    return UsageError("reading the layout: it is empty; give fsdp:N, hsdp:RxS, replicate:N or a "
+                      "file, as in --layout fsdp:4");
+  }
+  if (argument.front() == '@') return ReadSmallFile(argument.substr(1), kMaxLayoutBytes);
+  const size_t start = argument.find_first_not_of(" \t\r\n");
+  if (start != std::string::npos && argument[start] == '{') return argument;
+  std::error_code ignored;
+  if (std::filesystem::is_regular_file(argument, ignored) ||
+      std::filesystem::path(argument).extension() == ".json") {
+    return ReadSmallFile(argument, kMaxLayoutBytes);
+  }
+  return argument;
+}
+
+absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,
+                                          const std::vector<std::string>& keep_f32) {
+  DtypePolicy policy;
+  policy.keep_f32 = keep_f32;
+  if (dtype.empty()) return policy;
+  std::string upper = dtype;
+  std::transform(upper.begin(), upper.end(), upper.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  const std::optional<Dtype> parsed = ParseDtype(upper);
+  if (!parsed.has_value() || !IsCastable(*parsed)) {
+    return UsageError(fmt::format("reading --dtype {}: a load can cast to F16, BF16, F32 and F64",
+                                  dtype));
+  }
+  policy.cast_to = *parsed;
+  return policy;
+}
+
+std::string AbsolutePath(const std::string& path) {
+  std::error_code error;
+  // Not normalised: behind a link, ".." is not what its text says.
+  const std::string start = path.substr(0, 2) == "./" ? path.substr(2) : path;
+  const std::filesystem::path absolute = std::filesystem::absolute(start, error);
+  return error ? path : absolute.string();
+}
+
+}  // namespace ckptd::cli

@@ -1,0 +1,71 @@
+// What every verb shares: the global options, the streams, and how results and
+// errors are printed.
+#ifndef CKPTD_CLIENT_CLI_CONTEXT_H_
+#define CKPTD_CLIENT_CLI_CONTEXT_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cli/io.h"
+#include "client/cpp/admin.h"
+#include "client/cpp/client.h"
+
+namespace ckptd::cli {
+
+struct Globals {
+  std::string address;
+  std::optional<uint32_t> rank;
+  std::string job;
+  std::string timeout;  // as given; empty means the default of each verb
+  std::string output = "table";
+  bool quiet = false;
+};
+
+struct Context {
+  explicit Context(Io& streams) : io(streams) {}
+
+  bool json() const { return globals.output == "json"; }
+  // The --timeout given, or `fallback`.
+  Timeout TimeoutOr(Timeout fallback) const;
+  absl::StatusOr<Client> Connect() const;
+  absl::StatusOr<AdminClient> ConnectAdmin() const;
+  // A remark for people, on stderr; not with --quiet.
+  void Note(std::string_view text) const;
+  // One sentence, or {"error": ...} with --output json, on stderr.
+  void PrintError(const absl::Status& status) const;
+
+  Io& io;
+  Globals globals;
+  // Set by the verb that was named; its result is the exit code.
+  std::function<absl::StatusOr<int>()> action;
+
+ private:
+  ConnectOptions ToConnectOptions() const;
+};
+
+// A verb was used in a way it cannot mean: exit code 2.
+absl::Status UsageError(std::string_view message);
+bool IsUsageError(const absl::Status& status);
+
+// "30", "30s", "500ms", "5m", "2h"; more than 0, at most 24 hours.
+absl::StatusOr<Timeout> ParseTimeout(std::string_view text);
+
+// The text of a layout from the option's value: a short spelling, inline JSON,
+// a file's name, or @file.
+absl::StatusOr<std::string> ReadLayout(const std::string& argument);
+
+// Options --dtype and --keep-fp32 together.
+absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,
+                                          const std::vector<std::string>& keep_f32);
+
+// The path as the daemon must get it: absolute, links kept.
+std::string AbsolutePath(const std::string& path);
+
+}  // namespace ckptd::cli
+
+#endif  // CKPTD_CLIENT_CLI_CONTEXT_H_

@@ -1,0 +1,21 @@
+// Exit codes of ckptctl: part of its contract, listed in `ckptctl --help`.
+#ifndef CKPTD_CLIENT_CLI_EXIT_CODES_H_
+#define CKPTD_CLIENT_CLI_EXIT_CODES_H_
+
+#include "absl/status/status.h"
+
+namespace ckptd::cli {
+
+inline constexpr int kExitFine = 0;
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitUsage = 2;
+inline constexpr int kExitUnreachable = 3;  // no daemon at the address
+inline constexpr int kExitNotReady = 4;     // still loading, or not done in time
+inline constexpr int kExitMismatch = 5;     // verification found other bytes
+inline constexpr int kExitInterrupted = 130;
+
+int ExitCodeOf(const absl::Status& status);
+
+}  // namespace ckptd::cli
+
+#endif  // CKPTD_CLIENT_CLI_EXIT_CODES_H_

@@ -1,0 +1,242 @@
+#include "client/cli/json_views.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "common/base/status.h"
+
+namespace ckptd::cli {
+namespace {
+
+// Keeps keys in the order in which they are written here.
+using Json = nlohmann::ordered_json;
+
+std::string Dump(const Json& json, int indent = 2) {
+  // ASCII only, and bytes that are no UTF-8 replaced: never throws, never
+  // steers a terminal.
+  return json.dump(indent, ' ', true, Json::error_handler_t::replace);
+}
+
+template <typename Map>
+Json MapJson(const Map& map) {
+  Json out = Json::object();
+  for (const auto& entry : map) out[entry.first] = entry.second;
+  return out;
+}
+
+Json TimeJson(const std::optional<TimePoint>& time) {
+  if (!time.has_value()) return nullptr;
+  const auto since = time->time_since_epoch();
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(since);
+  const auto millis = std::chrono::duration_cast<std::chrono::milliseconds>(since - seconds);
+  const std::time_t whole = seconds.count();
+  std::tm utc = {};
+  ::gmtime_r(&whole, &utc);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900,
+                     utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec,
+                     millis.count());
+}
+
+Json ProgressJson(const LoadProgress& progress) {
+  Json stages = Json::array();
+  for (const StageTime& stage : progress.stages) {
+    stages.push_back({{"stage", NameOf(stage.stage)}, {"seconds", stage.duration.count()}});
+  }
+  return {{"stage", NameOf(progress.stage)},
+          {"bytes_total", progress.bytes_total},
+          {"bytes_done", progress.bytes_done},
+          {"bytes_per_second", progress.bytes_per_second},
+          {"slowest_rank", progress.slowest_rank},
+          {"waiting_ranks", progress.waiting_ranks},
+          {"storage_bytes", progress.storage_bytes},
+          {"sent_bytes", progress.sent_bytes},
+          {"stages", std::move(stages)}};
+}
+
+Json FailureJson(const std::optional<LoadFailure>& failure) {
+  if (!failure.has_value()) return nullptr;
+  return {{"code", absl::StatusCodeToString(failure->code)},
+          {"reason", failure->reason},
+          {"message", failure->message},
+          {"rank", failure->rank}};
+}
+
+Json CheckpointJson(const CheckpointInfo& checkpoint) {
+  return {{"name", checkpoint.name},
+          {"source", checkpoint.source},
+          {"state", NameOf(checkpoint.state)},
+          {"layout", checkpoint.layout},
+          {"intended_mode", NameOf(checkpoint.intended_mode)},
+          {"rank", checkpoint.rank},
+          {"world_size", checkpoint.world_size},
+          {"epoch", checkpoint.epoch},
+          {"slab_bytes", checkpoint.slab_bytes},
+          {"tensor_count", checkpoint.tensor_count},
+          {"plan_digest", checkpoint.plan_digest},
+          {"identity", checkpoint.identity},
+          {"digests", checkpoint.digests},
+          {"pinned", checkpoint.pinned},
+          {"lease_count", checkpoint.lease_count},
+          {"create_time", TimeJson(checkpoint.create_time)},
+          {"active_time", TimeJson(checkpoint.active_time)},
+          {"progress", ProgressJson(checkpoint.progress)},
+          {"failure", FailureJson(checkpoint.failure)}};
+}
+
+Json FilesJson(const std::vector<FileSize>& files, const char* bytes_key) {
+  Json out = Json::array();
+  for (const FileSize& file : files) out.push_back({{"path", file.path}, {bytes_key, file.bytes}});
+  return out;
+}
+
+Json MemoryJson(const MemoryInfo& memory) {
+  return {{"tier", memory.tier},
+          {"why", memory.why},
+          {"budget_bytes", memory.budget_bytes},
+          {"used_bytes", memory.used_bytes},
+          {"arena_bytes", memory.arena_bytes},
+          {"arena_target_bytes", memory.arena_target_bytes},
+          {"huge_page_bytes", memory.huge_page_bytes},
+          {"lingering_bytes", memory.lingering_bytes}};
+}
+
+Json MembersJson(const std::vector<MemberInfo>& members) {
+  Json out = Json::array();
+  for (const MemberInfo& member : members) {
+    out.push_back({{"rank", member.rank},
+                   {"address", member.address},
+                   {"host", member.host},
+                   {"pid", member.pid},
+                   {"joined", member.joined},
+                   {"seconds_since_heartbeat", member.since_heartbeat.count()}});
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string ErrorJson(const absl::Status& status) {
+  const Json error = {{"code", absl::StatusCodeToString(status.code())},
+                      {"reason", ReasonOf(status)},
+                      {"message", MessageOf(status)},
+                      {"facts", MapJson(FactsOf(status))}};
+  return Dump(Json{{"error", error}}, -1);
+}
+
+std::string ToJson(const CheckpointInfo& checkpoint) { return Dump(CheckpointJson(checkpoint)); }
+
+std::string ToJson(const std::vector<CheckpointInfo>& checkpoints) {
+  Json out = Json::array();
+  for (const CheckpointInfo& checkpoint : checkpoints) out.push_back(CheckpointJson(checkpoint));
+  return Dump(Json{{"checkpoints", std::move(out)}});
+}
+
+std::string ToJson(const LoadResult& result) {
+  return Dump({{"checkpoint", CheckpointJson(result.checkpoint)},
+               {"resident", result.resident},
+               {"differs", result.differs}});
+}
+
+std::string ToJson(const SourceInfo& source, bool tensors) {
+  Json out = {{"source", source.source},
+              {"files", FilesJson(source.files, "bytes")},
+              {"tensor_count", source.tensor_count},
+              {"tensor_bytes", source.tensor_bytes},
+              {"metadata", MapJson(source.metadata)},
+              {"aliases", MapJson(source.aliases)}};
+  if (tensors) {
+    Json list = Json::array();
+    for (const SourceTensor& tensor : source.tensors) {
+      list.push_back({{"name", tensor.name},
+                      {"dtype", NameOf(tensor.dtype)},
+                      {"shape", tensor.shape},
+                      {"file", source.files[tensor.file].path},
+                      {"offset", tensor.offset},
+                      {"bytes", tensor.bytes}});
+    }
+    out["tensors"] = std::move(list);
+  }
+  return Dump(out);
+}
+
+std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warnings) {
+  Json ranks = Json::array();
+  for (const RankBytes& rank : plan.ranks) {
+    ranks.push_back({{"rank", rank.rank},
+                     {"slab_bytes", rank.slab_bytes},
+                     {"tensor_bytes", rank.tensor_bytes},
+                     {"tensor_count", rank.tensor_count},
+                     {"received_bytes", rank.received_bytes}});
+  }
+  return Dump({{"ranks", std::move(ranks)},
+               {"files", FilesJson(plan.files, "read_bytes")},
+               {"storage_bytes", plan.storage_bytes},
+               {"peak_rank_bytes", plan.peak_rank_bytes},
+               {"total_slab_bytes", plan.total_slab_bytes},
+               {"plan_digest", plan.plan_digest},
+               {"warnings", warnings}});
+}
+
+std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how) {
+  return Dump({{"verified", what},
+               {"method", how},
+               {"ok", result.mismatched.empty()},
+               {"tensor_count", result.tensor_count},
+               {"bytes", result.bytes},
+               {"mismatched", result.mismatched}});
+}
+
+std::string ToJson(const std::vector<LeaseInfo>& leases) {
+  Json out = Json::array();
+  for (const LeaseInfo& lease : leases) {
+    out.push_back({{"name", lease.name},
+                   {"checkpoint", lease.checkpoint},
+                   {"mode", NameOf(lease.mode)},
+                   {"pid", lease.pid},
+                   {"uid", lease.uid},
+                   {"connected", lease.connected},
+                   {"create_time", TimeJson(lease.create_time)}});
+  }
+  return Dump(Json{{"leases", std::move(out)}});
+}
+
+std::string ToJson(const DaemonInfo& info) {
+  return Dump({{"version", info.version},
+               {"job", info.job},
+               {"rank", info.rank},
+               {"world_size", info.world_size},
+               {"epoch", info.epoch},
+               {"pid", info.pid},
+               {"start_time", TimeJson(info.start_time)},
+               {"state", info.state},
+               {"detail", info.detail},
+               {"memory", MemoryJson(info.memory)},
+               {"members", MembersJson(info.members)},
+               {"workload_socket", info.workload_socket},
+               {"fd_socket", info.fd_socket},
+               {"peer_address", info.peer_address},
+               {"checkpoint_count", info.checkpoint_count},
+               {"lease_count", info.lease_count},
+               {"config", MapJson(info.config)}});
+}
+
+std::string ToJson(const std::vector<JsonField>& fields) {
+  Json out = Json::object();
+  for (const JsonField& field : fields) {
+    switch (field.kind) {
+      case JsonField::Kind::kText:
+        out[field.key] = field.text;
+        break;
+      case JsonField::Kind::kNumber:
+        out[field.key] = field.number;
+        break;
+      case JsonField::Kind::kBool:
+        out[field.key] = field.number != 0;
+        break;
+    }
+  }
+  return Dump(out);
+}
+
+}  // namespace ckptd::cli

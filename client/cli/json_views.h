@@ -1,0 +1,40 @@
+// JSON for programs: exact integers, snake_case keys as in the contract, ASCII
+// only (everything else escaped). Indented by two, no newline at the end.
+#ifndef CKPTD_CLIENT_CLI_JSON_VIEWS_H_
+#define CKPTD_CLIENT_CLI_JSON_VIEWS_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/cpp/client.h"
+#include "client/cpp/types.h"
+
+namespace ckptd::cli {
+
+// {"error": {code, reason, message, facts}} on one line.
+std::string ErrorJson(const absl::Status& status);
+
+std::string ToJson(const CheckpointInfo& checkpoint);
+std::string ToJson(const std::vector<CheckpointInfo>& checkpoints);
+std::string ToJson(const LoadResult& result);
+// `tensors` says whether the table is wanted.
+std::string ToJson(const SourceInfo& source, bool tensors);
+std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warnings);
+std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how);
+std::string ToJson(const std::vector<LeaseInfo>& leases);
+std::string ToJson(const DaemonInfo& info);
+
+// A flat object; values that are numbers in the API are given as numbers.
+struct JsonField {
+  std::string key;
+  std::string text;
+  uint64_t number = 0;
+  enum class Kind { kText, kNumber, kBool } kind = Kind::kText;
+};
+std::string ToJson(const std::vector<JsonField>& fields);
+
+}  // namespace ckptd::cli
+
+#endif  // CKPTD_CLIENT_CLI_JSON_VIEWS_H_

@@ -1,0 +1,27 @@
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "client/cli/cli.h"
+#include "client/cli/interrupt.h"
+
+int main(int argc, char** argv) {
+  // A reader that went away (| head) ends the program by a failed write.
+  std::signal(SIGPIPE, SIG_DFL);
+  // Nothing of ours forks while gRPC runs, and its warnings are not for users.
+  ::setenv("GRPC_VERBOSITY", "NONE", 0);
+  ckptd::CancelToken token;
+  const ckptd::cli::InterruptWatcher watcher(token);
+  ckptd::cli::Io io{std::cout, std::cerr};
+  io.interrupt = &token;
+  io.err_terminal = ::isatty(STDERR_FILENO) == 1;
+  winsize size = {};
+  if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) io.width = size.ws_col;
+  const int code = ckptd::cli::RunCli(std::vector<std::string>(argv + 1, argv + argc), io);
+  std::cout.flush();
+  return std::cout.good() ? code : 1;
+}

@@ -1,0 +1,132 @@
+#include "client/cli/offline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "client/cli/text.h"
+#include "common/base/status.h"
+#include "common/checkpoint/open.h"
+#include "common/layout/plan.h"
+
+namespace ckptd::cli {
+namespace {
+
+uint64_t BytesOf(const TensorEntry& tensor) {
+  uint64_t bytes = 0;
+  for (const Piece& piece : tensor.pieces) bytes += piece.bytes;
+  return bytes;
+}
+
+uint64_t SourceBytes(const CheckpointIndex& index) {
+  uint64_t bytes = 0;
+  for (const TensorEntry& tensor : index.tensors) bytes += BytesOf(tensor);
+  return bytes;
+}
+
+bool CastsDown(const RankPlan& plan) {
+  return std::any_of(plan.ops.begin(), plan.ops.end(),
+                     [](const CopyOp& op) { return BitsOf(op.to) < BitsOf(op.from); });
+}
+
+RankBytes ToRankBytes(const RankPlan& plan) {
+  RankBytes out;
+  out.rank = static_cast<int32_t>(plan.rank);
+  out.slab_bytes = plan.slab_bytes;
+  out.tensor_bytes = plan.tensor_bytes;
+  out.tensor_count = static_cast<uint32_t>(plan.tensors.size());
+  // Rank 0 reads; what it keeps itself is sent to nobody.
+  if (plan.rank != 0) {
+    for (const CopyOp& op : plan.ops) out.received_bytes += op.target_bytes();
+  }
+  return out;
+}
+
+std::vector<std::string> WarningsOf(const PlanSummary& summary, uint64_t source_bytes,
+                                    bool casts_down) {
+  std::vector<std::string> warnings;
+  if (summary.storage_bytes < source_bytes) {
+    warnings.push_back(fmt::format("{} of the source are not asked for by any rank",
+                                   HumanBytes(source_bytes - summary.storage_bytes)));
+  }
+  uint64_t least = std::numeric_limits<uint64_t>::max();
+  std::vector<int32_t> empty;
+  for (const RankBytes& rank : summary.ranks) {
+    if (rank.tensor_bytes == 0) empty.push_back(rank.rank);
+    least = std::min(least, rank.tensor_bytes);
+  }
+  if (!empty.empty()) {
+    warnings.push_back(fmt::format("rank{} {} receive{} no bytes", empty.size() > 1 ? "s" : "",
+                                   fmt::join(empty, ", "), empty.size() > 1 ? "" : "s"));
+  } else if (summary.peak_rank_bytes / 2 > least) {
+    warnings.push_back(fmt::format("the ranks' shares differ more than twofold: {} to {}",
+                                   HumanBytes(least), HumanBytes(summary.peak_rank_bytes)));
+  }
+  if (casts_down) {
+    warnings.push_back("some tensors are cast to a smaller dtype, which rounds their values");
+  }
+  return warnings;
+}
+
+}  // namespace
+
+SourceInfo ToSourceInfo(const CheckpointIndex& index) {
+  SourceInfo out;
+  out.source = index.source;
+  for (const SourceFile& file : index.files) out.files.push_back({file.path, file.bytes});
+  out.tensor_count = index.tensors.size();
+  out.tensors.reserve(index.tensors.size());
+  for (const TensorEntry& tensor : index.tensors) {
+    SourceTensor entry;
+    entry.name = tensor.name;
+    entry.dtype = tensor.dtype;
+    entry.shape = tensor.shape;
+    entry.bytes = BytesOf(tensor);
+    if (!tensor.pieces.empty()) {
+      entry.file = tensor.pieces.front().file;
+      entry.offset = tensor.pieces.front().offset;
+    }
+    out.tensor_bytes += entry.bytes;
+    out.tensors.push_back(std::move(entry));
+  }
+  out.aliases = index.aliases;
+  out.metadata = index.metadata;
+  return out;
+}
+
+absl::StatusOr<SourceInfo> InspectOffline(const std::string& source) {
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(source));
+  return ToSourceInfo(index);
+}
+
+absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::string& layout,
+                                        const DtypePolicy& policy) {
+  CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules, LayoutRules::Parse(layout));
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(source));
+  std::vector<RankPlan> plans;
+  std::vector<uint64_t> digests;
+  OfflinePlan out;
+  bool casts_down = false;
+  for (uint32_t rank = 0; rank < rules.world_size(); ++rank) {
+    CKPTD_ASSIGN_OR_RETURN(const RankLayout wanted, rules.ForRank(index, rank));
+    CKPTD_ASSIGN_OR_RETURN(RankPlan plan, PlanRank(index, wanted, policy));
+    out.summary.ranks.push_back(ToRankBytes(plan));
+    out.summary.peak_rank_bytes = std::max(out.summary.peak_rank_bytes, plan.slab_bytes);
+    out.summary.total_slab_bytes += plan.slab_bytes;
+    casts_down = casts_down || CastsDown(plan);
+    digests.push_back(plan.digest);
+    plans.push_back(std::move(plan));
+  }
+  const std::vector<uint64_t> read = ReadBytesPerFile(index, plans);
+  for (size_t i = 0; i < index.files.size(); ++i) {
+    const uint64_t bytes = i < read.size() ? read[i] : 0;
+    out.summary.files.push_back({index.files[i].path, bytes});
+    out.summary.storage_bytes += bytes;
+  }
+  out.summary.plan_digest = HexDigest(CombineDigests(digests));
+  out.warnings = WarningsOf(out.summary, SourceBytes(index), casts_down);
+  return out;
+}
+
+}  // namespace ckptd::cli

@@ -1,0 +1,32 @@
+// What ckptctl finds out from files alone, without a daemon.
+#ifndef CKPTD_CLIENT_CLI_OFFLINE_H_
+#define CKPTD_CLIENT_CLI_OFFLINE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/cpp/types.h"
+#include "common/checkpoint/index.h"
+#include "common/layout/layout.h"
+
+namespace ckptd::cli {
+
+// Reads the headers of a source. Errors as OpenCheckpoint.
+absl::StatusOr<SourceInfo> InspectOffline(const std::string& source);
+
+SourceInfo ToSourceInfo(const CheckpointIndex& index);
+
+struct OfflinePlan {
+  PlanSummary summary;
+  std::vector<std::string> warnings;  // sentences for people
+};
+
+// Plans every rank of a layout in rule form. Errors as OpenCheckpoint,
+// LayoutRules and PlanRank.
+absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::string& layout,
+                                        const DtypePolicy& policy);
+
+}  // namespace ckptd::cli
+
+#endif  // CKPTD_CLIENT_CLI_OFFLINE_H_

@@ -1,0 +1,36 @@
+// Text for people: sizes, times, and names that come from files.
+#ifndef CKPTD_CLIENT_CLI_TEXT_H_
+#define CKPTD_CLIENT_CLI_TEXT_H_
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ckptd::cli {
+
+// The text with everything that could steer a terminal or fool its reader
+// spelled out: control characters as \n, \x1b, \u0085; marks that change the
+// direction of text as \u202e; bytes that are no UTF-8 as \xff; backslashes as
+// they are.
+std::string Escape(std::string_view text);
+
+// Columns of an escaped text: its code points.
+size_t Columns(std::string_view text);
+
+// At most `columns` code points; a cut is marked by "...".
+std::string Shorten(std::string_view text, size_t columns);
+
+// Decimal, three digits at most and one after the point: "512 B", "1.5 GB", "153 GB".
+std::string HumanBytes(uint64_t bytes);
+// "4.5 GB/s"; "-" for nothing sensible.
+std::string HumanRate(double bytes_per_second);
+// "120 ms", "3.4 s", "2 min 5 s", "3 h 20 min", "5 d 2 h".
+std::string HumanDuration(std::chrono::duration<double> duration);
+// "[1024, 4096]".
+std::string JoinShape(const std::vector<uint64_t>& shape);
+
+}  // namespace ckptd::cli
+
+#endif  // CKPTD_CLIENT_CLI_TEXT_H_

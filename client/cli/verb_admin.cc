@@ -1,0 +1,128 @@
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "client/cli/exit_codes.h"
+#include "client/cli/json_views.h"
+#include "client/cli/text.h"
+#include "client/cli/verbs.h"
+#include "common/base/status.h"
+
+namespace ckptd::cli {
+namespace {
+
+using Kind = JsonField::Kind;
+
+// A result of few facts: an object, or one sentence unless --quiet.
+void PrintResult(const std::vector<JsonField>& fields, const std::string& sentence,
+                 Context& context) {
+  if (context.json()) {
+    context.io.out << ToJson(fields) << '\n';
+  } else if (!context.globals.quiet) {
+    context.io.out << Escape(sentence) << '\n';
+  }
+}
+
+absl::StatusOr<int> RunUnload(const std::string& id, bool force, Context& context) {
+  const std::string name = CheckpointName(id);
+  CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t freed, admin.Unload(name, force));
+  PrintResult({{"name", name}, {"freed_bytes", "", freed, Kind::kNumber}},
+              fmt::format("{} is unloaded, {} freed", name, HumanBytes(freed)), context);
+  return kExitFine;
+}
+
+absl::StatusOr<int> RunPin(const std::string& id, bool off, Context& context) {
+  CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo checkpoint, admin.Pin(CheckpointName(id), !off));
+  PrintResult({{"name", checkpoint.name},
+               {"pinned", "", checkpoint.pinned ? 1U : 0U, Kind::kBool}},
+              fmt::format("{} is {}", checkpoint.name,
+                          checkpoint.pinned ? "pinned: it is never evicted"
+                                            : "no longer pinned: it may be evicted"),
+              context);
+  return kExitFine;
+}
+
+absl::StatusOr<int> RunDrain(const std::string& wait, Context& context) {
+  std::optional<Timeout> patience;
+  if (!wait.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(patience, ParseTimeout(wait));
+  }
+  CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
+  CKPTD_ASSIGN_OR_RETURN(const uint32_t remaining, admin.Drain(patience));
+  PrintResult({{"remaining_leases", "", remaining, Kind::kNumber}},
+              fmt::format("the daemon takes no new work; {} lease{} left", remaining,
+                          remaining == 1 ? " is" : "s are"),
+              context);
+  return kExitFine;
+}
+
+absl::StatusOr<int> RunLogLevel(const std::string& level, Context& context) {
+  CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
+  CKPTD_ASSIGN_OR_RETURN(const std::string previous, admin.SetLogLevel(level));
+  PrintResult({{"level", level}, {"previous_level", previous}},
+              fmt::format("the daemon now logs at {} (before: {})", level, previous), context);
+  return kExitFine;
+}
+
+}  // namespace
+
+void AddUnload(CLI::App& app, Context& context) {
+  CLI::App* verb = AddVerb(
+      app, "unload", "Drop a checkpoint's shard from the daemon's memory",
+      "A leased one is refused without --force. Trainers that have mapped it keep their memory.\n\n"
+      "Example:\n"
+      "  ckptctl unload checkpoints/3f9a12c4\n");
+  auto name = std::make_shared<std::string>();
+  auto force = std::make_shared<bool>(false);
+  verb->add_option("NAME", *name, "The checkpoint, as load and list name it")->required();
+  verb->add_flag("--force", *force, "Also when it is leased");
+  verb->callback([name, force, &context] {
+    context.action = [name, force, &context] { return RunUnload(*name, *force, context); };
+  });
+}
+
+void AddPin(CLI::App& app, Context& context) {
+  CLI::App* verb = AddVerb(app, "pin", "Keep a checkpoint from being evicted",
+                           "Examples:\n"
+                           "  ckptctl pin checkpoints/3f9a12c4\n"
+                           "  ckptctl pin checkpoints/3f9a12c4 --off\n");
+  auto name = std::make_shared<std::string>();
+  auto off = std::make_shared<bool>(false);
+  verb->add_option("NAME", *name, "The checkpoint, as load and list name it")->required();
+  verb->add_flag("--off", *off, "Let it be evicted again");
+  verb->callback([name, off, &context] {
+    context.action = [name, off, &context] { return RunPin(*name, *off, context); };
+  });
+}
+
+void AddDrain(CLI::App& app, Context& context) {
+  CLI::App* verb = AddVerb(
+      app, "drain", "Refuse new loads and leases from now on, before a shutdown",
+      "With --wait it waits until the last lease has ended; exit code 4 says some remain.\n\n"
+      "Examples:\n"
+      "  ckptctl drain\n"
+      "  ckptctl drain --wait 5m\n");
+  auto wait = std::make_shared<std::string>();
+  verb->add_option("--wait", *wait, "Wait this long for leases to end, as in 90s or 5m")
+      ->type_name("DURATION");
+  verb->callback([wait, &context] {
+    context.action = [wait, &context] { return RunDrain(*wait, context); };
+  });
+}
+
+void AddLogLevel(CLI::App& app, Context& context) {
+  CLI::App* verb = AddVerb(app, "log-level", "Set how much the daemon logs, until it restarts",
+                           "Example:\n"
+                           "  ckptctl log-level debug\n");
+  auto level = std::make_shared<std::string>();
+  verb->add_option("LEVEL", *level, "trace, debug, info, warn, error or off")
+      ->required()
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));
+  verb->callback([level, &context] {
+    context.action = [level, &context] { return RunLogLevel(*level, context); };
+  });
+}
+
+}  // namespace ckptd::cli

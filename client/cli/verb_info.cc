@@ -1,0 +1,142 @@
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "client/cli/exit_codes.h"
+#include "client/cli/json_views.h"
+#include "client/cli/table.h"
+#include "client/cli/text.h"
+#include "client/cli/verbs.h"
+#include "common/base/status.h"
+
+namespace ckptd::cli {
+namespace {
+
+std::string Age(const std::optional<TimePoint>& time, const Context& context) {
+  return time.has_value() ? HumanDuration(context.io.now() - *time) : "";
+}
+
+std::string MemoryLine(const MemoryInfo& memory) {
+  return fmt::format("{} of {} used, arena {} of {} ({} in huge pages), {} lingering",
+                     HumanBytes(memory.used_bytes), HumanBytes(memory.budget_bytes),
+                     HumanBytes(memory.arena_bytes), HumanBytes(memory.arena_target_bytes),
+                     HumanBytes(memory.huge_page_bytes), HumanBytes(memory.lingering_bytes));
+}
+
+void PrintMembers(const DaemonInfo& info, std::ostream& out) {
+  Table table({{"RANK", Table::Align::kRight},
+               {"JOINED"},
+               {"HOST"},
+               {"PID", Table::Align::kRight},
+               {"HEARD", Table::Align::kRight},
+               {"ADDRESS"}});
+  for (const MemberInfo& member : info.members) {
+    table.AddRow({std::to_string(member.rank), member.joined ? "yes" : "no", member.host,
+                  member.joined ? std::to_string(member.pid) : "",
+                  member.joined ? HumanDuration(member.since_heartbeat) + " ago" : "",
+                  member.address});
+  }
+  out << '\n';
+  table.Print(out);
+}
+
+void PrintInfo(const DaemonInfo& info, bool config, Context& context) {
+  std::ostream& out = context.io.out;
+  const std::string tier =
+      info.memory.why.empty() ? info.memory.tier
+                              : fmt::format("{} ({})", info.memory.tier, info.memory.why);
+  PrintFields({{"state", info.state},
+               {"detail", info.detail},
+               {"version", info.version},
+               {"job", info.job},
+               {"rank", fmt::format("{} of {}", info.rank, info.world_size)},
+               {"epoch", std::to_string(info.epoch)},
+               {"pid", std::to_string(info.pid)},
+               {"up", Age(info.start_time, context)},
+               {"tier", tier},
+               {"memory", MemoryLine(info.memory)},
+               {"checkpoints", std::to_string(info.checkpoint_count)},
+               {"leases", std::to_string(info.lease_count)},
+               {"workload socket", info.workload_socket},
+               {"fd socket", info.fd_socket},
+               {"peer address", info.peer_address}},
+              out);
+  if (!info.members.empty()) PrintMembers(info, out);
+  if (!config) return;
+  Table table({{"KEY"}, {"VALUE"}});
+  for (const auto& entry : info.config) table.AddRow({entry.first, entry.second});
+  out << '\n';
+  table.Print(out);
+}
+
+absl::StatusOr<int> RunInfo(bool config, Context& context) {
+  CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
+  CKPTD_ASSIGN_OR_RETURN(const DaemonInfo info, admin.Info());
+  if (context.json()) {
+    context.io.out << ToJson(info) << '\n';
+  } else {
+    PrintInfo(info, config, context);
+  }
+  return kExitFine;
+}
+
+absl::StatusOr<int> RunLeases(Context& context) {
+  CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<LeaseInfo> leases, admin.Leases());
+  if (context.json()) {
+    context.io.out << ToJson(leases) << '\n';
+    return kExitFine;
+  }
+  Table table({{"LEASE"},
+               {"MODE"},
+               {"PID", Table::Align::kRight},
+               {"UID", Table::Align::kRight},
+               {"CONNECTED"},
+               {"AGE", Table::Align::kRight}});
+  for (const LeaseInfo& lease : leases) {
+    table.AddRow({lease.name, std::string(NameOf(lease.mode)),
+                  lease.pid == 0 ? "-" : std::to_string(lease.pid), std::to_string(lease.uid),
+                  lease.connected ? "yes" : "no", Age(lease.create_time, context)});
+  }
+  table.Print(context.io.out);
+  return kExitFine;
+}
+
+absl::StatusOr<int> RunVersion(Context& context) {
+  if (context.json()) {
+    context.io.out << ToJson({{"version", CKPTD_VERSION}}) << '\n';
+  } else {
+    context.io.out << "ckptctl " << CKPTD_VERSION << '\n';
+  }
+  return kExitFine;
+}
+
+}  // namespace
+
+void AddInfo(CLI::App& app, Context& context) {
+  CLI::App* verb = AddVerb(app, "info", "Show a daemon's state, memory, group and settings",
+                           "Examples:\n"
+                           "  ckptctl info\n"
+                           "  ckptctl info --rank 3 --config\n");
+  auto config = std::make_shared<bool>(false);
+  verb->add_flag("--config", *config, "Also the effective settings");
+  verb->callback([config, &context] {
+    context.action = [config, &context] { return RunInfo(*config, context); };
+  });
+}
+
+void AddLeases(CLI::App& app, Context& context) {
+  CLI::App* verb = AddVerb(app, "leases", "List who holds which shard",
+                           "Example:\n"
+                           "  ckptctl leases --output json\n");
+  verb->callback([&context] { context.action = [&context] { return RunLeases(context); }; });
+}
+
+void AddVersion(CLI::App& app, Context& context) {
+  CLI::App* verb = AddVerb(app, "version", "Print the version of ckptctl",
+                           "Example:\n"
+                           "  ckptctl version\n");
+  verb->callback([&context] { context.action = [&context] { return RunVersion(context); }; });
+}
+
+}  // namespace ckptd::cli

@@ -1,0 +1,131 @@
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "client/cli/exit_codes.h"
+#include "client/cli/json_views.h"
+#include "client/cli/table.h"
+#include "client/cli/text.h"
+#include "client/cli/verbs.h"
+#include "common/base/status.h"
+
+namespace ckptd::cli {
+namespace {
+
+std::string Age(const std::optional<TimePoint>& time, const Context& context) {
+  return time.has_value() ? HumanDuration(context.io.now() - *time) : "";
+}
+
+std::string StateOf(const CheckpointInfo& checkpoint) {
+  const LoadProgress& progress = checkpoint.progress;
+  if (checkpoint.state != CheckpointState::kLoading || progress.bytes_total == 0) {
+    return std::string(NameOf(checkpoint.state));
+  }
+  return fmt::format("LOADING {:.0f}%", static_cast<double>(progress.bytes_done) * 100 /
+                                            static_cast<double>(progress.bytes_total));
+}
+
+void PrintList(const std::vector<CheckpointInfo>& checkpoints, Context& context) {
+  if (context.globals.quiet) {
+    for (const auto& checkpoint : checkpoints) context.io.out << Escape(checkpoint.name) << '\n';
+    return;
+  }
+  Table table({{"NAME"},
+               {"STATE"},
+               {"SIZE", Table::Align::kRight},
+               {"TENSORS", Table::Align::kRight},
+               {"LEASES", Table::Align::kRight},
+               {"PINNED"},
+               {"AGE", Table::Align::kRight},
+               {"LAYOUT"},
+               {"SOURCE"}});
+  for (const CheckpointInfo& checkpoint : checkpoints) {
+    table.AddRow({checkpoint.name, StateOf(checkpoint), HumanBytes(checkpoint.slab_bytes),
+                  std::to_string(checkpoint.tensor_count), std::to_string(checkpoint.lease_count),
+                  checkpoint.pinned ? "yes" : "no", Age(checkpoint.create_time, context),
+                  checkpoint.layout, checkpoint.source});
+  }
+  table.Print(context.io.out);
+}
+
+absl::StatusOr<int> RunList(Context& context) {
+  CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> checkpoints, client.List());
+  if (context.json()) {
+    context.io.out << ToJson(checkpoints) << '\n';
+  } else {
+    PrintList(checkpoints, context);
+  }
+  return kExitFine;
+}
+
+absl::StatusOr<int> RunGet(const std::string& id, Context& context) {
+  CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo checkpoint, client.Get(CheckpointName(id)));
+  PrintCheckpoint(checkpoint, context);
+  return kExitFine;
+}
+
+std::string StagesOf(const LoadProgress& progress) {
+  std::string out;
+  for (const StageTime& stage : progress.stages) {
+    if (!out.empty()) out += ", ";
+    out += fmt::format("{} {}", NameOf(stage.stage), HumanDuration(stage.duration));
+  }
+  return out;
+}
+
+}  // namespace
+
+void PrintCheckpoint(const CheckpointInfo& checkpoint, Context& context) {
+  if (context.json()) {
+    context.io.out << ToJson(checkpoint) << '\n';
+    return;
+  }
+  const LoadProgress& progress = checkpoint.progress;
+  const bool moved = progress.bytes_total > 0;
+  PrintFields(
+      {{"name", checkpoint.name},
+       {"state", StateOf(checkpoint)},
+       {"failure", checkpoint.failure.has_value() ? checkpoint.failure->message : ""},
+       {"source", checkpoint.source},
+       {"layout", checkpoint.layout},
+       {"meant for", std::string(NameOf(checkpoint.intended_mode))},
+       {"rank", fmt::format("{} of {}", checkpoint.rank, checkpoint.world_size)},
+       {"shard", fmt::format("{} tensors, {}", checkpoint.tensor_count,
+                             HumanBytes(checkpoint.slab_bytes))},
+       {"all ranks", moved ? fmt::format("{}, {} read from storage", HumanBytes(progress.bytes_done),
+                                         HumanBytes(progress.storage_bytes))
+                           : ""},
+       {"speed", progress.bytes_per_second > 0 ? HumanRate(progress.bytes_per_second) : ""},
+       {"stages", StagesOf(progress)},
+       {"digests", checkpoint.digests ? "yes" : "no"},
+       {"leases", std::to_string(checkpoint.lease_count)},
+       {"pinned", checkpoint.pinned ? "yes" : "no"},
+       {"age", Age(checkpoint.create_time, context)},
+       {"plan digest", checkpoint.plan_digest},
+       {"identity", checkpoint.identity}},
+      context.io.out);
+}
+
+void AddList(CLI::App& app, Context& context) {
+  CLI::App* verb = AddVerb(app, "list", "List the checkpoints a daemon holds, newest first",
+                           "With --quiet only their names are printed.\n\n"
+                           "Examples:\n"
+                           "  ckptctl list\n"
+                           "  ckptctl list --output json | jq -r '.checkpoints[].source'\n");
+  verb->callback([&context] { context.action = [&context] { return RunList(context); }; });
+}
+
+void AddGet(CLI::App& app, Context& context) {
+  CLI::App* verb = AddVerb(app, "get", "Show one checkpoint",
+                           "Example:\n"
+                           "  ckptctl get checkpoints/3f9a12c4\n");
+  auto name = std::make_shared<std::string>();
+  verb->add_option("NAME", *name, "The checkpoint, as load and list name it")->required();
+  verb->callback([name, &context] {
+    context.action = [name, &context] { return RunGet(*name, context); };
+  });
+}
+
+}  // namespace ckptd::cli

@@ -1,0 +1,175 @@
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "client/cli/exit_codes.h"
+#include "client/cli/json_views.h"
+#include "client/cli/progress.h"
+#include "client/cli/text.h"
+#include "client/cli/verbs.h"
+#include "common/base/status.h"
+
+namespace ckptd::cli {
+namespace {
+
+constexpr Timeout kLoadTimeout{600'000};
+constexpr Timeout kWatchTimeout{3'600'000};
+
+struct Options {
+  std::string path;
+  std::string layout;
+  std::string mode = "shared";
+  std::string digest = "on";
+  std::string dtype;
+  std::vector<std::string> keep_f32;
+  bool no_wait = false;
+};
+
+AttachMode ModeOf(const std::string& name) {
+  if (name == "private") return AttachMode::kPrivate;
+  return name == "exclusive" ? AttachMode::kExclusive : AttachMode::kShared;
+}
+
+absl::StatusOr<LoadRequest> ToRequest(const Options& options, const Context& context) {
+  LoadRequest request;
+  request.source = AbsolutePath(options.path);
+  CKPTD_ASSIGN_OR_RETURN(request.layout, ReadLayout(options.layout));
+  CKPTD_ASSIGN_OR_RETURN(request.dtype_policy, ToDtypePolicy(options.dtype, options.keep_f32));
+  request.intended_mode = ModeOf(options.mode);
+  request.digests = options.digest == "on";
+  request.timeout = context.TimeoutOr(kLoadTimeout);
+  return request;
+}
+
+// "3.4 s at 4.5 GB/s", from the first to the last moment of the load.
+std::string Speed(const CheckpointInfo& checkpoint) {
+  if (!checkpoint.create_time.has_value() || !checkpoint.active_time.has_value()) return {};
+  const Seconds took = *checkpoint.active_time - *checkpoint.create_time;
+  if (took.count() <= 0) return {};
+  return fmt::format(", {} in {} ({})", HumanBytes(checkpoint.progress.bytes_done),
+                     HumanDuration(took),
+                     HumanRate(static_cast<double>(checkpoint.progress.bytes_done) / took.count()));
+}
+
+void PrintLoaded(const LoadResult& result, Context& context) {
+  const CheckpointInfo& checkpoint = result.checkpoint;
+  if (context.json()) {
+    context.io.out << ToJson(result) << '\n';
+  } else if (context.globals.quiet) {
+    context.io.out << Escape(checkpoint.name) << '\n';
+  } else {
+    context.io.out << Escape(fmt::format(
+                          "{} is {}{}: rank {} of {} holds {} tensors, {}{}", checkpoint.name,
+                          NameOf(checkpoint.state), result.resident ? " (was resident)" : "",
+                          checkpoint.rank, checkpoint.world_size, checkpoint.tensor_count,
+                          HumanBytes(checkpoint.slab_bytes),
+                          result.resident ? "" : Speed(checkpoint)))
+                   << '\n';
+  }
+}
+
+absl::StatusOr<int> RunLoad(const Options& options, Context& context) {
+  CKPTD_ASSIGN_OR_RETURN(const LoadRequest request, ToRequest(options, context));
+  CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
+  CKPTD_ASSIGN_OR_RETURN(LoadResult result, client.Load(request));
+  if (!result.differs.empty()) {
+    context.Note(fmt::format("note: another load of this source is resident; it differs in: {}",
+                             fmt::join(result.differs, ", ")));
+  }
+  if (options.no_wait) {
+    PrintLoaded(result, context);
+    return kExitFine;
+  }
+  if (result.checkpoint.state == CheckpointState::kLoading) {
+    absl::StatusOr<CheckpointInfo> last =
+        Follow(client, result.checkpoint, request.timeout, context);
+    if (absl::IsCancelled(last.status())) return ReportInterrupted(result.checkpoint.name, context);
+    CKPTD_ASSIGN_OR_RETURN(result.checkpoint, std::move(last));
+  }
+  CKPTD_RETURN_IF_ERROR(CheckActive(result.checkpoint));
+  PrintLoaded(result, context);
+  return kExitFine;
+}
+
+absl::StatusOr<int> RunWatch(const std::string& id, Context& context) {
+  const std::string name = CheckpointName(id);
+  CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
+  CheckpointInfo checkpoint;
+  checkpoint.name = name;
+  absl::StatusOr<CheckpointInfo> last =
+      Follow(client, checkpoint, context.TimeoutOr(kWatchTimeout), context);
+  if (absl::IsCancelled(last.status())) return ReportInterrupted(name, context);
+  CKPTD_ASSIGN_OR_RETURN(checkpoint, std::move(last));
+  CKPTD_RETURN_IF_ERROR(CheckActive(checkpoint));
+  PrintCheckpoint(checkpoint, context);
+  return kExitFine;
+}
+
+}  // namespace
+
+absl::StatusOr<CheckpointInfo> Follow(Client& client, const CheckpointInfo& checkpoint,
+                                      Timeout timeout, Context& context) {
+  ProgressView view(context.io, context.globals.quiet);
+  WatchOptions options;
+  options.timeout = timeout;
+  options.cancel = context.io.interrupt;
+  options.on_update = [&view](const CheckpointInfo& update) {
+    if (update.state == CheckpointState::kLoading) view.Update(update.progress);
+  };
+  return client.Watch(checkpoint.name, options);
+}
+
+int ReportInterrupted(const std::string& name, Context& context) {
+  context.io.err << Escape(fmt::format("ckptctl: stopped watching {}; the load goes on. Follow it "
+                                       "with `ckptctl watch {}`, end it with `ckptctl unload {}`",
+                                       name, name, name))
+                 << '\n';
+  return kExitInterrupted;
+}
+
+void AddLoad(CLI::App& app, Context& context) {
+  CLI::App* verb = AddVerb(
+      app, "load", "Load a checkpoint into the group's memory, and wait until it is ready",
+      "--timeout bounds the whole load (default 10m). Ctrl-C stops the waiting, not the load.\n\n"
+      "Examples:\n"
+      "  ckptctl load /models/llama --layout fsdp:8\n"
+      "  ckptctl load /models/llama --layout replicate:4 --dtype BF16 --keep-fp32 '*.norm.*'\n"
+      "  name=$(ckptctl load /models/llama --layout fsdp:8 --quiet)\n"
+      "  ckptctl load /models/llama --layout @layout.json --no-wait --output json\n");
+  auto options = std::make_shared<Options>();
+  verb->add_option("PATH", options->path, "A .safetensors file, an index.json, or a folder")
+      ->required();
+  verb->add_option("--layout", options->layout,
+                   "fsdp:N, hsdp:RxS, replicate:N, a layout file (FILE.json or @FILE), or its JSON")
+      ->required();
+  verb->add_option("--mode", options->mode, "How trainers will hold it; exclusive ones take it over")
+      ->check(CLI::IsMember({"shared", "private", "exclusive"}))
+      ->capture_default_str();
+  verb->add_option("--digest", options->digest, "Compute a digest of each tensor, for verify")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
+  verb->add_option("--dtype", options->dtype, "Cast floating tensors to F16, BF16, F32 or F64");
+  verb->add_option("--keep-fp32", options->keep_f32,
+                   "Keep floating tensors of these names in F32; may be given again")
+      ->type_name("GLOB")
+      ->allow_extra_args(false);
+  verb->add_flag("--no-wait", options->no_wait, "Start the load and return at once");
+  verb->callback([options, &context] {
+    context.action = [options, &context] { return RunLoad(*options, context); };
+  });
+}
+
+void AddWatch(CLI::App& app, Context& context) {
+  CLI::App* verb =
+      AddVerb(app, "watch", "Follow a load until it is done",
+              "--timeout bounds the waiting (default 1h); exit code 4 says it is still loading.\n\n"
+              "Example:\n"
+              "  ckptctl watch checkpoints/3f9a12c4\n");
+  auto name = std::make_shared<std::string>();
+  verb->add_option("NAME", *name, "The checkpoint, as load and list name it")->required();
+  verb->callback([name, &context] {
+    context.action = [name, &context] { return RunWatch(*name, context); };
+  });
+}
+
+}  // namespace ckptd::cli

@@ -1,0 +1,58 @@
+// Fetches the descriptors of a slab and maps them: the part of the client that
+// needs no gRPC. Protocol of the fd socket: the client sends the token's 32 hex
+// characters; the daemon answers with messages of a 16-byte header and up to 128
+// descriptors each. The connection then stays open: it is the lease.
+#ifndef CKPTD_CLIENT_CPP_ATTACH_H_
+#define CKPTD_CLIENT_CPP_ATTACH_H_
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/attach_mode.h"
+#include "common/base/posix.h"
+
+namespace ckptd {
+inline namespace client {
+
+struct AttachRequest {
+  std::string fd_socket;                // absolute path of a Unix stream socket
+  std::string token;                    // 32 hex characters, good for one use
+  std::vector<uint64_t> segment_bytes;  // in slab order; empty for an empty shard
+  AttachMode mode = AttachMode::kShared;
+  bool populate = true;  // make the page tables at once instead of by faults
+  std::chrono::milliseconds timeout{10'000};
+};
+
+// A mapped slab and the connection that holds it.
+struct Attached {
+  UniqueFd lease;
+  Mapping mapping;  // not valid when the slab is empty
+  uint64_t slab_bytes = 0;
+};
+
+// Descriptors of a slab, in segment order, and the connection that holds it.
+struct LeasedSegments {
+  UniqueFd lease;
+  std::vector<UniqueFd> fds;
+};
+
+// First half: shows the token, receives the descriptors. Blocking, bounded by
+// the timeout. Errors: Unavailable DAEMON_UNREACHABLE, DeadlineExceeded DEADLINE,
+// Unauthenticated TOKEN_INVALID and whatever else the daemon says, DataLoss
+// INVALID_REQUEST for an answer that breaks the protocol.
+absl::StatusOr<LeasedSegments> FetchSegments(const AttachRequest& request);
+
+// Second half: maps the segments back to back. Each descriptor must be as long
+// as its segment, else nothing is mapped.
+absl::StatusOr<Attached> MapSegments(LeasedSegments segments, const AttachRequest& request);
+
+// Both halves.
+absl::StatusOr<Attached> Attach(const AttachRequest& request);
+
+}  // namespace client
+}  // namespace ckptd
+
+#endif  // CKPTD_CLIENT_CPP_ATTACH_H_

@@ -1,0 +1,60 @@
+// Lets one thread end a call that another thread waits in.
+#ifndef CKPTD_CLIENT_CPP_CANCEL_H_
+#define CKPTD_CLIENT_CPP_CANCEL_H_
+
+#include <functional>
+#include <utility>
+
+#include "common/base/mutex.h"
+
+namespace ckptd {
+inline namespace client {
+
+// Thread-safe. One call at a time can listen to it. Once cancelled it stays so.
+class CancelToken {
+ public:
+  // True when a call was listening and is being ended.
+  bool Cancel() {
+    MutexLock lock(mutex_);
+    cancelled_ = true;
+    if (!listener_) return false;
+    listener_();
+    return true;
+  }
+  bool cancelled() {
+    MutexLock lock(mutex_);
+    return cancelled_;
+  }
+
+  // While it lives, Cancel() calls `listener` (at once, when that has happened
+  // already), under the token's lock.
+  class Listening {
+   public:
+    Listening(CancelToken* token, std::function<void()> listener) : token_(token) {
+      if (token_ == nullptr) return;
+      MutexLock lock(token_->mutex_);
+      if (token_->cancelled_) listener();
+      token_->listener_ = std::move(listener);
+    }
+    ~Listening() {
+      if (token_ == nullptr) return;
+      MutexLock lock(token_->mutex_);
+      token_->listener_ = nullptr;
+    }
+    Listening(const Listening&) = delete;
+    Listening& operator=(const Listening&) = delete;
+
+   private:
+    CancelToken* const token_;
+  };
+
+ private:
+  Mutex mutex_;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  std::function<void()> listener_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace client
+}  // namespace ckptd
+
+#endif  // CKPTD_CLIENT_CPP_CANCEL_H_

@@ -1,0 +1,69 @@
+#include "client/cpp/channel.h"
+
+#include <fmt/format.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include "common/base/fd_passing.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+inline namespace client {
+namespace {
+
+// Error details travel as metadata; the default of 8 KiB cuts long lists off.
+constexpr int kMaxMetadataBytes = 256 << 10;
+
+absl::Status Unreachable(absl::StatusCode code, const Address& address, std::string_view why) {
+  return MakeError(code, reason::kDaemonUnreachable,
+                   fmt::format("connecting to the daemon at {} (chosen by {}): {}; start it with "
+                               "`ckptd run`, or name another by --address or CKPTD_ADDRESS",
+                               address.target, address.chosen_by, why),
+                   {{"address", address.target}, {"chosen_by", address.chosen_by}});
+}
+
+// gRPC tries again and again and forgets why; one connection of our own says it.
+absl::Status Probe(const Address& address, Timeout timeout) {
+  const absl::Status status =
+      ConnectUnix(address.path, std::chrono::steady_clock::now() + timeout).status();
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return absl::OkStatus();
+    case absl::StatusCode::kPermissionDenied:
+      return Unreachable(status.code(), address, "it belongs to another user");
+    case absl::StatusCode::kUnavailable:
+      return Unreachable(status.code(), address, "nothing listens there");
+    case absl::StatusCode::kDeadlineExceeded:
+      return Unreachable(absl::StatusCode::kUnavailable, address, "it accepts no connection");
+    default:
+      return WithContext(status, fmt::format("connecting to the daemon at {}", address.target));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Connection> OpenConnection(const Address& address, const ConnectOptions& options) {
+  if (!address.path.empty()) CKPTD_RETURN_IF_ERROR(Probe(address, options.connect_timeout));
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
+  // A connection of our own, so that its end is the end of the socket.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  Connection connection;
+  connection.address = address;
+  connection.call_timeout = options.call_timeout;
+  connection.channel =
+      grpc::CreateCustomChannel(address.target, grpc::InsecureChannelCredentials(), arguments);
+  if (!connection.channel->WaitForConnected(std::chrono::system_clock::now() +
+                                            options.connect_timeout)) {
+    return Unreachable(absl::StatusCode::kUnavailable, address,
+                       fmt::format("no gRPC server answered within {} ms",
+                                   options.connect_timeout.count()));
+  }
+  return connection;
+}
+
+}  // namespace client
+}  // namespace ckptd

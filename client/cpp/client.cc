@@ -1,0 +1,255 @@
+#include "client/cpp/client.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <random>
+#include <utility>
+
+#include "ckptd/v1/checkpoint_service.grpc.pb.h"
+#include "client/cpp/channel.h"
+#include "client/cpp/convert.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+inline namespace client {
+namespace {
+
+using Stub = v1::CheckpointService::Stub;
+
+constexpr std::string_view kNamePrefix = "checkpoints/";
+constexpr int kLoadAttempts = 3;
+// Beyond any source: a daemon that pages without end is stopped here.
+constexpr int kMaxPages = 1 << 16;
+
+std::string NewRequestId() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
+
+absl::Status TooManyPages() { return BadAnswer("its pages do not end"); }
+
+std::string RankList(const std::vector<int32_t>& ranks) {
+  return fmt::format("{}", fmt::join(ranks, ", "));
+}
+
+// A watch that ran out of time says what the load was waiting for.
+absl::Status WatchTimeout(const CheckpointInfo& last, const std::string& name, Timeout timeout) {
+  std::string what = fmt::format("it is {}", NameOf(last.state));
+  if (last.state == CheckpointState::kLoading) {
+    what = fmt::format("it is {}, {} of {} bytes", NameOf(last.progress.stage),
+                       last.progress.bytes_done, last.progress.bytes_total);
+    if (!last.progress.waiting_ranks.empty()) {
+      what += ", waiting for ranks " + RankList(last.progress.waiting_ranks);
+    }
+  }
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                   fmt::format("watching {}: not finished after {} s, {}; the load goes on, watch "
+                               "it again or look at the daemon's log",
+                               name, timeout.count() / 1000, what),
+                   {{"checkpoint", name}, {"stage", std::string(NameOf(last.progress.stage))}});
+}
+
+}  // namespace
+
+struct Client::Impl {
+  explicit Impl(Connection connected)
+      : connection(std::move(connected)), stub(connection.channel) {}
+
+  template <typename Request, typename Response>
+  absl::Status Do(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                  const Request& request, Response& response, std::string_view doing) {
+    return Call(connection, stub, method, request, response, doing, connection.call_timeout);
+  }
+  absl::StatusOr<ShardTable> FetchTable(const std::string& name, v1::AcquireShardResponse& first);
+  absl::StatusOr<Shard> AttachTo(const std::string& name, v1::AcquireShardResponse& acquired,
+                                 const AcquireOptions& options);
+
+  Connection connection;
+  Stub stub;
+};
+
+Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Client::Client(Client&&) noexcept = default;
+Client& Client::operator=(Client&&) noexcept = default;
+Client::~Client() = default;
+
+const Address& Client::address() const { return impl_->connection.address; }
+
+absl::StatusOr<Client> Client::Connect(const ConnectOptions& options) {
+  CKPTD_ASSIGN_OR_RETURN(const Address address,
+                         ResolveAddress(options.address, ProcessEnvironment()));
+  CKPTD_ASSIGN_OR_RETURN(Connection connection, OpenConnection(WorkloadAddress(address), options));
+  return Client(std::make_unique<Impl>(std::move(connection)));
+}
+
+absl::StatusOr<SourceInfo> Client::Inspect(const std::string& source) {
+  v1::InspectCheckpointRequest request;
+  request.set_source(source);
+  SourceInfo out;
+  for (int pages = 0; pages < kMaxPages; ++pages) {
+    v1::InspectCheckpointResponse page;
+    CKPTD_RETURN_IF_ERROR(
+        impl_->Do(&Stub::InspectCheckpoint, request, page, "inspecting " + source));
+    CKPTD_RETURN_IF_ERROR(AppendSource(page, out));
+    if (page.next_page_token().empty()) return out;
+    request.set_page_token(page.next_page_token());
+  }
+  return TooManyPages();
+}
+
+absl::StatusOr<PlanSummary> Client::Plan(const PlanRequest& request) {
+  v1::PlanLoadResponse response;
+  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::PlanLoad, ToProto(request), response,
+                                  "planning a load of " + request.source));
+  return FromProto(response);
+}
+
+absl::StatusOr<LoadResult> Client::Load(const LoadRequest& request) {
+  const v1::LoadCheckpointRequest message = ToProto(request, NewRequestId());
+  const std::string doing = "loading " + request.source;
+  const auto deadline = std::chrono::system_clock::now() + impl_->connection.call_timeout;
+  absl::Status status;
+  for (int attempt = 0; attempt < kLoadAttempts; ++attempt) {
+    v1::LoadCheckpointResponse response;
+    status = impl_->Do(&Stub::LoadCheckpoint, message, response, doing);
+    if (status.ok()) {
+      LoadResult out;
+      out.checkpoint = FromProto(response.checkpoint());
+      out.resident = response.resident();
+      out.differs.assign(response.differs().begin(), response.differs().end());
+      return out;
+    }
+    if (ReasonOf(status) != reason::kDaemonUnreachable ||
+        !impl_->connection.channel->WaitForConnected(deadline)) {
+      break;
+    }
+  }
+  return status;
+}
+
+absl::StatusOr<CheckpointInfo> Client::Watch(const std::string& name, const WatchOptions& options) {
+  v1::WatchCheckpointRequest request;
+  request.set_name(name);
+  grpc::ClientContext context;
+  SetDeadline(context, options.timeout);
+  CheckpointInfo last;
+  last.name = name;
+  grpc::Status status;
+  {
+    const CancelToken::Listening listening(options.cancel, [&context] { context.TryCancel(); });
+    const auto reader = impl_->stub.WatchCheckpoint(&context, request);
+    v1::WatchCheckpointResponse response;
+    while (reader->Read(&response)) {
+      last = FromProto(response.checkpoint());
+      if (options.on_update) options.on_update(last);
+    }
+    status = reader->Finish();
+  }
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&
+      status.error_details().empty()) {
+    return WatchTimeout(last, name, options.timeout);
+  }
+  CKPTD_RETURN_IF_ERROR(StatusFromGrpc(status, "watching " + name, impl_->connection.address));
+  if (last.state == CheckpointState::kLoading || last.state == CheckpointState::kUnspecified) {
+    return BadAnswer(fmt::format("the watch of {} ended before the load did", name));
+  }
+  return last;
+}
+
+absl::StatusOr<CheckpointInfo> Client::Get(const std::string& name) {
+  v1::GetCheckpointRequest request;
+  request.set_name(name);
+  v1::GetCheckpointResponse response;
+  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::GetCheckpoint, request, response, "looking up " + name));
+  return FromProto(response.checkpoint());
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> Client::List() {
+  v1::ListCheckpointsRequest request;
+  std::vector<CheckpointInfo> out;
+  for (int pages = 0; pages < kMaxPages; ++pages) {
+    v1::ListCheckpointsResponse page;
+    CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::ListCheckpoints, request, page, "listing checkpoints"));
+    for (const auto& checkpoint : page.checkpoints()) out.push_back(FromProto(checkpoint));
+    if (page.next_page_token().empty()) return out;
+    request.set_page_token(page.next_page_token());
+  }
+  return TooManyPages();
+}
+
+absl::StatusOr<ShardTable> Client::Impl::FetchTable(const std::string& name,
+                                                    v1::AcquireShardResponse& first) {
+  ShardTable table;
+  CKPTD_RETURN_IF_ERROR(AppendTensors(first.tensors(), first.slab_bytes(), table));
+  v1::ListShardTensorsRequest request;
+  request.set_name(name);
+  request.set_page_token(first.next_page_token());
+  for (int pages = 0; !request.page_token().empty(); ++pages) {
+    if (pages == kMaxPages) return TooManyPages();
+    v1::ListShardTensorsResponse page;
+    CKPTD_RETURN_IF_ERROR(
+        Do(&Stub::ListShardTensors, request, page, "listing the tensors of " + name));
+    CKPTD_RETURN_IF_ERROR(AppendTensors(page.tensors(), first.slab_bytes(), table));
+    request.set_page_token(page.next_page_token());
+  }
+  if (table.tensors.size() != first.tensor_count()) {
+    return BadAnswer(fmt::format("it announced {} tensors and listed {}", first.tensor_count(),
+                                 table.tensors.size()));
+  }
+  return table;
+}
+
+absl::StatusOr<Shard> Client::Impl::AttachTo(const std::string& name,
+                                             v1::AcquireShardResponse& acquired,
+                                             const AcquireOptions& options) {
+  CKPTD_ASSIGN_OR_RETURN(AttachRequest attach, ToAttachRequest(acquired));
+  if (attach.mode != options.mode) {
+    return BadAnswer(fmt::format("it lends {} as {}, not as {}", name, NameOf(attach.mode),
+                                 NameOf(options.mode)));
+  }
+  attach.populate = options.populate;
+  attach.timeout = connection.call_timeout;
+  // The token is short-lived, so the lease is taken before further pages.
+  CKPTD_ASSIGN_OR_RETURN(LeasedSegments segments, FetchSegments(attach));
+  CKPTD_ASSIGN_OR_RETURN(ShardTable table, FetchTable(name, acquired));
+  CKPTD_ASSIGN_OR_RETURN(Attached attached, MapSegments(std::move(segments), attach));
+  return Shard::Create(std::move(attached), std::move(table), attach.mode, acquired.lease());
+}
+
+absl::StatusOr<Shard> Client::Acquire(const std::string& name, const AcquireOptions& options) {
+  v1::AcquireShardRequest request;
+  request.set_name(name);
+  request.set_mode(ToProto(options.mode));
+  request.add_accepted_kinds(v1::HANDLE_KIND_MEMFD);
+  v1::AcquireShardResponse acquired;
+  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::AcquireShard, request, acquired, "acquiring " + name));
+  absl::StatusOr<Shard> shard = impl_->AttachTo(name, acquired, options);
+  if (shard.ok()) return shard;
+  // Not held by a connection, maybe: the daemon need not wait for the token to
+  // expire. The first error is the one that matters.
+  v1::ReleaseShardRequest release;
+  release.set_lease(acquired.lease());
+  v1::ReleaseShardResponse released;
+  impl_->Do(&Stub::ReleaseShard, release, released, "releasing a lease").IgnoreError();
+  return WithContext(shard.status(), "attaching to " + name);
+}
+
+absl::StatusOr<VerifyResult> Client::Verify(const std::string& name, Timeout timeout) {
+  v1::VerifyCheckpointRequest request;
+  request.set_name(name);
+  v1::VerifyCheckpointResponse response;
+  CKPTD_RETURN_IF_ERROR(Call(impl_->connection, impl_->stub, &Stub::VerifyCheckpoint, request,
+                             response, "verifying " + name, timeout));
+  return FromProto(response);
+}
+
+std::string CheckpointName(std::string_view id_or_name) {
+  const bool full = id_or_name.substr(0, kNamePrefix.size()) == kNamePrefix;
+  return full ? std::string(id_or_name) : std::string(kNamePrefix) + std::string(id_or_name);
+}
+
+}  // namespace client
+}  // namespace ckptd

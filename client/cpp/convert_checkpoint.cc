@@ -1,0 +1,177 @@
+#include <fmt/format.h>
+
+#include "client/cpp/convert.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+inline namespace client {
+namespace {
+
+std::optional<TimePoint> TimeOf(bool set, const google::protobuf::Timestamp& time) {
+  if (!set) return std::nullopt;
+  const auto since = std::chrono::seconds(time.seconds()) + std::chrono::nanoseconds(time.nanos());
+  return TimePoint(std::chrono::duration_cast<TimePoint::duration>(since));
+}
+
+Seconds SecondsOf(const google::protobuf::Duration& duration) {
+  return Seconds(static_cast<double>(duration.seconds()) +
+                 static_cast<double>(duration.nanos()) * 1e-9);
+}
+
+AttachMode ModeOf(v1::AttachMode mode) {
+  switch (mode) {
+    case v1::ATTACH_MODE_PRIVATE:
+      return AttachMode::kPrivate;
+    case v1::ATTACH_MODE_EXCLUSIVE:
+      return AttachMode::kExclusive;
+    default:
+      return AttachMode::kShared;
+  }
+}
+
+CheckpointState StateOf(v1::Checkpoint::State state) {
+  return state >= 0 && state <= v1::Checkpoint::STATE_TAKEN ? static_cast<CheckpointState>(state)
+                                                            : CheckpointState::kUnspecified;
+}
+
+LoadStage StageOf(v1::Stage stage) {
+  return stage >= 0 && stage <= v1::STAGE_PUBLISHING ? static_cast<LoadStage>(stage)
+                                                     : LoadStage::kUnspecified;
+}
+
+LoadProgress ProgressOf(const v1::Progress& progress) {
+  LoadProgress out;
+  out.stage = StageOf(progress.stage());
+  out.bytes_total = progress.bytes_total();
+  out.bytes_done = progress.bytes_done();
+  out.bytes_per_second = progress.bytes_per_second();
+  out.slowest_rank = progress.slowest_rank();
+  out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
+  out.storage_bytes = progress.storage_bytes();
+  out.sent_bytes = progress.sent_bytes();
+  for (const auto& stage : progress.stages()) {
+    out.stages.push_back({StageOf(stage.stage()), SecondsOf(stage.duration())});
+  }
+  return out;
+}
+
+LoadFailure FailureOf(const v1::Failure& failure) {
+  LoadFailure out;
+  // 0 would be "OK", which no failure is.
+  if (failure.code() > 0 && failure.code() <= 16) {
+    out.code = static_cast<absl::StatusCode>(failure.code());
+  }
+  out.message = failure.message();
+  out.reason = failure.reason();
+  out.rank = failure.rank();
+  return out;
+}
+
+MemoryInfo MemoryOf(const v1::MemoryInfo& memory) {
+  MemoryInfo out;
+  out.tier = memory.tier();
+  out.why = memory.why();
+  out.budget_bytes = memory.budget_bytes();
+  out.used_bytes = memory.used_bytes();
+  out.arena_bytes = memory.arena_bytes();
+  out.arena_target_bytes = memory.arena_target_bytes();
+  out.huge_page_bytes = memory.huge_page_bytes();
+  out.lingering_bytes = memory.lingering_bytes();
+  return out;
+}
+
+}  // namespace
+
+absl::Status BadAnswer(const std::string& why) {
+  return MakeError(absl::StatusCode::kDataLoss, reason::kInvalidRequest,
+                   fmt::format("reading the daemon's answer: {}; client and daemon do not fit "
+                               "together, update the older one",
+                               why));
+}
+
+CheckpointInfo FromProto(const v1::Checkpoint& checkpoint) {
+  CheckpointInfo out;
+  out.name = checkpoint.name();
+  out.source = checkpoint.source();
+  out.state = StateOf(checkpoint.state());
+  out.intended_mode = ModeOf(checkpoint.intended_mode());
+  out.rank = checkpoint.rank();
+  out.world_size = checkpoint.world_size();
+  out.epoch = checkpoint.epoch();
+  out.slab_bytes = checkpoint.slab_bytes();
+  out.tensor_count = checkpoint.tensor_count();
+  out.plan_digest = checkpoint.plan_digest();
+  out.identity = checkpoint.identity();
+  out.digests = checkpoint.digests();
+  out.pinned = checkpoint.pinned();
+  out.lease_count = checkpoint.lease_count();
+  out.progress = ProgressOf(checkpoint.progress());
+  if (checkpoint.has_failure()) out.failure = FailureOf(checkpoint.failure());
+  out.create_time = TimeOf(checkpoint.has_create_time(), checkpoint.create_time());
+  out.active_time = TimeOf(checkpoint.has_active_time(), checkpoint.active_time());
+  out.layout = checkpoint.layout();
+  return out;
+}
+
+PlanSummary FromProto(const v1::PlanLoadResponse& response) {
+  PlanSummary out;
+  for (const auto& rank : response.ranks()) {
+    out.ranks.push_back({rank.rank(), rank.slab_bytes(), rank.tensor_bytes(), rank.tensor_count(),
+                         rank.received_bytes()});
+  }
+  for (const auto& file : response.files()) out.files.push_back({file.path(), file.read_bytes()});
+  out.storage_bytes = response.storage_bytes();
+  out.peak_rank_bytes = response.peak_rank_bytes();
+  out.total_slab_bytes = response.total_slab_bytes();
+  out.plan_digest = response.plan_digest();
+  return out;
+}
+
+VerifyResult FromProto(const v1::VerifyCheckpointResponse& response) {
+  VerifyResult out;
+  out.tensor_count = response.tensor_count();
+  out.bytes = response.bytes();
+  out.mismatched.assign(response.mismatched().begin(), response.mismatched().end());
+  return out;
+}
+
+LeaseInfo FromProto(const v1::Lease& lease) {
+  LeaseInfo out;
+  out.name = lease.name();
+  out.checkpoint = lease.checkpoint();
+  out.mode = ModeOf(lease.mode());
+  out.pid = lease.pid();
+  out.uid = lease.uid();
+  out.connected = lease.connected();
+  out.create_time = TimeOf(lease.has_create_time(), lease.create_time());
+  return out;
+}
+
+DaemonInfo FromProto(const v1::GetDaemonInfoResponse& response) {
+  DaemonInfo out;
+  out.version = response.version();
+  out.job = response.job();
+  out.rank = response.rank();
+  out.world_size = response.world_size();
+  out.epoch = response.epoch();
+  out.pid = response.pid();
+  out.start_time = TimeOf(response.has_start_time(), response.start_time());
+  out.state = response.state();
+  out.detail = response.detail();
+  out.memory = MemoryOf(response.memory());
+  for (const auto& member : response.members()) {
+    out.members.push_back({member.rank(), member.address(), member.host(), member.pid(),
+                           member.joined(), SecondsOf(member.since_heartbeat())});
+  }
+  out.config.insert(response.config().begin(), response.config().end());
+  out.workload_socket = response.workload_socket();
+  out.fd_socket = response.fd_socket();
+  out.peer_address = response.peer_address();
+  out.checkpoint_count = response.checkpoint_count();
+  out.lease_count = response.lease_count();
+  return out;
+}
+
+}  // namespace client
+}  // namespace ckptd

@@ -1,0 +1,179 @@
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "client/cpp/convert.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+inline namespace client {
+namespace {
+
+constexpr uint64_t kSlabAlignment = 512;
+constexpr uint32_t kMaxShapeRank = 256;
+constexpr size_t kMaxTensors = size_t{1} << 26;
+
+absl::StatusOr<Dtype> DtypeOf(int value, const std::string& name) {
+  if (value <= 0 || value >= kDtypeCount) {
+    return BadAnswer(fmt::format("tensor {} has a dtype this client does not know", name));
+  }
+  return static_cast<Dtype>(value);
+}
+
+// Cuts the next tensor's shape off the concatenated ones.
+template <typename Dims>
+absl::StatusOr<Shape> NextShape(uint32_t rank, const Dims& dims, int& at, const std::string& name) {
+  if (rank > kMaxShapeRank || dims.size() - at < static_cast<int>(rank)) {
+    return BadAnswer(fmt::format("the shape of tensor {} is cut off", name));
+  }
+  Shape shape(dims.begin() + at, dims.begin() + at + static_cast<int>(rank));
+  at += static_cast<int>(rank);
+  return shape;
+}
+
+// Bytes of a dense tensor; nullopt when they pass 64 bits.
+std::optional<uint64_t> DenseBytes(Dtype dtype, const Shape& shape) {
+  constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max() / 64;
+  uint64_t elements = 1;
+  for (const uint64_t size : shape) {
+    if (size == 0) return 0;
+  }
+  for (const uint64_t size : shape) {
+    if (elements > kMost / size) return std::nullopt;
+    elements *= size;
+  }
+  return (elements * BitsOf(dtype) + 7) / 8;
+}
+
+absl::Status CheckColumns(const v1::TensorTable& page) {
+  const int count = page.names_size();
+  if (page.dtypes_size() != count || page.ranks_of_shape_size() != count ||
+      page.offsets_size() != count || page.bytes_size() != count ||
+      page.padded_bytes_size() != count ||
+      (page.digests_size() != 0 && page.digests_size() != count) ||
+      page.alias_names_size() != page.alias_tensors_size()) {
+    return BadAnswer("the columns of its tensor table differ in length");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPlace(const ShardTensor& tensor, uint64_t slab_bytes) {
+  if (DenseBytes(tensor.dtype, tensor.shape) != tensor.bytes) {
+    return BadAnswer(fmt::format("the {} bytes of tensor {} do not follow from its dtype and shape",
+                                 tensor.bytes, tensor.name));
+  }
+  if (tensor.offset % kSlabAlignment != 0 || tensor.padded_bytes < tensor.bytes ||
+      tensor.padded_bytes > slab_bytes || tensor.offset > slab_bytes - tensor.padded_bytes) {
+    return BadAnswer(fmt::format("tensor {} lies at {} + {} of a slab of {} bytes", tensor.name,
+                                 tensor.offset, tensor.padded_bytes, slab_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSourceColumns(const v1::SourceTable& table) {
+  const int count = table.names_size();
+  if (table.dtypes_size() != count || table.ranks_of_shape_size() != count ||
+      table.files_size() != count || table.offsets_size() != count ||
+      table.bytes_size() != count || table.alias_names_size() != table.alias_targets_size()) {
+    return BadAnswer("the columns of its source table differ in length");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status AppendTensors(const v1::TensorTable& page, uint64_t slab_bytes, ShardTable& out) {
+  CKPTD_RETURN_IF_ERROR(CheckColumns(page));
+  const size_t first = out.tensors.size();
+  if (static_cast<size_t>(page.names_size()) > kMaxTensors - first) {
+    return BadAnswer("it lists too many tensors");
+  }
+  out.tensors.reserve(first + static_cast<size_t>(page.names_size()));
+  int dims_at = 0;
+  for (int i = 0; i < page.names_size(); ++i) {
+    ShardTensor tensor;
+    tensor.name = page.names(i);
+    CKPTD_ASSIGN_OR_RETURN(tensor.dtype, DtypeOf(page.dtypes(i), tensor.name));
+    CKPTD_ASSIGN_OR_RETURN(
+        tensor.shape, NextShape(page.ranks_of_shape(i), page.dims(), dims_at, tensor.name));
+    tensor.offset = page.offsets(i);
+    tensor.bytes = page.bytes(i);
+    tensor.padded_bytes = page.padded_bytes(i);
+    if (page.digests_size() != 0) tensor.digest = page.digests(i);
+    CKPTD_RETURN_IF_ERROR(CheckPlace(tensor, slab_bytes));
+    out.tensors.push_back(std::move(tensor));
+  }
+  if (dims_at != page.dims_size()) return BadAnswer("its tensor table has more sizes than tensors");
+  for (int i = 0; i < page.alias_names_size(); ++i) {
+    if (page.alias_tensors(i) >= static_cast<uint32_t>(page.names_size())) {
+      return BadAnswer(fmt::format("the alias {} names no tensor", page.alias_names(i)));
+    }
+    out.aliases.emplace_back(page.alias_names(i),
+                             static_cast<uint32_t>(first) + page.alias_tensors(i));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AppendSource(const v1::InspectCheckpointResponse& page, SourceInfo& out) {
+  const v1::SourceTable& table = page.tensors();
+  CKPTD_RETURN_IF_ERROR(CheckSourceColumns(table));
+  if (out.files.empty()) {
+    out.source = page.source();
+    out.tensor_count = page.tensor_count();
+    out.tensor_bytes = page.tensor_bytes();
+    out.metadata.insert(page.metadata().begin(), page.metadata().end());
+    for (const auto& file : page.files()) out.files.push_back({file.path(), file.bytes()});
+  }
+  if (static_cast<size_t>(table.names_size()) > kMaxTensors - out.tensors.size()) {
+    return BadAnswer("it lists too many tensors");
+  }
+  int dims_at = 0;
+  for (int i = 0; i < table.names_size(); ++i) {
+    SourceTensor tensor;
+    tensor.name = table.names(i);
+    CKPTD_ASSIGN_OR_RETURN(tensor.dtype, DtypeOf(table.dtypes(i), tensor.name));
+    CKPTD_ASSIGN_OR_RETURN(
+        tensor.shape, NextShape(table.ranks_of_shape(i), table.dims(), dims_at, tensor.name));
+    tensor.file = table.files(i);
+    if (tensor.file >= out.files.size()) {
+      return BadAnswer(fmt::format("tensor {} lies in a file it does not list", tensor.name));
+    }
+    tensor.offset = table.offsets(i);
+    tensor.bytes = table.bytes(i);
+    out.tensors.push_back(std::move(tensor));
+  }
+  for (int i = 0; i < table.alias_names_size(); ++i) {
+    out.aliases.emplace(table.alias_names(i), table.alias_targets(i));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AttachRequest> ToAttachRequest(const v1::AcquireShardResponse& response) {
+  if (!response.has_memfd()) return BadAnswer("it offers memory of a kind this client cannot map");
+  AttachRequest out;
+  out.fd_socket = response.memfd().fd_socket();
+  out.token = response.token();
+  out.segment_bytes.assign(response.memfd().segment_bytes().begin(),
+                           response.memfd().segment_bytes().end());
+  switch (response.mode()) {
+    case v1::ATTACH_MODE_SHARED:
+    case v1::ATTACH_MODE_PRIVATE:
+    case v1::ATTACH_MODE_EXCLUSIVE:
+      out.mode = static_cast<AttachMode>(response.mode());
+      break;
+    default:
+      return BadAnswer("it lends the shard in a mode this client does not know");
+  }
+  uint64_t total = 0;
+  for (const uint64_t bytes : out.segment_bytes) {
+    if (bytes == 0 || bytes > response.slab_bytes() - total) {
+      return BadAnswer("the segments are larger than the slab");
+    }
+    total += bytes;
+  }
+  if (total != response.slab_bytes()) return BadAnswer("the segments do not make up the slab");
+  return out;
+}
+
+}  // namespace client
+}  // namespace ckptd

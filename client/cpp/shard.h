@@ -1,0 +1,86 @@
+// A shard of a checkpoint, mapped into this process.
+#ifndef CKPTD_CLIENT_CPP_SHARD_H_
+#define CKPTD_CLIENT_CPP_SHARD_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/cpp/attach.h"
+#include "common/base/attach_mode.h"
+#include "common/checkpoint/dtype.h"
+#include "common/checkpoint/index.h"
+
+namespace ckptd {
+inline namespace client {
+
+struct ShardTensor {
+  std::string name;
+  Dtype dtype = Dtype::kUnspecified;
+  Shape shape;                // local
+  uint64_t offset = 0;        // in the slab, a multiple of 512
+  uint64_t bytes = 0;
+  uint64_t padded_bytes = 0;  // >= bytes: with the zero tail of FSDP2 padding
+  std::optional<uint64_t> digest;  // XXH3, see common/base/digest.h
+  const std::byte* data = nullptr;  // valid while the shard lives
+};
+
+// The tensors of a shard before they have addresses.
+struct ShardTable {
+  std::vector<ShardTensor> tensors;
+  // Further name -> index into `tensors`.
+  std::vector<std::pair<std::string, uint32_t>> aliases;
+};
+
+// Owns the mapping and the lease: both end with it. Move-only; pointers into it
+// survive a move. Needs no Client once it exists. Reading from several threads
+// is safe.
+class Shard {
+ public:
+  // Takes over what was attached. Errors: InvalidArgument INVALID_REQUEST when
+  // the table does not fit the mapping or a name comes twice.
+  static absl::StatusOr<Shard> Create(Attached attached, ShardTable table, AttachMode mode,
+                                      std::string lease);
+
+  Shard(Shard&&) noexcept = default;
+  Shard& operator=(Shard&& other) noexcept;
+  ~Shard() { Release(); }
+
+  // In the daemon's order.
+  const std::vector<ShardTensor>& tensors() const { return table_.tensors; }
+  // Sorted by alias.
+  const std::vector<std::pair<std::string, uint32_t>>& aliases() const { return table_.aliases; }
+  // By name or alias; nullptr when there is none. O(log n).
+  const ShardTensor* Find(std::string_view name) const;
+
+  AttachMode mode() const { return mode_; }
+  const std::string& lease() const { return lease_; }
+  uint64_t slab_bytes() const { return attached_.slab_bytes; }
+
+  // Writable bytes of a tensor of this shard, its padding included; empty for a
+  // SHARED one, where a write would end the process by SIGSEGV.
+  std::span<std::byte> MutableBytes(const ShardTensor& tensor) const;
+
+  // Unmaps and ends the lease; tensors() is empty afterwards. Idempotent.
+  void Release();
+
+ private:
+  Shard(Attached attached, ShardTable table, AttachMode mode, std::string lease);
+
+  Attached attached_;
+  ShardTable table_;
+  std::vector<uint32_t> by_name_;  // indices of tensors, sorted by name
+  AttachMode mode_ = AttachMode::kShared;
+  std::string lease_;
+};
+
+}  // namespace client
+}  // namespace ckptd
+
+#endif  // CKPTD_CLIENT_CPP_SHARD_H_

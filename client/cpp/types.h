@@ -1,0 +1,193 @@
+// What the client library answers with: plain values, no gRPC. Sizes are bytes,
+// counts are exact, times are wall-clock.
+#ifndef CKPTD_CLIENT_CPP_TYPES_H_
+#define CKPTD_CLIENT_CPP_TYPES_H_
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/base/attach_mode.h"
+#include "common/checkpoint/dtype.h"
+#include "common/checkpoint/index.h"
+
+// Inline: users write ckptd::Client, and a binary that also links the daemon's
+// core cannot mix up two types of one name.
+namespace ckptd {
+inline namespace client {
+
+using TimePoint = std::chrono::system_clock::time_point;
+using Seconds = std::chrono::duration<double>;
+
+// Values equal those of the contract (ckptd.v1).
+enum class CheckpointState : uint8_t {
+  kUnspecified = 0, kLoading, kActive, kUnloading, kFailed, kTaken,
+};
+enum class LoadStage : uint8_t {
+  kUnspecified = 0, kGathering, kQueued, kOpening, kPlanning, kAllocating, kTransferring,
+  kPublishing,
+};
+
+// "ACTIVE", "TRANSFERRING", "SHARED"; "UNSPECIFIED" for anything unknown.
+std::string_view NameOf(CheckpointState state);
+std::string_view NameOf(LoadStage stage);
+std::string_view NameOf(AttachMode mode);
+
+struct StageTime {
+  LoadStage stage = LoadStage::kUnspecified;
+  Seconds duration{0};
+};
+
+// How far a load has come, over all ranks.
+struct LoadProgress {
+  LoadStage stage = LoadStage::kUnspecified;
+  uint64_t bytes_total = 0;
+  uint64_t bytes_done = 0;
+  double bytes_per_second = 0;         // 0 before the transfer began
+  int32_t slowest_rank = -1;           // -1 when unknown
+  std::vector<int32_t> waiting_ranks;  // a gathering load waits for these
+  uint64_t storage_bytes = 0;
+  uint64_t sent_bytes = 0;
+  std::vector<StageTime> stages;       // finished ones, in order
+};
+
+struct LoadFailure {
+  absl::StatusCode code = absl::StatusCode::kUnknown;
+  std::string message;
+  std::string reason;
+  int32_t rank = -1;  // -1: concerns no single rank
+};
+
+struct CheckpointInfo {
+  std::string name;  // checkpoints/{id}
+  std::string source;
+  CheckpointState state = CheckpointState::kUnspecified;
+  AttachMode intended_mode = AttachMode::kShared;
+  int32_t rank = 0;
+  int32_t world_size = 0;
+  uint64_t epoch = 0;
+  uint64_t slab_bytes = 0;    // of this rank
+  uint32_t tensor_count = 0;  // of this rank
+  std::string plan_digest;
+  std::string identity;
+  bool digests = false;
+  bool pinned = false;
+  uint32_t lease_count = 0;
+  LoadProgress progress;
+  std::optional<LoadFailure> failure;
+  std::optional<TimePoint> create_time;
+  std::optional<TimePoint> active_time;
+  std::string layout;
+};
+
+// OK for an ACTIVE checkpoint, else the error that says why not: the load's own
+// failure, or FailedPrecondition NOT_ACTIVE.
+absl::Status CheckActive(const CheckpointInfo& checkpoint);
+
+struct FileSize {
+  std::string path;
+  uint64_t bytes = 0;
+};
+
+struct SourceTensor {
+  std::string name;
+  Dtype dtype = Dtype::kUnspecified;
+  Shape shape;          // global
+  uint32_t file = 0;    // index into SourceInfo::files, of the first piece
+  uint64_t offset = 0;  // absolute, in that file
+  uint64_t bytes = 0;
+};
+
+struct SourceInfo {
+  std::string source;
+  std::vector<FileSize> files;
+  uint64_t tensor_count = 0;
+  uint64_t tensor_bytes = 0;
+  std::vector<SourceTensor> tensors;
+  std::map<std::string, std::string> aliases;  // alias -> tensor
+  std::map<std::string, std::string> metadata;
+};
+
+struct RankBytes {
+  int32_t rank = 0;
+  uint64_t slab_bytes = 0;    // alignment and padding included
+  uint64_t tensor_bytes = 0;
+  uint32_t tensor_count = 0;
+  uint64_t received_bytes = 0;  // sent to this rank by the reader
+};
+
+struct PlanSummary {
+  std::vector<RankBytes> ranks;
+  std::vector<FileSize> files;  // distinct bytes read of each
+  uint64_t storage_bytes = 0;
+  uint64_t peak_rank_bytes = 0;
+  uint64_t total_slab_bytes = 0;
+  std::string plan_digest;
+};
+
+struct VerifyResult {
+  uint64_t tensor_count = 0;
+  uint64_t bytes = 0;
+  std::vector<std::string> mismatched;  // empty means verified
+};
+
+struct LeaseInfo {
+  std::string name;
+  std::string checkpoint;
+  AttachMode mode = AttachMode::kShared;
+  int32_t pid = 0;  // 0: not known
+  uint32_t uid = 0;
+  bool connected = false;
+  std::optional<TimePoint> create_time;
+};
+
+struct MemoryInfo {
+  std::string tier;
+  std::string why;
+  uint64_t budget_bytes = 0;
+  uint64_t used_bytes = 0;
+  uint64_t arena_bytes = 0;
+  uint64_t arena_target_bytes = 0;
+  uint64_t huge_page_bytes = 0;
+  uint64_t lingering_bytes = 0;
+};
+
+struct MemberInfo {
+  int32_t rank = 0;
+  std::string address;
+  std::string host;
+  int32_t pid = 0;
+  bool joined = false;
+  Seconds since_heartbeat{0};
+};
+
+struct DaemonInfo {
+  std::string version;
+  std::string job;
+  int32_t rank = 0;
+  int32_t world_size = 0;
+  uint64_t epoch = 0;
+  int32_t pid = 0;
+  std::optional<TimePoint> start_time;
+  std::string state;
+  std::string detail;
+  MemoryInfo memory;
+  std::vector<MemberInfo> members;
+  std::map<std::string, std::string> config;
+  std::string workload_socket;
+  std::string fd_socket;
+  std::string peer_address;
+  uint32_t checkpoint_count = 0;
+  uint32_t lease_count = 0;
+};
+
+}  // namespace client
+}  // namespace ckptd
+
+#endif  // CKPTD_CLIENT_CPP_TYPES_H_

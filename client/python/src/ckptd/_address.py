@@ -1,0 +1,159 @@
+"""Which daemon to call, and which rank this process is.
+
+Addresses are Unix sockets: unix:///path, unix:/path or /path. The memory of a
+shard travels as file descriptors, which no other transport carries.
+"""
+
+import os
+import socket
+import time
+from typing import NamedTuple, Optional
+
+from ._errors import InvalidArgument, PermissionDenied, Unavailable
+
+_MAX_SOCKET_PATH = 107  # bytes in sockaddr_un, less the terminator
+
+
+class Address(NamedTuple):
+    path: str
+    chosen_by: str  # for error sentences
+
+    @property
+    def target(self) -> str:
+        """What gRPC dials."""
+        from urllib.parse import quote
+
+        return "unix:" + quote(self.path)
+
+    def __str__(self) -> str:
+        return f"unix:{self.path} ({self.chosen_by})"
+
+
+def _number(*names: str) -> Optional[int]:
+    for name in names:
+        text = os.environ.get(name, "")
+        if not text:
+            continue
+        if not (text.isascii() and text.isdigit()) or int(text) > 1_000_000:
+            raise InvalidArgument(
+                f"reading this process's rank: the environment says {name}={text!r}, which is no "
+                "number; unset it or pass the address",
+                "INVALID_REQUEST",
+                {name: text},
+            )
+        return int(text)
+    return None
+
+
+def rank() -> int:
+    """Global rank by torchrun's or Slurm's environment; 0 alone."""
+    return _number("RANK", "SLURM_PROCID") or 0
+
+
+def local_rank() -> int:
+    return _number("LOCAL_RANK", "SLURM_LOCALID") or 0
+
+
+def world_size() -> int:
+    return _number("WORLD_SIZE", "SLURM_NTASKS") or 1
+
+
+def _run_dir() -> str:
+    explicit = os.environ.get("CKPTD_RUN_DIR")
+    if explicit:
+        return explicit
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return os.path.join(runtime, "ckptd")
+    if os.geteuid() == 0:
+        return "/run/ckptd"
+    return os.path.join(os.path.expanduser("~"), ".ckptd", "run")
+
+
+def _socket_path(text: str, chosen_by: str) -> str:
+    path = text
+    if path.startswith("unix:"):
+        path = path[len("unix:"):]
+        if path.startswith("//"):
+            path = path[2:]
+    if not path.startswith("/"):
+        raise InvalidArgument(
+            f"reading the daemon's address {text!r} ({chosen_by}): it is no absolute path of a "
+            "Unix socket; use unix:///run/ckptd/JOB/rank-0.sock, or the path alone",
+            "INVALID_REQUEST",
+            {"address": text},
+        )
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        raise InvalidArgument(
+            f"reading the daemon's address {path} ({chosen_by}): it is longer than the "
+            f"{_MAX_SOCKET_PATH} bytes a Unix socket can have; give the daemon a shorter run folder",
+            "INVALID_REQUEST",
+            {"address": path},
+        )
+    return path
+
+
+def resolve(address: Optional[str] = None, of_rank: Optional[int] = None) -> Address:
+    """The workload socket: argument, CKPTD_ADDRESS, or the default place.
+
+    {rank} and {local_rank} are replaced. `of_rank` beats the environment's rank.
+    """
+    if address:
+        text, chosen_by = os.fspath(address), "given as address"
+    elif os.environ.get("CKPTD_ADDRESS"):
+        text, chosen_by = os.environ["CKPTD_ADDRESS"], "from CKPTD_ADDRESS"
+    else:
+        job = os.environ.get("CKPTD_JOB") or "default"
+        text = os.path.join(_run_dir(), job, "rank-{rank}.sock")
+        chosen_by = "the default; CKPTD_ADDRESS is not set"
+    if "{rank}" in text:
+        text = text.replace("{rank}", str(rank() if of_rank is None else of_rank))
+    if "{local_rank}" in text:
+        text = text.replace("{local_rank}", str(local_rank()))
+    return Address(_socket_path(text, chosen_by), chosen_by)
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no socket is there"
+    if isinstance(error, ConnectionRefusedError):
+        return "a socket is there but no daemon listens on it"
+    return error.strerror or str(error)
+
+
+def unreachable(address: Address, error: OSError) -> Exception:
+    """The error for a daemon that could not be reached."""
+    facts = {"address": address.path, "chosen_by": address.chosen_by}
+    if isinstance(error, PermissionError):
+        return PermissionDenied(
+            f"connecting to the ckptd daemon at {address}: this user may not open that socket; "
+            "run as the daemon's user or in its group",
+            "DAEMON_UNREACHABLE",
+            facts,
+        )
+    return Unavailable(
+        f"connecting to the ckptd daemon at {address}: {_why(error)}; start one with "
+        "`ckptd run`, or name another with address= or CKPTD_ADDRESS",
+        "DAEMON_UNREACHABLE",
+        facts,
+    )
+
+
+def wait_until_listening(address: Address, timeout: float) -> None:
+    """Returns once something accepts connections at `address`.
+
+    Waits up to `timeout` seconds for a daemon that is still starting; a plain
+    connect, because it needs no gRPC and says exactly why it fails.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(max(0.05, min(1.0, timeout)))
+            try:
+                probe.connect(address.path)
+                return
+            except OSError as error:
+                left = deadline - time.monotonic()
+                if isinstance(error, PermissionError) or left <= 0:
+                    raise unreachable(address, error) from None
+        time.sleep(min(0.05, left))

@@ -1,0 +1,188 @@
+"""The client of one daemon."""
+
+import os
+import time
+import uuid
+from typing import Callable, List, Optional, Sequence, Union
+
+from . import _address, _layout, _proto, _types
+from ._errors import Error, FailedPrecondition, InvalidArgument
+from ._rpc import GONE_SECONDS, Connection, Deadline, is_transient
+from ._types import Checkpoint, Plan, Progress, Source, Verification
+
+_CALL_SECONDS = 30.0
+_LOAD_SECONDS = 600.0
+_MAX_LOAD_SECONDS = 86400.0
+
+
+def connect(address: Optional[str] = None, timeout: float = 10.0, *,
+            rank: Optional[int] = None) -> "Client":
+    """Finds the daemon of this process: `address`, CKPTD_ADDRESS, or the default socket.
+
+    Waits up to `timeout` seconds for a daemon that is still starting. {rank} and
+    {local_rank} in the address are replaced from torchrun's or Slurm's
+    environment; `rank` beats it. Raises Unavailable (DAEMON_UNREACHABLE) with
+    the address, how it was chosen and what to try.
+    """
+    resolved = _address.resolve(address, rank)
+    _address.wait_until_listening(resolved, timeout)
+    return Client(resolved)
+
+
+def mode_number(mode: str) -> int:
+    number = _types.MODES.get(str(mode).lower())
+    if number is None:
+        raise InvalidArgument(
+            f"reading mode={mode!r}: there is no such mode; use 'shared' (read-only), 'private' "
+            "(copy on write) or 'exclusive' (the memory itself)", "INVALID_REQUEST")
+    return number
+
+
+class Client:
+    """Talks to one daemon. Thread-safe; usable in a forked child.
+
+    A context manager: closing it closes the connection to the service, never a
+    shard, which has a connection of its own.
+    """
+
+    def __init__(self, address: _address.Address):
+        self.address = address
+        self._connection = Connection(address)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ckptd.Client of {self.address}>"
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _call(self, method: str, request, doing: str, deadline: Optional[Deadline] = None):
+        return self._connection.call(method, request, doing, deadline or Deadline(_CALL_SECONDS))
+
+    def load(self, source: Union[str, os.PathLike], *, layout=None, mode: str = "shared",
+             dtype=None, keep_fp32: Sequence[str] = (), timeout: float = _LOAD_SECONDS,
+             digest: bool = True, progress: Optional[Callable[[Progress], None]] = None) -> Checkpoint:
+        """Loads `source` (or finds it resident) and waits until it is ACTIVE.
+
+        layout: "fsdp:8", "hsdp:2x4", "replicate:8", a dict of rules, a RankLayout,
+        or None for a full copy on each rank. dtype: floating tensors are cast to it,
+        those matching a glob in keep_fp32 stay float32. mode: what the shard will be
+        acquired as. progress is called at each change, in this thread.
+        Raises ckptd.Error: the load's own failure, or DeadlineExceeded naming what
+        was still waited for.
+        """
+        deadline = Deadline(min(timeout, _MAX_LOAD_SECONDS))
+        request = _proto.message("LoadCheckpointRequest")(
+            source=os.path.abspath(os.fspath(source)), intended_mode=mode_number(mode),
+            request_id=uuid.uuid4().hex, skip_digests=not digest)
+        _layout.fill_layout(request.layout, layout)
+        _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)
+        whole, part = divmod(deadline.timeout, 1)
+        request.timeout.seconds, request.timeout.nanos = int(whole), int(part * 1e9)
+        doing = f"loading {request.source}"
+        reply = self._call("LoadCheckpoint", request, doing, deadline)
+        started = _types.checkpoint_of(reply.checkpoint, reply.resident, reply.differs)
+        return self._wait(started, doing, deadline, progress)
+
+    def _wait(self, checkpoint: Checkpoint, doing: str, deadline: Deadline, progress) -> Checkpoint:
+        resident, differs = checkpoint.resident, checkpoint.differs
+        lost = None
+        while checkpoint.state == "LOADING":
+            try:
+                for reply in self._connection.stream(
+                        "WatchCheckpoint", _proto.message("WatchCheckpointRequest")(name=checkpoint.name),
+                        doing, deadline):
+                    checkpoint, lost = _types.checkpoint_of(reply.checkpoint, resident, differs), None
+                    if progress is not None:
+                        progress(checkpoint.progress)
+            except Error as error:
+                if deadline.passed():
+                    raise deadline.exceeded(doing, checkpoint.progress.waits_for) from None
+                lost = lost or Deadline(GONE_SECONDS)
+                if not is_transient(error) or lost.passed():
+                    raise
+            if checkpoint.state == "LOADING":
+                # The stream ended early: the daemon restarts, or the connection broke.
+                if deadline.passed():
+                    raise deadline.exceeded(doing, checkpoint.progress.waits_for)
+                time.sleep(min(0.05, deadline.left()))
+        if checkpoint.state == "FAILED":
+            raise checkpoint.failure or FailedPrecondition(f"{doing}: it failed", "LOAD_FAILED")
+        if checkpoint.state != "ACTIVE":
+            raise FailedPrecondition(
+                f"{doing}: {checkpoint.name} is {checkpoint.state} and holds no weights any more; "
+                "load it again", "NOT_ACTIVE", {"checkpoint": checkpoint.name})
+        return checkpoint
+
+    def watch(self, checkpoint: Union[str, Checkpoint], timeout: float = _LOAD_SECONDS):
+        """Yields the checkpoint at each change until it leaves LOADING."""
+        name = _name(checkpoint)
+        for reply in self._connection.stream(
+                "WatchCheckpoint", _proto.message("WatchCheckpointRequest")(name=name),
+                f"watching {name}", Deadline(timeout)):
+            yield _types.checkpoint_of(reply.checkpoint)
+
+    def get(self, checkpoint: Union[str, Checkpoint]) -> Checkpoint:
+        name = _name(checkpoint)
+        reply = self._call("GetCheckpoint", _proto.message("GetCheckpointRequest")(name=name),
+                           f"asking for {name}")
+        return _types.checkpoint_of(reply.checkpoint)
+
+    def list(self) -> List[Checkpoint]:
+        """All checkpoints of this daemon, newest first."""
+        found, request = [], _proto.message("ListCheckpointsRequest")()
+        while True:
+            reply = self._call("ListCheckpoints", request, "listing checkpoints")
+            found.extend(_types.checkpoint_of(message) for message in reply.checkpoints)
+            if not reply.next_page_token:
+                return found
+            request.page_token = reply.next_page_token
+
+    def inspect(self, source: Union[str, os.PathLike], timeout: float = _CALL_SECONDS) -> Source:
+        """Names, dtypes and shapes of a source, as the daemon reads its headers."""
+        deadline = Deadline(timeout)
+        path = os.path.abspath(os.fspath(source))
+        request = _proto.message("InspectCheckpointRequest")(source=path)
+        result = None
+        while True:
+            reply = self._call("InspectCheckpoint", request, f"inspecting {path}", deadline)
+            if result is None:
+                result = Source(reply.source or path, [(f.path, f.bytes) for f in reply.files],
+                                reply.tensor_count, reply.tensor_bytes, dict(reply.metadata))
+            _types.add_page(result, reply.tensors)
+            if not reply.next_page_token:
+                return result
+            request.page_token = reply.next_page_token
+
+    def plan(self, source: Union[str, os.PathLike], *, layout=None, dtype=None,
+             keep_fp32: Sequence[str] = ()) -> Plan:
+        """Dry run: bytes per rank and file, and peak memory. Nothing is loaded."""
+        path = os.path.abspath(os.fspath(source))
+        request = _proto.message("PlanLoadRequest")(source=path)
+        _layout.fill_layout(request.layout, layout)
+        _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)
+        return _types.plan_of(self._call("PlanLoad", request, f"planning a load of {path}"))
+
+    def verify(self, checkpoint: Union[str, Checkpoint], timeout: float = _LOAD_SECONDS) -> Verification:
+        """Has the daemon compute the digests of its shard again and compare."""
+        name = _name(checkpoint)
+        reply = self._call("VerifyCheckpoint", _proto.message("VerifyCheckpointRequest")(name=name),
+                           f"verifying {name}", Deadline(timeout))
+        return Verification(reply.tensor_count, reply.bytes, tuple(reply.mismatched))
+
+    def acquire(self, checkpoint: Union[str, Checkpoint], mode: str = "shared", *,
+                timeout: float = _CALL_SECONDS):
+        """This rank's shard of an ACTIVE checkpoint, mapped into this process. See Shard."""
+        from . import _shard
+
+        return _shard.acquire(self._connection, _name(checkpoint), mode_number(mode), Deadline(timeout))
+
+
+def _name(checkpoint: Union[str, Checkpoint]) -> str:
+    name = checkpoint.name if isinstance(checkpoint, Checkpoint) else str(checkpoint)
+    return name if name.startswith("checkpoints/") else f"checkpoints/{name}"

@@ -1,0 +1,144 @@
+"""Shows a lease's token on the daemon's fd socket and receives the descriptors.
+
+The connection is the lease: as long as it is open the daemon keeps the shard
+for this client, and it closes by itself when the process ends, however it ends.
+
+Wire: the token's ASCII bytes out; then messages of a 16-byte little-endian
+header {"CKP1", status, descriptors in this message, descriptors still to come},
+each carrying its descriptors. Status 0 is fine; otherwise a u32 length and a
+sentence follow.
+"""
+
+import array
+import os
+import socket
+import struct
+import weakref
+from typing import Callable
+
+from ._errors import DataLoss, make
+from ._rpc import Deadline
+
+_HEADER = struct.Struct("<4sIII")
+_MAX_PER_MESSAGE = 128
+_MAX_SENTENCE = 1 << 16
+
+_open_leases = weakref.WeakSet()
+
+
+def _drop_inherited() -> None:
+    for lease in list(_open_leases):
+        lease.close()
+
+
+# A forked child must not hold its parent's lease: closing the copy in the child
+# leaves the parent's connection as it is.
+os.register_at_fork(after_in_child=_drop_inherited)
+
+
+class Lease:
+    """Owns the connection that holds a shard. Closing twice is fine."""
+
+    def __init__(self, connection: socket.socket):
+        self._connection = connection
+        _open_leases.add(self)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @property
+    def open(self) -> bool:
+        return self._connection.fileno() >= 0
+
+
+def _garbled(path: str, what: str) -> DataLoss:
+    return DataLoss(
+        f"receiving memory from the daemon's fd socket {path}: {what}; the daemon and this client "
+        "do not fit together, update both", "INVALID_REPLY", {"socket": path})
+
+
+def _read_exactly(connection: socket.socket, count: int, path: str) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise _garbled(path, f"it closed the connection after {len(data)} of {count} bytes")
+        data += part
+    return data
+
+
+def _receive_message(connection: socket.socket, path: str):
+    """One header and its descriptors, which the caller then owns."""
+    fds = array.array("i")
+    data, ancillary, flags, _ = connection.recvmsg(
+        _HEADER.size, socket.CMSG_SPACE(_MAX_PER_MESSAGE * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[:len(payload) - len(payload) % fds.itemsize])
+    try:
+        if flags & socket.MSG_CTRUNC:
+            raise _garbled(path, "descriptors were lost; this process may have too few left (ulimit -n)")
+        if not data:
+            raise _garbled(path, "it closed the connection without an answer")
+        data += _read_exactly(connection, _HEADER.size - len(data), path)
+        magic, status, count, remaining = _HEADER.unpack(data)
+        if magic != b"CKP1":
+            raise _garbled(path, f"its answer starts with {magic!r}")
+        if status:
+            (length,) = struct.unpack("<I", _read_exactly(connection, 4, path))
+            sentence = _read_exactly(connection, min(length, _MAX_SENTENCE), path)
+            raise make(status, sentence.decode("utf-8", "replace"),
+                       "TOKEN_INVALID" if status == 16 else "")
+        if count != len(fds):
+            raise _garbled(path, f"it announced {count} descriptors and sent {len(fds)}")
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return list(fds), remaining
+
+
+def receive(path: str, token: str, count: int, deadline: Deadline,
+            use: Callable[[int], None]) -> Lease:
+    """Fetches `count` descriptors, calling use(fd) for each in order, then closing it.
+
+    Only a message's worth of descriptors is open at a time. Raises ckptd.Error;
+    what `use` raises passes through. Either way nothing stays open.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(max(deadline.left(), 1e-3))
+        connection.connect(path)
+        connection.sendall(token.encode("ascii"))
+        received, remaining = 0, count
+        while True:
+            connection.settimeout(max(deadline.left(), 1e-3))
+            fds, announced = _receive_message(connection, path)
+            remaining -= len(fds)
+            try:
+                if announced != remaining:
+                    raise _garbled(path, f"{received + len(fds) + announced} descriptors are announced "
+                                         f"for {count} segments")
+                for fd in fds:
+                    use(fd)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            received += len(fds)
+            if remaining == 0:
+                break
+            if not fds:
+                raise _garbled(path, "a message carried no descriptors while some are still due")
+        connection.settimeout(None)
+        return Lease(connection)
+    except socket.timeout:
+        connection.close()
+        raise deadline.exceeded("receiving a shard's memory", f"the daemon's fd socket {path}") from None
+    except OSError as error:
+        connection.close()
+        raise make(14, f"receiving memory from the daemon's fd socket {path}: "
+                       f"{error.strerror or error}; is the daemon still running?",
+                   "DAEMON_UNREACHABLE", {"socket": path}) from None
+    except BaseException:
+        connection.close()
+        raise

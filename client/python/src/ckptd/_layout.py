@@ -1,0 +1,113 @@
+"""Layouts: what each rank must receive.
+
+A string is the rule form: a short spelling such as "fsdp:8", or the JSON text
+of a layout file. A dict is such JSON. A RankLayout is one rank's own statement.
+No placement arithmetic happens here; the daemon does all of it.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from . import _address, _dtypes
+from ._errors import InvalidArgument
+
+REPLICATE, SHARD, STRIDED_SHARD = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Global ranks, row-major."""
+
+    shape: Tuple[int, ...]
+    ranks: Tuple[int, ...]
+    dim_names: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How tensors lie over a mesh; mesh None is a plain tensor, whole on the rank.
+
+    placements: one (kind, dim, split_factor) per mesh dimension. padded_dim: pad
+    with zeros to the shape of chunk 0 along that dimension, as FSDP2 does.
+    """
+
+    mesh: Optional[int] = None
+    placements: Tuple[Tuple[int, int, int], ...] = ()
+    padded_dim: Optional[int] = None
+
+
+@dataclass
+class RankLayout:
+    """What one rank wants, tensor by tensor. `add` in any order."""
+
+    rank: int
+    world_size: int
+    meshes: List[Mesh] = field(default_factory=list)
+    shardings: List[Sharding] = field(default_factory=list)
+    names: List[str] = field(default_factory=list)
+    sharding_of: List[int] = field(default_factory=list)
+    dtypes: List[int] = field(default_factory=list)
+    shapes: List[Sequence[int]] = field(default_factory=list)
+    aliases: Dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, shape: Sequence[int], sharding: int, dtype: int = 0,
+            aliases: Sequence[str] = ()) -> None:
+        """One tensor: its global shape, an index into `shardings`, a Dtype number (0: the file's)."""
+        for alias in aliases:
+            self.aliases[alias] = len(self.names)
+        self.names.append(name)
+        self.sharding_of.append(sharding)
+        self.dtypes.append(dtype)
+        self.shapes.append(shape)
+
+    def fill(self, message) -> None:
+        """Writes this into a ckptd.v1.RankLayout."""
+        message.rank, message.world_size = self.rank, self.world_size
+        for mesh in self.meshes:
+            message.meshes.add(shape=mesh.shape, ranks=mesh.ranks, dim_names=mesh.dim_names)
+        for sharding in self.shardings:
+            entry = message.shardings.add()
+            if sharding.mesh is not None:
+                entry.mesh = sharding.mesh
+            for kind, dim, split_factor in sharding.placements:
+                entry.placements.add(kind=kind, dim=dim, split_factor=split_factor)
+            if sharding.padded_dim is not None:
+                entry.padded_dim = sharding.padded_dim
+        message.names.extend(self.names)
+        message.sharding_of.extend(self.sharding_of)
+        message.dtypes.extend(self.dtypes)
+        message.ranks_of_shape.extend([len(shape) for shape in self.shapes])
+        message.dims.extend([size for shape in self.shapes for size in shape])
+        message.alias_names.extend(self.aliases)
+        message.alias_tensors.extend(self.aliases.values())
+
+
+def fill_layout(message, layout) -> None:
+    """Writes any accepted spelling into a ckptd.v1.Layout; None is a full copy on every rank."""
+    if layout is None:
+        message.rules = f"replicate:{_address.world_size()}"
+    elif isinstance(layout, str):
+        message.rules = layout
+    elif isinstance(layout, dict):
+        message.rules = json.dumps(layout)
+    elif isinstance(layout, RankLayout):
+        layout.fill(message.rank_layout)
+    else:
+        raise InvalidArgument(
+            f"reading layout=: {type(layout).__name__} is no layout; use a string such as 'fsdp:8', "
+            "a dict of layout rules, or a ckptd.RankLayout",
+            "LAYOUT_INVALID",
+        )
+
+
+def fill_policy(message, dtype, keep_fp32: Sequence[str]) -> None:
+    """Writes dtype= and keep_fp32= into a ckptd.v1.DtypePolicy."""
+    if dtype is not None:
+        try:
+            message.cast_to = _dtypes.parse(dtype).number
+        except ValueError as error:
+            raise InvalidArgument(f"reading dtype=: {error}", "INVALID_REQUEST") from None
+    message.keep_f32.extend([keep_fp32] if isinstance(keep_fp32, str) else keep_fp32)
+
+

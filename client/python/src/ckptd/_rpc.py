@@ -1,0 +1,140 @@
+"""Calls to one daemon: channel, deadlines, errors. gRPC is imported on first use.
+
+A channel belongs to the process that opened it: gRPC's threads do not survive
+fork, so a child that calls opens a channel of its own.
+"""
+
+import os
+import threading
+import time
+from typing import Optional
+
+from . import _proto
+from ._address import Address, unreachable
+from ._errors import DeadlineExceeded, Error, Unavailable, from_details, make
+
+_OPTIONS = (
+    # One channel, one connection: closing the channel then really closes it.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 1.0
+# How long a daemon may be gone, as while its supervisor restarts it, before a
+# call gives up although its own deadline is further away.
+GONE_SECONDS = 15.0
+
+
+class Deadline:
+    """A point in time that all steps of one operation share."""
+
+    def __init__(self, timeout: float):
+        self.timeout = float(timeout)
+        self._end = time.monotonic() + self.timeout
+
+    def left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    def passed(self) -> bool:
+        return self.left() <= 0
+
+    def exceeded(self, doing: str, waits_for: str) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"{doing}: not done after {self.timeout:g} s, still waiting for {waits_for}; "
+            "raise timeout=, or see `ckptctl list` and the daemon's log",
+            "DEADLINE",
+            {"waits_for": waits_for, "timeout": f"{self.timeout:g}"},
+        )
+
+
+class Connection:
+    """Calls methods of CheckpointService at `address`. Thread-safe."""
+
+    def __init__(self, address: Address):
+        self.address = address
+        self._lock = threading.Lock()
+        self._channel = None
+        self._pid: Optional[int] = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Closes the channel; a later call opens it again."""
+        with self._lock:
+            channel, self._channel = self._channel, None
+            # A channel inherited by fork is left alone: its threads are gone.
+            if channel is not None and self._pid == os.getpid():
+                channel.close()
+
+    def _open(self):
+        import grpc
+
+        with self._lock:
+            if self._channel is None or self._pid != os.getpid():
+                self._channel = grpc.insecure_channel(self.address.target, options=_OPTIONS)
+                self._pid = os.getpid()
+            return self._channel
+
+    def _callable(self, method: str):
+        path, request, response, streams = _proto.METHODS[f"CheckpointService.{method}"]
+        kind = "unary_stream" if streams else "unary_unary"
+        return getattr(self._open(), kind)(
+            path,
+            request_serializer=_proto.message(request).SerializeToString,
+            response_deserializer=_proto.message(response).FromString,
+        )
+
+    def _translate(self, error, doing: str, deadline: Deadline) -> Error:
+        import grpc
+
+        for key, value in error.trailing_metadata() or ():
+            if key == "grpc-status-details-bin":
+                ours = from_details(value)
+                if ours is not None:
+                    return ours
+        code = error.code()
+        if code == grpc.StatusCode.UNAVAILABLE:
+            return unreachable(self.address, ConnectionError(error.details() or "connection lost"))
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return deadline.exceeded(doing, f"the daemon at {self.address}")
+        number = code.value[0] if isinstance(code.value, tuple) else code.value
+        return make(number, f"{doing}: {error.details()}")
+
+    def call(self, method: str, request, doing: str, deadline: Deadline, retry: bool = True):
+        """One unary call. With `retry`, a lost connection is tried again for a while.
+
+        Only for methods that may safely run twice.
+        """
+        import grpc
+
+        pause, gone = _FIRST_PAUSE, Deadline(min(GONE_SECONDS, deadline.left()))
+        while True:
+            try:
+                return self._callable(method)(request, timeout=max(deadline.left(), 1e-3))
+            except grpc.RpcError as raw:
+                error = self._translate(raw, doing, deadline)
+            if not (retry and is_transient(error)) or gone.left() <= pause:
+                raise error
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def stream(self, method: str, request, doing: str, deadline: Deadline):
+        """Yields the messages of a server stream; cancels it when abandoned."""
+        import grpc
+
+        replies = self._callable(method)(request, timeout=max(deadline.left(), 1e-3))
+        try:
+            for reply in replies:
+                yield reply
+        except grpc.RpcError as raw:
+            raise self._translate(raw, doing, deadline) from None
+        finally:
+            replies.cancel()
+
+
+def is_transient(error: Error) -> bool:
+    """Whether the same call may succeed in a moment: the connection failed, not the request."""
+    return isinstance(error, Unavailable) and error.reason == "DAEMON_UNREACHABLE"

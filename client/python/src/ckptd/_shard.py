@@ -1,0 +1,200 @@
+"""A shard: one rank's tensors as memory mapped into this process."""
+
+import collections.abc
+from typing import Iterator, Optional, Tuple
+
+from . import _dtypes, _fds, _proto, _types
+from ._errors import FailedPrecondition
+from ._mapping import Mapping, check_segments
+from ._rpc import Connection, Deadline
+from ._table import Table
+
+_MEMFD = 1  # ckptd.v1.HandleKind
+
+
+class TensorView:
+    """One tensor in a shard's memory. Immutable, thread-safe; keeps the memory mapped.
+
+    name, dtype (header name such as "BF16"), shape (local), offset and nbytes in
+    the slab, padded_nbytes (with the zero tail FSDP2 asks for), digest (XXH3, or
+    None), writable. Memory of a shared shard is read-only: buffers and arrays say
+    so, but a torch tensor cannot, and writing through one ends the process with
+    SIGSEGV.
+    """
+
+    __slots__ = ("name", "shape", "offset", "nbytes", "padded_nbytes", "digest", "writable", "_dtype",
+                 "_array", "__weakref__")
+
+    def __init__(self, shard: "Shard", index: int):
+        table = shard.table
+        self.name: str = table.names[index]
+        self.shape: Tuple[int, ...] = table.shapes[index]
+        self.offset: int = table.offsets[index]
+        self.nbytes: int = table.nbytes[index]
+        self.padded_nbytes: int = table.padded_nbytes[index]
+        self.digest: Optional[int] = table.digests[index] if table.digests else None
+        self.writable: bool = shard.mapping.writable
+        self._dtype = table.dtypes[index]
+        self._array = shard.array
+
+    def __repr__(self) -> str:
+        return f"<ckptd.TensorView {self.name} {self.dtype}{list(self.shape)}>"
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype.name
+
+    @property
+    def pointer(self) -> int:
+        return self._array.owner.address + self.offset
+
+    @property
+    def buffer(self) -> memoryview:
+        """The bytes, without padding. Read-only where the memory is."""
+        view = memoryview(self._array).cast("B")[self.offset:self.offset + self.nbytes]
+        return view if self.writable else view.toreadonly()
+
+    @property
+    def padded_buffer(self) -> memoryview:
+        view = memoryview(self._array).cast("B")[self.offset:self.offset + self.padded_nbytes]
+        return view if self.writable else view.toreadonly()
+
+    def _typed(self):
+        import numpy
+
+        if self._dtype.numpy is None:
+            raise TypeError(f"{self.name} is {self.dtype}, elements smaller than a byte; use .buffer")
+        return numpy.frombuffer(self.buffer, dtype=self._dtype.numpy).reshape(self.shape)
+
+    def numpy(self):
+        """A NumPy array over the memory. Raises TypeError for types NumPy has not (BF16, FP8)."""
+        if not self._dtype.exact:
+            raise TypeError(f"{self.name} is {self.dtype}, which NumPy has not; use .buffer, "
+                            "torch.from_dlpack or ml_dtypes over numpy.frombuffer(view.buffer)")
+        return self._typed()
+
+    @property
+    def __array_interface__(self) -> dict:
+        if not self._dtype.exact:
+            # AttributeError makes NumPy look for another way instead of misreading bytes.
+            raise AttributeError(f"{self.dtype} has no NumPy type")
+        return {"version": 3, "shape": self.shape, "typestr": self._dtype.numpy,
+                "data": self.buffer if self.nbytes else (0, not self.writable), "strides": None}
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return (1, 0)
+
+    def __dlpack__(self, **options):
+        """A DLPack capsule; read-only memory needs a consumer that can be told so."""
+        from . import _dlpack
+
+        return _dlpack.capsule(self._typed(), self._dtype, options)
+
+
+class _Tensors(collections.abc.Mapping):
+    """Names, then further names of tied tensors, to views."""
+
+    def __init__(self, shard: "Shard"):
+        self._shard = shard
+
+    def __getitem__(self, name: str) -> TensorView:
+        return TensorView(self._shard, self._shard.table.index[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shard.table.index)
+
+    def __len__(self) -> int:
+        return len(self._shard.table.index)
+
+    def __contains__(self, name) -> bool:
+        return name in self._shard.table.index
+
+
+class Shard:
+    """This rank's part of a checkpoint, mapped. A context manager.
+
+    tensors maps each name (aliases too) to a TensorView. The daemon counts the
+    lease until close(), or until the last view of the memory is gone. Memory
+    stays valid as long as anything uses it, closed or not, daemon or not.
+    """
+
+    def __init__(self, reply, checkpoint: str, table: Table, mapping: Mapping, array, lease: _fds.Lease):
+        self.checkpoint = checkpoint
+        self.lease_name: str = reply.lease
+        self.mode: str = mapping.mode
+        self.slab_bytes: int = reply.slab_bytes
+        self.table = table
+        self.mapping = mapping
+        self.array = array
+        self._lease = lease
+
+    def __enter__(self) -> "Shard":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "leased" if self._lease.open else "closed"
+        return f"<ckptd.Shard of {self.checkpoint}, {len(self.table.names)} tensors, {self.mode}, {state}>"
+
+    @property
+    def tensors(self) -> _Tensors:
+        return _Tensors(self)
+
+    @property
+    def aliases(self) -> dict:
+        """Further name -> name of the tensor it is."""
+        return {alias: self.table.names[i] for alias, i in self.table.aliases.items()}
+
+    @property
+    def closed(self) -> bool:
+        return not self._lease.open
+
+    def close(self) -> None:
+        """Ends the lease. Views stay valid; the daemon may drop its own copy from now on."""
+        self._lease.close()
+
+
+def _read_table(connection: Connection, name: str, reply, deadline: Deadline) -> Table:
+    table = Table(f"the tensor table of {name}", reply.slab_bytes)
+    table.add_page(reply.tensors)
+    token = reply.next_page_token
+    while token:
+        page = connection.call(
+            "ListShardTensors", _proto.message("ListShardTensorsRequest")(name=name, page_token=token),
+            f"reading the tensor table of {name}", deadline)
+        table.add_page(page.tensors)
+        token = page.next_page_token
+    table.finish(reply.tensor_count)
+    return table
+
+
+def _release(connection: Connection, lease: str) -> None:
+    """Gives back a lease that never got its connection; the daemon would time it out anyway."""
+    try:
+        connection.call("ReleaseShard", _proto.message("ReleaseShardRequest")(lease=lease),
+                        "releasing a shard", Deadline(1.0), retry=False)
+    except Exception:  # the error that led here matters more
+        return
+
+
+def acquire(connection: Connection, name: str, mode: int, deadline: Deadline) -> Shard:
+    request = _proto.message("AcquireShardRequest")(name=name, mode=mode, accepted_kinds=[_MEMFD])
+    # An EXCLUSIVE answer that got lost may have handed the memory over: not tried again.
+    reply = connection.call("AcquireShard", request, f"acquiring {name}", deadline,
+                            retry=mode != _types.MODES["exclusive"])
+    try:
+        if reply.WhichOneof("handle") != "memfd":
+            raise FailedPrecondition(f"acquiring {name}: the daemon offers memory of a kind this client "
+                                     "cannot map; update the Python package", "HANDLE_KIND")
+        segments = list(reply.memfd.segment_bytes)
+        check_segments(segments, reply.slab_bytes)
+        mapping = Mapping(segments, _types.MODE_NAMES.get(reply.mode, "shared"))
+        table = _read_table(connection, name, reply, deadline)
+        lease = _fds.receive(reply.memfd.fd_socket, reply.token, len(segments), deadline, mapping.add)
+    except BaseException:
+        _release(connection, reply.lease)
+        raise
+    mapping.hold(lease)
+    return Shard(reply, name, table, mapping, mapping.complete(), lease)

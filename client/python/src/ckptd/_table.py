@@ -1,0 +1,75 @@
+"""The tensor table of a shard, checked against its slab before anything is mapped from it."""
+
+import math
+from typing import Dict, List, Tuple
+
+from . import _dtypes, _types
+from ._errors import DataLoss
+
+_ALIGNMENT = 512
+
+
+class Table:
+    """Columns, entry i of each belongs to tensor i. `index` also knows the aliases."""
+
+    def __init__(self, what: str, slab_bytes: int):
+        self._what = what
+        self._slab_bytes = slab_bytes
+        self.names: List[str] = []
+        self.dtypes: List[_dtypes.Dtype] = []
+        self.shapes: List[Tuple[int, ...]] = []
+        self.offsets: List[int] = []
+        self.nbytes: List[int] = []
+        self.padded_nbytes: List[int] = []
+        self.digests: List[int] = []
+        self.aliases: Dict[str, int] = {}
+        self.index: Dict[str, int] = {}
+
+    def _refuse(self, why: str):
+        raise DataLoss(f"reading {self._what}: {why}; the daemon's answer cannot be trusted, update the "
+                       "daemon and this client", "INVALID_REPLY")
+
+    def add_page(self, page) -> None:
+        names, ranks = list(page.names), list(page.ranks_of_shape)
+        dtypes, offsets = list(page.dtypes), list(page.offsets)
+        sizes, padded, digests = list(page.bytes), list(page.padded_bytes), list(page.digests)
+        count = len(names)
+        if any(len(column) != count for column in (ranks, dtypes, offsets, sizes, padded)) or len(
+                digests) not in (0, count):
+            self._refuse("its columns have different lengths")
+        shapes = _types.shapes_of(ranks, list(page.dims), self._what)
+        rows = [self._row(*entry) for entry in zip(names, dtypes, shapes, offsets, sizes, padded)]
+        self.names += names
+        self.dtypes += rows
+        self.shapes += shapes
+        self.offsets += offsets
+        self.nbytes += sizes
+        self.padded_nbytes += padded
+        self.digests += digests
+        self.aliases.update(zip(page.alias_names, page.alias_tensors))
+
+    def _row(self, name, dtype, shape, offset, size, padded) -> _dtypes.Dtype:
+        row = _dtypes.BY_NUMBER.get(dtype)
+        if row is None:
+            self._refuse(f"tensor {name!r} has the unknown element type {dtype}")
+        if math.prod(shape) * row.bits != size * 8:
+            self._refuse(f"tensor {name!r} of shape {list(shape)} in {row.name} cannot have {size} bytes")
+        if offset % _ALIGNMENT or padded < size or offset + padded > self._slab_bytes:
+            self._refuse(f"tensor {name!r} lies at bytes {offset} to {offset + max(size, padded)} of a "
+                         f"slab of {self._slab_bytes}")
+        return row
+
+    def finish(self, tensor_count: int) -> None:
+        """To be called after the last page."""
+        count = len(self.names)
+        if count != tensor_count:
+            self._refuse(f"{count} tensors arrived, {tensor_count} were announced")
+        if self.digests and len(self.digests) != count:
+            self._refuse("only some pages carry digests")
+        self.index = dict(zip(self.names, range(count)))
+        if len(self.index) != count:
+            self._refuse("a tensor is listed twice")
+        for alias, target in self.aliases.items():
+            if target >= count or alias in self.index:
+                self._refuse(f"the further name {alias!r} refers to no tensor, or is one itself")
+            self.index[alias] = target

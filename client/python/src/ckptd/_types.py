@@ -1,0 +1,218 @@
+"""Plain values of the API, made from messages."""
+
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Tuple
+
+from . import _dtypes, _proto
+from ._errors import DataLoss, Error, make
+
+MODES = {"shared": 1, "private": 2, "exclusive": 3}
+MODE_NAMES = {number: name for name, number in MODES.items()}
+_STAGES = _proto.enum_names("Stage", "STAGE_")
+_STATES = {0: "UNSPECIFIED", 1: "LOADING", 2: "ACTIVE", 3: "UNLOADING", 4: "FAILED", 5: "TAKEN"}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a load has come; counts cover the whole group."""
+
+    stage: str
+    bytes_total: int
+    bytes_done: int
+    bytes_per_second: float
+    slowest_rank: int  # -1 when unknown
+    waiting_ranks: Tuple[int, ...]
+    storage_bytes: int
+    sent_bytes: int
+    stages: Tuple[Tuple[str, float], ...]  # finished ones, seconds each
+
+    @property
+    def waits_for(self) -> str:
+        """What the load is busy with, for people."""
+        if self.waiting_ranks:
+            return f"ranks {', '.join(map(str, self.waiting_ranks))} to state their tensors"
+        text = self.stage.lower()
+        if self.bytes_total:
+            text += f", {self.bytes_done} of {self.bytes_total} bytes"
+        if self.slowest_rank >= 0:
+            text += f", rank {self.slowest_rank} is the slowest"
+        return text
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded (or loading) generation of a source, as one rank's daemon sees it."""
+
+    name: str  # checkpoints/{id}
+    source: str
+    state: str
+    rank: int
+    world_size: int
+    slab_bytes: int
+    tensor_count: int
+    intended_mode: str
+    plan_digest: str
+    identity: str
+    digests: bool
+    pinned: bool
+    lease_count: int
+    layout: str
+    progress: Progress
+    failure: Optional[Error] = None
+    # Of the load call only: whether it was resident already, and in what it
+    # differs from another generation of the same source.
+    resident: bool = False
+    differs: Tuple[str, ...] = ()
+
+
+def seconds(duration) -> float:
+    return duration.seconds + duration.nanos * 1e-9
+
+
+def progress_of(message) -> Progress:
+    return Progress(
+        stage=_STAGES.get(message.stage, str(message.stage)),
+        bytes_total=message.bytes_total,
+        bytes_done=message.bytes_done,
+        bytes_per_second=message.bytes_per_second,
+        slowest_rank=message.slowest_rank,
+        waiting_ranks=tuple(message.waiting_ranks),
+        storage_bytes=message.storage_bytes,
+        sent_bytes=message.sent_bytes,
+        stages=tuple((_STAGES.get(t.stage, str(t.stage)), seconds(t.duration)) for t in message.stages),
+    )
+
+
+def checkpoint_of(message, resident: bool = False, differs=()) -> Checkpoint:
+    failure = None
+    if message.HasField("failure"):
+        facts = {"rank": str(message.failure.rank)} if message.failure.rank >= 0 else {}
+        failure = make(message.failure.code, message.failure.message, message.failure.reason, facts)
+    return Checkpoint(
+        name=message.name,
+        source=message.source,
+        state=_STATES.get(message.state, str(message.state)),
+        rank=message.rank,
+        world_size=message.world_size,
+        slab_bytes=message.slab_bytes,
+        tensor_count=message.tensor_count,
+        intended_mode=MODE_NAMES.get(message.intended_mode, "shared"),
+        plan_digest=message.plan_digest,
+        identity=message.identity,
+        digests=message.digests,
+        pinned=message.pinned,
+        lease_count=message.lease_count,
+        layout=message.layout,
+        progress=progress_of(message.progress),
+        failure=failure,
+        resident=resident,
+        differs=tuple(differs),
+    )
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+    file: str
+    offset: int
+    nbytes: int
+
+
+@dataclass
+class Source:
+    """What a checkpoint on storage holds."""
+
+    source: str
+    files: List[Tuple[str, int]]  # path, bytes
+    tensor_count: int
+    tensor_bytes: int
+    metadata: Dict[str, str]
+    tensors: Dict[str, SourceTensor] = field(default_factory=dict)
+    aliases: Dict[str, str] = field(default_factory=dict)  # name -> tensor it is
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors or name in self.aliases
+
+    def find(self, name: str) -> Optional[SourceTensor]:
+        return self.tensors.get(self.aliases.get(name, name))
+
+
+def shapes_of(ranks: List[int], dims: List[int], what: str) -> List[Tuple[int, ...]]:
+    """Splits a flat column of dimensions into shapes."""
+    if sum(ranks) != len(dims):
+        raise DataLoss(
+            f"reading {what}: {len(dims)} dimensions are listed for shapes of {sum(ranks)}; "
+            "the daemon and this client do not fit together, update both",
+            "INVALID_REPLY",
+        )
+    shapes, at = [], 0
+    for rank in ranks:
+        shapes.append(tuple(dims[at:at + rank]))
+        at += rank
+    return shapes
+
+
+def add_page(source: Source, table) -> None:
+    """Adds one page of an InspectCheckpoint reply."""
+    columns = [
+        list(c) for c in (table.names, table.dtypes, table.ranks_of_shape, table.files, table.offsets,
+                          table.bytes)
+    ]
+    what = f"the tensors of {source.source}"
+    if len({len(column) for column in columns}) > 1 or any(f >= len(source.files) for f in columns[3]):
+        raise DataLoss(f"reading {what}: the columns of the daemon's table do not fit together; "
+                       "update the daemon and this client", "INVALID_REPLY")
+    names, dtypes, ranks, files, offsets, sizes = columns
+    for i, shape in enumerate(shapes_of(ranks, list(table.dims), what)):
+        row = _dtypes.BY_NUMBER.get(dtypes[i])
+        source.tensors[names[i]] = SourceTensor(
+            names[i], row.name if row else str(dtypes[i]), shape, source.files[files[i]][0],
+            offsets[i], sizes[i])
+    source.aliases.update(zip(table.alias_names, table.alias_targets))
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    rank: int
+    slab_bytes: int
+    tensor_bytes: int
+    tensor_count: int
+    received_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Dry run of a load."""
+
+    ranks: Tuple[RankPlan, ...]
+    files: Tuple[Tuple[str, int], ...]  # path, bytes that would be read
+    storage_bytes: int
+    peak_rank_bytes: int
+    total_slab_bytes: int
+    plan_digest: str
+
+
+def plan_of(message) -> Plan:
+    return Plan(
+        ranks=tuple(
+            RankPlan(r.rank, r.slab_bytes, r.tensor_bytes, r.tensor_count, r.received_bytes)
+            for r in message.ranks),
+        files=tuple((f.path, f.read_bytes) for f in message.files),
+        storage_bytes=message.storage_bytes,
+        peak_rank_bytes=message.peak_rank_bytes,
+        total_slab_bytes=message.total_slab_bytes,
+        plan_digest=message.plan_digest,
+    )
+
+
+@dataclass(frozen=True)
+class Verification:
+    tensor_count: int
+    nbytes: int
+    mismatched: Tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.mismatched

@@ -1,0 +1,94 @@
+"""Buffers that no checkpoint holds, such as rotary frequencies, left on meta.
+
+They are computed again by whoever knows how: Hugging Face models by their own
+_init_weights, other models by the caller's function. Never guessed, never zeros.
+"""
+
+from typing import Callable, List, Optional
+
+import torch
+from torch import nn
+
+from .._errors import FailedPrecondition
+from ._targets import Target
+
+InitBuffers = Callable[[nn.Module, List[str]], None]
+
+
+class _Blank:
+    """An empty buffer put in place of one on meta, and whether it has been filled."""
+
+    def __init__(self, target: Target):
+        self.target = target
+        self.meta = target.tensor
+        self.empty = torch.empty(self.meta.shape, dtype=self.meta.dtype, device="cpu")
+        self.version = self.empty._version
+
+    def place(self, value) -> None:
+        for module, name in self.target.slots:
+            module._buffers[name] = value
+
+    def filled(self) -> bool:
+        """Written in place, or replaced by another real tensor."""
+        module, name = self.target.slots[0]
+        now = module._buffers.get(name)
+        if now is None or now.is_meta:
+            return False
+        if now is self.empty:
+            return now._version != self.version or now.numel() == 0
+        return True
+
+
+def remake(model: nn.Module, left: List[Target], init_buffers: Optional[InitBuffers]) -> List[str]:
+    """Fills the buffers of `left`, all on meta. Returns their names, or raises naming those it could not.
+
+    Buffers nobody filled go back to meta before the error is raised.
+    """
+    blanks = [_Blank(target) for target in left]
+    for blank in blanks:
+        blank.place(blank.empty)
+    done = False
+    try:
+        _by_hugging_face(model, blanks)
+        open_names = [name for b in blanks if not b.filled() for name in b.target.names]
+        if open_names and init_buffers is not None:
+            init_buffers(model, open_names)
+        done = True
+    finally:
+        unfilled = [blank for blank in blanks if not blank.filled()]
+        for blank in unfilled if done else blanks:
+            blank.place(blank.meta)
+    if unfilled:
+        names = sorted(blank.target.name for blank in unfilled)
+        raise FailedPrecondition(
+            f"filling the model: {len(names)} buffers are in no checkpoint and still without values "
+            f"({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}); pass init_buffers=, a function "
+            "of (model, names) that computes them", "BUFFERS_LEFT", {"buffers": ",".join(names)})
+    return sorted(blank.target.name for blank in blanks)
+
+
+def _by_hugging_face(model: nn.Module, blanks: List[_Blank]) -> None:
+    """Lets a transformers model compute the buffers of modules that own open ones."""
+    owners = {}
+    for blank in blanks:
+        for module, _ in blank.target.slots:
+            owners[id(module)] = module
+    roots = [m for m in model.modules() if callable(getattr(m, "_init_weights", None)) and hasattr(m, "config")]
+    if not owners or not roots:
+        return
+    # The flag by which transformers knows weights that hold values already.
+    marked = [p for p in model.parameters() if not getattr(p, "_is_hf_initialized", False)]
+    for param in marked:
+        param._is_hf_initialized = True
+    kept = {id(b): b for owner in owners.values() for b in owner._buffers.values() if b is not None}
+    empties = {id(blank.empty) for blank in blanks}
+    real = [b for key, b in kept.items() if key not in empties and not getattr(b, "_is_hf_initialized", False)]
+    for buffer in real:
+        buffer._is_hf_initialized = True
+    try:
+        with torch.no_grad():
+            for owner in owners.values():
+                roots[0]._init_weights(owner)
+    finally:
+        for tensor in (*marked, *real):
+            del tensor._is_hf_initialized

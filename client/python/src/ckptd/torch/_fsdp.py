@@ -1,0 +1,186 @@
+"""Everything this package knows about FSDP2's and DTensor's insides.
+
+Tried with torch 2.13. Older ones from 2.6 have the same names; where one is
+missing `usable` says so and the caller takes torch's public path.
+"""
+
+from typing import Dict, Iterable, List, Optional
+
+import torch
+from torch import nn
+
+try:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+except ImportError:  # a torch built without distributed
+    FSDPModule = DTensor = None
+
+from .._errors import FailedPrecondition
+
+_PARAM_NAMES = ("sharded_param", "_sharded_param_data", "padded_sharded_param_size", "sharded_size",
+                "fsdp_placement", "_sharding_spec", "_module_info")
+_GROUP_NAMES = ("_training_state", "_all_gather_result", "wait_for_unshard", "_sharded_state",
+                "_to_sharded", "fsdp_params")
+_HOOK_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
+
+
+def is_dtensor(tensor) -> bool:
+    return DTensor is not None and isinstance(tensor, DTensor)
+
+
+class Groups:
+    """The FSDP2 parameter groups inside a model."""
+
+    def __init__(self, model: nn.Module):
+        self.states: List = []
+        self.groups: List = []
+        self.params: Dict[int, object] = {}  # id(sharded parameter) -> FSDPParam
+        if FSDPModule is None:
+            return
+        seen = set()
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                state = module._get_fsdp_state()
+                if id(state) not in seen:
+                    seen.add(id(state))
+                    self.states.append(state)
+                    self.groups += _groups_of(state)
+        for group in self.groups:
+            _require(group, _GROUP_NAMES)
+            for param in group.fsdp_params:
+                _require(param, _PARAM_NAMES)
+                self.params[id(param.sharded_param)] = param
+
+    def settle(self) -> None:
+        """Puts every group into the sharded state, as between two steps.
+
+        A gathered group would go on with its gathered, old weights. Raises
+        FailedPrecondition between a forward and its backward.
+        """
+        for holder in (*self.states, *self.groups):
+            state = holder._training_state
+            if state.name != "IDLE":
+                raise FailedPrecondition(
+                    f"filling an FSDP2 model: it is in state {state.name}, inside a forward or before its "
+                    "backward; load between two steps", "MODEL_BUSY")
+        for group in self.groups:
+            if group._all_gather_result is not None:
+                group.wait_for_unshard()
+            group._to_sharded()
+
+
+def _groups_of(state) -> list:
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is not None:
+        return list(groups)
+    group = state._fsdp_param_group
+    return [] if group is None else [group]
+
+
+def _require(thing, names: Iterable[str]) -> None:
+    lacking = [name for name in names if not hasattr(thing, name)]
+    if lacking:
+        raise FailedPrecondition(
+            f"filling an FSDP2 model: PyTorch {torch.__version__} has no {', '.join(lacking)} in "
+            f"{type(thing).__name__}; use a PyTorch that this ckptd was tried with (2.6 to 2.13)",
+            "TORCH_UNSUPPORTED")
+
+
+def managed_elsewhere(slots) -> bool:
+    """Whether FSDP2 manages the parameter in one of `slots` (module, name), by the hook it leaves there."""
+    for module, name in slots:
+        for hook in module._load_state_dict_post_hooks.values():
+            if getattr(hook, "__module__", "") != _HOOK_MODULE:
+                continue
+            held = [cell.cell_contents for cell in hook.__closure__ or ()]
+            if not held or any(p._module_info.param_name == name for p in held):
+                return True
+    return False
+
+
+def keeps_short_shards() -> bool:
+    """Whether this FSDP2 keeps padded memory put in place; older ones copy short shards out."""
+    import inspect
+
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    return "same_local_tensor" in inspect.getsource(FSDPParam.reset_sharded_param)
+
+
+def subclass_of(param, fsdp_param) -> Optional[str]:
+    """Name of the local tensor's type when it is not a plain one, such as quantised weights."""
+    tensors = [param._local_tensor]
+    if fsdp_param is not None:
+        tensors.append(fsdp_param._sharded_param_data)
+    for tensor in tensors:
+        if type(tensor) is not torch.Tensor:
+            return type(tensor).__name__
+    return None
+
+
+def was_used(fsdp_param) -> bool:
+    """Whether a forward has made buffers of the present dtype for it."""
+    return bool(getattr(fsdp_param, "all_gather_outputs", None))
+
+
+def spec_of(param, fsdp_param):
+    """The DTensorSpec that says how `param` lies over its mesh."""
+    return param._spec if fsdp_param is None else fsdp_param._sharding_spec
+
+
+def spec_with_dtype(spec, dtype: torch.dtype):
+    import dataclasses
+
+    meta = spec.tensor_meta
+    return dataclasses.replace(spec, tensor_meta=meta._replace(dtype=dtype))
+
+
+def put(param, view: torch.Tensor, spec) -> None:
+    """Makes `view` the local tensor of the DTensor parameter `param`, keeping the object.
+
+    A wrapper's device and dtype are fixed when it is made, so on a change its
+    implementation is exchanged for that of a new one. Autograd's facts live in
+    the implementation and are carried over.
+    """
+    if param.device != view.device or param.dtype != view.dtype:
+        if spec.tensor_meta.dtype != view.dtype:
+            spec = spec_with_dtype(spec, view.dtype)
+        exchange(param, DTensor(view, spec, requires_grad=param.requires_grad))
+        param._spec = spec
+    param._local_tensor = view
+
+
+def put_storage(fsdp_param, flat: torch.Tensor) -> None:
+    """Tells FSDP2 that `flat`, padding included, is the parameter's memory."""
+    fsdp_param._sharded_param_data = flat
+    fsdp_param._sharding_spec = fsdp_param.sharded_param._spec
+
+
+def exchange(param, made) -> None:
+    """Gives `param` the implementation of `made`, keeping hooks, name and object."""
+    same_dtype = param.dtype == made.dtype
+    grad_dtype = getattr(param, "grad_dtype", None)
+    followed_dtype = grad_dtype == param.dtype
+    hooks, after = param._backward_hooks, getattr(param, "_post_accumulate_grad_hooks", None)
+    torch._C._swap_tensor_impl(param, made)
+    if hooks is not None:
+        param._backward_hooks = hooks
+    if after is not None:
+        param._post_accumulate_grad_hooks = after
+    if hasattr(param, "grad_dtype") and param.is_leaf and (same_dtype or not followed_dtype):
+        if param.grad_dtype != grad_dtype:
+            param.grad_dtype = grad_dtype
+
+
+def in_place_works(param, spec) -> bool:
+    """Tries the exchange on a scratch parameter made like `param`."""
+    try:
+        local = param._local_tensor
+        scratch = DTensor(torch.empty_like(local, device="meta"), spec, requires_grad=False)
+        fresh = torch.zeros(local.shape, dtype=local.dtype)
+        before = id(scratch)
+        put(scratch, fresh, spec)
+        return (id(scratch) == before and scratch.device == fresh.device
+                and scratch._local_tensor.data_ptr() == fresh.data_ptr() and scratch._spec is spec)
+    except Exception:  # any failure means: take the public path
+        return False

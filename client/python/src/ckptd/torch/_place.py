@@ -1,0 +1,213 @@
+"""Puts shard memory into a model: everything is checked before anything is touched."""
+
+from dataclasses import dataclass
+from typing import Dict, List, Optional
+
+import torch
+from torch import nn
+
+from .._errors import DataLoss, FailedPrecondition
+from . import _fsdp, _memory
+from .._shard import Shard
+from ._result import LoadResult
+from ._targets import Target
+
+
+@dataclass
+class Entry:
+    """A target and its place in the shard."""
+
+    target: Target
+    index: int
+    local_shape: tuple
+    public: Optional[str] = None  # why torch's public path is taken; None is in place
+
+
+def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
+    """Checks every target against the shard's table. The model is not touched.
+
+    Raises DataLoss if the shard is not what was asked for, FailedPrecondition if
+    the model is in no state to take it.
+    """
+    entries = [_entry(target, shard.table) for target in targets]
+    tried: Dict[int, bool] = {}
+    for entry in entries:
+        target = entry.target
+        if entry.public or target.spec is None or target.is_buffer:
+            continue
+        mesh = id(target.spec.mesh)
+        if mesh not in tried:
+            tried[mesh] = _fsdp.in_place_works(target.tensor, target.spec)
+        if not tried[mesh]:
+            entry.public = f"PyTorch {torch.__version__} does not let a DTensor's memory be exchanged"
+    return entries
+
+
+def _entry(target: Target, table) -> Entry:
+    index = table.index.get(target.name)
+    if index is None:
+        raise DataLoss(f"filling {target.name}: the shard lacks it although it was asked for; update the "
+                       "daemon and this client", "INVALID_REPLY", {"tensor": target.name})
+    local, padded = _local_shapes(target)
+    shape = table.shapes[index]
+    bits = table.dtypes[index].bits
+    expected = _count(padded) * bits // 8
+    if table.dtypes[index].number != _memory.number_of(target.dtype):
+        _differs(target, f"{table.dtypes[index].name} instead of {target.dtype}")
+    if shape != local:
+        _differs(target, f"shape {list(shape)} instead of {list(local)}")
+    if table.padded_nbytes[index] < expected:
+        _differs(target, f"{table.padded_nbytes[index]} bytes with padding instead of {expected}")
+    entry = Entry(target, index, local)
+    if not target.is_buffer:
+        _refuse_subclass(target)
+        _check_dtype_change(target)
+        entry.public = _refusal(target)
+    return entry
+
+
+def _differs(target: Target, what: str) -> None:
+    raise DataLoss(f"filling {target.name}: the daemon's shard has {what}; the placements were understood "
+                   "differently, so nothing was loaded; update the daemon and this client",
+                   "LAYOUT_MISMATCH", {"tensor": target.name})
+
+
+def _count(shape) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _local_shapes(target: Target):
+    """Shape of this rank's part, and the same with padding."""
+    if target.fsdp is not None:
+        return tuple(target.fsdp.sharded_size), tuple(target.fsdp.padded_sharded_param_size)
+    tensor = target.tensor if target.spec is None else target.tensor._local_tensor
+    shape = tuple(tensor.shape)
+    return shape, shape
+
+
+def _check_dtype_change(target: Target) -> None:
+    if target.dtype == target.tensor.dtype:
+        return
+    used = target.tensor.grad is not None or (target.fsdp is not None and _fsdp.was_used(target.fsdp))
+    if used:
+        raise FailedPrecondition(
+            f"filling {target.name}: it was already trained with as {target.tensor.dtype} and cannot become "
+            f"{target.dtype} in place; load before the first forward, or without dtype=", "MODEL_IN_USE",
+            {"tensor": target.name})
+
+
+def _refuse_subclass(target: Target) -> None:
+    tensor = target.tensor
+    kind = None
+    if target.spec is not None:
+        kind = _fsdp.subclass_of(tensor, target.fsdp)
+    elif type(tensor) is not nn.Parameter:
+        kind = type(tensor).__name__
+    if kind is not None:
+        raise FailedPrecondition(
+            f"filling {target.name}: it is a {kind}, whose bytes only its own code knows; load before it is "
+            "converted, or read the tensors with ckptd.torch.load_file", "TENSOR_SUBCLASS",
+            {"tensor": target.name})
+
+
+def _refusal(target: Target) -> Optional[str]:
+    """Why the parameter is left to torch's public path."""
+    if not hasattr(torch._C, "_swap_tensor_impl"):
+        return f"PyTorch {torch.__version__} cannot exchange a parameter's memory"
+    if target.fsdp is not None and target.fsdp.pin_memory:
+        return "CPUOffloadPolicy pins memory; CPUOffloadPolicy(pin_memory=False) keeps the daemon's"
+    if target.spec is None and not target.tensor.is_contiguous():
+        return "its memory order is not row-major"
+    return None
+
+
+def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
+    """Gives every entry its memory. Does not fail for entries that `prepare` passed."""
+    changed = []
+    with _memory.quick_dispatch():
+        for entry in entries:
+            flat = _memory.storage_of(shard.array, shard.table, entry.index)
+            view = flat.as_strided(entry.local_shape, _memory.contiguous_strides(entry.local_shape))
+            if entry.target.is_buffer:
+                _fill_buffer(entry.target, view)
+            elif entry.public is None:
+                _fill_parameter(entry.target, flat, view)
+                changed.append(entry.target.tensor)
+    # A graph recorded before now refuses to run backward over exchanged weights.
+    torch.autograd.graph.increment_version(changed)
+    for entry in entries:
+        if entry.public is not None:
+            _fill_publicly(entry, shard, result)
+    _note_copies(entries, shard, result)
+
+
+def _fill_buffer(target: Target, view: torch.Tensor) -> None:
+    if target.spec is not None:
+        view = _fsdp.DTensor(view, target.spec, requires_grad=False)
+    for module, name in target.slots:
+        module._buffers[name] = view
+    target.tensor = view
+
+
+def _fill_parameter(target: Target, flat: torch.Tensor, view: torch.Tensor) -> None:
+    param = target.tensor
+    if target.spec is not None:
+        _fsdp.put(param, view, target.spec)
+        if target.fsdp is not None:
+            _fsdp.put_storage(target.fsdp, flat)
+    elif param.device != view.device or param.dtype != view.dtype:
+        _fsdp.exchange(param, torch.Tensor._make_subclass(nn.Parameter, view, param.requires_grad))
+    else:
+        param.data = view
+
+
+def _fill_publicly(entry: Entry, shard: Shard, result: LoadResult) -> None:
+    """torch's own load_state_dict(assign=True), one parameter at a time on its own module."""
+    target = entry.target
+    flat = _memory.storage_of(shard.array, shard.table, entry.index)
+    value = flat.as_strided(entry.local_shape, _memory.contiguous_strides(entry.local_shape))
+    if target.fsdp is not None:
+        # FSDP2 keeps padded memory that it already knows, instead of copying it out.
+        target.fsdp._sharded_param_data = flat
+    if target.spec is not None:
+        tensor = target.tensor
+        value = _fsdp.DTensor.from_local(value, tensor.device_mesh, tensor.placements, run_check=False,
+                                         shape=tensor.shape, stride=tensor.stride())
+    module, name = target.slots[0]
+    before = target.tensor
+    module.load_state_dict({name: value}, strict=False, assign=True)
+    param = module._parameters[name]
+    for other, other_name in target.slots[1:]:
+        other._parameters[other_name] = param
+    if param is not before:
+        result.replaced[target.name] = entry.public
+    target.tensor = param
+
+
+def _note_copies(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
+    low = shard.mapping.address
+    high = low + shard.mapping.nbytes
+    for entry in entries:
+        tensor = entry.target.tensor
+        local = tensor._local_tensor if entry.target.spec is not None else tensor
+        if local.numel() and not low <= local.data_ptr() < high:
+            result.copied[entry.target.name] = entry.public or "its memory was exchanged meanwhile"
+        elif entry.target.fsdp is not None and not _keeps(entry):
+            result.copied[entry.target.name] = (
+                f"FSDP2 of PyTorch {torch.__version__} copies short shards out at the first forward")
+
+
+_short_shards_kept: List[bool] = []
+
+
+def _keeps(entry: Entry) -> bool:
+    """Whether FSDP2 will leave this parameter's memory in the slab."""
+    fsdp_param = entry.target.fsdp
+    if fsdp_param.sharded_size == fsdp_param.padded_sharded_param_size:
+        return True
+    if not _short_shards_kept:
+        _short_shards_kept.append(_fsdp.keeps_short_shards())
+    return _short_shards_kept[0]

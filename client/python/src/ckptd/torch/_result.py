@@ -1,0 +1,49 @@
+"""What a load did."""
+
+from dataclasses import dataclass, field
+from typing import Dict, List
+
+
+@dataclass
+class LoadResult:
+    """Outcome of load_into.
+
+    missing: names of the model that the checkpoint lacks (left as they were).
+    unexpected: names of the checkpoint that the model lacks.
+    copied: name -> why its memory is a copy and not the daemon's; empty is the rule.
+    replaced: name -> why its Parameter object had to be replaced (an optimizer
+    built before does not know the new one); empty is the rule.
+    made: buffers no checkpoint holds, which were computed anew.
+    nbytes: bytes of this rank's tensors. seconds: per stage, and "total".
+    mode: how the memory is attached. resident: the daemon had it already.
+    """
+
+    checkpoint: str
+    mode: str
+    nbytes: int = 0
+    tensor_count: int = 0
+    resident: bool = False
+    missing: List[str] = field(default_factory=list)
+    unexpected: List[str] = field(default_factory=list)
+    copied: Dict[str, str] = field(default_factory=dict)
+    replaced: Dict[str, str] = field(default_factory=dict)
+    made: List[str] = field(default_factory=list)
+    seconds: Dict[str, float] = field(default_factory=dict)
+
+    @property
+    def missing_keys(self) -> List[str]:
+        """As Module.load_state_dict's result names it."""
+        return self.missing
+
+    @property
+    def unexpected_keys(self) -> List[str]:
+        return self.unexpected
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.tensor_count} tensors, {self.nbytes / 1e9:.3g} GB on this rank",
+            f"{self.seconds.get('total', 0.0):.3g} s",
+            f"{self.mode}, {'resident' if self.resident else 'loaded'} as {self.checkpoint}",
+            f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, {len(self.copied)} copied",
+        ]
+        return "; ".join(parts)

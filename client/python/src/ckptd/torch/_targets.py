@@ -1,0 +1,180 @@
+"""Lists a model's tensors and states them as a rank's layout.
+
+Only states mesh and placements as the model has them; where that puts bytes is
+the daemon's business.
+"""
+
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Tuple
+
+import torch
+from torch import nn
+
+from .._errors import FailedPrecondition, InvalidArgument, Unimplemented
+from .._layout import REPLICATE, SHARD, STRIDED_SHARD, Mesh, RankLayout, Sharding
+from . import _fsdp, _memory
+
+# Wrappers that put themselves into module paths but not into checkpoint names.
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+@dataclass
+class Target:
+    """One tensor of the model, under all its names; tied ones are one target."""
+
+    names: List[str]
+    tensor: torch.Tensor
+    slots: List[Tuple[nn.Module, str]]  # modules that hold it, and under which name
+    is_buffer: bool
+    persistent: bool
+    fsdp: Optional[object] = None  # its FSDPParam
+    spec: Optional[object] = None  # its DTensorSpec
+    dtype: Optional[torch.dtype] = None  # wanted
+    missing: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def clean(name: str) -> str:
+    """A module path's name as a checkpoint has it."""
+    for wrapper in _WRAPPERS:
+        if wrapper in name:
+            name = name.replace(wrapper, "")
+    return name
+
+
+def collect(model: nn.Module, groups: _fsdp.Groups) -> List[Target]:
+    """All parameters and buffers, each object once."""
+    found: Dict[int, Target] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        prefix = clean(f"{path}.") if path else ""
+        for name, param in module._parameters.items():
+            if param is not None:
+                _note(found, prefix + name, param, module, name, False, True)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                persistent = name not in module._non_persistent_buffers_set
+                _note(found, prefix + name, buffer, module, name, True, persistent)
+    targets = list(found.values())
+    for target in targets:
+        _attribute(target, groups)
+    _check_all_managed(targets, groups)
+    return targets
+
+
+def _note(found, full_name, tensor, module, name, is_buffer, persistent) -> None:
+    target = found.get(id(tensor))
+    if target is None:
+        found[id(tensor)] = Target([full_name], tensor, [(module, name)], is_buffer, persistent)
+        return
+    if full_name not in target.names:
+        target.names.append(full_name)
+    target.slots.append((module, name))
+    target.persistent = target.persistent or persistent
+
+
+def _attribute(target: Target, groups: _fsdp.Groups) -> None:
+    tensor = target.tensor
+    if not _fsdp.is_dtensor(tensor):
+        return
+    target.fsdp = groups.params.get(id(tensor))
+    target.spec = _fsdp.spec_of(tensor, target.fsdp)
+    if target.fsdp is None and _fsdp.managed_elsewhere(target.slots):
+        raise FailedPrecondition(
+            f"filling {target.name}: FSDP2 manages it from a module outside of the one given; pass the "
+            "whole model to load_into", "MODEL_PART")
+
+
+def _check_all_managed(targets: List[Target], groups: _fsdp.Groups) -> None:
+    reached = {id(target.tensor) for target in targets}
+    for key, param in groups.params.items():
+        if key not in reached:
+            raise FailedPrecondition(
+                f"filling an FSDP2 model: its parameter {param} is no longer the one in the module; "
+                "load before parameters are replaced", "MODEL_CHANGED")
+
+
+def choose_dtypes(targets: List[Target], dtype: Optional[torch.dtype]) -> None:
+    """The model's own dtypes, or `dtype` for floating tensors a checkpoint may hold."""
+    if dtype is not None and not _memory.is_castable(dtype):
+        raise InvalidArgument(
+            f"reading dtype={dtype}: weights can be cast to float16, bfloat16, float32 and float64",
+            "INVALID_REQUEST")
+    for target in targets:
+        own = target.tensor.dtype
+        cast = dtype is not None and target.persistent and _memory.is_castable(own)
+        target.dtype = dtype if cast else own
+        if not _memory.number_of(target.dtype):
+            raise Unimplemented(f"filling {target.name}: checkpoints hold no {target.dtype}",
+                                "DTYPE_UNSUPPORTED", {"tensor": target.name})
+
+
+@dataclass
+class _Statement:
+    """Meshes and shardings stated so far, each once."""
+
+    layout: RankLayout
+    meshes: Dict[int, int] = field(default_factory=dict)
+    shardings: Dict[tuple, int] = field(default_factory=dict)
+    plain: Optional[int] = None
+    kept: list = field(default_factory=list)  # keeps ids unique
+
+    def sharding(self, target: Target) -> int:
+        if target.spec is None:
+            if self.plain is None:
+                self.plain = self._add(Sharding())
+            return self.plain
+        spec = target.spec
+        padded = None if target.fsdp is None else target.fsdp.fsdp_placement.dim
+        key = (id(spec.mesh), spec.placements, padded)
+        index = self.shardings.get(key)
+        if index is None:
+            placements = tuple(_placement(p, target) for p in spec.placements)
+            index = self._add(Sharding(self._mesh(spec.mesh), placements, padded))
+            self.shardings[key] = index
+        return index
+
+    def _add(self, sharding: Sharding) -> int:
+        # Equal ones reached by different objects are one: the daemon's digest of
+        # the layout must not depend on object identity.
+        if sharding in self.layout.shardings:
+            return self.layout.shardings.index(sharding)
+        self.layout.shardings.append(sharding)
+        return len(self.layout.shardings) - 1
+
+    def _mesh(self, mesh) -> int:
+        index = self.meshes.get(id(mesh))
+        if index is None:
+            ranks = mesh.mesh
+            stated = Mesh(tuple(ranks.shape), tuple(ranks.flatten().tolist()),
+                          tuple(mesh.mesh_dim_names or ()))
+            if stated not in self.layout.meshes:
+                self.layout.meshes.append(stated)
+            index = self.meshes[id(mesh)] = self.layout.meshes.index(stated)
+            self.kept.append(mesh)
+        return index
+
+
+def _placement(placement, target: Target) -> Tuple[int, int, int]:
+    kind = type(placement).__name__
+    if kind == "Replicate":
+        return (REPLICATE, 0, 1)
+    if kind == "Shard":
+        return (SHARD, placement.dim, 1)
+    if kind == "_StridedShard":
+        return (STRIDED_SHARD, placement.dim, placement.split_factor)
+    raise InvalidArgument(
+        f"filling {target.name}: it is placed as {placement}, which no checkpoint can fill; only "
+        "Replicate, Shard and _StridedShard can be loaded", "LAYOUT_INVALID", {"tensor": target.name})
+
+
+def state(targets: List[Target], rank: int, world_size: int) -> RankLayout:
+    """The layout of this rank: every target, sorted by name."""
+    layout = RankLayout(rank, world_size)
+    statement = _Statement(layout)
+    for target in sorted(targets, key=lambda each: each.names[0]):
+        layout.add(target.names[0], tuple(target.tensor.shape), statement.sharding(target),
+                   _memory.number_of(target.dtype), target.names[1:])
+    return layout

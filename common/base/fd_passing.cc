@@ -1,0 +1,276 @@
+#include "common/base/fd_passing.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "fmt/format.h"
+
+namespace ckptd {
+namespace {
+
+constexpr int kBacklog = 128;
+constexpr auto kRetryPause = std::chrono::milliseconds(2);
+constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int) * kMaxFdsPerMessage);
+
+absl::Status Invalid(const std::string& message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest, message);
+}
+
+absl::Status SocketError(int error, const std::string& doing) {
+  const std::string message = doing + ": " + std::strerror(error);
+  switch (error) {
+    case EPIPE:
+    case ECONNRESET:
+    case ECONNREFUSED:
+    case ENOENT:
+    case ENOTCONN:
+      return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonUnreachable, message);
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS:
+    case ENOMEM:
+    case ETOOMANYREFS:
+      return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+                       message + "; raise the limit of open files (ulimit -n)");
+    case EACCES:
+    case EPERM:
+      return MakeError(absl::StatusCode::kPermissionDenied, reason::kDaemonUnreachable, message);
+    default:
+      return absl::InternalError(message);
+  }
+}
+
+absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof(address.sun_path) ||
+      path.find('\0') != std::string::npos) {
+    return Invalid(fmt::format(
+        "using the Unix socket '{}': its path has {} bytes, 1 to {} are possible; choose a "
+        "shorter directory",
+        path.substr(0, 200), path.size(), sizeof(address.sun_path) - 1));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+absl::StatusOr<UniqueFd> NewSocket() {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return SocketError(errno, "making a Unix socket");
+  return fd;
+}
+
+int ConnectOnce(int socket, const sockaddr_un& address) {
+  const auto* generic = reinterpret_cast<const sockaddr*>(&address);
+  return ::connect(socket, generic, sizeof(address)) == 0 ? 0 : errno;
+}
+
+// Takes ownership of every descriptor in the message.
+void CollectFds(msghdr& message, std::vector<UniqueFd>& fds) {
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
+       part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+      fds.emplace_back(fd);
+    }
+  }
+}
+
+// Removes the socket file of a process that is gone. FailedPrecondition when
+// the path is in use.
+absl::Status RemoveStaleSocket(const std::string& path, const sockaddr_un& address) {
+  struct stat info = {};
+  if (::lstat(path.c_str(), &info) != 0) {
+    return errno == ENOENT ? absl::OkStatus() : SocketError(errno, "looking at " + path);
+  }
+  if (!S_ISSOCK(info.st_mode)) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
+                     "listening on " + path +
+                         ": a file that is no socket is there; remove it or choose another path",
+                     {{"file", path}});
+  }
+  CKPTD_ASSIGN_OR_RETURN(const UniqueFd probe, NewSocket());
+  if (const int error = ConnectOnce(probe.get(), address); error != ECONNREFUSED) {
+    if (error == ENOENT) return absl::OkStatus();
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
+                     "listening on " + path +
+                         ": another process answers there; stop it or choose another path",
+                     {{"file", path}});
+  }
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return SocketError(errno, "removing the stale socket " + path);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status WaitForFd(int fd, short events, Deadline deadline, const std::string& doing) {
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+        deadline - std::chrono::steady_clock::now());
+    const auto timeout = std::clamp<std::chrono::milliseconds::rep>(left.count(), 0, 60'000);
+    pollfd entry = {.fd = fd, .events = events, .revents = 0};
+    const int ready = ::poll(&entry, 1, static_cast<int>(timeout));
+    if (ready > 0) return absl::OkStatus();
+    if (ready < 0 && errno != EINTR) return SocketError(errno, doing);
+    if (ready == 0 && std::chrono::steady_clock::now() >= deadline) {
+      return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                       doing + ": the other side did not answer in time; see whether it runs");
+    }
+  }
+}
+
+absl::Status SendWithFds(int socket, std::span<const std::byte> bytes, std::span<const int> fds,
+                         Deadline deadline) {
+  if (fds.size() > kMaxFdsPerMessage || (bytes.empty() && !fds.empty())) {
+    return Invalid(fmt::format("sending {} descriptors with {} bytes: at most {}, with 1 byte",
+                               fds.size(), bytes.size(), kMaxFdsPerMessage));
+  }
+  alignas(cmsghdr) std::array<char, kControlBytes> control = {};
+  size_t sent = 0;
+  while (sent < bytes.size()) {
+    iovec part = {.iov_base = const_cast<std::byte*>(bytes.data() + sent),
+                  .iov_len = bytes.size() - sent};
+    msghdr message = {};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (sent == 0 && !fds.empty()) {
+      message.msg_control = control.data();
+      message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(fds.size_bytes());
+      std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+    }
+    const ssize_t n = ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0) {
+      sent += static_cast<size_t>(n);
+    } else if (n < 0 && errno == ETOOMANYREFS && std::chrono::steady_clock::now() < deadline) {
+      // Too many descriptors of ours are on their way: the other side takes some
+      // out soon, and there is no event for that.
+      std::this_thread::sleep_for(kRetryPause);
+    } else if (n < 0 && errno == EAGAIN) {
+      CKPTD_RETURN_IF_ERROR(WaitForFd(socket, POLLOUT, deadline, "sending on a Unix socket"));
+    } else if (n < 0 && errno != EINTR) {
+      return SocketError(errno, "sending on a Unix socket");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Received> RecvWithFds(int socket, size_t max_bytes, size_t max_fds,
+                                     Deadline deadline) {
+  if (max_bytes == 0 || max_fds > kMaxFdsPerMessage) {
+    return Invalid("receiving on a Unix socket: a limit out of range");
+  }
+  alignas(cmsghdr) std::array<char, kControlBytes> control = {};
+  Received received;
+  received.bytes.resize(max_bytes);
+  for (;;) {
+    iovec part = {.iov_base = received.bytes.data(), .iov_len = max_bytes};
+    msghdr message = {};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    // CMSG_LEN, not CMSG_SPACE: its padding would let one descriptor more in.
+    message.msg_control = max_fds > 0 ? control.data() : nullptr;
+    message.msg_controllen = max_fds > 0 ? CMSG_LEN(sizeof(int) * max_fds) : 0;
+    const ssize_t n = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (n >= 0) {
+      CollectFds(message, received.fds);
+      received.bytes.resize(static_cast<size_t>(n));
+      if ((message.msg_flags & MSG_CTRUNC) != 0 || received.fds.size() > max_fds) {
+        return Invalid(fmt::format(
+            "receiving on a Unix socket: more than the {} descriptors expected, or no room for "
+            "them in this process (ulimit -n)",
+            max_fds));
+      }
+      return received;
+    }
+    if (errno == EAGAIN) {
+      CKPTD_RETURN_IF_ERROR(WaitForFd(socket, POLLIN, deadline, "receiving on a Unix socket"));
+    } else if (errno != EINTR) {
+      return SocketError(errno, "receiving on a Unix socket");
+    }
+  }
+}
+
+absl::StatusOr<Received> RecvExactly(int socket, size_t bytes, size_t max_fds,
+                                     Deadline deadline) {
+  Received all;
+  while (all.bytes.size() < bytes) {
+    CKPTD_ASSIGN_OR_RETURN(Received part, RecvWithFds(socket, bytes - all.bytes.size(),
+                                                      max_fds - all.fds.size(), deadline));
+    if (part.bytes.empty()) {
+      return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonUnreachable,
+                       fmt::format("receiving on a Unix socket: the other side closed it after "
+                                   "{} of {} bytes",
+                                   all.bytes.size(), bytes));
+    }
+    all.bytes.insert(all.bytes.end(), part.bytes.begin(), part.bytes.end());
+    for (UniqueFd& fd : part.fds) all.fds.push_back(std::move(fd));
+  }
+  return all;
+}
+
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline) {
+  CKPTD_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
+  const std::string doing = "connecting to the Unix socket " + path;
+  for (;;) {
+    const int error = ConnectOnce(fd.get(), address);
+    if (error == 0 || error == EISCONN) return fd;
+    // A full backlog gives EAGAIN at once and no event to wait for.
+    if (error != EAGAIN && error != EINTR) return SocketError(error, doing);
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                       doing + ": the other side accepts no connection; see whether it hangs");
+    }
+    std::this_thread::sleep_for(kRetryPause);
+  }
+}
+
+absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, mode_t mode) {
+  CKPTD_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  CKPTD_RETURN_IF_ERROR(RemoveStaleSocket(path, address));
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
+  const std::string doing = "listening on the Unix socket " + path;
+  // bind() gives the file the mode of the socket, less the umask: no moment
+  // in which others may connect, and no change of the process-wide umask.
+  if (::fchmod(fd.get(), mode) != 0) return SocketError(errno, doing);
+  const auto* generic = reinterpret_cast<const sockaddr*>(&address);
+  if (::bind(fd.get(), generic, sizeof(address)) != 0) return SocketError(errno, doing);
+  if (::chmod(path.c_str(), mode) != 0 || ::listen(fd.get(), kBacklog) != 0) {
+    const int error = errno;
+    ::unlink(path.c_str());
+    return SocketError(error, doing);
+  }
+  return fd;
+}
+
+absl::StatusOr<PeerCredentials> CredentialsOf(int socket) {
+  ucred raw = {};
+  socklen_t bytes = sizeof(raw);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &raw, &bytes) != 0) {
+    return SocketError(errno, "asking who is on the other side of a Unix socket");
+  }
+  return PeerCredentials{.pid = raw.pid, .uid = raw.uid, .gid = raw.gid};
+}
+
+}  // namespace ckptd

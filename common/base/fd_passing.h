@@ -1,0 +1,75 @@
+// Unix stream sockets that carry file descriptors (SCM_RIGHTS), every wait with
+// a deadline. Functions are thread-safe in themselves; one socket is used by one
+// thread at a time per direction. They work on blocking and non-blocking sockets
+// alike and never raise SIGPIPE.
+//
+// Errors: DeadlineExceeded DEADLINE; Unavailable DAEMON_UNREACHABLE when nobody
+// listens or the other side closed; ResourceExhausted NO_MEMORY when descriptors
+// run out; InvalidArgument INVALID_REQUEST for what the caller or the other side
+// must not do. Messages name the act, never the bytes.
+#ifndef CKPTD_COMMON_BASE_FD_PASSING_H_
+#define CKPTD_COMMON_BASE_FD_PASSING_H_
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/posix.h"
+
+namespace ckptd {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+// Descriptors in one message at most (the kernel's own limit is 253).
+inline constexpr size_t kMaxFdsPerMessage = 128;
+
+// Sends all of `bytes`, and `fds` (not closed; at most kMaxFdsPerMessage) with
+// the first of them. Descriptors need at least one byte to travel with.
+absl::Status SendWithFds(int socket, std::span<const std::byte> bytes, std::span<const int> fds,
+                         Deadline deadline);
+
+struct Received {
+  std::vector<std::byte> bytes;
+  std::vector<UniqueFd> fds;  // close-on-exec
+};
+
+// What one receive gives: 1 to `max_bytes` bytes and up to `max_fds` descriptors
+// (at most kMaxFdsPerMessage). No bytes: the other side closed. More descriptors
+// than allowed is an error, and all that came are closed.
+absl::StatusOr<Received> RecvWithFds(int socket, size_t max_bytes, size_t max_fds,
+                                     Deadline deadline);
+
+// Exactly `bytes` bytes and the descriptors that came with them, up to
+// `max_fds`; the other side closing early is Unavailable.
+absl::StatusOr<Received> RecvExactly(int socket, size_t bytes, size_t max_fds, Deadline deadline);
+
+// Connects to the socket at `path`. The result is non-blocking, close-on-exec.
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline);
+
+// Listens at `path` with permission bits `mode` from the first moment on. A
+// socket file nobody listens on any more is replaced; a live one, or a file that
+// is no socket, is FailedPrecondition. The result is non-blocking,
+// close-on-exec. The caller removes the file when it is done.
+absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, mode_t mode);
+
+// Who is on the other side, as the kernel recorded it when it connected.
+struct PeerCredentials {
+  pid_t pid = 0;
+  uid_t uid = 0;
+  gid_t gid = 0;
+};
+absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
+
+// Waits until `fd` has one of the poll(2) events `events` (or an error or
+// hang-up, which the next call on it reports). `doing` starts the message.
+absl::Status WaitForFd(int fd, short events, Deadline deadline, const std::string& doing);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_BASE_FD_PASSING_H_

@@ -1,0 +1,55 @@
+// Mapping a slab: a row of memory segments, one descriptor each, placed back to
+// back in one reservation. Used by clients, by daemons for each other's memory,
+// and by tests. Thread-safe.
+#ifndef CKPTD_COMMON_BASE_SLAB_MAPPING_H_
+#define CKPTD_COMMON_BASE_SLAB_MAPPING_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "common/base/posix.h"
+
+namespace ckptd {
+
+// Mappings start at multiples of this, so that memory in huge pages is mapped
+// as such.
+inline constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
+
+enum class MapMode : uint8_t {
+  kSharedReadOnly,  // SHARED: writing is SIGSEGV
+  kPrivate,         // PRIVATE: writable, a written page is copied first
+  kSharedWritable,  // EXCLUSIVE, and daemon to daemon
+};
+
+struct MapSlabOptions {
+  MapMode mode = MapMode::kSharedReadOnly;
+  // Fill the page tables now, in one call, instead of fault by fault later.
+  // Best effort; ignored by kernels before 5.14.
+  bool populate = true;
+};
+
+// Address space of `bytes` > 0 bytes, aligned to kHugePageBytes and not
+// accessible: something to map over. Errors: ResourceExhausted NO_MEMORY.
+absl::StatusOr<Mapping> ReserveAligned(uint64_t bytes);
+
+// Maps segment_bytes[i] bytes of fds[i], i = 0, 1, ..., back to back. The result
+// owns all of it (bytes() is the sum); the descriptors stay the caller's and may
+// be closed at once. Nothing foreign is trusted: every descriptor must be a
+// regular file of at least its segment's size, every segment but the last a
+// multiple of the page size. Errors: InvalidArgument INVALID_REQUEST for
+// descriptors that do not fit, PermissionDenied HANDLE_KIND when the memory may
+// not be mapped in that mode (sealed, or handed out read-only),
+// ResourceExhausted NO_MEMORY.
+absl::StatusOr<Mapping> MapSlab(std::span<const int> fds, std::span<const uint64_t> segment_bytes,
+                                const MapSlabOptions& options);
+
+// The same for owned descriptors.
+absl::StatusOr<Mapping> MapSlab(std::span<const UniqueFd> fds,
+                                std::span<const uint64_t> segment_bytes,
+                                const MapSlabOptions& options);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_BASE_SLAB_MAPPING_H_

@@ -1,0 +1,87 @@
+#include "common/checkpoint/locate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "common/base/posix.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/checkpoint/folder.h"
+#include "common/checkpoint/safetensors_file.h"
+
+namespace ckptd {
+namespace {
+
+// "/a/b.json" -> "/a"; "/b.json" -> "".
+std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
+
+absl::Status TooManyFiles(const std::string& source, size_t count) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                   fmt::format("opening {}: it has {} files, at most {} are read; merge them into "
+                               "larger ones",
+                               source, count, kMaxSourceFiles),
+                   {{"file", source}});
+}
+
+absl::StatusOr<LocatedSource> LocateByIndex(const std::string& path) {
+  CKPTD_RETURN_IF_ERROR(CheckRegular(path));
+  absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxIndexJsonBytes);
+  if (!text.ok()) return WithFact(text.status(), "file", path);
+  absl::StatusOr<IndexJson> index = ParseIndexJson(*text);
+  if (!index.ok()) {
+    return WithFact(WithContext(index.status(), "reading index " + path), "file", path);
+  }
+  std::set<std::string> names;
+  for (const auto& entry : index->weight_map) names.insert(entry.second);
+  if (names.size() > kMaxSourceFiles) return TooManyFiles(path, names.size());
+  LocatedSource out;
+  out.folder = FolderOf(path);
+  out.names.assign(names.begin(), names.end());
+  out.index_path = path;
+  out.index = *std::move(index);
+  return out;
+}
+
+absl::StatusOr<LocatedSource> LocateInFolder(const std::string& folder) {
+  constexpr char kUsualIndex[] = "model.safetensors.index.json";
+  CKPTD_ASSIGN_OR_RETURN(FolderContents contents, ListFolder(folder));
+  const auto& indices = contents.indices;
+  if (std::binary_search(indices.begin(), indices.end(), kUsualIndex)) {
+    return LocateByIndex(folder + "/" + kUsualIndex);
+  }
+  if (indices.size() == 1) return LocateByIndex(folder + "/" + indices[0]);
+  if (indices.size() > 1) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                     fmt::format("opening {}: it holds {} indices ({}, {} ...), each another "
+                                 "checkpoint; name the index to load",
+                                 folder, indices.size(), indices[0], indices[1]),
+                     {{"file", folder}});
+  }
+  if (contents.safetensors.empty()) return NothingToLoad(folder, contents);
+  if (contents.safetensors.size() > kMaxSourceFiles) {
+    return TooManyFiles(folder, contents.safetensors.size());
+  }
+  CKPTD_RETURN_IF_ERROR(CheckSeriesComplete(folder, contents.safetensors));
+  LocatedSource out;
+  out.folder = folder;
+  out.names = std::move(contents.safetensors);
+  return out;
+}
+
+}  // namespace
+
+absl::StatusOr<LocatedSource> LocateFiles(const std::string& source) {
+  CKPTD_ASSIGN_OR_RETURN(const struct stat info, StatSource(source));
+  if (S_ISDIR(info.st_mode)) return LocateInFolder(source);
+  CKPTD_RETURN_IF_ERROR(CheckExtension(source));
+  if (source.ends_with(".json")) return LocateByIndex(source);
+  LocatedSource out;
+  out.folder = FolderOf(source);
+  out.names = {source.substr(out.folder.size() + 1)};
+  return out;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,177 @@
+#include "common/checkpoint/merge.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/checkpoint/text.h"
+
+namespace ckptd {
+namespace {
+
+TensorEntry EntryOf(HeaderTensor& tensor, uint32_t file, uint64_t data_start) {
+  TensorEntry entry;
+  Piece piece;
+  piece.file = file;
+  piece.offset = data_start + tensor.begin;
+  piece.bytes = tensor.end - tensor.begin;
+  piece.box.offsets.assign(tensor.shape.size(), 0);
+  piece.box.extents = tensor.shape;
+  entry.name = std::move(tensor.name);
+  entry.dtype = tensor.dtype;
+  entry.shape = std::move(tensor.shape);
+  entry.pieces.push_back(std::move(piece));
+  return entry;
+}
+
+uint32_t FileOfEntry(const TensorEntry& entry) { return entry.pieces.front().file; }
+
+bool Before(const TensorEntry& a, const TensorEntry& b) {
+  const int order = a.name.compare(b.name);
+  return order != 0 ? order < 0 : FileOfEntry(a) < FileOfEntry(b);
+}
+
+absl::Status LimitError(const SourceFile& file, const std::string& what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                   fmt::format("reading {}: with this file the checkpoint has {}; load parts of "
+                               "it by naming single files",
+                               file.path, what),
+                   {{"file", file.path}, {"error", "LimitExceeded"}});
+}
+
+absl::Status InTwoFiles(const std::string& tensor, const SourceFile& a, const SourceFile& b) {
+  return MakeError(absl::StatusCode::kDataLoss, reason::kSourceInvalid,
+                   fmt::format("opening the checkpoint: tensor {} is in {} and in {}; name one "
+                               "file, move the other away, or load by an index.json that says "
+                               "which counts",
+                               Quoted(tensor), a.path, b.path),
+                   {{"file", a.path},
+                    {"other_file", b.path},
+                    {"tensor", tensor},
+                    {"error", "DuplicateTensor"}});
+}
+
+}  // namespace
+
+absl::Status IndexMerger::Add(SafetensorsFile file) {
+  header_bytes_ += file.data_start;
+  if (header_bytes_ > kMaxSourceHeaderBytes) {
+    return LimitError(file.file,
+                      fmt::format("more than {} bytes of headers", kMaxSourceHeaderBytes));
+  }
+  if (index_.tensors.size() + file.header.tensors.size() > kMaxSourceTensors) {
+    return LimitError(file.file, fmt::format("more than {} tensors", kMaxSourceTensors));
+  }
+  const auto number = static_cast<uint32_t>(index_.files.size());
+  if (index_.tensors.empty()) index_.tensors.reserve(file.header.tensors.size());
+  for (HeaderTensor& tensor : file.header.tensors) {
+    index_.tensors.push_back(EntryOf(tensor, number, file.data_start));
+  }
+  index_.files.push_back(std::move(file.file));
+  // insert() keeps what an earlier file stated.
+  index_.metadata.insert(file.header.metadata.begin(), file.header.metadata.end());
+  metadata_.push_back(std::move(file.header.metadata));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CheckpointIndex> IndexMerger::Finish() {
+  if (index_.files.size() > 1) {
+    std::sort(index_.tensors.begin(), index_.tensors.end(), Before);
+  }
+  if (located_.index.has_value()) CKPTD_RETURN_IF_ERROR(CheckWeightMap());
+  CKPTD_RETURN_IF_ERROR(ResolveDuplicates());
+  AddAliases();
+  return std::move(index_);
+}
+
+int64_t IndexMerger::FileOf(const std::string& tensor) const {
+  if (!located_.index.has_value()) return -1;
+  const auto entry = located_.index->weight_map.find(tensor);
+  if (entry == located_.index->weight_map.end()) return -1;
+  const auto at = std::lower_bound(located_.names.begin(), located_.names.end(), entry->second);
+  return at - located_.names.begin();
+}
+
+const TensorEntry* IndexMerger::FindIn(uint32_t file, const std::string& name) const {
+  auto at = std::lower_bound(
+      index_.tensors.begin(), index_.tensors.end(), name,
+      [](const TensorEntry& entry, const std::string& key) { return entry.name < key; });
+  for (; at != index_.tensors.end() && at->name == name; ++at) {
+    if (FileOfEntry(*at) == file) return &*at;
+  }
+  return nullptr;
+}
+
+bool IndexMerger::IsAliasIn(uint32_t file, const std::string& name) const {
+  const auto entry = metadata_[file].find(name);
+  return entry != metadata_[file].end() && FindIn(file, entry->second) != nullptr;
+}
+
+absl::Status IndexMerger::CheckWeightMap() {
+  for (const auto& entry : located_.index->weight_map) {
+    const std::string& tensor = entry.first;
+    const auto file = static_cast<uint32_t>(FileOf(tensor));
+    if (FindIn(file, tensor) != nullptr || IsAliasIn(file, tensor)) continue;
+    return MakeError(
+        absl::StatusCode::kDataLoss, reason::kSourceInvalid,
+        fmt::format("reading index {}: it puts tensor {} into {}, which does not hold it; the "
+                    "index and the files are not of one checkpoint: copy or download both again",
+                    located_.index_path, Quoted(tensor), index_.files[file].path),
+        {{"file", index_.files[file].path},
+         {"tensor", tensor.substr(0, kMaxTensorNameBytes)},
+         {"error", "TensorNotFound"}});
+  }
+  return absl::OkStatus();
+}
+
+// Of a tensor in several files the one in the file that the index names stays.
+absl::Status IndexMerger::ResolveDuplicates() {
+  std::vector<TensorEntry>& tensors = index_.tensors;
+  size_t kept = 0;
+  for (size_t first = 0; first < tensors.size();) {
+    size_t last = first + 1;
+    while (last < tensors.size() && tensors[last].name == tensors[first].name) ++last;
+    size_t chosen = first;
+    if (last - first > 1) {
+      const int64_t file = FileOf(tensors[first].name);
+      while (chosen < last && FileOfEntry(tensors[chosen]) != file) ++chosen;
+      if (chosen == last) {
+        return InTwoFiles(tensors[first].name, index_.files[FileOfEntry(tensors[first])],
+                          index_.files[FileOfEntry(tensors[first + 1])]);
+      }
+    }
+    if (kept != chosen) tensors[kept] = std::move(tensors[chosen]);
+    ++kept;
+    first = last;
+  }
+  tensors.erase(tensors.begin() + static_cast<std::ptrdiff_t>(kept), tensors.end());
+  return absl::OkStatus();
+}
+
+void IndexMerger::AddAliases() {
+  // Kept apart until the end, so that Find() below finds tensors only.
+  std::map<std::string, std::string> aliases;
+  const auto add = [&](const std::string& name, const std::string& value, int64_t file) {
+    if (index_.Find(name) != nullptr) return;
+    const TensorEntry* const target = index_.Find(value);
+    if (target == nullptr || (file >= 0 && FileOfEntry(*target) != file)) return;
+    aliases.emplace(name, value);
+  };
+  for (size_t file = 0; file < metadata_.size(); ++file) {
+    for (const auto& entry : metadata_[file]) {
+      add(entry.first, entry.second, static_cast<int64_t>(file));
+    }
+  }
+  if (located_.index.has_value()) {
+    for (const auto& entry : located_.index->metadata) add(entry.first, entry.second, -1);
+  }
+  index_.aliases = std::move(aliases);
+}
+
+}  // namespace ckptd

@@ -1,0 +1,90 @@
+#include "common/checkpoint/open.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/checkpoint/locate.h"
+#include "common/checkpoint/merge.h"
+#include "common/checkpoint/safetensors_file.h"
+
+namespace ckptd {
+namespace {
+
+// Absolute, links kept, without trailing slashes.
+absl::StatusOr<std::string> AbsolutePath(const std::string& source) {
+  if (source.empty() || source.find('\0') != std::string::npos) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                     "opening the checkpoint: its path is empty or contains NUL; name a "
+                     ".safetensors file, an index.json or a folder that holds them");
+  }
+  std::string path = source;
+  if (path[0] != '/') {
+    std::error_code error;
+    const std::filesystem::path here = std::filesystem::current_path(error);
+    if (error) return ErrnoStatus(error.value(), "finding the working directory for " + source);
+    path = (here / path).string();
+  }
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+// An error about a file that an index or series names.
+absl::Status InContext(const absl::Status& status, const LocatedSource& located) {
+  if (!located.index.has_value() || status.code() != absl::StatusCode::kNotFound) return status;
+  return WithContext(status, fmt::format("reading a file that index {} names (finish the download, "
+                                         "or correct the index)",
+                                         located.index_path));
+}
+
+std::string_view WhatChanged(const SourceFile& was, const SourceFile& is) {
+  if (was.device != is.device || was.inode != is.inode) return "it was replaced by another file";
+  if (was.bytes != is.bytes) return "its size changed";
+  if (was.mtime_ns != is.mtime_ns) return "it was written to";
+  return {};
+}
+
+absl::Status Changed(const std::string& path, std::string_view how) {
+  return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
+                   fmt::format("checking {}: {} since its header was read; let whoever writes it "
+                               "finish, then load again",
+                               path, how),
+                   {{"file", path}});
+}
+
+}  // namespace
+
+absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source) {
+  CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(source));
+  CKPTD_ASSIGN_OR_RETURN(const LocatedSource located, LocateFiles(path));
+  IndexMerger merger(located);
+  for (const std::string& name : located.names) {
+    absl::StatusOr<SafetensorsFile> file = ReadSafetensorsFile(located.folder + "/" + name);
+    if (!file.ok()) return InContext(file.status(), located);
+    CKPTD_RETURN_IF_ERROR(merger.Add(*std::move(file)));
+  }
+  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, merger.Finish());
+  index.source = path;
+  return index;
+}
+
+absl::Status CheckUnchanged(const CheckpointIndex& index) {
+  for (const SourceFile& file : index.files) {
+    const absl::StatusOr<struct stat> info = StatSource(file.path);
+    if (!info.ok()) {
+      if (info.status().code() != absl::StatusCode::kNotFound) return info.status();
+      return Changed(file.path, "it was removed");
+    }
+    const std::string_view how = WhatChanged(file, IdentityOf(file.path, *info));
+    if (!how.empty()) return Changed(file.path, how);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ckptd

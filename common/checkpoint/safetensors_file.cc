@@ -1,0 +1,130 @@
+#include "common/checkpoint/safetensors_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "common/base/digest.h"
+#include "common/base/posix.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+// One read fetches the length and most headers whole.
+constexpr uint64_t kFirstReadBytes = 64 * 1024;
+
+absl::Status Invalid(const std::string& path, std::string_view why) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                   fmt::format("reading {}: {}", path, why), {{"file", path}});
+}
+
+absl::Status NotRegular(const std::string& path, mode_t mode) {
+  std::string_view kind = "a device";
+  if (S_ISDIR(mode)) kind = "a directory";
+  if (S_ISFIFO(mode)) kind = "a pipe (FIFO)";
+  if (S_ISSOCK(mode)) kind = "a socket";
+  return Invalid(path, fmt::format("it is {}, not a regular file; name a .safetensors file, an "
+                                   "index.json or a directory that holds them",
+                                   kind));
+}
+
+absl::Status StatError(const std::string& path, int error) {
+  if (error == ENAMETOOLONG || error == ELOOP || error == EINVAL) {
+    return Invalid(path.substr(0, 4096), error == ELOOP
+                                             ? "its links lead in a circle; name the file itself"
+                                             : "no path can be like that; check it");
+  }
+  std::error_code ignored;
+  const auto link = std::filesystem::read_symlink(path, ignored);
+  if (error == ENOENT && !ignored) {
+    return MakeError(absl::StatusCode::kNotFound, reason::kSourceNotFound,
+                     fmt::format("reading {}: it is a link to {}, which does not exist here; "
+                                 "download or mount that too",
+                                 path, link.string()),
+                     {{"file", path}});
+  }
+  std::string_view advice = "";
+  if (error == ENOENT || error == ENOTDIR) {
+    advice = "; check the path, as seen by the daemon (its mounts, its working directory)";
+  } else if (error == EACCES || error == EPERM) {
+    advice = "; let the daemon's user read it";
+  }
+  const absl::Status status = ErrnoStatus(error, "reading " + path);
+  return MakeError(status.code(), ReasonOf(status), MessageOf(status) + std::string(advice),
+                   {{"file", path}});
+}
+
+// The JSON of the header of an open file of `file_bytes`.
+absl::StatusOr<std::string> ReadHeaderBytes(int fd, const std::string& path, uint64_t file_bytes) {
+  std::string bytes(std::min(file_bytes, kFirstReadBytes), '\0');
+  CKPTD_RETURN_IF_ERROR(PreadFull(fd, 0, std::as_writable_bytes(std::span(bytes)), path));
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t length,
+                         ParseHeaderLength(std::as_bytes(std::span(bytes)), file_bytes));
+  const size_t have = bytes.size();
+  bytes.resize(kHeaderLengthBytes + length);
+  if (bytes.size() > have) {
+    const std::span<char> rest = std::span(bytes).subspan(have);
+    CKPTD_RETURN_IF_ERROR(PreadFull(fd, have, std::as_writable_bytes(rest), path));
+  }
+  bytes.erase(0, kHeaderLengthBytes);
+  return bytes;
+}
+
+absl::StatusOr<SafetensorsFile> ReadOpenFile(int fd, const std::string& path) {
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return StatError(path, errno);
+  if (!S_ISREG(info.st_mode)) return NotRegular(path, info.st_mode);
+  SafetensorsFile out;
+  out.file = IdentityOf(path, info);
+  CKPTD_ASSIGN_OR_RETURN(const std::string json, ReadHeaderBytes(fd, path, out.file.bytes));
+  out.file.header_hash = Xxh3(json);
+  out.data_start = kHeaderLengthBytes + json.size();
+  CKPTD_ASSIGN_OR_RETURN(out.header, ParseSafetensorsHeader(json, out.file.bytes));
+  return out;
+}
+
+}  // namespace
+
+SourceFile IdentityOf(const std::string& path, const struct stat& info) {
+  constexpr int64_t kNanosPerSecond = 1'000'000'000;
+  SourceFile file;
+  file.path = path;
+  file.bytes = static_cast<uint64_t>(info.st_size);
+  file.device = info.st_dev;
+  file.inode = info.st_ino;
+  file.mtime_ns = info.st_mtim.tv_sec * kNanosPerSecond + info.st_mtim.tv_nsec;
+  return file;
+}
+
+absl::StatusOr<struct stat> StatSource(const std::string& path) {
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) != 0) return StatError(path, errno);
+  return info;
+}
+
+absl::Status CheckRegular(const std::string& path) {
+  CKPTD_ASSIGN_OR_RETURN(const struct stat info, StatSource(path));
+  return S_ISREG(info.st_mode) ? absl::OkStatus() : NotRegular(path, info.st_mode);
+}
+
+absl::StatusOr<SafetensorsFile> ReadSafetensorsFile(const std::string& path) {
+  CKPTD_RETURN_IF_ERROR(CheckRegular(path));
+  absl::StatusOr<UniqueFd> fd = OpenForReading(path);
+  if (!fd.ok()) return WithFact(fd.status(), "file", path);
+  absl::StatusOr<SafetensorsFile> out = ReadOpenFile(fd->get(), path);
+  if (out.ok()) return out;
+  absl::Status status = out.status();
+  if (FactsOf(status).count("error") != 0) {
+    status = WithContext(status, "reading the header of " + path);
+  }
+  return WithFact(status, "file", path);
+}
+
+}  // namespace ckptd

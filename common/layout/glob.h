@@ -1,0 +1,16 @@
+// Name patterns: `*` stands for any characters (dots too), `?` for exactly one,
+// everything else for itself.
+#ifndef CKPTD_COMMON_LAYOUT_GLOB_H_
+#define CKPTD_COMMON_LAYOUT_GLOB_H_
+
+#include <string_view>
+
+namespace ckptd {
+
+// True when `pattern` describes the whole of `text`. Byte-wise; at worst
+// O(pattern x text), never exponential. Thread-safe.
+bool MatchesGlob(std::string_view pattern, std::string_view text);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_LAYOUT_GLOB_H_

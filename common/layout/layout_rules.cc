@@ -1,0 +1,94 @@
+#include "common/layout/layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/layout/glob.h"
+#include "common/layout/validate.h"
+
+namespace ckptd {
+namespace {
+
+absl::Status NoRuleMatches(const std::string& name) {
+  return MakeError(
+      absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch,
+      fmt::format("no rule of the layout matches tensor '{}' and there is no \"default\"; add a "
+                  "rule, or a default such as {{}} (whole on every rank) or {{\"drop\": true}}",
+                  name),
+      {{"tensor", name}});
+}
+
+absl::Status WrongRank(uint32_t rank, const std::string& description, uint32_t world_size) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
+                   fmt::format("rank {} is not in layout {}, which has {} rank(s)", rank,
+                               description, world_size),
+                   {{"rank", std::to_string(rank)}});
+}
+
+}  // namespace
+
+const LayoutRules::Rule* LayoutRules::Match(std::string_view name) const {
+  for (const Rule& rule : rules_) {
+    for (const std::string& pattern : rule.patterns) {
+      if (MatchesGlob(pattern, name)) return &rule;
+    }
+  }
+  return nullptr;
+}
+
+bool LayoutRules::Rule::Gives(uint32_t rank, const std::vector<Mesh>& meshes) const {
+  if (drop) return false;
+  if (!only_ranks.empty() && !std::binary_search(only_ranks.begin(), only_ranks.end(), rank)) {
+    return false;
+  }
+  return !sharding.mesh.has_value() || CoordinatesOf(meshes[*sharding.mesh], rank).has_value();
+}
+
+absl::StatusOr<RankLayout> LayoutRules::ForRank(const CheckpointIndex& index,
+                                                uint32_t rank) const {
+  if (rank >= world_size_) return WrongRank(rank, description_, world_size_);
+  RankLayout layout;
+  layout.rank = rank;
+  layout.world_size = world_size_;
+  layout.meshes = meshes_;
+  std::vector<bool> gives;
+  for (const Rule& rule : rules_) {
+    layout.shardings.push_back(rule.sharding);
+    gives.push_back(rule.Gives(rank, meshes_));
+  }
+  const auto whole = static_cast<uint32_t>(layout.shardings.size());
+  layout.shardings.emplace_back();
+  layout.targets.reserve(index.tensors.size() + index.aliases.size());
+  const auto add = [&](const std::string& name, const TensorEntry& tensor) {
+    const Rule* rule = Match(name);
+    if (rule == nullptr) return NoRuleMatches(name);
+    const auto number = static_cast<uint32_t>(rule - rules_.data());
+    if (!gives[number]) return absl::OkStatus();
+    TargetSpec& target = layout.targets.emplace_back();
+    target.name = name;
+    target.sharding = tensor.shape.empty() ? whole : number;
+    target.dtype = rule->dtype;
+    return absl::OkStatus();
+  };
+  auto alias = index.aliases.begin();
+  const auto add_aliases_before = [&](const std::string* name) -> absl::Status {
+    for (; alias != index.aliases.end() && (name == nullptr || alias->first < *name); ++alias) {
+      const TensorEntry* tensor = index.Find(alias->second);
+      if (tensor != nullptr) CKPTD_RETURN_IF_ERROR(add(alias->first, *tensor));
+    }
+    return absl::OkStatus();
+  };
+  for (const TensorEntry& tensor : index.tensors) {
+    CKPTD_RETURN_IF_ERROR(add_aliases_before(&tensor.name));
+    CKPTD_RETURN_IF_ERROR(add(tensor.name, tensor));
+  }
+  CKPTD_RETURN_IF_ERROR(add_aliases_before(nullptr));
+  return layout;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,29 @@
+// Placements as people write them: "replicate", "shard(0)", "strided_shard(0,2)".
+#ifndef CKPTD_COMMON_LAYOUT_PLACEMENT_TEXT_H_
+#define CKPTD_COMMON_LAYOUT_PLACEMENT_TEXT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "common/layout/layout.h"
+
+namespace ckptd {
+
+// nullopt when the text is none of the three. Spaces are allowed after a comma
+// and around the whole. Dimensions may be negative; split factors start at 1.
+std::optional<Placement> ParsePlacement(std::string_view text);
+
+// The text that ParsePlacement reads back.
+std::string ToText(const Placement& placement);
+
+// A decimal number without sign, spaces or overflow; nullopt otherwise.
+std::optional<uint32_t> ParseDecimal(std::string_view text);
+
+// `text` without spaces, tabs and line ends at both ends.
+std::string_view Trimmed(std::string_view text);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_LAYOUT_PLACEMENT_TEXT_H_

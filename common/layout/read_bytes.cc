@@ -1,0 +1,156 @@
+// How much storage must deliver: the union of what all ops of all ranks read.
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "common/layout/plan.h"
+
+namespace ckptd {
+namespace {
+
+constexpr uint64_t kMaxExpandedRuns = uint64_t{1} << 24;
+
+struct Run {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  auto operator<=>(const Run&) const = default;
+};
+
+// Length of the union of runs sorted by begin.
+uint64_t UnionOf(const std::vector<Run>& runs) {
+  uint64_t total = 0;
+  uint64_t reached = 0;
+  for (const Run& run : runs) {
+    if (run.end <= reached) continue;
+    total += run.end - std::max(run.begin, reached);
+    reached = run.end;
+  }
+  return total;
+}
+
+bool SameGrid(const CopyOp& a, const CopyOp& b) {
+  return a.dims == b.dims && a.count == b.count && a.file_stride == b.file_stride;
+}
+
+// Steps through the runs of one op in file order.
+class RunWalker {
+ public:
+  explicit RunWalker(const CopyOp* op) : op_(op), offset_(op->file_offset) {}
+  Run run() const { return {offset_, offset_ + op_->run_bytes}; }
+  // False when there are no more.
+  bool Next() {
+    for (uint32_t dim = op_->dims; dim-- > 0;) {
+      offset_ += op_->file_stride[dim];
+      if (++at_[dim] < op_->count[dim]) return true;
+      offset_ -= op_->file_stride[dim] * op_->count[dim];
+      at_[dim] = 0;
+    }
+    return false;
+  }
+  bool operator>(const RunWalker& other) const { return offset_ > other.offset_; }
+
+ private:
+  const CopyOp* op_;
+  uint64_t offset_;
+  std::array<uint64_t, CopyOp::kMaxDims> at_ = {};
+};
+
+// Ops whose runs repeat on the same grid: the union of the first runs, as often
+// as the grid has points. Needs that no first run reaches the next grid point.
+bool CountOnOneGrid(const std::vector<const CopyOp*>& ops, uint64_t& total) {
+  const CopyOp& first = *ops.front();
+  std::vector<Run> runs;
+  for (const CopyOp* op : ops) {
+    if (!SameGrid(*op, first)) return false;
+    runs.push_back({op->file_offset, op->file_offset + op->run_bytes});
+  }
+  uint64_t reach = 0;
+  for (const Run& run : runs) reach = std::max(reach, run.end - first.file_offset);
+  for (uint32_t dim = first.dims; dim-- > 0;) {
+    if (reach > first.file_stride[dim]) return false;
+    reach += (first.count[dim] - 1) * first.file_stride[dim];
+  }
+  total = UnionOf(runs) * first.runs();
+  return true;
+}
+
+// Merges the runs of all ops without storing them.
+uint64_t CountByMerging(const std::vector<const CopyOp*>& ops) {
+  std::priority_queue<RunWalker, std::vector<RunWalker>, std::greater<>> heap;
+  for (const CopyOp* op : ops) heap.emplace(op);
+  uint64_t total = 0;
+  uint64_t reached = 0;
+  while (!heap.empty()) {
+    RunWalker walker = heap.top();
+    heap.pop();
+    const Run run = walker.run();
+    if (run.end > reached) {
+      total += run.end - std::max(run.begin, reached);
+      reached = run.end;
+    }
+    if (walker.Next()) heap.push(walker);
+  }
+  return total;
+}
+
+// Distinct bytes of ops whose hulls touch each other, sorted by file offset.
+uint64_t CountGroup(std::vector<const CopyOp*> ops) {
+  uint64_t total = 0;
+  if (CountOnOneGrid(ops, total)) return total;
+  // Equal reads on many ranks, and slices of what another rank reads whole, add
+  // nothing.
+  std::vector<Run> solid;
+  for (const CopyOp* op : ops) {
+    if (op->dims == 0) solid.push_back({op->file_offset, op->file_end()});
+  }
+  const auto covered = [&solid](const CopyOp* op) {
+    return op->dims != 0 && std::any_of(solid.begin(), solid.end(), [op](const Run& run) {
+             return run.begin <= op->file_offset && op->file_end() <= run.end;
+           });
+  };
+  ops.erase(std::remove_if(ops.begin(), ops.end(), covered), ops.end());
+  if (CountOnOneGrid(ops, total)) return total;
+  uint64_t runs = 0;
+  uint64_t bytes = 0;
+  for (const CopyOp* op : ops) {
+    runs += op->runs();
+    bytes += op->source_bytes();
+  }
+  if (runs <= kMaxExpandedRuns) return CountByMerging(ops);
+  uint64_t end = 0;
+  for (const CopyOp* op : ops) end = std::max(end, op->file_end());
+  return std::min(bytes, end - ops.front()->file_offset);
+}
+
+}  // namespace
+
+std::vector<uint64_t> ReadBytesPerFile(const CheckpointIndex& index,
+                                       const std::vector<RankPlan>& plans) {
+  std::vector<const CopyOp*> ops;
+  for (const RankPlan& plan : plans) {
+    for (const CopyOp& op : plan.ops) ops.push_back(&op);
+  }
+  std::sort(ops.begin(), ops.end(), [](const CopyOp* a, const CopyOp* b) {
+    return std::pair(a->file, a->file_offset) < std::pair(b->file, b->file_offset);
+  });
+  std::vector<uint64_t> bytes(index.files.size(), 0);
+  for (size_t begin = 0; begin < ops.size();) {
+    const uint32_t file = ops[begin]->file;
+    uint64_t reached = ops[begin]->file_end();
+    size_t end = begin + 1;
+    while (end < ops.size() && ops[end]->file == file && ops[end]->file_offset < reached) {
+      reached = std::max(reached, ops[end]->file_end());
+      ++end;
+    }
+    const auto from = ops.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto to = ops.begin() + static_cast<std::ptrdiff_t>(end);
+    if (file < bytes.size()) bytes[file] += CountGroup({from, to});
+    begin = end;
+  }
+  return bytes;
+}
+
+}  // namespace ckptd

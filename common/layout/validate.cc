@@ -1,0 +1,182 @@
+#include "common/layout/validate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+constexpr size_t kMaxMeshDims = 8;
+constexpr size_t kMaxBoxes = 65536;
+
+absl::Status Invalid(const std::string& sentence) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid, sentence);
+}
+
+bool Intersect(const Box& a, const Box& b) {
+  for (size_t dim = 0; dim < a.offsets.size(); ++dim) {
+    if (a.offsets[dim] >= b.offsets[dim] + b.extents[dim]) return false;
+    if (b.offsets[dim] >= a.offsets[dim] + a.extents[dim]) return false;
+  }
+  return true;
+}
+
+absl::Status CheckNamesDiffer(const std::vector<TargetSpec>& targets) {
+  std::vector<std::string_view> names;
+  names.reserve(targets.size());
+  for (const TargetSpec& target : targets) {
+    names.push_back(target.name);
+    names.insert(names.end(), target.aliases.begin(), target.aliases.end());
+  }
+  if (!std::is_sorted(names.begin(), names.end())) std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice == names.end()) return absl::OkStatus();
+  return Invalid(fmt::format(
+      "the layout of this rank asks for tensor '{}' twice; state each name once", *twice));
+}
+
+}  // namespace
+
+absl::Status CheckMeshShape(const Mesh& mesh) {
+  if (mesh.shape.empty() || mesh.shape.size() > kMaxMeshDims) {
+    return Invalid(fmt::format("a mesh has 1 to {} dimensions, not {}", kMaxMeshDims,
+                               mesh.shape.size()));
+  }
+  const auto text = [&mesh] { return fmt::format("mesh of shape {}", fmt::join(mesh.shape, "x")); };
+  uint64_t count = 1;
+  for (const uint32_t size : mesh.shape) {
+    count *= size;
+    if (size == 0 || count > LayoutRules::kMaxWorldSize) {
+      return Invalid(fmt::format("a {} must hold 1 to {} ranks", text(), LayoutRules::kMaxWorldSize));
+    }
+  }
+  if (!mesh.dim_names.empty() && mesh.dim_names.size() != mesh.shape.size()) {
+    return Invalid(fmt::format("a {} has {} dim_names; give one per dimension or none", text(),
+                               mesh.dim_names.size()));
+  }
+  if (mesh.ranks.size() != count) {
+    return Invalid(fmt::format("a {} needs {} ranks but lists {}", text(), count,
+                               mesh.ranks.size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMesh(const Mesh& mesh) {
+  CKPTD_RETURN_IF_ERROR(CheckMeshShape(mesh));
+  std::vector<uint32_t> ranks = mesh.ranks;
+  std::sort(ranks.begin(), ranks.end());
+  const auto twice = std::adjacent_find(ranks.begin(), ranks.end());
+  if (twice != ranks.end()) {
+    return Invalid(fmt::format("a mesh of shape {} lists rank {} twice", fmt::join(mesh.shape, "x"),
+                               *twice));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSharding(const Sharding& sharding, const std::vector<Mesh>& meshes) {
+  if (!sharding.mesh.has_value()) {
+    if (!sharding.placements.empty() || sharding.padded_dim.has_value()) {
+      return Invalid("placements and padding need a mesh; name one or leave both out");
+    }
+    if (sharding.boxes.size() > kMaxBoxes) {
+      return Invalid(fmt::format("a tensor has {} boxes; at most {} are allowed",
+                                 sharding.boxes.size(), kMaxBoxes));
+    }
+    return absl::OkStatus();
+  }
+  if (*sharding.mesh >= meshes.size()) {
+    return Invalid(fmt::format("a sharding names mesh {} of {}", *sharding.mesh, meshes.size()));
+  }
+  if (!sharding.boxes.empty()) return Invalid("a sharding has placements or boxes, not both");
+  const size_t dims = meshes[*sharding.mesh].shape.size();
+  if (sharding.placements.size() != dims) {
+    return Invalid(fmt::format("a sharding has {} placements for a mesh of {} dimension(s); give "
+                               "one per mesh dimension",
+                               sharding.placements.size(), dims));
+  }
+  for (const Placement& placement : sharding.placements) {
+    if (placement.kind == Placement::Kind::kStridedShard && placement.split_factor == 0) {
+      return Invalid("strided_shard has split factor 0; it must be at least 1");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRankLayout(const RankLayout& layout) {
+  if (layout.rank >= layout.world_size) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
+                     fmt::format("rank {} is not in a world of {} rank(s); ranks start at 0",
+                                 layout.rank, layout.world_size));
+  }
+  for (const Mesh& mesh : layout.meshes) CKPTD_RETURN_IF_ERROR(CheckMesh(mesh));
+  for (const Sharding& sharding : layout.shardings) {
+    CKPTD_RETURN_IF_ERROR(CheckSharding(sharding, layout.meshes));
+  }
+  for (const TargetSpec& target : layout.targets) {
+    if (target.sharding >= layout.shardings.size()) {
+      return WithFact(Invalid(fmt::format("tensor '{}' names sharding {} of {}", target.name,
+                                          target.sharding, layout.shardings.size())),
+                      "tensor", target.name);
+    }
+  }
+  return CheckNamesDiffer(layout.targets);
+}
+
+std::optional<std::vector<uint32_t>> CoordinatesOf(const Mesh& mesh, uint32_t rank) {
+  size_t position = rank;
+  // Meshes are mostly 0..n-1 in order: try the obvious place first.
+  if (position >= mesh.ranks.size() || mesh.ranks[position] != rank) {
+    const auto found = std::find(mesh.ranks.begin(), mesh.ranks.end(), rank);
+    if (found == mesh.ranks.end()) return std::nullopt;
+    position = static_cast<size_t>(found - mesh.ranks.begin());
+  }
+  std::vector<uint32_t> coordinates(mesh.shape.size());
+  for (size_t dim = mesh.shape.size(); dim-- > 0;) {
+    coordinates[dim] = static_cast<uint32_t>(position % mesh.shape[dim]);
+    position /= mesh.shape[dim];
+  }
+  return coordinates;
+}
+
+std::optional<size_t> FindOverlap(const std::vector<Box>& boxes) {
+  if (boxes.size() < 2) return std::nullopt;
+  if (boxes[0].offsets.empty()) return 0;
+  std::vector<size_t> order(boxes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  // Sweep along the dimension in which most boxes start at different places, so
+  // that columns do not all meet each other.
+  size_t sweep = 0;
+  size_t most = 0;
+  for (size_t dim = 0; dim < boxes[0].offsets.size(); ++dim) {
+    std::vector<uint64_t> starts;
+    starts.reserve(boxes.size());
+    for (const Box& box : boxes) starts.push_back(box.offsets[dim]);
+    std::sort(starts.begin(), starts.end());
+    const auto different =
+        static_cast<size_t>(std::unique(starts.begin(), starts.end()) - starts.begin());
+    if (different > most) {
+      most = different;
+      sweep = dim;
+    }
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return boxes[a].offsets[sweep] < boxes[b].offsets[sweep];
+  });
+  for (size_t i = 0; i < order.size(); ++i) {
+    const Box& box = boxes[order[i]];
+    const uint64_t end = box.offsets[sweep] + box.extents[sweep];
+    for (size_t j = i + 1; j < order.size() && boxes[order[j]].offsets[sweep] < end; ++j) {
+      if (Intersect(box, boxes[order[j]])) return order[j];
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace ckptd

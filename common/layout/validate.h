@@ -1,0 +1,43 @@
+// Checks of layout values that may come from another process, and small lookups
+// that rest on them. Thread-safe.
+#ifndef CKPTD_COMMON_LAYOUT_VALIDATE_H_
+#define CKPTD_COMMON_LAYOUT_VALIDATE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/layout/layout.h"
+
+namespace ckptd {
+
+// Mesh: 1 to 8 dimensions, none 0, as many ranks as the shape says, each once.
+// InvalidArgument LAYOUT_INVALID.
+absl::Status CheckMesh(const Mesh& mesh);
+
+// The part of CheckMesh that costs nothing: all but "each once".
+absl::Status CheckMeshShape(const Mesh& mesh);
+
+// Sharding: its mesh exists, one placement per mesh dimension, split factors
+// above 0, boxes and placements not mixed, padding only with placements. O(1)
+// per placement; does not look into the mesh (CheckMesh does).
+// InvalidArgument LAYOUT_INVALID.
+absl::Status CheckSharding(const Sharding& sharding, const std::vector<Mesh>& meshes);
+
+// Rank below world size, meshes and shardings well formed, every target's
+// sharding exists, all names (aliases included) different. InvalidArgument
+// LAYOUT_INVALID or WRONG_RANK.
+absl::Status CheckRankLayout(const RankLayout& layout);
+
+// Coordinates of a rank in a mesh that CheckMeshShape accepts; nullopt when absent.
+std::optional<std::vector<uint32_t>> CoordinatesOf(const Mesh& mesh, uint32_t rank);
+
+// Index of a box that overlaps another one; nullopt when all are disjoint. Boxes
+// have the same number of dimensions, no extent is 0, no end overflows.
+std::optional<size_t> FindOverlap(const std::vector<Box>& boxes);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_LAYOUT_VALIDATE_H_

@@ -1,0 +1,157 @@
+#include "server/comm/host/host_peer_memory.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "common/base/fd_passing.h"
+#include "common/base/reasons.h"
+#include "common/base/slab_mapping.h"
+#include "common/base/status.h"
+#include "fmt/format.h"
+#include "server/comm/host/peer_protocol.h"
+
+namespace ckptd {
+namespace {
+
+// Descriptors are closed once mapped: a large slab does not need as many at once
+// as it has segments.
+constexpr size_t kSegmentsAtOnce = 256;
+
+// `error` as the caller needs it, with the rank's name.
+absl::Status OfRank(const absl::Status& error, const PeerSlab& slab) {
+  const std::string context = fmt::format("mapping the memory of rank {}", slab.rank);
+  const std::string rank = std::to_string(slab.rank);
+  switch (error.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+      return MakeError(absl::StatusCode::kUnavailable, reason::kRankLost,
+                       context + ": " + MessageOf(error), {{"rank", rank}});
+    case absl::StatusCode::kPermissionDenied:
+      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRankFailed,
+                       context + ": " + MessageOf(error) +
+                           "; it was sealed before this daemon mapped it, that rank must replace "
+                           "it (it does when a new leader takes over)",
+                       {{"rank", rank}});
+    default:
+      return WithFact(WithContext(error, context), "rank", rank);
+  }
+}
+
+absl::Status BadDescription(const std::string& message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest, message);
+}
+
+absl::Status CheckDescription(const PeerSlab& slab) {
+  std::set<uint64_t> ids;
+  for (const PeerSlab::PeerSegment& segment : slab.segments) {
+    if (segment.bytes == 0) return BadDescription(fmt::format("segment {} is empty", segment.id));
+    if (!ids.insert(segment.id).second) {
+      return BadDescription(fmt::format("segment {} is in the slab twice", segment.id));
+    }
+  }
+  if (slab.segments.size() > kMaxPeerSegments) return BadDescription("too many segments");
+  return absl::OkStatus();
+}
+
+// All of the segment behind `fd`, writable, its page tables made.
+absl::StatusOr<Mapping> MapSegment(const UniqueFd& fd) {
+  struct stat info = {};
+  if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "asking for a segment's size");
+  const int fds[] = {fd.get()};
+  const uint64_t sizes[] = {static_cast<uint64_t>(info.st_size)};
+  return MapSlab(fds, sizes, {.mode = MapMode::kSharedWritable, .populate = true});
+}
+
+absl::Status TooSmall(const PeerSlab::PeerSegment& segment, uint64_t holds) {
+  return BadDescription(fmt::format("segment {} should hold {} bytes and holds {}", segment.id,
+                                    segment.bytes, holds));
+}
+
+}  // namespace
+
+void HostPeerMemory::SetSecret(std::string secret) {
+  MutexLock lock(mutex_);
+  secret_ = std::move(secret);
+}
+
+absl::StatusOr<HostPeerMemory::Mappings> HostPeerMemory::MapMissing(
+    const PeerSlab& slab, const Peer& peer, std::chrono::steady_clock::time_point deadline) {
+  std::vector<uint64_t> missing;
+  for (const PeerSlab::PeerSegment& segment : slab.segments) {
+    if (peer.mappings.count(segment.id) == 0) missing.push_back(segment.id);
+  }
+  Mappings mapped;
+  if (missing.empty()) return mapped;
+  std::string secret;
+  {
+    MutexLock lock(mutex_);
+    secret = secret_;
+  }
+  for (size_t done = 0; done < missing.size();) {
+    const size_t count = std::min(kSegmentsAtOnce, missing.size() - done);
+    const auto ids = std::span(missing).subspan(done, count);
+    CKPTD_ASSIGN_OR_RETURN(const std::vector<UniqueFd> fds,
+                           FetchPeerSegments(slab.endpoint, secret, ids, deadline));
+    for (size_t i = 0; i < count; ++i) {
+      CKPTD_ASSIGN_OR_RETURN(mapped[ids[i]], MapSegment(fds[i]));
+    }
+    done += count;
+  }
+  return mapped;
+}
+
+absl::StatusOr<SlabView> HostPeerMemory::Map(const PeerSlab& slab,
+                                             std::chrono::steady_clock::time_point deadline) {
+  if (slab.host != host_) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kRankFailed,
+        fmt::format("mapping the memory of rank {}: it runs on another host (boot id {}, ours is "
+                    "{}), memory is mapped on one host only; start all ranks on one host",
+                    slab.rank, slab.host, host_),
+        {{"rank", std::to_string(slab.rank)}});
+  }
+  if (const absl::Status ok = CheckDescription(slab); !ok.ok()) return OfRank(ok, slab);
+  Peer& peer = peers_[slab.rank];
+  if (peer.incarnation != slab.incarnation) {
+    peer.mappings.clear();
+    peer.incarnation = slab.incarnation;
+  }
+  absl::StatusOr<Mappings> added = MapMissing(slab, peer, deadline);
+  if (!added.ok()) return OfRank(added.status(), slab);
+  SlabView view;
+  for (const PeerSlab::PeerSegment& segment : slab.segments) {
+    const auto fresh = added->find(segment.id);
+    const Mapping& mapping =
+        fresh != added->end() ? fresh->second : peer.mappings.at(segment.id);
+    if (segment.bytes > mapping.bytes()) return OfRank(TooSmall(segment, mapping.bytes()), slab);
+    view.segments.push_back(mapping.span().first(segment.bytes));
+  }
+  peer.mappings.merge(*added);
+  return view;
+}
+
+void HostPeerMemory::Forget(uint32_t rank) { peers_.erase(rank); }
+
+void HostPeerMemory::KeepOnly(uint32_t rank, const std::vector<uint64_t>& segment_ids) {
+  const auto peer = peers_.find(rank);
+  if (peer == peers_.end()) return;
+  const std::set<uint64_t> keep(segment_ids.begin(), segment_ids.end());
+  for (auto it = peer->second.mappings.begin(); it != peer->second.mappings.end();) {
+    it = keep.count(it->first) > 0 ? std::next(it) : peer->second.mappings.erase(it);
+  }
+}
+
+uint64_t HostPeerMemory::MappedBytes(uint32_t rank) const {
+  const auto peer = peers_.find(rank);
+  uint64_t bytes = 0;
+  if (peer == peers_.end()) return bytes;
+  for (const auto& [id, mapping] : peer->second.mappings) bytes += mapping.bytes();
+  return bytes;
+}
+
+}  // namespace ckptd

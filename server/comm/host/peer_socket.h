@@ -1,0 +1,75 @@
+// Serves this daemon's memory segments to the daemon of the same group and host
+// that fills them. See peer_protocol.h for what is said.
+#ifndef CKPTD_SERVER_COMM_HOST_PEER_SOCKET_H_
+#define CKPTD_SERVER_COMM_HOST_PEER_SOCKET_H_
+
+#include <chrono>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "common/base/posix.h"
+#include "server/comm/host/peer_protocol.h"
+
+namespace ckptd {
+
+struct PeerSocketOptions {
+  std::string path;  // of the socket; its directory exists and is ours alone
+  // A connection that has not said and got everything by then is closed.
+  std::chrono::milliseconds patience = std::chrono::seconds(5);
+  // Served at once; more wait in the backlog.
+  size_t max_connections = 16;
+};
+
+// Runs a thread that accepts and one per connection, so that a mute peer blocks
+// nobody. Thread-safe. Destruction ends all of them and removes the socket file.
+class PeerSocket {
+ public:
+  // `lookup` is called from several threads at once and must outlive the result.
+  // Errors: those of ListenUnix.
+  static absl::StatusOr<std::unique_ptr<PeerSocket>> Start(PeerSocketOptions options,
+                                                           SegmentLookup lookup);
+  ~PeerSocket();
+  PeerSocket(const PeerSocket&) = delete;
+  PeerSocket& operator=(const PeerSocket&) = delete;
+
+  // kPeerSecretBytes bytes; until it is set, and when it is empty, nobody is
+  // served.
+  void SetSecret(std::string secret);
+
+ private:
+  struct Connection {
+    UniqueFd socket;
+    std::thread thread;
+    bool done = false;
+  };
+
+  PeerSocket(PeerSocketOptions options, SegmentLookup lookup, UniqueFd listener, UniqueFd wake);
+  void AcceptLoop();
+  bool Begin(UniqueFd socket);
+  void Serve(Connection& connection);
+  void Reap();
+  void Wake() const;
+  bool Full();
+  bool Stopping();
+
+  const PeerSocketOptions options_;
+  const SegmentLookup lookup_;
+  const UniqueFd listener_;
+  const UniqueFd wake_;  // eventfd: a connection ended, or Stop
+
+  Mutex mutex_;
+  std::string secret_ ABSL_GUARDED_BY(mutex_);
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::list<Connection> connections_ ABSL_GUARDED_BY(mutex_);
+  std::thread acceptor_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_COMM_HOST_PEER_SOCKET_H_

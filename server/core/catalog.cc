@@ -1,0 +1,322 @@
+#include "server/core/catalog.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+// Ended entries (FAILED, TAKEN) kept so that late clients can read the reason.
+constexpr size_t kEndedKept = 32;
+
+uint64_t Identity(const PrepareCall& call, const LoadRequest& request) {
+  uint64_t value = RequestDigest(request);
+  for (const SourceFile& file : call.index->files) {
+    value = CombineDigests({value, file.device, file.inode, file.bytes,
+                            static_cast<uint64_t>(file.mtime_ns), file.header_hash});
+  }
+  return value;
+}
+
+}  // namespace
+
+absl::Status CheckpointNotFound(const std::string& name) {
+  return MakeError(absl::StatusCode::kNotFound, reason::kCheckpointNotFound,
+                   fmt::format("looking up {}: this daemon holds no such checkpoint (it may have "
+                               "been unloaded or evicted); load it again, or list what is there",
+                               name),
+                   {{"checkpoint", name}});
+}
+
+Catalog::Catalog(MemoryBackend& backend, uint32_t rank, uint32_t world_size)
+    : backend_(backend), rank_(rank), world_size_(world_size) {}
+
+Catalog::Entry* Catalog::Find(const std::string& name) {
+  const auto at = entries_.find(name);
+  return at == entries_.end() ? nullptr : &at->second;
+}
+
+const Catalog::Entry* Catalog::Find(const std::string& name) const {
+  const auto at = entries_.find(name);
+  return at == entries_.end() ? nullptr : &at->second;
+}
+
+void Catalog::Touch(Entry& entry) {
+  ++entry.version;
+  entry.last_used = ++ticks_;
+  changed_.NotifyAll();
+}
+
+std::optional<Catalog::Match> Catalog::FindMatch(const LoadRequest& request) const {
+  const uint64_t digest = RequestDigest(request);
+  MutexLock lock(mutex_);
+  const Entry* best = nullptr;
+  for (const auto& [name, entry] : entries_) {
+    const bool active = entry.info.state == CheckpointState::kActive;
+    if (entry.request_digest != digest) continue;
+    if (!active && entry.info.state != CheckpointState::kLoading) continue;
+    // Memory that has been lent to readers cannot be handed over any more.
+    if (active && request.intended == AttachMode::kExclusive && entry.memory->sealed()) continue;
+    if (best == nullptr || entry.info.created > best->info.created) best = &entry;
+  }
+  if (best == nullptr) return std::nullopt;
+  return Match{best->info.name, best->info.state == CheckpointState::kActive, best->files};
+}
+
+std::vector<std::string> Catalog::NearMiss(const LoadRequest& request) const {
+  MutexLock lock(mutex_);
+  const Entry* best = nullptr;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.request.source != request.source) continue;
+    if (entry.info.state != CheckpointState::kActive) continue;
+    if (best == nullptr || entry.info.created > best->info.created) best = &entry;
+  }
+  if (best == nullptr) return {};
+  std::vector<std::string> fields = DifferingFields(request, best->request);
+  if (fields.empty()) fields.emplace_back("files");
+  return fields;
+}
+
+void Catalog::Begin(const std::string& name, const LoadRequest& request) {
+  MutexLock lock(mutex_);
+  const Entry* existing = Find(name);
+  if (existing != nullptr && (existing->info.state == CheckpointState::kLoading ||
+                              existing->info.state == CheckpointState::kActive)) {
+    return;
+  }
+  Entry entry;
+  entry.info.name = name;
+  entry.info.source = request.source;
+  entry.info.intended = request.intended;
+  entry.info.rank = rank_;
+  entry.info.world_size = world_size_;
+  entry.info.digests = request.digests;
+  entry.info.created = std::chrono::system_clock::now();
+  entry.info.layout = DescribeLayout(request);
+  entry.request = request;
+  entry.request_digest = RequestDigest(request);
+  entry.load_key = LoadKey(request);
+  entries_[name] = std::move(entry);
+  Touch(entries_[name]);
+  Prune();
+}
+
+void Catalog::UpdateProgress(const std::string& name, const Progress& progress) {
+  MutexLock lock(mutex_);
+  Entry* entry = Find(name);
+  if (entry == nullptr || entry->info.state != CheckpointState::kLoading) return;
+  entry->info.progress = progress;
+  Touch(*entry);
+}
+
+std::shared_ptr<ShardMemory> Catalog::EvictOne() {
+  Entry* victim = nullptr;
+  for (auto& [name, entry] : entries_) {
+    const bool evictable = entry.info.state == CheckpointState::kActive && !entry.info.pinned &&
+                           entry.info.leases == 0 && entry.info.slab_bytes > 0;
+    if (evictable && (victim == nullptr || entry.last_used < victim->last_used)) victim = &entry;
+  }
+  if (victim == nullptr) return nullptr;
+  Log(LogLevel::kInfo, "{}: evicted, {} bytes", victim->info.name, victim->info.slab_bytes);
+  std::shared_ptr<ShardMemory> memory = std::move(victim->memory);
+  entries_.erase(victim->info.name);
+  changed_.NotifyAll();
+  return memory;
+}
+
+void Catalog::Prune() {
+  std::vector<std::pair<uint64_t, std::string>> ended;
+  for (const auto& [name, entry] : entries_) {
+    const bool done = entry.info.state == CheckpointState::kFailed ||
+                      entry.info.state == CheckpointState::kTaken;
+    if (done && entry.info.leases == 0) ended.emplace_back(entry.last_used, name);
+  }
+  if (ended.size() <= kEndedKept) return;
+  std::sort(ended.begin(), ended.end());
+  for (size_t i = 0; i + kEndedKept < ended.size(); ++i) entries_.erase(ended[i].second);
+}
+
+std::string Catalog::Occupants() const {
+  uint64_t leased = 0;
+  uint64_t pinned = 0;
+  uint64_t loading = 0;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.info.state == CheckpointState::kLoading) {
+      loading += entry.info.slab_bytes;
+    } else if (entry.info.state == CheckpointState::kActive) {
+      (entry.info.leases > 0 ? leased : pinned) += entry.info.slab_bytes;
+    }
+  }
+  return fmt::format("of the resident checkpoints {} bytes are leased, {} pinned, {} loading",
+                     leased, pinned, loading);
+}
+
+absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
+                                                                AttachMode intended) {
+  for (;;) {
+    auto slab = backend_.Allocate(bytes, intended);
+    if (slab.ok() || slab.status().code() != absl::StatusCode::kResourceExhausted) return slab;
+    std::shared_ptr<ShardMemory> evicted;
+    std::string occupants;
+    {
+      MutexLock lock(mutex_);
+      evicted = EvictOne();
+      occupants = Occupants();
+    }
+    if (evicted == nullptr) {
+      return MakeError(slab.status().code(), reason::kNoMemory,
+                       MessageOf(slab.status()) + "; " + occupants, FactsOf(slab.status()));
+    }
+  }
+}
+
+absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall& call,
+                                                               RankPlan plan) {
+  std::unique_ptr<Slab> slab;
+  if (plan.slab_bytes > 0) {
+    CKPTD_ASSIGN_OR_RETURN(slab, AllocateEvicting(plan.slab_bytes, call.request.intended));
+  }
+  auto memory = std::make_shared<ShardMemory>(backend_, std::move(slab));
+  MutexLock lock(mutex_);
+  Entry* entry = Find(call.name);
+  if (entry == nullptr || entry->info.state != CheckpointState::kLoading) {
+    return CheckpointNotFound(call.name);
+  }
+  plan.ops = {};
+  entry->info.slab_bytes = plan.slab_bytes;
+  entry->info.tensor_count = plan.tensors.size();
+  entry->info.plan_digest = call.plan_digest;
+  entry->info.epoch = call.epoch;
+  entry->info.identity = Identity(call, entry->request);
+  entry->files = call.index->files;
+  entry->request_digests = call.request_digests;
+  entry->memory = memory;
+  entry->shard = std::make_shared<Shard>(Shard{std::move(plan), {}});
+  Touch(*entry);
+  return memory;
+}
+
+bool Catalog::HasActive(const std::string& name, uint64_t rank_digest) const {
+  MutexLock lock(mutex_);
+  const Entry* entry = Find(name);
+  return entry != nullptr && entry->info.state == CheckpointState::kActive &&
+         entry->shard->plan.digest == rank_digest;
+}
+
+std::shared_ptr<ShardMemory> Catalog::LoadingMemory(const std::string& name) const {
+  MutexLock lock(mutex_);
+  const Entry* entry = Find(name);
+  if (entry == nullptr || entry->info.state != CheckpointState::kLoading) return nullptr;
+  return entry->memory;
+}
+
+std::shared_ptr<const Shard> Catalog::LoadingShard(const std::string& name) const {
+  MutexLock lock(mutex_);
+  const Entry* entry = Find(name);
+  if (entry == nullptr || entry->info.state != CheckpointState::kLoading) return nullptr;
+  return entry->shard;
+}
+
+absl::Status Catalog::Publish(const CommitCall& call) {
+  const std::shared_ptr<ShardMemory> memory = LoadingMemory(call.name);
+  if (memory == nullptr) return CheckpointNotFound(call.name);
+  bool exclusive = false;
+  {
+    MutexLock lock(mutex_);
+    const Entry* entry = Find(call.name);
+    exclusive = entry != nullptr && entry->info.intended == AttachMode::kExclusive;
+  }
+  if (!exclusive) CKPTD_RETURN_IF_ERROR(memory->Seal());
+  MutexLock lock(mutex_);
+  Entry* entry = Find(call.name);
+  if (entry == nullptr || entry->info.state != CheckpointState::kLoading) {
+    return CheckpointNotFound(call.name);
+  }
+  Shard shard = *entry->shard;
+  shard.digests = call.digests;
+  entry->shard = std::make_shared<Shard>(std::move(shard));
+  entry->info.state = CheckpointState::kActive;
+  entry->info.activated = std::chrono::system_clock::now();
+  entry->info.progress = call.progress;
+  Touch(*entry);
+  return absl::OkStatus();
+}
+
+void Catalog::Fail(const std::string& name, const absl::Status& why) {
+  std::shared_ptr<ShardMemory> freed;  // destroyed after the lock
+  MutexLock lock(mutex_);
+  Entry* entry = Find(name);
+  if (entry == nullptr) return;
+  if (entry->info.state != CheckpointState::kLoading) return;
+  entry->info.state = CheckpointState::kFailed;
+  entry->info.failure = why;
+  freed = std::move(entry->memory);
+  Touch(*entry);
+  Log(LogLevel::kError, "{}: failed: {} ({})", name, MessageOf(why), ReasonOf(why));
+}
+
+void Catalog::FailAllLoading(const absl::Status& why) {
+  std::vector<std::string> names;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [name, entry] : entries_) {
+      if (entry.info.state == CheckpointState::kLoading) names.push_back(name);
+    }
+  }
+  for (const std::string& name : names) Fail(name, why);
+}
+
+void Catalog::MarkTaken(const std::string& name) {
+  MutexLock lock(mutex_);
+  Entry* entry = Find(name);
+  if (entry == nullptr) return;
+  entry->info.state = CheckpointState::kTaken;
+  entry->info.slab_bytes = 0;
+  entry->memory = nullptr;
+  Touch(*entry);
+}
+
+absl::StatusOr<CheckpointInfo> Catalog::Get(const std::string& name) const {
+  MutexLock lock(mutex_);
+  const Entry* entry = Find(name);
+  if (entry == nullptr) return CheckpointNotFound(name);
+  return entry->info;
+}
+
+std::vector<CheckpointInfo> Catalog::List() const {
+  std::vector<CheckpointInfo> infos;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [name, entry] : entries_) infos.push_back(entry.info);
+  }
+  std::sort(infos.begin(), infos.end(),
+            [](const auto& a, const auto& b) { return a.created > b.created; });
+  return infos;
+}
+
+absl::StatusOr<CheckpointInfo> Catalog::Watch(const std::string& name, uint64_t& seen,
+                                              Deadline deadline) const {
+  MutexLock lock(mutex_);
+  changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Entry* entry = Find(name);
+    return stopped_ || entry == nullptr || entry->version != seen;
+  });
+  const Entry* entry = Find(name);
+  if (entry == nullptr) return CheckpointNotFound(name);
+  seen = entry->version;
+  return entry->info;
+}
+
+void Catalog::Stop() {
+  MutexLock lock(mutex_);
+  stopped_ = true;
+  changed_.NotifyAll();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,124 @@
+// The checkpoints of one daemon (one rank): their states, memory and leases'
+// counts. LOADING -> ACTIVE -> (UNLOADING) | FAILED | TAKEN. Thread-safe: one
+// mutex, no callback and no slow call under it.
+#ifndef CKPTD_SERVER_CORE_CATALOG_H_
+#define CKPTD_SERVER_CORE_CATALOG_H_
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "server/core/domain.h"
+#include "server/core/shard_memory.h"
+#include "server/memory/memory.h"
+
+namespace ckptd {
+
+class Catalog {
+ public:
+  // `backend` outlives the catalog and every ShardMemory it gives out.
+  Catalog(MemoryBackend& backend, uint32_t rank, uint32_t world_size);
+
+  // A LOADING or ACTIVE checkpoint that answers `request`, with the files it
+  // was read from (empty while LOADING before they are known).
+  struct Match {
+    std::string name;
+    bool active = false;
+    std::vector<SourceFile> files;
+  };
+  std::optional<Match> FindMatch(const LoadRequest& request) const;
+  // Fields in which the newest resident checkpoint of the same source differs;
+  // empty when there is none.
+  std::vector<std::string> NearMiss(const LoadRequest& request) const;
+
+  // Makes a LOADING entry; nothing when one of that name is LOADING or ACTIVE.
+  void Begin(const std::string& name, const LoadRequest& request);
+  void UpdateProgress(const std::string& name, const Progress& progress);
+
+  // Memory for a LOADING checkpoint; evicts unleased, unpinned ones, least
+  // recently used first, when the budget asks for it. Errors: NO_MEMORY with
+  // the numbers, CHECKPOINT_NOT_FOUND when the load was aborted meanwhile.
+  absl::StatusOr<std::shared_ptr<ShardMemory>> Allocate(const PrepareCall& call, RankPlan plan);
+  // True when the shard of this checkpoint is here, with that plan.
+  bool HasActive(const std::string& name, uint64_t rank_digest) const;
+  std::shared_ptr<ShardMemory> LoadingMemory(const std::string& name) const;
+  std::shared_ptr<const Shard> LoadingShard(const std::string& name) const;
+  // LOADING -> ACTIVE. Seals, unless the load is meant to be EXCLUSIVE.
+  absl::Status Publish(const CommitCall& call);
+  // LOADING -> FAILED. An ACTIVE shard is whole, whatever became of other ranks.
+  void Fail(const std::string& name, const absl::Status& why);
+  void FailAllLoading(const absl::Status& why);
+  // ACTIVE -> TAKEN: a client owns the memory.
+  void MarkTaken(const std::string& name);
+
+  absl::StatusOr<CheckpointInfo> Get(const std::string& name) const;
+  std::vector<CheckpointInfo> List() const;  // newest first
+  // Waits until the entry differs from `seen` (its version; 0 at first), which
+  // is updated, or the deadline. Errors: CHECKPOINT_NOT_FOUND.
+  absl::StatusOr<CheckpointInfo> Watch(const std::string& name, uint64_t& seen,
+                                       Deadline deadline) const;
+
+  // Counts one lease on an ACTIVE checkpoint. Errors: CHECKPOINT_NOT_FOUND,
+  // NOT_ACTIVE, LOAD_FAILED (with the load's own reason in the sentence), TAKEN,
+  // LEASED and EXCLUSIVE_NEEDS_COPY for an EXCLUSIVE one.
+  struct Held {
+    std::shared_ptr<ShardMemory> memory;
+    std::shared_ptr<const Shard> shard;
+  };
+  absl::StatusOr<Held> Hold(const std::string& name, AttachMode mode);
+  void Release(const std::string& name);
+  // The shard without a lease, for reading its table or verifying it.
+  absl::StatusOr<Held> Look(const std::string& name) const;
+
+  // Bytes given back. Errors: CHECKPOINT_NOT_FOUND, LEASED.
+  absl::StatusOr<uint64_t> Unload(const std::string& name, bool force);
+  absl::StatusOr<CheckpointInfo> Pin(const std::string& name, bool pinned);
+
+  // For a leader that does not know us yet.
+  std::vector<ResidentCheckpoint> Residents() const;
+  // Wakes every watcher and refuses further waiting: the daemon stops.
+  void Stop();
+
+ private:
+  struct Entry {
+    CheckpointInfo info;
+    LoadRequest request;
+    uint64_t request_digest = 0;
+    uint64_t load_key = 0;
+    std::vector<SourceFile> files;
+    std::vector<uint64_t> request_digests;
+    std::shared_ptr<ShardMemory> memory;
+    std::shared_ptr<const Shard> shard;
+    uint64_t version = 1;
+    uint64_t last_used = 0;
+  };
+
+  Entry* Find(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  const Entry* Find(const std::string& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Touch(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Memory of the least recently used evictable checkpoint; null when none.
+  std::shared_ptr<ShardMemory> EvictOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Prune() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::unique_ptr<Slab>> AllocateEvicting(uint64_t bytes, AttachMode intended);
+  std::string Occupants() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  MemoryBackend& backend_;
+  const uint32_t rank_;
+  const uint32_t world_size_;
+  mutable Mutex mutex_;
+  mutable CondVar changed_;
+  std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  uint64_t ticks_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+absl::Status CheckpointNotFound(const std::string& name);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_CATALOG_H_

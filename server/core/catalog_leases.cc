@@ -1,0 +1,122 @@
+// The part of the catalog that lends shards and takes them back.
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/core/catalog.h"
+
+namespace ckptd {
+namespace {
+
+// Why a checkpoint in this state cannot be acquired.
+absl::Status NotAcquirable(const CheckpointInfo& info) {
+  const Facts facts = {{"checkpoint", info.name}, {"state", std::string(NameOf(info.state))}};
+  switch (info.state) {
+    case CheckpointState::kFailed:
+      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLoadFailed,
+                       fmt::format("acquiring {}: its load failed: {}", info.name,
+                                   MessageOf(info.failure)),
+                       facts);
+    case CheckpointState::kTaken:
+      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kTaken,
+                       fmt::format("acquiring {}: an EXCLUSIVE client took its memory; load the "
+                                   "source again",
+                                   info.name),
+                       facts);
+    default:
+      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNotActive,
+                       fmt::format("acquiring {}: it is {} ({}); watch it until it is ACTIVE",
+                                   info.name, NameOf(info.state), NameOf(info.progress.stage)),
+                       facts);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode mode) {
+  MutexLock lock(mutex_);
+  Entry* entry = Find(name);
+  if (entry == nullptr) return CheckpointNotFound(name);
+  if (entry->info.state != CheckpointState::kActive) return NotAcquirable(entry->info);
+  if (mode == AttachMode::kExclusive) {
+    if (entry->info.leases > 0) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
+                       fmt::format("acquiring {} EXCLUSIVE: {} leases are open on it; release "
+                                   "them, or acquire it SHARED or PRIVATE",
+                                   name, entry->info.leases),
+                       {{"checkpoint", name}});
+    }
+    if (entry->memory->sealed()) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kExclusiveNeedsCopy,
+                       fmt::format("acquiring {} EXCLUSIVE: its memory is sealed because it was "
+                                   "loaded for, or lent to, readers; load it with intended mode "
+                                   "EXCLUSIVE, or acquire it PRIVATE",
+                                   name),
+                       {{"checkpoint", name}});
+    }
+  }
+  ++entry->info.leases;
+  Touch(*entry);
+  return Held{entry->memory, entry->shard};
+}
+
+void Catalog::Release(const std::string& name) {
+  MutexLock lock(mutex_);
+  Entry* entry = Find(name);
+  if (entry == nullptr || entry->info.leases == 0) return;
+  --entry->info.leases;
+  Touch(*entry);
+}
+
+absl::StatusOr<Catalog::Held> Catalog::Look(const std::string& name) const {
+  MutexLock lock(mutex_);
+  const Entry* entry = Find(name);
+  if (entry == nullptr) return CheckpointNotFound(name);
+  if (entry->info.state != CheckpointState::kActive) return NotAcquirable(entry->info);
+  return Held{entry->memory, entry->shard};
+}
+
+absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force) {
+  std::shared_ptr<ShardMemory> freed;  // destroyed after the lock
+  MutexLock lock(mutex_);
+  Entry* entry = Find(name);
+  if (entry == nullptr) return CheckpointNotFound(name);
+  if (entry->info.state == CheckpointState::kLoading) return NotAcquirable(entry->info);
+  if (entry->info.leases > 0 && !force) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
+                     fmt::format("unloading {}: {} leases are open on it; end them, or force it "
+                                 "(clients keep what they have mapped)",
+                                 name, entry->info.leases),
+                     {{"checkpoint", name}});
+  }
+  const uint64_t bytes = entry->memory == nullptr ? 0 : entry->info.slab_bytes;
+  freed = std::move(entry->memory);
+  entries_.erase(name);
+  changed_.NotifyAll();
+  Log(LogLevel::kInfo, "{}: unloaded, {} bytes", name, bytes);
+  return bytes;
+}
+
+absl::StatusOr<CheckpointInfo> Catalog::Pin(const std::string& name, bool pinned) {
+  MutexLock lock(mutex_);
+  Entry* entry = Find(name);
+  if (entry == nullptr) return CheckpointNotFound(name);
+  entry->info.pinned = pinned;
+  Touch(*entry);
+  return entry->info;
+}
+
+std::vector<ResidentCheckpoint> Catalog::Residents() const {
+  MutexLock lock(mutex_);
+  std::vector<ResidentCheckpoint> residents;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.info.state != CheckpointState::kActive) continue;
+    residents.push_back({name, entry.load_key, entry.files, entry.request_digests});
+  }
+  return residents;
+}
+
+}  // namespace ckptd

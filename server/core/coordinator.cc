@@ -1,0 +1,214 @@
+#include "server/core/coordinator.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/checkpoint/open.h"
+#include "server/core/load_runner.h"
+
+namespace ckptd {
+namespace {
+
+constexpr std::chrono::milliseconds kTick{200};
+constexpr std::chrono::seconds kLookupDeadline{5};
+constexpr std::chrono::seconds kAbortDeadline{2};
+
+}  // namespace
+
+absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t world_size) {
+  if (request.source.empty() || request.source[0] != '/') {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     fmt::format("loading \"{}\": the source must be an absolute path on the "
+                                 "machine of rank 0's daemon",
+                                 request.source));
+  }
+  uint32_t stated = 0;
+  if (const auto* rules = std::get_if<std::string>(&request.layout)) {
+    CKPTD_ASSIGN_OR_RETURN(const LayoutRules parsed, LayoutRules::Parse(*rules));
+    stated = parsed.world_size();
+  } else {
+    const RankLayout& layout = *std::get<std::shared_ptr<const RankLayout>>(request.layout);
+    stated = layout.world_size;
+    if (stated == world_size && layout.rank != rank) {
+      return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
+                       fmt::format("loading {}: the request states the tensors of rank {}, this "
+                                   "daemon serves rank {}; connect to that rank's daemon",
+                                   request.source, layout.rank, rank));
+    }
+  }
+  if (stated == world_size) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongWorldSize,
+                   fmt::format("loading {}: the layout is for {} ranks, this group has {}; start "
+                               "as many daemons as trainers, or change the layout",
+                               request.source, stated, world_size));
+}
+
+Coordinator::Coordinator(Parts parts)
+    : parts_(parts),
+      rounds_(static_cast<uint32_t>(parts.membership.Members().size())),
+      ticker_([this] { Loop(); }) {}
+
+Coordinator::~Coordinator() {
+  Stop();
+  ticker_.join();
+}
+
+void Coordinator::Stop() {
+  stopping_ = true;
+  MutexLock lock(mutex_);
+  wake_ = true;
+  changed_.NotifyAll();
+}
+
+absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadRequest& request) {
+  CKPTD_RETURN_IF_ERROR(
+      CheckRequest(request, rank, static_cast<uint32_t>(parts_.membership.Members().size())));
+  bool reuse = true;
+  if (const auto files = rounds_.FilesToCheck(rank, request); files.has_value()) {
+    CheckpointIndex index;
+    index.source = request.source;
+    index.files = *files;
+    auto check = parts_.lookup_worker.Submit([index] { return CheckUnchanged(index); });
+    if (check.wait_for(kLookupDeadline) != std::future_status::ready) {
+      return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                       fmt::format("loading {}: its storage did not answer within 5 s; check the "
+                                   "file system",
+                                   request.source));
+    }
+    reuse = check.get().ok();
+  }
+  std::string name = rounds_.Propose(rank, request, reuse, Clock::now());
+  if (rank == 0) parts_.catalog.Begin(name, request);
+  MutexLock lock(mutex_);
+  wake_ = true;
+  changed_.NotifyAll();
+  return name;
+}
+
+absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
+                                            const std::vector<ResidentCheckpoint>& residents) {
+  const uint64_t before = parts_.membership.epoch();
+  CKPTD_ASSIGN_OR_RETURN(JoinReply reply, parts_.membership.Join(identity));
+  if (reply.epoch != before) rounds_.SetResidents(identity.rank, residents);
+  MutexLock lock(mutex_);
+  wake_ = true;
+  changed_.NotifyAll();
+  return reply;
+}
+
+absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(uint32_t rank,
+                                                      const std::string& incarnation) {
+  CKPTD_ASSIGN_OR_RETURN(HeartbeatReply reply, parts_.membership.Heartbeat(rank, incarnation));
+  for (const CheckpointInfo& info : parts_.catalog.List()) {
+    if (info.state == CheckpointState::kLoading) reply.loads.emplace_back(info.name, info.progress);
+  }
+  for (const Rounds::Expired& waiting : rounds_.Waiting()) {
+    Progress progress;
+    progress.stage = Stage::kGathering;
+    progress.waiting_ranks = waiting.waiting;
+    reply.loads.emplace_back(waiting.name, progress);
+  }
+  return reply;
+}
+
+void Coordinator::Loop() {
+  while (!stopping_) {
+    {
+      MutexLock lock(mutex_);
+      changed_.WaitUntil(mutex_, Clock::now() + kTick,
+                         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return wake_; });
+      wake_ = false;
+    }
+    Tick();
+  }
+}
+
+void Coordinator::Tick() {
+  for (const uint32_t rank : parts_.membership.DropSilent()) {
+    rounds_.SetResidents(rank, {});
+  }
+  FailExpired();
+  PostReady();
+  ShowWaiting();
+}
+
+void Coordinator::PostReady() {
+  if (!parts_.membership.MissingRanks().empty()) return;
+  for (ReadyLoad& load : rounds_.TakeReady()) {
+    parts_.load_worker.Post([this, load = std::move(load)] { RunLoad(load); });
+  }
+}
+
+void Coordinator::RunLoad(const ReadyLoad& load) {
+  const auto session = parts_.membership.CurrentSession();
+  LoadOutcome outcome;
+  if (session.has_value()) {
+    outcome = LoadRunner({parts_.catalog, parts_.membership, parts_.peer_memory, stopping_,
+                          parts_.reader_threads},
+                         load, *session)
+                  .Run();
+  } else {
+    AbortEverywhere(load.name,
+                    MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
+                              fmt::format("loading {}: rank {} left the group before the load "
+                                          "began; load again",
+                                          load.request.source,
+                                          fmt::join(parts_.membership.MissingRanks(), ", "))));
+  }
+  rounds_.Finished(load.name, outcome);
+}
+
+void Coordinator::FailExpired() {
+  for (const Rounds::Expired& round : rounds_.TakeExpired(Clock::now())) {
+    std::vector<uint32_t> absent = parts_.membership.MissingRanks();
+    absl::Status why;
+    if (!absent.empty()) {
+      why = MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
+                      fmt::format("loading {}: the daemons of ranks {} have not joined the group "
+                                  "in time; start them, or look at their logs",
+                                  round.name, fmt::join(absent, ", ")),
+                      {{"ranks", fmt::format("{}", fmt::join(absent, ","))}});
+    } else {
+      why = MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
+                      fmt::format("loading {}: the trainers of ranks {} have not stated their "
+                                  "tensors in time; every rank must call the load with the same "
+                                  "source and options",
+                                  round.name, fmt::join(round.waiting, ", ")),
+                      {{"ranks", fmt::format("{}", fmt::join(round.waiting, ","))}});
+    }
+    AbortEverywhere(round.name, why);
+  }
+}
+
+void Coordinator::ShowWaiting() {
+  const std::vector<uint32_t> absent = parts_.membership.MissingRanks();
+  for (const Rounds::Expired& round : rounds_.Waiting()) {
+    Progress progress;
+    progress.stage = Stage::kGathering;
+    progress.waiting_ranks = round.waiting;
+    if (!absent.empty()) progress.waiting_ranks.assign(absent.begin(), absent.end());
+    parts_.catalog.UpdateProgress(round.name, progress);
+  }
+}
+
+void Coordinator::AbortEverywhere(const std::string& name, const absl::Status& why) {
+  parts_.catalog.Fail(name, why);
+  std::vector<std::future<absl::Status>> calls;
+  for (const auto& link : parts_.membership.Links()) {
+    calls.push_back(std::async(std::launch::async, [link, &name, &why] {
+      return link->Abort(name, why, Clock::now() + kAbortDeadline);
+    }));
+  }
+  for (auto& call : calls) {
+    // A member that cannot be told is dropped by its silence and fails its loads itself.
+    const absl::Status status = call.get();
+    if (!status.ok()) Log(LogLevel::kWarn, "{}: telling a rank: {}", name, MessageOf(status));
+  }
+}
+
+}  // namespace ckptd

@@ -1,0 +1,72 @@
+// The leader's side of the group: takes proposals, waits until the group and its
+// statements are complete, and runs loads one after the other on the load
+// worker. Every waiting rank is told how its load ends. Thread-safe.
+#ifndef CKPTD_SERVER_CORE_COORDINATOR_H_
+#define CKPTD_SERVER_CORE_COORDINATOR_H_
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/comm/peer_memory.h"
+#include "server/core/catalog.h"
+#include "server/core/membership.h"
+#include "server/core/rounds.h"
+#include "server/core/worker.h"
+
+namespace ckptd {
+
+class Coordinator {
+ public:
+  struct Parts {
+    Catalog& catalog;
+    Membership& membership;
+    PeerMemory& peer_memory;
+    Worker& load_worker;
+    Worker& lookup_worker;  // metadata of files; never behind a load
+    unsigned reader_threads = 0;
+  };
+  explicit Coordinator(Parts parts);
+  ~Coordinator();
+  Coordinator(const Coordinator&) = delete;
+  Coordinator& operator=(const Coordinator&) = delete;
+
+  // A client of `rank` asked for this; the name of the checkpoint it leads to.
+  // Errors: LAYOUT_INVALID, WRONG_WORLD_SIZE, DEADLINE (file metadata).
+  absl::StatusOr<std::string> Propose(uint32_t rank, const LoadRequest& request);
+
+  absl::StatusOr<JoinReply> Join(const MemberIdentity& identity,
+                                 const std::vector<ResidentCheckpoint>& residents);
+  absl::StatusOr<HeartbeatReply> Heartbeat(uint32_t rank, const std::string& incarnation);
+
+  // Aborts what runs, fails what waits.
+  void Stop();
+
+ private:
+  void Loop();
+  void Tick();
+  void PostReady();
+  void FailExpired();
+  void ShowWaiting();
+  void RunLoad(const ReadyLoad& load);
+  // Tells every rank that is a member how the load ended.
+  void AbortEverywhere(const std::string& name, const absl::Status& why);
+
+  Parts parts_;
+  Rounds rounds_;
+  std::atomic<bool> stopping_ = false;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool wake_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread ticker_;
+};
+
+// Checks a request against the group before anything is started. Errors:
+// LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, INVALID_REQUEST.
+absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t world_size);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_COORDINATOR_H_

@@ -1,0 +1,142 @@
+// Vocabulary of the daemon: loads, checkpoints and their states. Plain values,
+// no gRPC; server/rpc/convert knows the proto twins.
+#ifndef CKPTD_SERVER_CORE_DOMAIN_H_
+#define CKPTD_SERVER_CORE_DOMAIN_H_
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/checkpoint/index.h"
+#include "common/layout/layout.h"
+#include "common/layout/plan.h"
+#include "server/comm/peer_memory.h"
+#include "server/memory/memory.h"
+
+namespace ckptd {
+
+using Clock = std::chrono::steady_clock;
+using Deadline = Clock::time_point;
+
+enum class CheckpointState : uint8_t { kLoading = 1, kActive, kUnloading, kFailed, kTaken };
+std::string_view NameOf(CheckpointState state);
+
+// Values equal ckptd.v1.Stage.
+enum class Stage : uint8_t {
+  kUnspecified = 0, kGathering, kQueued, kOpening, kPlanning, kAllocating, kTransferring,
+  kPublishing,
+};
+std::string_view NameOf(Stage stage);
+
+struct Progress {
+  Stage stage = Stage::kUnspecified;
+  uint64_t bytes_total = 0;
+  uint64_t bytes_done = 0;
+  double bytes_per_second = 0;
+  int32_t slowest_rank = -1;
+  std::vector<int32_t> waiting_ranks;
+  uint64_t storage_bytes = 0;
+  uint64_t sent_bytes = 0;
+  std::vector<std::pair<Stage, std::chrono::nanoseconds>> stages;  // finished ones
+};
+
+// Rule form as text, or one rank's own statement.
+using LayoutRequest = std::variant<std::string, std::shared_ptr<const RankLayout>>;
+
+// What a client asks for.
+struct LoadRequest {
+  std::string source;  // absolute
+  LayoutRequest layout;
+  DtypePolicy policy;
+  AttachMode intended = AttachMode::kShared;
+  bool digests = true;
+  std::chrono::nanoseconds timeout = std::chrono::minutes(10);
+};
+
+bool IsRankForm(const LoadRequest& request);
+// Digest of the fields all ranks share: source, form, rules, policy, digests,
+// and whether the memory is meant to be EXCLUSIVE.
+uint64_t LoadKey(const LoadRequest& request);
+// Digest of what one rank asks for: LoadKey and, in rank form, its layout.
+uint64_t RequestDigest(const LoadRequest& request);
+uint64_t LayoutDigest(const RankLayout& layout);
+// "fsdp:4" or "stated by each rank".
+std::string DescribeLayout(const LoadRequest& request);
+// Names of the identity's fields in which `other` differs from `request`.
+std::vector<std::string> DifferingFields(const LoadRequest& request, const LoadRequest& other);
+
+// The immutable facts of a loaded shard, shared with readers of its table.
+struct Shard {
+  RankPlan plan;  // ops dropped: only what describes the slab
+  std::vector<uint64_t> digests;
+};
+
+// What a client sees of a checkpoint.
+struct CheckpointInfo {
+  std::string name;
+  std::string source;
+  CheckpointState state = CheckpointState::kLoading;
+  AttachMode intended = AttachMode::kShared;
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  uint64_t epoch = 0;
+  uint64_t slab_bytes = 0;
+  size_t tensor_count = 0;
+  uint64_t plan_digest = 0;
+  uint64_t identity = 0;
+  bool digests = false;
+  bool pinned = false;
+  uint32_t leases = 0;
+  Progress progress;
+  absl::Status failure;  // when kFailed
+  std::chrono::system_clock::time_point created;
+  std::chrono::system_clock::time_point activated;
+  std::string layout;
+};
+
+// A checkpoint a daemon still holds, as it tells a (new) leader.
+struct ResidentCheckpoint {
+  std::string name;
+  uint64_t load_key = 0;
+  std::vector<SourceFile> files;
+  std::vector<uint64_t> request_digests;  // per rank
+};
+
+// Leader to member: everything a rank needs to plan and allocate its part.
+struct PrepareCall {
+  uint64_t epoch = 0;
+  std::string name;
+  LoadRequest request;  // rank form: the layout of that rank
+  std::shared_ptr<const CheckpointIndex> index;
+  uint64_t rank_digest = 0;
+  uint64_t plan_digest = 0;
+  std::vector<uint64_t> request_digests;
+};
+
+struct PrepareReply {
+  bool resident = false;
+  uint64_t rank_digest = 0;
+  std::vector<PeerSlab::PeerSegment> segments;
+  std::string memory_endpoint;
+  std::vector<uint64_t> owned_segments;
+};
+
+struct CommitCall {
+  uint64_t epoch = 0;
+  std::string name;
+  uint64_t tensor_bytes = 0;
+  std::vector<uint64_t> digests;
+  Progress progress;
+};
+
+// Random, for names, incarnations, tokens and secrets: 2 * bytes hex digits.
+std::string RandomHex(size_t bytes);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_DOMAIN_H_

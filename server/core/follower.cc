@@ -1,0 +1,157 @@
+#include "server/core/follower.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/core/membership.h"
+
+namespace ckptd {
+namespace {
+
+constexpr std::chrono::seconds kJoinDeadline{3};
+constexpr std::chrono::milliseconds kFirstRetry{50};
+constexpr std::chrono::seconds kLastRetry{1};
+
+}  // namespace
+
+Follower::Follower(Parts parts, MemberIdentity identity)
+    : parts_(std::move(parts)), identity_(std::move(identity)), thread_([this] { Loop(); }) {}
+
+Follower::~Follower() {
+  Stop();
+  thread_.join();
+}
+
+void Follower::Stop() {
+  MutexLock lock(mutex_);
+  stopping_ = true;
+  changed_.NotifyAll();
+}
+
+Follower::State Follower::state() const {
+  MutexLock lock(mutex_);
+  return state_;
+}
+
+bool Follower::WaitReady(Deadline deadline) const {
+  MutexLock lock(mutex_);
+  changed_.WaitUntil(mutex_, deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || (state_.joined && state_.missing_ranks.empty());
+  });
+  return state_.joined && state_.missing_ranks.empty();
+}
+
+bool Follower::NoteEpoch(uint64_t epoch) {
+  MutexLock lock(mutex_);
+  if (epoch < state_.epoch) return false;
+  state_.epoch = epoch;
+  return true;
+}
+
+absl::StatusOr<std::string> Follower::Propose(const LoadRequest& request, Deadline deadline) {
+  // A daemon that has just started may be asked before it has joined.
+  {
+    MutexLock lock(mutex_);
+    const bool joined = changed_.WaitUntil(
+        mutex_, deadline,
+        [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return state_.joined || stopping_; });
+    if (!joined || stopping_) {
+      return MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
+                       fmt::format("loading {}: rank {} has not joined the group: {}",
+                                   request.source, identity_.rank, state_.detail),
+                       {{"ranks", "0"}});
+    }
+  }
+  return parts_.leader->Propose(identity_.rank, identity_.incarnation, request, deadline);
+}
+
+bool Follower::Pause(std::chrono::nanoseconds duration) {
+  MutexLock lock(mutex_);
+  return !changed_.WaitUntil(
+      mutex_, Clock::now() + std::chrono::duration_cast<Clock::duration>(duration),
+      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; });
+}
+
+void Follower::Loop() {
+  std::chrono::nanoseconds retry = kFirstRetry;
+  while (true) {
+    while (!Join()) {
+      if (!Pause(retry)) return;
+      retry = std::min<std::chrono::nanoseconds>(retry * 2, kLastRetry);
+    }
+    retry = kFirstRetry;
+    last_answer_ = Clock::now();
+    // Until the group is complete, news of it is worth asking for often.
+    while (Beat()) {
+      const bool complete = state().missing_ranks.empty();
+      if (!Pause(complete ? interval_ : std::min<std::chrono::nanoseconds>(
+                                            interval_, std::chrono::milliseconds(100)))) {
+        return;
+      }
+    }
+    if (!Pause(kFirstRetry)) return;
+  }
+}
+
+bool Follower::Join() {
+  auto reply = parts_.leader->Join(identity_, parts_.catalog.Residents(),
+                                   Clock::now() + kJoinDeadline);
+  if (!reply.ok()) {
+    MutexLock lock(mutex_);
+    const std::string detail = MessageOf(reply.status());
+    if (state_.detail != detail) {
+      Log(LogLevel::kInfo, "not joined yet: {}", detail);
+    }
+    state_.detail = detail;
+    return false;
+  }
+  if (!leader_incarnation_.empty() && leader_incarnation_ != reply->incarnation) {
+    parts_.catalog.FailAllLoading(RankLost(0, "it was restarted"));
+    parts_.backend.NewReader();
+  }
+  leader_incarnation_ = reply->incarnation;
+  interval_ = reply->heartbeat_interval;
+  timeout_ = reply->heartbeat_timeout;
+  parts_.on_secret(reply->secret);
+  Log(LogLevel::kInfo, "joined the group, epoch {}", reply->epoch);
+  MutexLock lock(mutex_);
+  state_ = {true, reply->epoch, {0}, ""};  // whether it is complete, the first heartbeat tells
+  changed_.NotifyAll();
+  return true;
+}
+
+bool Follower::Beat() {
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
+  auto reply = parts_.leader->Heartbeat(identity_.rank, identity_.incarnation, deadline);
+  if (!reply.ok()) {
+    const bool forgotten = reply.status().code() == absl::StatusCode::kNotFound;
+    if (!forgotten && Clock::now() - last_answer_ < timeout_) return true;
+    LoseLeader(forgotten ? "it no longer knows this rank" : MessageOf(reply.status()));
+    return false;
+  }
+  last_answer_ = Clock::now();
+  for (const auto& [name, progress] : reply->loads) {
+    // The transfer itself reports more often, through Execute.
+    if (progress.stage < Stage::kTransferring) parts_.catalog.UpdateProgress(name, progress);
+  }
+  MutexLock lock(mutex_);
+  state_.epoch = std::max(state_.epoch, reply->epoch);
+  state_.missing_ranks = reply->missing_ranks;
+  changed_.NotifyAll();
+  return true;
+}
+
+void Follower::LoseLeader(const std::string& why) {
+  Log(LogLevel::kWarn, "leader lost: {}", why);
+  parts_.catalog.FailAllLoading(RankLost(0, why));
+  MutexLock lock(mutex_);
+  state_.joined = false;
+  state_.detail = "rank 0 was lost: " + why;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,70 @@
+// A member's tie to its leader: joins, sends heartbeats, joins again after
+// either side has restarted, and fails what was loading when the tie breaks.
+// Thread-safe.
+#ifndef CKPTD_SERVER_CORE_FOLLOWER_H_
+#define CKPTD_SERVER_CORE_FOLLOWER_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "server/core/catalog.h"
+#include "server/core/links.h"
+
+namespace ckptd {
+
+class Follower {
+ public:
+  struct Parts {
+    Catalog& catalog;
+    MemoryBackend& backend;
+    std::shared_ptr<LeaderLink> leader;
+    std::function<void(const std::string&)> on_secret;
+  };
+  Follower(Parts parts, MemberIdentity identity);
+  ~Follower();
+  Follower(const Follower&) = delete;
+  Follower& operator=(const Follower&) = delete;
+
+  struct State {
+    bool joined = false;
+    uint64_t epoch = 0;
+    std::vector<uint32_t> missing_ranks;  // of the group, as the leader says
+    std::string detail;                   // why not joined
+  };
+  State state() const;
+  // True once the group is complete.
+  bool WaitReady(Deadline deadline) const;
+  // Notes an epoch the leader used in a call. False when it is an old one.
+  bool NoteEpoch(uint64_t epoch);
+  absl::StatusOr<std::string> Propose(const LoadRequest& request, Deadline deadline);
+  void Stop();
+
+ private:
+  void Loop();
+  bool Join();
+  // False when the leader no longer knows us, or is silent for too long.
+  bool Beat();
+  void LoseLeader(const std::string& why);
+  bool Pause(std::chrono::nanoseconds duration);  // false: stopping
+
+  const Parts parts_;
+  const MemberIdentity identity_;
+  mutable Mutex mutex_;
+  mutable CondVar changed_;
+  State state_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string leader_incarnation_;  // the loop's own
+  std::chrono::nanoseconds interval_{std::chrono::seconds(1)};
+  std::chrono::nanoseconds timeout_{std::chrono::seconds(5)};
+  Clock::time_point last_answer_;
+  std::thread thread_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_FOLLOWER_H_

@@ -1,0 +1,123 @@
+#include "server/core/lease_table.h"
+
+#include <utility>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+
+absl::StatusOr<LeaseTable::Ticket> LeaseTable::Open(const std::string& checkpoint,
+                                                    AttachMode mode) {
+  ExpireTokens();
+  CKPTD_ASSIGN_OR_RETURN(Catalog::Held held, catalog_.Hold(checkpoint, mode));
+  Lease lease;
+  lease.info.name = checkpoint + "/leases/" + RandomHex(8);
+  lease.info.checkpoint = checkpoint;
+  lease.info.mode = mode;
+  lease.info.created = std::chrono::system_clock::now();
+  lease.token = RandomHex(kTokenLength / 2);
+  lease.token_expiry = Clock::now() + kTokenLifetime;
+  lease.memory = held.memory;
+  Ticket ticket{lease.info.name, lease.token, std::move(held)};
+  MutexLock lock(mutex_);
+  tokens_[lease.token] = lease.info.name;
+  leases_[lease.info.name] = std::move(lease);
+  return ticket;
+}
+
+absl::StatusOr<LeaseTable::Redeemed> LeaseTable::Redeem(const std::string& token, int32_t pid,
+                                                        uint32_t uid) {
+  ExpireTokens();
+  Redeemed redeemed;
+  std::shared_ptr<ShardMemory> memory;
+  {
+    MutexLock lock(mutex_);
+    const auto at = tokens_.find(token);
+    if (at == tokens_.end()) {
+      return MakeError(absl::StatusCode::kUnauthenticated, reason::kTokenInvalid,
+                       "fetching a shard's descriptors: the token is unknown, was used already or "
+                       "has expired; acquire the shard again");
+    }
+    Lease& lease = leases_.at(at->second);
+    tokens_.erase(at);
+    lease.token.clear();
+    lease.info.pid = pid;
+    lease.info.uid = uid;
+    lease.info.connected = true;
+    redeemed.lease = lease.info.name;
+    redeemed.mode = lease.info.mode;
+    memory = lease.memory;
+  }
+  auto handle = memory->Export(redeemed.mode);
+  if (!handle.ok()) {
+    End(redeemed.lease);
+    return handle.status();
+  }
+  redeemed.handle = std::move(handle).value();
+  return redeemed;
+}
+
+void LeaseTable::HandedOver(const std::string& lease) {
+  std::shared_ptr<ShardMemory> memory;
+  std::string checkpoint;
+  {
+    MutexLock lock(mutex_);
+    const auto at = leases_.find(lease);
+    if (at == leases_.end() || at->second.info.mode != AttachMode::kExclusive) return;
+    memory = at->second.memory;
+    checkpoint = at->second.info.checkpoint;
+  }
+  memory->GiveUp();
+  catalog_.MarkTaken(checkpoint);
+  Log(LogLevel::kInfo, "{}: taken by an EXCLUSIVE client", checkpoint);
+}
+
+void LeaseTable::End(const std::string& lease) {
+  std::shared_ptr<ShardMemory> memory;  // destroyed after the lock
+  std::string checkpoint;
+  {
+    MutexLock lock(mutex_);
+    const auto at = leases_.find(lease);
+    if (at == leases_.end()) return;
+    checkpoint = at->second.info.checkpoint;
+    memory = std::move(at->second.memory);
+    if (!at->second.token.empty()) tokens_.erase(at->second.token);
+    leases_.erase(at);
+    changed_.NotifyAll();
+  }
+  catalog_.Release(checkpoint);
+}
+
+void LeaseTable::ExpireTokens() {
+  std::vector<std::string> expired;
+  {
+    MutexLock lock(mutex_);
+    const auto now = Clock::now();
+    for (const auto& [token, lease] : tokens_) {
+      if (leases_.at(lease).token_expiry <= now) expired.push_back(lease);
+    }
+  }
+  for (const std::string& lease : expired) {
+    Log(LogLevel::kWarn, "{}: its token was not shown in time, lease ended", lease);
+    End(lease);
+  }
+}
+
+std::vector<LeaseInfo> LeaseTable::List() const {
+  MutexLock lock(mutex_);
+  std::vector<LeaseInfo> infos;
+  for (const auto& [name, lease] : leases_) infos.push_back(lease.info);
+  return infos;
+}
+
+size_t LeaseTable::WaitUntilEmpty(Deadline deadline) const {
+  MutexLock lock(mutex_);
+  changed_.WaitUntil(mutex_, deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return leases_.empty();
+  });
+  return leases_.size();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,81 @@
+// Leases: who holds the shard of which checkpoint. A lease begins as a one-time
+// token; showing it on the fd socket binds the lease to that connection, and the
+// lease ends with it. Thread-safe: one mutex, never held while the catalog is
+// called.
+#ifndef CKPTD_SERVER_CORE_LEASE_TABLE_H_
+#define CKPTD_SERVER_CORE_LEASE_TABLE_H_
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "server/core/catalog.h"
+
+namespace ckptd {
+
+struct LeaseInfo {
+  std::string name;        // checkpoints/{id}/leases/{lease}
+  std::string checkpoint;  // checkpoints/{id}
+  AttachMode mode = AttachMode::kShared;
+  int32_t pid = 0;         // of the client, once connected
+  uint32_t uid = 0;
+  bool connected = false;
+  std::chrono::system_clock::time_point created;
+};
+
+class LeaseTable {
+ public:
+  static constexpr std::chrono::seconds kTokenLifetime{30};
+  static constexpr size_t kTokenLength = 32;  // hex digits
+
+  explicit LeaseTable(Catalog& catalog) : catalog_(catalog) {}
+
+  struct Ticket {
+    std::string lease;
+    std::string token;
+    Catalog::Held held;
+  };
+  // Errors: those of Catalog::Hold.
+  absl::StatusOr<Ticket> Open(const std::string& checkpoint, AttachMode mode);
+
+  struct Redeemed {
+    std::string lease;
+    AttachMode mode = AttachMode::kShared;
+    SlabHandle handle;
+  };
+  // Trades a token, once, for descriptors. Errors: Unauthenticated TOKEN_INVALID
+  // (unknown, used or expired).
+  absl::StatusOr<Redeemed> Redeem(const std::string& token, int32_t pid, uint32_t uid);
+  // The descriptors have been sent: an EXCLUSIVE client owns the memory now.
+  void HandedOver(const std::string& lease);
+  // The connection closed, or the client released it. Idempotent.
+  void End(const std::string& lease);
+  // Ends leases whose token was not shown in time.
+  void ExpireTokens();
+
+  std::vector<LeaseInfo> List() const;
+  // Waits until no lease is left; the number left at the deadline.
+  size_t WaitUntilEmpty(Deadline deadline) const;
+
+ private:
+  struct Lease {
+    LeaseInfo info;
+    std::string token;  // empty once shown
+    Clock::time_point token_expiry;
+    std::shared_ptr<ShardMemory> memory;
+  };
+
+  Catalog& catalog_;
+  mutable Mutex mutex_;
+  mutable CondVar changed_;
+  std::map<std::string, Lease> leases_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::string> tokens_ ABSL_GUARDED_BY(mutex_);  // token -> lease
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_LEASE_TABLE_H_

@@ -1,0 +1,88 @@
+// Seams between the daemons of a group. Implemented over gRPC in server/rpc and
+// in memory by tests. All calls block, at most until their deadline, and return
+// Unavailable RANK_LOST naming the rank when it does not answer.
+#ifndef CKPTD_SERVER_CORE_LINKS_H_
+#define CKPTD_SERVER_CORE_LINKS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/core/domain.h"
+
+namespace ckptd {
+
+// The leader's half of one member's Execute call. One thread.
+class ExecuteStream {
+ public:
+  virtual ~ExecuteStream() = default;  // a stream that was not finished aborts
+  // False when the member is gone; Finish then says why.
+  virtual bool Send(const Progress& progress) = 0;
+  // Tells the member that all bytes are there and waits for its answer.
+  virtual absl::Status Finish() = 0;
+};
+
+// One member as the leader reaches it. Thread-safe.
+class MemberLink {
+ public:
+  virtual ~MemberLink() = default;
+  virtual absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline deadline) = 0;
+  virtual absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(uint64_t epoch,
+                                                                 const std::string& name,
+                                                                 Deadline deadline) = 0;
+  virtual absl::Status Commit(const CommitCall& call, Deadline deadline) = 0;
+  virtual absl::Status Abort(const std::string& name, const absl::Status& why,
+                             Deadline deadline) = 0;
+  // OK when that process still answers on its port.
+  virtual absl::Status Probe(Deadline deadline) = 0;
+};
+
+// How one daemon introduces itself.
+struct MemberIdentity {
+  std::string job;
+  std::string version;
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  std::string incarnation;
+  std::string address;  // host:port of its peer server
+  std::string host;     // boot id
+  int32_t pid = 0;
+};
+
+struct JoinReply {
+  uint64_t epoch = 0;
+  std::string incarnation;  // of the leader
+  std::string secret;
+  std::chrono::nanoseconds heartbeat_interval = std::chrono::seconds(1);
+  std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(5);
+};
+
+struct HeartbeatReply {
+  uint64_t epoch = 0;
+  std::string incarnation;
+  std::vector<uint32_t> missing_ranks;
+  std::vector<std::pair<std::string, Progress>> loads;
+};
+
+// The leader as a member reaches it. Thread-safe.
+class LeaderLink {
+ public:
+  virtual ~LeaderLink() = default;
+  virtual absl::StatusOr<JoinReply> Join(const MemberIdentity& identity,
+                                         const std::vector<ResidentCheckpoint>& residents,
+                                         Deadline deadline) = 0;
+  virtual absl::StatusOr<HeartbeatReply> Heartbeat(uint32_t rank, const std::string& incarnation,
+                                                   Deadline deadline) = 0;
+  // The name of the checkpoint that the request leads to.
+  virtual absl::StatusOr<std::string> Propose(uint32_t rank, const std::string& incarnation,
+                                              const LoadRequest& request, Deadline deadline) = 0;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_LINKS_H_

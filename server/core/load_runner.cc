@@ -1,0 +1,250 @@
+#include "server/core/load_runner.h"
+
+#include <algorithm>
+#include <future>
+#include <numeric>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/checkpoint/open.h"
+#include "server/core/execute_fanout.h"
+#include "server/core/rank_side.h"
+
+namespace ckptd {
+namespace {
+
+// Allocating may fault fresh memory at about 1.5 GB/s; everything else answers
+// within moments.
+constexpr std::chrono::minutes kPrepareDeadline{5};
+constexpr std::chrono::seconds kCallDeadline{8};
+constexpr std::chrono::seconds kAbortDeadline{2};
+
+Deadline Sooner(Deadline deadline, std::chrono::nanoseconds from_now) {
+  return std::min(deadline, Clock::now() + std::chrono::duration_cast<Clock::duration>(from_now));
+}
+
+}  // namespace
+
+LoadRunner::LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session)
+    : parts_(parts), load_(load), session_(std::move(session)) {}
+
+void LoadRunner::Enter(Stage stage) {
+  meter_.Enter(stage);
+  parts_.catalog.UpdateProgress(load_.name, meter_.Read());
+}
+
+LoadOutcome LoadRunner::Run() {
+  LoadOutcome outcome;
+  outcome.status = Load();
+  if (!outcome.status.ok()) AbortAll(outcome.status);
+  if (index_ != nullptr) outcome.files = index_->files;
+  MutexLock lock(mutex_);
+  outcome.holders = holders_;
+  return outcome;
+}
+
+absl::Status LoadRunner::Load() {
+  CKPTD_RETURN_IF_ERROR(Open());
+  CKPTD_RETURN_IF_ERROR(PlanAll());
+  CKPTD_RETURN_IF_ERROR(PrepareAll());
+  CKPTD_RETURN_IF_ERROR(MapAll());
+  CKPTD_RETURN_IF_ERROR(Transfer());
+  return CommitAll();
+}
+
+absl::Status LoadRunner::Interrupted() const {
+  if (parts_.stopping.load(std::memory_order_relaxed)) {
+    return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
+                     fmt::format("loading {}: the leader's daemon is stopping; start it and load "
+                                 "again",
+                                 load_.request.source));
+  }
+  if (Clock::now() > load_.deadline) {
+    const Progress progress = meter_.Read();
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                     fmt::format("loading {}: the timeout passed while {} ({} of {} bytes were "
+                                 "placed); load again with a longer timeout",
+                                 load_.request.source, NameOf(progress.stage), progress.bytes_done,
+                                 progress.bytes_total));
+  }
+  return parts_.membership.CheckEpoch(session_.epoch);
+}
+
+absl::Status LoadRunner::Open() {
+  Enter(Stage::kOpening);
+  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, OpenCheckpoint(load_.request.source));
+  index_ = std::make_shared<const CheckpointIndex>(std::move(index));
+  return Interrupted();
+}
+
+absl::Status LoadRunner::PlanAll() {
+  Enter(Stage::kPlanning);
+  std::vector<uint64_t> digests;
+  for (uint32_t rank = 0; rank < session_.links.size(); ++rank) {
+    LoadRequest request = load_.request;
+    if (IsRankForm(request)) {
+      if (load_.stated[rank] == nullptr) continue;  // holds its shard already
+      request.layout = load_.stated[rank];
+    }
+    auto layout = LayoutOfRank(request, *index_, rank);
+    if (!layout.ok()) return OfRank(rank, layout.status());
+    auto plan = PlanRank(*index_, *layout, request.policy);
+    if (!plan.ok()) return OfRank(rank, plan.status());
+    digests.push_back(plan->digest);
+    participants_.push_back({rank, std::move(plan).value(), {}, {}});
+  }
+  plan_digest_ = CombineDigests(digests);
+  return Interrupted();
+}
+
+PrepareCall LoadRunner::CallFor(const Participant& participant) const {
+  PrepareCall call;
+  call.epoch = session_.epoch;
+  call.name = load_.name;
+  call.request = load_.request;
+  if (IsRankForm(load_.request)) call.request.layout = load_.stated[participant.rank];
+  call.index = index_;
+  call.rank_digest = participant.plan.digest;
+  call.plan_digest = plan_digest_;
+  call.request_digests = load_.request_digests;
+  return call;
+}
+
+absl::Status LoadRunner::ForEach(const std::function<absl::Status(Participant&)>& act) {
+  // Own part on this thread, the others' beside it.
+  std::vector<std::future<absl::Status>> calls;
+  for (size_t i = 0; i < participants_.size(); ++i) {
+    const auto policy = participants_[i].rank == 0 ? std::launch::deferred : std::launch::async;
+    calls.push_back(std::async(policy, [this, &act, i] { return act(participants_[i]); }));
+  }
+  absl::Status first;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const absl::Status status = calls[i].get();
+    if (!status.ok() && first.ok()) first = OfRank(participants_[i].rank, status);
+  }
+  return first;
+}
+
+absl::Status LoadRunner::PrepareAll() {
+  Enter(Stage::kAllocating);
+  const absl::Status prepared = ForEach([this](Participant& participant) -> absl::Status {
+    auto reply = session_.links[participant.rank]->Prepare(
+        CallFor(participant), Sooner(load_.deadline, kPrepareDeadline));
+    CKPTD_RETURN_IF_ERROR(reply.status());
+    participant.reply = std::move(reply).value();
+    return absl::OkStatus();
+  });
+  CKPTD_RETURN_IF_ERROR(prepared);
+  {
+    MutexLock lock(mutex_);
+    for (const Participant& participant : participants_) {
+      if (participant.reply.resident) holders_.insert(participant.rank);
+    }
+  }
+  participants_.erase(std::remove_if(participants_.begin(), participants_.end(),
+                                     [](const Participant& p) { return p.reply.resident; }),
+                      participants_.end());
+  return Interrupted();
+}
+
+absl::Status LoadRunner::MapAll() {
+  for (Participant& participant : participants_) {
+    if (participant.rank == 0) {
+      const std::shared_ptr<ShardMemory> own = parts_.catalog.LoadingMemory(load_.name);
+      if (own == nullptr) return CheckpointNotFound(load_.name);
+      participant.view = own->View();
+      continue;
+    }
+    const MemberIdentity& who = session_.identities[participant.rank];
+    parts_.peer_memory.KeepOnly(participant.rank, participant.reply.owned_segments);
+    auto view = parts_.peer_memory.Map({participant.rank, who.incarnation,
+                                        participant.reply.memory_endpoint, who.host,
+                                        participant.reply.segments},
+                                       Sooner(load_.deadline, kCallDeadline));
+    if (!view.ok()) return OfRank(participant.rank, view.status());
+    participant.view = std::move(view).value();
+  }
+  return Interrupted();
+}
+
+absl::Status LoadRunner::Transfer() {
+  Enter(Stage::kTransferring);
+  std::vector<TransferTarget> targets;
+  std::vector<std::pair<uint32_t, uint64_t>> expected;
+  std::vector<ExecuteFanout::Member> members;
+  for (Participant& participant : participants_) {
+    targets.push_back({&participant.plan, participant.view});
+    expected.emplace_back(participant.rank, participant.plan.tensor_bytes);
+    members.push_back({participant.rank, session_.links[participant.rank]});
+  }
+  TransferProgress counters(targets.size());
+  meter_.Attach(counters, std::move(expected), 0);
+  ExecuteFanout fanout(std::move(members), {session_.epoch, load_.name, load_.deadline},
+                       [this] { return meter_.Read(); });
+  TransferOptions options;
+  options.threads = parts_.reader_threads;
+  options.digests = load_.request.digests;
+  options.interrupted = [this, &fanout] {
+    absl::Status broken = fanout.broken().second;
+    return broken.ok() ? Interrupted() : broken;
+  };
+  auto result = RunTransfer(*index_, targets, options, counters);
+  meter_.Detach();
+  parts_.catalog.UpdateProgress(load_.name, meter_.Read());
+  if (const auto [rank, status] = fanout.broken(); !status.ok()) return OfRank(rank, status);
+  CKPTD_RETURN_IF_ERROR(result.status());
+  result_ = std::move(result).value();
+  CKPTD_RETURN_IF_ERROR(CheckUnchanged(*index_));
+  const auto [rank, status] = fanout.Finish();
+  return status.ok() ? absl::OkStatus() : OfRank(rank, status);
+}
+
+absl::Status LoadRunner::CommitAll() {
+  Enter(Stage::kPublishing);
+  CKPTD_RETURN_IF_ERROR(Interrupted());
+  Progress progress = meter_.Read();
+  return ForEach([&](Participant& participant) -> absl::Status {
+    CommitCall call;
+    call.epoch = session_.epoch;
+    call.name = load_.name;
+    call.tensor_bytes = participant.plan.tensor_bytes;
+    const auto at = static_cast<size_t>(&participant - participants_.data());
+    if (load_.request.digests) call.digests = result_.digests[at];
+    call.progress = progress;
+    CKPTD_RETURN_IF_ERROR(
+        session_.links[participant.rank]->Commit(call, Clock::now() + kCallDeadline));
+    MutexLock lock(mutex_);
+    holders_.insert(participant.rank);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {
+  if (status.code() == absl::StatusCode::kUnavailable && ReasonOf(status) == reason::kRankLost) {
+    parts_.membership.Drop(rank, session_.identities[rank].incarnation, "it does not answer");
+  }
+  if (FactsOf(status).count("rank") > 0) return status;
+  return WithFact(WithContext(status, fmt::format("rank {}", rank)), "rank", std::to_string(rank));
+}
+
+void LoadRunner::AbortAll(const absl::Status& why) {
+  std::vector<std::future<void>> calls;
+  for (uint32_t rank = 0; rank < session_.links.size(); ++rank) {
+    calls.push_back(std::async(std::launch::async, [this, rank, &why] {
+      const absl::Status status =
+          session_.links[rank]->Abort(load_.name, why, Clock::now() + kAbortDeadline);
+      // Who cannot be told is about to be dropped, and learns it when it joins.
+      if (!status.ok()) {
+        Log(LogLevel::kWarn, "{}: telling rank {} to abort: {}", load_.name, rank,
+            MessageOf(status));
+      }
+    }));
+  }
+  for (auto& call : calls) call.get();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,80 @@
+// One load, as the leader runs it: open, plan, prepare on every rank, transfer,
+// commit. Any rank's error aborts it for all with that rank's reason. Runs on
+// the load worker.
+#ifndef CKPTD_SERVER_CORE_LOAD_RUNNER_H_
+#define CKPTD_SERVER_CORE_LOAD_RUNNER_H_
+
+#include <atomic>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "server/comm/peer_memory.h"
+#include "server/core/catalog.h"
+#include "server/core/membership.h"
+#include "server/core/progress_meter.h"
+#include "server/core/rounds.h"
+#include "server/transfer/transfer.h"
+
+namespace ckptd {
+
+class LoadRunner {
+ public:
+  struct Parts {
+    Catalog& catalog;
+    Membership& membership;
+    PeerMemory& peer_memory;
+    const std::atomic<bool>& stopping;
+    unsigned reader_threads = 0;
+  };
+  // `session` has all ranks' links; the load belongs to its epoch.
+  LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session);
+
+  // On an error every rank has been told.
+  LoadOutcome Run();
+
+ private:
+  // One rank that lacks the shard.
+  struct Participant {
+    uint32_t rank = 0;
+    RankPlan plan;
+    PrepareReply reply;
+    SlabView view;
+  };
+
+  absl::Status Load();
+  absl::Status Open();
+  absl::Status PlanAll();
+  absl::Status PrepareAll();
+  absl::Status MapAll();
+  absl::Status Transfer();
+  absl::Status CommitAll();
+  void AbortAll(const absl::Status& why);
+  // Error of `rank`, for everybody: its code and reason, its number in front. A
+  // rank that does not answer leaves the group.
+  absl::Status OfRank(uint32_t rank, const absl::Status& status);
+  absl::Status Interrupted() const;
+  PrepareCall CallFor(const Participant& participant) const;
+  // Calls `act` for every participant at once and returns the first error.
+  absl::Status ForEach(const std::function<absl::Status(Participant&)>& act);
+  void Enter(Stage stage);
+
+  Parts parts_;
+  const ReadyLoad& load_;
+  const Membership::Session session_;
+  ProgressMeter meter_;
+  std::shared_ptr<const CheckpointIndex> index_;
+  std::vector<Participant> participants_;
+  uint64_t plan_digest_ = 0;
+  TransferResult result_;
+  Mutex mutex_;
+  std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_LOAD_RUNNER_H_

@@ -1,0 +1,30 @@
+#include "server/core/local_link.h"
+
+#include <future>
+#include <utility>
+
+namespace ckptd {
+namespace {
+
+// Clears beside the transfer; the leader's progress is read where it is made.
+class LocalStream final : public ExecuteStream {
+ public:
+  explicit LocalStream(std::future<absl::Status> cleared) : cleared_(std::move(cleared)) {}
+  bool Send(const Progress&) override { return true; }
+  absl::Status Finish() override { return cleared_.get(); }
+
+ private:
+  std::future<absl::Status> cleared_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ExecuteStream>> LocalLink::Execute(uint64_t,
+                                                                  const std::string& name,
+                                                                  Deadline) {
+  RankSide& rank_side = rank_side_;
+  return std::make_unique<LocalStream>(std::async(
+      std::launch::async, [&rank_side, name] { return rank_side.Clear(name); }));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,266 @@
+#include "server/core/node.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "common/base/digest.h"
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/checkpoint/open.h"
+#include "server/core/local_link.h"
+
+namespace ckptd {
+namespace {
+
+constexpr std::chrono::seconds kProposeDeadline{20};
+constexpr size_t kRememberedRequests = 1024;
+
+// Waits for a worker's answer. Errors: DeadlineExceeded DEADLINE.
+template <typename T>
+absl::StatusOr<T> Await(std::future<absl::StatusOr<T>> future, Deadline deadline,
+                        const std::string& doing) {
+  if (future.wait_until(deadline) == std::future_status::ready) return future.get();
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                   fmt::format("{}: the daemon did not finish in time (its storage may be slow, or "
+                               "it is busy with a load); try again",
+                               doing));
+}
+
+}  // namespace
+
+Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
+    : options_(std::move(options)),
+      backend_(backend),
+      catalog_(backend, options_.identity.rank, options_.identity.world_size),
+      leases_(catalog_),
+      rank_side_(catalog_, backend, {options_.identity.rank, options_.memory_endpoint}) {
+  if (options_.identity.rank == 0) {
+    membership_ = std::make_unique<Membership>(
+        Membership::Options{options_.identity, std::make_shared<LocalLink>(rank_side_),
+                            options_.connect, options_.heartbeat_interval,
+                            options_.heartbeat_timeout});
+    coordinator_ = std::make_unique<Coordinator>(
+        Coordinator::Parts{catalog_, *membership_, peer_memory, load_worker_, lookup_worker_,
+                           options_.reader_threads});
+  } else {
+    follower_ = std::make_unique<Follower>(
+        Follower::Parts{catalog_, backend_, options_.leader, options_.on_secret},
+        options_.identity);
+  }
+}
+
+Node::~Node() { Stop(); }
+
+void Node::Stop() {
+  draining_ = true;
+  if (coordinator_ != nullptr) coordinator_->Stop();
+  if (follower_ != nullptr) follower_->Stop();
+  catalog_.Stop();
+}
+
+absl::Status Node::CheckNotDraining() const {
+  if (!draining_) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
+                   "this daemon is draining and takes nothing new; use another one, or start it "
+                   "again");
+}
+
+absl::Status Node::CheckRequestId(const std::string& request_id, const LoadRequest& request,
+                                  std::string& known_name) {
+  if (request_id.empty()) return absl::OkStatus();
+  MutexLock lock(requests_mutex_);
+  const auto at = requests_.find(request_id);
+  if (at == requests_.end()) return absl::OkStatus();
+  if (at->second.digest != RequestDigest(request)) {
+    return MakeError(absl::StatusCode::kAlreadyExists, reason::kRequestIdReused,
+                     fmt::format("loading {}: request id {} was used for another request; use a "
+                                 "new id for each request",
+                                 request.source, request_id));
+  }
+  known_name = at->second.name;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<std::string>> Node::FindResident(const LoadRequest& request) {
+  const auto match = catalog_.FindMatch(request);
+  if (!match.has_value()) return std::optional<std::string>();
+  if (!match->active) return std::optional<std::string>(match->name);
+  CheckpointIndex index;
+  index.source = request.source;
+  index.files = match->files;
+  auto checked = lookup_worker_.Submit([index]() -> absl::StatusOr<bool> {
+    const absl::Status status = CheckUnchanged(index);
+    if (status.ok()) return true;
+    Log(LogLevel::kInfo, "resident checkpoint not reused: {}", MessageOf(status));
+    return false;
+  });
+  CKPTD_ASSIGN_OR_RETURN(const bool unchanged,
+                         Await(std::move(checked), Clock::now() + kProposeDeadline,
+                               "checking the files of " + request.source));
+  return unchanged ? std::optional<std::string>(match->name) : std::nullopt;
+}
+
+absl::StatusOr<std::string> Node::Propose(const LoadRequest& request) {
+  if (coordinator_ != nullptr) return coordinator_->Propose(0, request);
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                         std::min<std::chrono::nanoseconds>(request.timeout, kProposeDeadline));
+  CKPTD_ASSIGN_OR_RETURN(std::string name, follower_->Propose(request, deadline));
+  catalog_.Begin(name, request);
+  return name;
+}
+
+absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::string& request_id) {
+  CKPTD_RETURN_IF_ERROR(CheckNotDraining());
+  CKPTD_RETURN_IF_ERROR(
+      CheckRequest(request, options_.identity.rank, options_.identity.world_size));
+  std::string name;
+  CKPTD_RETURN_IF_ERROR(CheckRequestId(request_id, request, name));
+  LoadReply reply;
+  if (!name.empty()) {
+    auto info = catalog_.Get(name);
+    if (info.ok()) {
+      reply.info = *info;
+      reply.resident = true;
+      return reply;
+    }
+  }
+  CKPTD_ASSIGN_OR_RETURN(const std::optional<std::string> resident, FindResident(request));
+  reply.resident = resident.has_value();
+  if (resident.has_value()) {
+    name = *resident;
+  } else {
+    reply.differs = catalog_.NearMiss(request);
+    CKPTD_ASSIGN_OR_RETURN(name, Propose(request));
+  }
+  if (!request_id.empty()) {
+    MutexLock lock(requests_mutex_);
+    requests_[request_id] = {RequestDigest(request), name, ++request_order_};
+    if (requests_.size() > kRememberedRequests) {
+      requests_.erase(std::min_element(requests_.begin(), requests_.end(), [](auto& a, auto& b) {
+        return a.second.order < b.second.order;
+      }));
+    }
+  }
+  CKPTD_ASSIGN_OR_RETURN(reply.info, catalog_.Get(name));
+  return reply;
+}
+
+absl::StatusOr<CheckpointIndex> Node::Inspect(const std::string& source, Deadline deadline) {
+  return Await(lookup_worker_.Submit([source] { return OpenCheckpoint(source); }), deadline,
+               "inspecting " + source);
+}
+
+absl::StatusOr<Node::DryRun> Node::Plan(const LoadRequest& request, Deadline deadline) {
+  const uint32_t own = options_.identity.rank;
+  auto plan = [request, own]() -> absl::StatusOr<DryRun> {
+    DryRun dry;
+    CKPTD_ASSIGN_OR_RETURN(dry.index, OpenCheckpoint(request.source));
+    uint32_t first = own;
+    uint32_t last = own + 1;
+    if (const auto* rules = std::get_if<std::string>(&request.layout)) {
+      CKPTD_ASSIGN_OR_RETURN(const LayoutRules parsed, LayoutRules::Parse(*rules));
+      first = 0;
+      last = parsed.world_size();
+    }
+    for (uint32_t rank = first; rank < last; ++rank) {
+      CKPTD_ASSIGN_OR_RETURN(const RankLayout layout, LayoutOfRank(request, dry.index, rank));
+      CKPTD_ASSIGN_OR_RETURN(RankPlan one, PlanRank(dry.index, layout, request.policy));
+      dry.plans.push_back(std::move(one));
+    }
+    return dry;
+  };
+  return Await(lookup_worker_.Submit(std::move(plan)), deadline, "planning " + request.source);
+}
+
+absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, Deadline deadline) {
+  CKPTD_ASSIGN_OR_RETURN(const Catalog::Held held, catalog_.Look(name));
+  if (held.shard->digests.empty() && !held.shard->plan.tensors.empty()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDigests,
+                     fmt::format("verifying {}: it was loaded without digests; load it with them",
+                                 name));
+  }
+  auto verify = [held]() -> absl::StatusOr<Verification> {
+    Verification result;
+    const SlabView view = held.memory->View();
+    for (size_t i = 0; i < held.shard->plan.tensors.size(); ++i) {
+      const PlannedTensor& tensor = held.shard->plan.tensors[i];
+      result.bytes += tensor.bytes;
+      ++result.tensors;
+      if (DigestInSlab(view, tensor.offset, tensor.bytes) != held.shard->digests[i]) {
+        result.mismatched.push_back(tensor.name);
+      }
+    }
+    return result;
+  };
+  return Await(lookup_worker_.Submit(std::move(verify)), deadline, "verifying " + name);
+}
+
+Node::Info Node::GetInfo() const {
+  Info info;
+  info.identity = options_.identity;
+  info.memory = backend_.Usage();
+  info.tier = backend_.tier();
+  std::vector<uint32_t> missing;
+  if (membership_ != nullptr) {
+    info.epoch = membership_->epoch();
+    info.members = membership_->Members();
+    missing = membership_->MissingRanks();
+  } else {
+    const Follower::State state = follower_->state();
+    info.epoch = state.epoch;
+    info.detail = state.detail;
+    missing = state.joined ? state.missing_ranks : std::vector<uint32_t>{0};
+  }
+  info.state = draining_ ? "DRAINING" : missing.empty() ? "READY" : "JOINING";
+  if (info.detail.empty() && !missing.empty()) {
+    info.detail = fmt::format("waiting for rank {}", fmt::join(missing, ", "));
+  }
+  return info;
+}
+
+bool Node::WaitReady(Deadline deadline) const {
+  if (follower_ != nullptr) return follower_->WaitReady(deadline);
+  return membership_->WaitComplete(deadline);
+}
+
+absl::Status Node::CheckGroupEpoch(uint64_t epoch) {
+  if (follower_ == nullptr || follower_->NoteEpoch(epoch)) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
+                   fmt::format("a call of epoch {} reached rank {} after a newer one; load again",
+                               epoch, options_.identity.rank));
+}
+
+absl::StatusOr<PrepareReply> Node::Prepare(const PrepareCall& call, Deadline deadline) {
+  CKPTD_RETURN_IF_ERROR(CheckGroupEpoch(call.epoch));
+  CKPTD_RETURN_IF_ERROR(CheckNotDraining());
+  return Await(load_worker_.Submit([this, call] { return rank_side_.Prepare(call); }), deadline,
+               "preparing " + call.name);
+}
+
+absl::Status Node::Clear(const std::string& name, Deadline deadline) {
+  auto done = load_worker_.Submit([this, name]() -> absl::StatusOr<bool> {
+    CKPTD_RETURN_IF_ERROR(rank_side_.Clear(name));
+    return true;
+  });
+  return Await(std::move(done), deadline, "clearing padding of " + name).status();
+}
+
+absl::Status Node::Commit(const CommitCall& call, Deadline deadline) {
+  CKPTD_RETURN_IF_ERROR(CheckGroupEpoch(call.epoch));
+  auto done = load_worker_.Submit([this, call]() -> absl::StatusOr<bool> {
+    CKPTD_RETURN_IF_ERROR(rank_side_.Commit(call));
+    return true;
+  });
+  return Await(std::move(done), deadline, "publishing " + call.name).status();
+}
+
+void Node::LeaderLost(const std::string& name) {
+  catalog_.Fail(name, RankLost(0, "its transfer stream broke"));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,135 @@
+// One daemon without its sockets: what the RPC services call. Owns the catalog,
+// the leases, the workers, and either leads the group (rank 0) or follows it.
+// Thread-safe.
+#ifndef CKPTD_SERVER_CORE_NODE_H_
+#define CKPTD_SERVER_CORE_NODE_H_
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "server/core/catalog.h"
+#include "server/core/coordinator.h"
+#include "server/core/follower.h"
+#include "server/core/key_value.h"
+#include "server/core/lease_table.h"
+#include "server/core/rank_side.h"
+#include "server/core/worker.h"
+
+namespace ckptd {
+
+class Node {
+ public:
+  struct Options {
+    MemberIdentity identity;
+    std::string memory_endpoint;
+    unsigned reader_threads = 0;
+    std::chrono::nanoseconds heartbeat_interval = std::chrono::seconds(1);
+    std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(5);
+    // Leader: makes the link to a member. Members: the link to the leader.
+    Membership::LinkFactory connect;
+    std::shared_ptr<LeaderLink> leader;
+    // Told the group's secret whenever it changes (members only).
+    std::function<void(const std::string&)> on_secret;
+    std::map<std::string, std::string> config;  // effective, for info
+  };
+  // Seams outlive the node.
+  Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options);
+  ~Node();
+
+  // --- clients ---
+  struct LoadReply {
+    CheckpointInfo info;
+    bool resident = false;
+    std::vector<std::string> differs;
+  };
+  absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id);
+  absl::StatusOr<CheckpointIndex> Inspect(const std::string& source, Deadline deadline);
+  struct DryRun {
+    CheckpointIndex index;
+    std::vector<RankPlan> plans;
+  };
+  // Rule form: all ranks. Rank form: the calling rank alone.
+  absl::StatusOr<DryRun> Plan(const LoadRequest& request, Deadline deadline);
+  struct Verification {
+    uint64_t tensors = 0;
+    uint64_t bytes = 0;
+    std::vector<std::string> mismatched;
+  };
+  absl::StatusOr<Verification> Verify(const std::string& name, Deadline deadline);
+  Catalog& catalog() { return catalog_; }
+  LeaseTable& leases() { return leases_; }
+
+  // --- operators ---
+  void Drain() { draining_ = true; }
+  bool draining() const { return draining_; }
+  absl::Status CheckNotDraining() const;
+  struct Info {
+    MemberIdentity identity;
+    uint64_t epoch = 0;
+    std::string state;   // JOINING, READY, DRAINING
+    std::string detail;
+    MemoryUsage memory;
+    std::string tier;
+    std::vector<MemberState> members;  // leader only
+  };
+  Info GetInfo() const;
+  const Options& options() const { return options_; }
+  // Waits until the group is complete. False at the deadline.
+  bool WaitReady(Deadline deadline) const;
+
+  // --- peers ---
+  // Null on members, which lead nothing.
+  Coordinator* coordinator() { return coordinator_.get(); }
+  KeyValueStore& key_values() { return key_values_; }
+  // Run on the load worker; a call that cannot start by the deadline fails.
+  absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline deadline);
+  absl::Status Clear(const std::string& name, Deadline deadline);
+  absl::Status Commit(const CommitCall& call, Deadline deadline);
+  void Abort(const std::string& name, const absl::Status& why) { rank_side_.Abort(name, why); }
+  // The leader's stream broke in the middle of a transfer.
+  void LeaderLost(const std::string& name);
+
+  // Refuses everything new, ends watches, aborts loads.
+  void Stop();
+
+ private:
+  absl::StatusOr<std::string> Propose(const LoadRequest& request);
+  // The resident checkpoint that answers the request, if its files are unchanged.
+  absl::StatusOr<std::optional<std::string>> FindResident(const LoadRequest& request);
+  absl::Status CheckRequestId(const std::string& request_id, const LoadRequest& request,
+                              std::string& known_name);
+  absl::Status CheckGroupEpoch(uint64_t epoch);
+
+  const Options options_;
+  MemoryBackend& backend_;
+  Catalog catalog_;
+  LeaseTable leases_;
+  RankSide rank_side_;
+  KeyValueStore key_values_;
+  std::atomic<bool> draining_ = false;
+  Mutex requests_mutex_;
+  struct Remembered {
+    uint64_t digest = 0;
+    std::string name;
+    uint64_t order = 0;
+  };
+  std::map<std::string, Remembered> requests_ ABSL_GUARDED_BY(requests_mutex_);
+  uint64_t request_order_ ABSL_GUARDED_BY(requests_mutex_) = 0;
+  // Workers are destroyed before what their tasks use.
+  Worker lookup_worker_;
+  Worker load_worker_;
+  std::unique_ptr<Membership> membership_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<Follower> follower_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_NODE_H_

@@ -1,0 +1,89 @@
+#include "server/core/rank_side.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/transfer/transfer.h"
+
+namespace ckptd {
+
+absl::StatusOr<RankLayout> LayoutOfRank(const LoadRequest& request, const CheckpointIndex& index,
+                                        uint32_t rank) {
+  if (const auto* stated = std::get_if<std::shared_ptr<const RankLayout>>(&request.layout)) {
+    if (*stated == nullptr || (*stated)->rank != rank) {
+      return MakeError(absl::StatusCode::kInternal, reason::kWrongRank,
+                       fmt::format("planning rank {}: its statement is missing", rank));
+    }
+    return **stated;
+  }
+  CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules,
+                         LayoutRules::Parse(std::get<std::string>(request.layout)));
+  return rules.ForRank(index, rank);
+}
+
+absl::StatusOr<RankPlan> RankSide::Plan(const PrepareCall& call) const {
+  CKPTD_ASSIGN_OR_RETURN(const RankLayout layout,
+                         LayoutOfRank(call.request, *call.index, options_.rank));
+  CKPTD_ASSIGN_OR_RETURN(RankPlan plan, PlanRank(*call.index, layout, call.request.policy));
+  if (plan.digest != call.rank_digest) {
+    return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
+                     fmt::format("planning {}: rank {} computed plan digest {}, the leader {}; run "
+                                 "the same ckptd on every rank",
+                                 call.name, options_.rank, HexDigest(plan.digest),
+                                 HexDigest(call.rank_digest)));
+  }
+  return plan;
+}
+
+absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call) {
+  PrepareReply reply;
+  reply.rank_digest = call.rank_digest;
+  reply.memory_endpoint = options_.memory_endpoint;
+  if (catalog_.HasActive(call.name, call.rank_digest)) {
+    reply.resident = true;
+    return reply;
+  }
+  catalog_.Begin(call.name, call.request);
+  CKPTD_ASSIGN_OR_RETURN(RankPlan plan, Plan(call));
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,
+                         catalog_.Allocate(call, std::move(plan)));
+  for (const Segment& segment : memory->Segments()) {
+    reply.segments.push_back({segment.id, segment.bytes});
+  }
+  reply.owned_segments = backend_.OwnedSegments();
+  return reply;
+}
+
+absl::Status RankSide::Clear(const std::string& name) {
+  const std::shared_ptr<ShardMemory> memory = catalog_.LoadingMemory(name);
+  const std::shared_ptr<const Shard> shard = catalog_.LoadingShard(name);
+  if (memory == nullptr || shard == nullptr) return CheckpointNotFound(name);
+  const SlabView view = memory->View();
+  if (!view.segments.empty()) ZeroPadding(shard->plan, view);
+  return absl::OkStatus();
+}
+
+absl::Status RankSide::Commit(const CommitCall& call) {
+  const std::shared_ptr<const Shard> shard = catalog_.LoadingShard(call.name);
+  if (shard == nullptr) return CheckpointNotFound(call.name);
+  const RankPlan& plan = shard->plan;
+  const bool digests_fit = call.digests.empty() || call.digests.size() == plan.tensors.size();
+  if (call.tensor_bytes != plan.tensor_bytes || !digests_fit) {
+    return MakeError(absl::StatusCode::kInternal, reason::kCoverage,
+                     fmt::format("publishing {} on rank {}: {} bytes were placed, the plan has {}; "
+                                 "nothing was published, please report this",
+                                 call.name, options_.rank, call.tensor_bytes, plan.tensor_bytes));
+  }
+  CKPTD_RETURN_IF_ERROR(catalog_.Publish(call));
+  std::chrono::nanoseconds total{0};
+  for (const auto& [stage, duration] : call.progress.stages) total += duration;
+  Log(LogLevel::kInfo, "{}: active, {} tensors, {} bytes, {:.3f} s", call.name,
+      plan.tensors.size(), plan.slab_bytes, std::chrono::duration<double>(total).count());
+  return absl::OkStatus();
+}
+
+}  // namespace ckptd

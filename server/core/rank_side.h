@@ -1,0 +1,50 @@
+// One rank's part of a load: plan, allocate, clear, publish. Called by the
+// leader through a MemberLink. Blocking; the load worker runs it, one call at a
+// time.
+#ifndef CKPTD_SERVER_CORE_RANK_SIDE_H_
+#define CKPTD_SERVER_CORE_RANK_SIDE_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/core/catalog.h"
+#include "server/core/domain.h"
+
+namespace ckptd {
+
+class RankSide {
+ public:
+  struct Options {
+    uint32_t rank = 0;
+    std::string memory_endpoint;  // where the leader fetches our descriptors
+  };
+  RankSide(Catalog& catalog, MemoryBackend& backend, Options options)
+      : catalog_(catalog), backend_(backend), options_(std::move(options)) {}
+
+  // Plans this rank, compares digests, allocates the slab. Errors: PLAN_MISMATCH,
+  // NO_MEMORY, the planner's. On an error the entry is left to Abort.
+  absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call);
+  // Zeroes what the plan leaves empty; while bytes are being placed elsewhere.
+  absl::Status Clear(const std::string& name);
+  // Counts, seals, publishes. Errors: Internal COVERAGE when the leader placed
+  // another number of bytes than the plan has.
+  absl::Status Commit(const CommitCall& call);
+  void Abort(const std::string& name, const absl::Status& why) { catalog_.Fail(name, why); }
+
+ private:
+  absl::StatusOr<RankPlan> Plan(const PrepareCall& call) const;
+
+  Catalog& catalog_;
+  MemoryBackend& backend_;
+  const Options options_;
+};
+
+// What `rank` receives under `request`: the rules applied to the index, or the
+// rank's own statement. Errors: LAYOUT_INVALID, LAYOUT_MISMATCH, WRONG_RANK.
+absl::StatusOr<RankLayout> LayoutOfRank(const LoadRequest& request, const CheckpointIndex& index,
+                                        uint32_t rank);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_RANK_SIDE_H_

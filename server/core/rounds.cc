@@ -1,0 +1,166 @@
+#include "server/core/rounds.h"
+
+#include <utility>
+
+namespace ckptd {
+
+const KnownCheckpoint* Rounds::FindKnown(uint32_t rank, uint64_t key, uint64_t digest) const {
+  for (const auto& [name, known] : known_) {
+    if (known.load_key != key || known.holders.empty()) continue;
+    if (rank < known.request_digests.size() && known.request_digests[rank] == digest) return &known;
+  }
+  return nullptr;
+}
+
+std::optional<std::vector<SourceFile>> Rounds::FilesToCheck(uint32_t rank,
+                                                            const LoadRequest& request) const {
+  MutexLock lock(mutex_);
+  const KnownCheckpoint* known = FindKnown(rank, LoadKey(request), RequestDigest(request));
+  if (known == nullptr) return std::nullopt;
+  return known->files;
+}
+
+std::string Rounds::Propose(uint32_t rank, const LoadRequest& request, bool reuse,
+                            Clock::time_point now) {
+  const uint64_t key = LoadKey(request);
+  const uint64_t digest = RequestDigest(request);
+  MutexLock lock(mutex_);
+  std::string name;
+  for (auto& [open, round] : rounds_) {
+    // A rank that already stated something else belongs to a later round.
+    const bool stated_other = round.digests[rank] != 0 && round.digests[rank] != digest;
+    const bool joinable = !round.running || round.digests[rank] == digest || !IsRankForm(request);
+    if (round.load_key == key && !stated_other && joinable) name = open;
+  }
+  if (name.empty()) {
+    const KnownCheckpoint* known = FindKnown(rank, key, digest);
+    if (known != nullptr && !reuse) {
+      known_.erase(std::string(known->name));
+      known = nullptr;
+    }
+    // A running load cannot take one more rank in: that rank begins anew.
+    const bool join = known != nullptr && rounds_.count(known->name) == 0;
+    name = join ? known->name : "checkpoints/" + RandomHex(8);
+    Round round;
+    round.request = request;
+    round.load_key = key;
+    round.deadline = now + request.timeout;
+    round.stated.resize(world_size_);
+    round.digests.resize(world_size_, 0);
+    rounds_.emplace(name, std::move(round));
+  }
+  Round& round = rounds_.at(name);
+  if (!round.running) {
+    round.digests[rank] = digest;
+    if (IsRankForm(request)) {
+      round.stated[rank] = std::get<std::shared_ptr<const RankLayout>>(request.layout);
+    }
+  }
+  return name;
+}
+
+std::vector<int32_t> Rounds::MissingOf(const std::string& name, const Round& round) const {
+  std::vector<int32_t> missing;
+  if (!IsRankForm(round.request)) return missing;
+  const auto known = known_.find(name);
+  for (uint32_t rank = 0; rank < world_size_; ++rank) {
+    const bool held = known != known_.end() && known->second.holders.count(rank) > 0;
+    if (round.digests[rank] == 0 && !held) missing.push_back(static_cast<int32_t>(rank));
+  }
+  return missing;
+}
+
+std::vector<ReadyLoad> Rounds::TakeReady() {
+  MutexLock lock(mutex_);
+  std::vector<ReadyLoad> ready;
+  for (auto& [name, round] : rounds_) {
+    if (round.running || !MissingOf(name, round).empty()) continue;
+    round.running = true;
+    ReadyLoad load{name, round.request, round.deadline, round.stated, round.digests};
+    const auto known = known_.find(name);
+    for (uint32_t rank = 0; rank < world_size_; ++rank) {
+      if (!IsRankForm(round.request)) {
+        load.request_digests[rank] = RequestDigest(round.request);
+      } else if (load.request_digests[rank] == 0 && known != known_.end()) {
+        load.request_digests[rank] = known->second.request_digests[rank];
+      }
+    }
+    ready.push_back(std::move(load));
+  }
+  return ready;
+}
+
+std::vector<Rounds::Expired> Rounds::TakeExpired(Clock::time_point now) {
+  MutexLock lock(mutex_);
+  std::vector<Expired> expired;
+  for (auto at = rounds_.begin(); at != rounds_.end();) {
+    if (!at->second.running && at->second.deadline <= now) {
+      expired.push_back({at->first, MissingOf(at->first, at->second)});
+      at = rounds_.erase(at);
+    } else {
+      ++at;
+    }
+  }
+  return expired;
+}
+
+std::vector<Rounds::Expired> Rounds::Waiting() const {
+  MutexLock lock(mutex_);
+  std::vector<Expired> waiting;
+  for (const auto& [name, round] : rounds_) {
+    if (!round.running) waiting.push_back({name, MissingOf(name, round)});
+  }
+  return waiting;
+}
+
+std::optional<Deadline> Rounds::NextDeadline() const {
+  MutexLock lock(mutex_);
+  std::optional<Deadline> next;
+  for (const auto& [name, round] : rounds_) {
+    if (!round.running && (!next.has_value() || round.deadline < *next)) next = round.deadline;
+  }
+  return next;
+}
+
+void Rounds::Finished(const std::string& name, const LoadOutcome& outcome) {
+  MutexLock lock(mutex_);
+  const auto at = rounds_.find(name);
+  if (at == rounds_.end()) return;
+  const Round& round = at->second;
+  if (!outcome.holders.empty()) {
+    KnownCheckpoint& known = known_[name];
+    known.name = name;
+    known.load_key = round.load_key;
+    known.files = outcome.files;
+    known.request_digests.resize(world_size_, 0);
+    for (uint32_t rank = 0; rank < world_size_; ++rank) {
+      if (!IsRankForm(round.request)) {
+        known.request_digests[rank] = RequestDigest(round.request);
+      } else if (round.digests[rank] != 0) {
+        known.request_digests[rank] = round.digests[rank];
+      }
+    }
+    known.holders.insert(outcome.holders.begin(), outcome.holders.end());
+  }
+  rounds_.erase(at);
+}
+
+void Rounds::SetResidents(uint32_t rank, const std::vector<ResidentCheckpoint>& residents) {
+  MutexLock lock(mutex_);
+  for (auto at = known_.begin(); at != known_.end();) {
+    at->second.holders.erase(rank);
+    at = at->second.holders.empty() ? known_.erase(at) : std::next(at);
+  }
+  for (const ResidentCheckpoint& resident : residents) {
+    if (resident.request_digests.size() != world_size_) continue;
+    KnownCheckpoint& known = known_[resident.name];
+    if (known.name.empty()) {
+      known = {resident.name, resident.load_key, resident.files, resident.request_digests, {}};
+    }
+    if (known.load_key == resident.load_key && known.request_digests == resident.request_digests) {
+      known.holders.insert(rank);
+    }
+  }
+}
+
+}  // namespace ckptd

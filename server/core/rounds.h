@@ -1,0 +1,100 @@
+// What clients have asked the group for: gathers proposals until a load can
+// start. In rule form one proposal is enough; in rank form every rank states its
+// tensors, except those whose shard is resident already. Leader only.
+// Thread-safe; time is passed in.
+#ifndef CKPTD_SERVER_CORE_ROUNDS_H_
+#define CKPTD_SERVER_CORE_ROUNDS_H_
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "server/core/domain.h"
+
+namespace ckptd {
+
+// A load that can start.
+struct ReadyLoad {
+  std::string name;
+  LoadRequest request;  // shared fields; rule form: the rules
+  Deadline deadline;
+  // Rank form: per rank what it stated; null for ranks that hold it already.
+  std::vector<std::shared_ptr<const RankLayout>> stated;
+  std::vector<uint64_t> request_digests;
+};
+
+// A checkpoint that some ranks hold.
+struct KnownCheckpoint {
+  std::string name;
+  uint64_t load_key = 0;
+  std::vector<SourceFile> files;
+  std::vector<uint64_t> request_digests;  // per rank
+  std::set<uint32_t> holders;
+};
+
+// How a load ended.
+struct LoadOutcome {
+  absl::Status status;
+  std::vector<SourceFile> files;
+  std::set<uint32_t> holders;  // ranks that hold the shard now
+};
+
+class Rounds {
+ public:
+  explicit Rounds(uint32_t world_size) : world_size_(world_size) {}
+
+  // The files of the known checkpoint that `rank`'s request would join, so that
+  // the caller can check that they are unchanged (outside any lock).
+  std::optional<std::vector<SourceFile>> FilesToCheck(uint32_t rank,
+                                                      const LoadRequest& request) const;
+  // Adds a proposal; returns the name of the checkpoint it leads to. `reuse` is
+  // false when the known checkpoint's files have changed: a new one is begun.
+  std::string Propose(uint32_t rank, const LoadRequest& request, bool reuse, Clock::time_point now);
+
+  // Takes the rounds that can start.
+  std::vector<ReadyLoad> TakeReady();
+  // Takes the rounds whose deadline has passed, with the ranks that are missing.
+  struct Expired {
+    std::string name;
+    std::vector<int32_t> waiting;
+  };
+  std::vector<Expired> TakeExpired(Clock::time_point now);
+  // Open rounds and the ranks they wait for.
+  std::vector<Expired> Waiting() const;
+  // Earliest deadline of an open round.
+  std::optional<Deadline> NextDeadline() const;
+
+  // The load of that name ended.
+  void Finished(const std::string& name, const LoadOutcome& outcome);
+  // A rank joined and told what it holds; or left, holding nothing.
+  void SetResidents(uint32_t rank, const std::vector<ResidentCheckpoint>& residents);
+
+ private:
+  struct Round {
+    LoadRequest request;
+    uint64_t load_key = 0;
+    Deadline deadline;
+    bool running = false;
+    std::vector<std::shared_ptr<const RankLayout>> stated;
+    std::vector<uint64_t> digests;  // per rank, 0 when not stated
+  };
+
+  const KnownCheckpoint* FindKnown(uint32_t rank, uint64_t key, uint64_t digest) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<int32_t> MissingOf(const std::string& name, const Round& round) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const uint32_t world_size_;
+  mutable Mutex mutex_;
+  std::map<std::string, Round> rounds_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, KnownCheckpoint> known_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_ROUNDS_H_

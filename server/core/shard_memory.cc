@@ -1,0 +1,59 @@
+#include "server/core/shard_memory.h"
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+
+absl::Status ShardMemory::SealLocked() {
+  if (sealed_ || slab_ == nullptr) return absl::OkStatus();
+  CKPTD_RETURN_IF_ERROR(backend_.Seal(*slab_));
+  sealed_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status ShardMemory::Seal() {
+  MutexLock lock(mutex_);
+  return SealLocked();
+}
+
+bool ShardMemory::sealed() const {
+  MutexLock lock(mutex_);
+  return sealed_;
+}
+
+absl::StatusOr<SlabHandle> ShardMemory::Export(AttachMode mode) {
+  MutexLock lock(mutex_);
+  if (slab_ == nullptr) return SlabHandle{};
+  if (mode != AttachMode::kExclusive) {
+    CKPTD_RETURN_IF_ERROR(SealLocked());
+  } else if (sealed_) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kExclusiveNeedsCopy,
+                     "handing the shard over EXCLUSIVE: its memory is sealed because it was loaded "
+                     "for, or lent to, readers; load it with intended mode EXCLUSIVE, or acquire "
+                     "it PRIVATE");
+  }
+  return backend_.Export(*slab_, mode);
+}
+
+void ShardMemory::GiveUp() {
+  MutexLock lock(mutex_);
+  if (slab_ != nullptr) backend_.GiveUp(std::move(slab_));
+}
+
+SlabView ShardMemory::View() const {
+  MutexLock lock(mutex_);
+  SlabView view;
+  if (slab_ == nullptr) return view;
+  for (const Segment& segment : slab_->segments()) {
+    view.segments.emplace_back(segment.data, segment.bytes);
+  }
+  return view;
+}
+
+std::vector<Segment> ShardMemory::Segments() const {
+  MutexLock lock(mutex_);
+  return slab_ == nullptr ? std::vector<Segment>() : slab_->segments();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,46 @@
+// The slab of a loaded shard, shared between the catalog and whoever is using it
+// right now (an acquire, a verification). Thread-safe.
+#ifndef CKPTD_SERVER_CORE_SHARD_MEMORY_H_
+#define CKPTD_SERVER_CORE_SHARD_MEMORY_H_
+
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "server/memory/memory.h"
+#include "server/transfer/transfer.h"
+
+namespace ckptd {
+
+class ShardMemory {
+ public:
+  // `slab` may be null: a rank that receives nothing.
+  ShardMemory(MemoryBackend& backend, std::unique_ptr<Slab> slab)
+      : backend_(backend), slab_(std::move(slab)) {}
+
+  // Immutable for clients from now on. Idempotent.
+  absl::Status Seal();
+  bool sealed() const;
+  // Descriptors for a client. SHARED and PRIVATE seal first; EXCLUSIVE on sealed
+  // memory is FailedPrecondition EXCLUSIVE_NEEDS_COPY. No memory: no descriptors.
+  absl::StatusOr<SlabHandle> Export(AttachMode mode);
+  // The memory belongs to a client now.
+  void GiveUp();
+  // Writable view for the load worker; empty after GiveUp.
+  SlabView View() const;
+  std::vector<Segment> Segments() const;
+
+ private:
+  absl::Status SealLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  MemoryBackend& backend_;
+  mutable Mutex mutex_;
+  std::unique_ptr<Slab> slab_ ABSL_GUARDED_BY(mutex_);
+  bool sealed_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_SHARD_MEMORY_H_

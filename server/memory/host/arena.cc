@@ -1,0 +1,303 @@
+#include "server/memory/host/arena.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/base/reasons.h"
+#include "common/base/slab_mapping.h"
+#include "common/base/status.h"
+#include "fmt/format.h"
+
+namespace ckptd {
+namespace {
+
+// How long a slab's allocation waits for the segment that the fill thread is
+// just making. Making one takes well under a second.
+constexpr auto kFillPatience = std::chrono::seconds(30);
+
+uint64_t RoundUp(uint64_t bytes) {
+  return (bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+}
+
+unsigned DefaultThreads() { return std::clamp(std::thread::hardware_concurrency(), 1U, 8U); }
+
+HostMemoryOptions WithDefaults(HostMemoryOptions options) {
+  options.arena_target_bytes =
+      std::min(options.arena_target_bytes, options.budget_bytes) / kHugePageBytes * kHugePageBytes;
+  if (options.populate_threads == 0) options.populate_threads = DefaultThreads();
+  return options;
+}
+
+}  // namespace
+
+Arena::Arena(HostMemoryOptions options)
+    : options_(WithDefaults(std::move(options))),
+      ownership_check_works_(options_.ownership_check && OwnershipCheckWorks()) {}
+
+Arena::~Arena() { StopFilling(); }
+
+// A slab is whole segments and a last one cut to size. A free segment serves as
+// the last one when it wastes little, or when it is a whole one of which at
+// least a quarter gets used: being faulted already is worth more than its rest.
+bool Arena::PickOne(ArenaPiece& piece, bool unsealed_only) {
+  const uint64_t need = RoundUp(piece.bytes);
+  auto best = free_.end();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    const uint64_t size = it->segment->bytes();
+    const bool little_waste = size <= need + std::max(need / 4, kHugePageBytes);
+    const bool whole = size == options_.segment_bytes && need >= size / 4;
+    if (size < need || !(little_waste || whole)) continue;
+    if (unsealed_only && it->segment->sealed()) continue;
+    // Unsealed memory is the scarcer: EXCLUSIVE needs it.
+    const auto rank = [](const ArenaPiece& p) {
+      return std::pair(p.segment->bytes(), p.segment->sealed() ? 0 : 1);
+    };
+    if (best == free_.end() || rank(*it) < rank(*best)) best = it;
+  }
+  if (best == free_.end()) return false;
+  const uint64_t bytes = piece.bytes;
+  piece = std::move(*best);
+  piece.bytes = bytes;
+  free_.erase(best);
+  piece.taken_for = reader_;
+  used_ += piece.segment->bytes();
+  return true;
+}
+
+Arena::Draft Arena::Pick(uint64_t bytes, bool unsealed_only) {
+  Draft draft;
+  for (uint64_t left = bytes; left > 0;) {
+    ArenaPiece piece;
+    piece.bytes = std::min(left, options_.segment_bytes);
+    left -= piece.bytes;
+    const uint64_t need = RoundUp(piece.bytes);
+    const bool found = PickOne(piece, unsealed_only);
+    draft.capacity.push_back(found ? 0 : need);
+    draft.fresh += draft.capacity.back();
+    draft.pieces.push_back(std::move(piece));
+  }
+  return draft;
+}
+
+void Arena::PutBack(Draft& draft) {
+  for (ArenaPiece& piece : draft.pieces) {
+    if (piece.segment == nullptr) continue;
+    used_ -= piece.segment->bytes();
+    free_.push_back(std::move(piece));
+  }
+  draft = Draft();
+}
+
+uint64_t Arena::Held() const {
+  uint64_t held = pending_ + filling_;
+  for (const auto& [id, segment] : owned_) held += segment->bytes();
+  return held;
+}
+
+void Arena::Doom(ArenaPiece piece, Pieces& doomed) {
+  owned_.erase(piece.segment->id());
+  doomed.push_back(std::move(piece));
+}
+
+// Takes free segments out of the pool, oldest first, until `bytes` are gained.
+void Arena::TrimFree(uint64_t bytes, Pieces& doomed) {
+  uint64_t gained = 0;
+  while (gained < bytes && !free_.empty()) {
+    gained += free_.front().segment->bytes();
+    Doom(std::move(free_.front()), doomed);
+    free_.erase(free_.begin());
+  }
+}
+
+// Makes the fresh part of `draft` fit the budget. Whether it can is clear before
+// anything is let go.
+absl::Status Arena::MakeRoom(uint64_t asked, const Draft& draft, Pieces& doomed) {
+  const uint64_t committed = used_ + pending_ + filling_;
+  if (committed > options_.budget_bytes || draft.fresh > options_.budget_bytes - committed) {
+    uint64_t others = committed;
+    for (const ArenaPiece& piece : draft.pieces) {
+      if (piece.segment != nullptr) others -= piece.segment->bytes();
+    }
+    return NoMemory(asked, options_.budget_bytes - std::min(options_.budget_bytes, others),
+                    "its budget does not allow it; unload checkpoints or raise the budget");
+  }
+  const auto excess = [this, &draft]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const uint64_t wanted = Held() + draft.fresh;
+    return wanted - std::min(wanted, options_.budget_bytes);
+  };
+  TrimFree(excess(), doomed);
+  while (excess() > 0 && !lingering_.empty()) {
+    Doom(std::move(lingering_.front()), doomed);
+    lingering_.erase(lingering_.begin());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Arena::Draft> Arena::Reserve(uint64_t bytes, bool unsealed_only) {
+  Pieces doomed;  // destroyed after the lock
+  MutexLock lock(mutex_);
+  if (bytes > options_.budget_bytes) {
+    const uint64_t committed = std::min(options_.budget_bytes, used_ + pending_);
+    return NoMemory(bytes, options_.budget_bytes - committed,
+                    "more than its whole budget; raise the budget or use more ranks");
+  }
+  Recheck(doomed);
+  Draft draft = Pick(bytes, unsealed_only);
+  if (draft.fresh > 0 && filling_ > 0) {
+    PutBack(draft);
+    changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kFillPatience,
+                       [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return filling_ == 0; });
+    draft = Pick(bytes, unsealed_only);
+  }
+  if (const absl::Status room = MakeRoom(bytes, draft, doomed); !room.ok()) {
+    PutBack(draft);
+    return room;
+  }
+  pending_ += draft.fresh;
+  return draft;
+}
+
+// Frees pool memory until the system has `fresh` bytes, or refuses.
+absl::Status Arena::EnsureAvailable(uint64_t asked, uint64_t fresh) {
+  CKPTD_ASSIGN_OR_RETURN(uint64_t available, options_.available_memory());
+  if (available >= fresh) return absl::OkStatus();
+  {
+    Pieces doomed;
+    MutexLock lock(mutex_);
+    TrimFree(fresh - available, doomed);
+  }
+  CKPTD_ASSIGN_OR_RETURN(available, options_.available_memory());
+  if (available >= fresh) return absl::OkStatus();
+  return NoMemory(asked, available,
+                  "this machine or its container has no more memory; free some or raise the limit");
+}
+
+absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeSegment(uint64_t bytes, unsigned threads) {
+  uint64_t id = 0;
+  {
+    MutexLock lock(mutex_);
+    id = next_id_++;
+  }
+  return HostSegment::Create(id, bytes, {.huge_pages = options_.huge_pages, .threads = threads});
+}
+
+absl::Status Arena::MakeFresh(Draft& draft) {
+  for (size_t i = 0; i < draft.pieces.size(); ++i) {
+    if (draft.capacity[i] == 0) continue;
+    ArenaPiece& piece = draft.pieces[i];
+    CKPTD_ASSIGN_OR_RETURN(piece.segment,
+                           MakeSegment(draft.capacity[i], options_.populate_threads));
+  }
+  return absl::OkStatus();
+}
+
+void Arena::CancelTake(Draft draft) {
+  Pieces doomed;
+  {
+    MutexLock lock(mutex_);
+    pending_ -= draft.fresh;
+    for (size_t i = 0; i < draft.pieces.size(); ++i) {
+      if (draft.capacity[i] > 0) doomed.push_back(std::move(draft.pieces[i]));
+    }
+    PutBack(draft);
+  }
+  changed_.NotifyAll();
+}
+
+absl::StatusOr<std::vector<ArenaPiece>> Arena::Take(uint64_t bytes, bool unsealed_only) {
+  CKPTD_ASSIGN_OR_RETURN(Draft draft, Reserve(bytes, unsealed_only));
+  if (draft.fresh > 0) {
+    absl::Status made = EnsureAvailable(bytes, draft.fresh);
+    if (made.ok()) made = MakeFresh(draft);
+    if (!made.ok()) {
+      CancelTake(std::move(draft));
+      return made;
+    }
+    MutexLock lock(mutex_);
+    for (size_t i = 0; i < draft.pieces.size(); ++i) {
+      if (draft.capacity[i] == 0) continue;
+      const HostSegment* segment = draft.pieces[i].segment.get();
+      owned_[segment->id()] = segment;
+      draft.pieces[i].taken_for = reader_;
+    }
+    pending_ -= draft.fresh;
+    used_ += draft.fresh;
+  }
+  changed_.NotifyAll();
+  for (ArenaPiece& piece : draft.pieces) {
+    // A client maps whole pages and could map the whole segment: no byte of an
+    // earlier checkpoint may be left behind the slab's own.
+    if (piece.dirty_bytes > piece.bytes) {
+      std::memset(piece.segment->data() + piece.bytes, 0, piece.dirty_bytes - piece.bytes);
+    }
+    piece.dirty_bytes = piece.bytes;
+  }
+  return std::move(draft.pieces);
+}
+
+Arena::Fate Arena::FateOf(const ArenaPiece& piece) const {
+  const bool stale = piece.segment->sealed() && piece.taken_for != reader_;
+  if (!piece.lent) return stale ? Fate::kDrop : Fate::kFree;
+  if (!ownership_check_works_) return Fate::kDrop;
+  if (piece.segment->HeldByOthers()) return Fate::kLinger;
+  return stale || piece.lent_writable ? Fate::kDrop : Fate::kFree;
+}
+
+void Arena::Settle(ArenaPiece piece, Pieces& doomed) {
+  switch (FateOf(piece)) {
+    case Fate::kFree:
+      piece.lent = false;
+      free_.push_back(std::move(piece));
+      break;
+    case Fate::kLinger:
+      lingering_.push_back(std::move(piece));
+      break;
+    case Fate::kDrop:
+      Doom(std::move(piece), doomed);
+      break;
+  }
+}
+
+void Arena::Recheck(Pieces& doomed) {
+  for (ArenaPiece& piece : std::exchange(lingering_, {})) Settle(std::move(piece), doomed);
+}
+
+void Arena::Return(std::vector<ArenaPiece> pieces) {
+  Pieces doomed;
+  {
+    MutexLock lock(mutex_);
+    for (ArenaPiece& piece : pieces) {
+      used_ -= piece.segment->bytes();
+      Settle(std::move(piece), doomed);
+    }
+    fill_stalled_ = false;
+  }
+  changed_.NotifyAll();
+}
+
+void Arena::Forget(std::vector<ArenaPiece> pieces) {
+  Pieces doomed;
+  {
+    MutexLock lock(mutex_);
+    for (ArenaPiece& piece : pieces) {
+      used_ -= piece.segment->bytes();
+      Doom(std::move(piece), doomed);
+    }
+    fill_stalled_ = false;
+  }
+  changed_.NotifyAll();
+}
+
+void Arena::NewReader() {
+  Pieces doomed;
+  {
+    MutexLock lock(mutex_);
+    ++reader_;
+    for (ArenaPiece& piece : std::exchange(free_, {})) Settle(std::move(piece), doomed);
+    fill_stalled_ = false;
+  }
+  changed_.NotifyAll();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,151 @@
+// The pool of host memory segments: what is in slabs, what waits to be used
+// again, and what clients still hold. Faulted memory is several times as fast to
+// fill as fresh memory, so it is kept, within the budget, rather than freed.
+//
+// A segment that a slab gives back is used again only when nobody but us can
+// still see it (HostSegment::HeldByOthers). Until then it *lingers*: it counts
+// in the budget, is asked again whenever memory is wanted or usage is shown, and
+// is let go when the budget is needed for something else (the memory itself then
+// goes when the last client lets go of it).
+#ifndef CKPTD_SERVER_MEMORY_HOST_ARENA_H_
+#define CKPTD_SERVER_MEMORY_HOST_ARENA_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "common/base/posix.h"
+#include "server/memory/host/segment.h"
+#include "server/memory/memory.h"
+
+namespace ckptd {
+
+struct HostMemoryOptions {
+  // Slabs, free memory and lingering memory together never pass this.
+  uint64_t budget_bytes = 0;
+  // Filled in the background from the start, within the budget; 0: the arena
+  // grows with the first loads.
+  uint64_t arena_target_bytes = 0;
+  // A multiple of kHugePageBytes.
+  uint64_t segment_bytes = uint64_t{256} << 20;
+  bool huge_pages = true;         // where the kernel gives them
+  unsigned populate_threads = 0;  // that fault memory in; 0: the cores, at most 8
+  // False: as on a kernel whose ownership check does not work, memory that was
+  // handed out is never used again.
+  bool ownership_check = true;
+  // What the system still has; AvailableMemory unless a test says otherwise.
+  std::function<absl::StatusOr<uint64_t>()> available_memory;
+  // Told, in a sentence, what went wrong in the background. Called by the fill
+  // thread with no lock held.
+  std::function<void(std::string)> note;
+};
+
+// One segment in the hands of a slab, with what the pool must know about it.
+struct ArenaPiece {
+  std::unique_ptr<HostSegment> segment;
+  uint64_t bytes = 0;           // the slab's part, from the start
+  uint64_t dirty_bytes = 0;     // beyond this the segment holds zeros
+  uint64_t taken_for = 0;       // the reader (NewReader) that could map it before a seal
+  bool lent = false;            // descriptors went out since it was last checked
+  bool lent_writable = false;   // ... read-write ones: its content and seals are the client's
+};
+
+// Thread-safe. Outlives the slabs made from it: they share its ownership.
+class Arena {
+ public:
+  // `options` are valid, with available_memory set. No thread runs before
+  // StartFilling.
+  explicit Arena(HostMemoryOptions options);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  absl::Status StartFilling();
+  // Joins the fill thread; idempotent. No fill happens afterwards.
+  void StopFilling();
+  // Waits until the arena has its target size, or cannot get there now (false),
+  // or the deadline has passed (false).
+  bool WaitUntilFilled(std::chrono::steady_clock::time_point deadline);
+
+  // Segments for a slab of `bytes` > 0, back to back. With `unsealed_only`,
+  // none that was ever sealed. ResourceExhausted NO_MEMORY leaves all as it was.
+  absl::StatusOr<std::vector<ArenaPiece>> Take(uint64_t bytes, bool unsealed_only);
+  // Gives them back: to the pool, to the lingering ones, or to the system.
+  void Return(std::vector<ArenaPiece> pieces);
+  // Lets go of them for good; clients may hold them.
+  void Forget(std::vector<ArenaPiece> pieces);
+
+  // See MemoryBackend.
+  void NewReader();
+  bool ownership_check_works() const { return ownership_check_works_; }
+  const HostMemoryOptions& options() const { return options_; }
+
+  std::vector<uint64_t> Ids();
+  MemoryUsage Usage();
+  // A duplicate of the original descriptor. NotFound when we do not own it.
+  absl::StatusOr<UniqueFd> DuplicateOriginal(uint64_t id);
+
+ private:
+  using Pieces = std::vector<ArenaPiece>;
+  // Pieces of which only those the pool had are filled in.
+  struct Draft {
+    Pieces pieces;
+    std::vector<uint64_t> capacity;  // of each piece that must be made, else 0
+    uint64_t fresh = 0;              // their sum
+  };
+  enum class Fate { kFree, kLinger, kDrop };
+
+  // All of these with mutex_ held; what they put in `doomed` is destroyed by the
+  // caller after unlocking, because unmapping takes long.
+  Draft Pick(uint64_t bytes, bool unsealed_only) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool PickOne(ArenaPiece& piece, bool unsealed_only) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PutBack(Draft& draft) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status MakeRoom(uint64_t asked, const Draft& draft, Pieces& doomed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Recheck(Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Fate FateOf(const ArenaPiece& piece) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Settle(ArenaPiece piece, Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Doom(ArenaPiece piece, Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TrimFree(uint64_t bytes, Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t NextFill() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Without it.
+  absl::StatusOr<Draft> Reserve(uint64_t bytes, bool unsealed_only);
+  absl::Status EnsureAvailable(uint64_t asked, uint64_t fresh);
+  absl::Status MakeFresh(Draft& draft);
+  void CancelTake(Draft draft);
+  absl::StatusOr<std::unique_ptr<HostSegment>> MakeSegment(uint64_t bytes, unsigned threads);
+  absl::Status NoMemory(uint64_t asked, uint64_t free, const std::string& why) const;
+  void FillLoop();
+  void FillOnce(uint64_t bytes);
+
+  const HostMemoryOptions options_;
+  const bool ownership_check_works_;
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  Pieces free_ ABSL_GUARDED_BY(mutex_);  // oldest first
+  Pieces lingering_ ABSL_GUARDED_BY(mutex_);
+  // Everything above and in slabs, by id.
+  std::map<uint64_t, const HostSegment*> owned_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  uint64_t reader_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t used_ ABSL_GUARDED_BY(mutex_) = 0;     // bytes of segments in slabs
+  uint64_t pending_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes being made for slabs
+  uint64_t filling_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes being made for the pool
+  bool fill_stalled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread filler_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_MEMORY_HOST_ARENA_H_

@@ -1,0 +1,145 @@
+// Arena: the background fill, and what it tells about itself.
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "common/base/reasons.h"
+#include "common/base/slab_mapping.h"
+#include "common/base/status.h"
+#include "fmt/format.h"
+#include "server/memory/host/arena.h"
+
+namespace ckptd {
+
+absl::Status Arena::NoMemory(uint64_t asked, uint64_t free, const std::string& why) const {
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+      fmt::format("allocating {} bytes of host memory: {} bytes are free, the budget is {} bytes: "
+                  "{}",
+                  asked, free, options_.budget_bytes, why),
+      {{"asked_bytes", std::to_string(asked)},
+       {"free_bytes", std::to_string(free)},
+       {"budget_bytes", std::to_string(options_.budget_bytes)}});
+}
+
+absl::Status Arena::StartFilling() {
+  if (options_.arena_target_bytes == 0) return absl::OkStatus();
+  try {
+    filler_ = std::thread([this] { FillLoop(); });
+  } catch (const std::system_error& error) {
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+                     fmt::format("starting the thread that fills the arena: {}; raise the limit "
+                                 "of threads (ulimit -u)",
+                                 error.what()));
+  }
+  return absl::OkStatus();
+}
+
+void Arena::StopFilling() {
+  {
+    MutexLock lock(mutex_);
+    stop_ = true;
+  }
+  changed_.NotifyAll();
+  if (filler_.joinable()) filler_.join();
+}
+
+// Bytes of the next segment for the pool; 0: none now. A load that is making
+// memory of its own goes first.
+uint64_t Arena::NextFill() const {
+  if (fill_stalled_ || pending_ > 0) return 0;
+  const uint64_t held = Held();
+  uint64_t arena = held;
+  for (const ArenaPiece& piece : lingering_) arena -= piece.segment->bytes();
+  if (arena >= options_.arena_target_bytes || held >= options_.budget_bytes) return 0;
+  const uint64_t room = std::min({options_.arena_target_bytes - arena,
+                                  options_.budget_bytes - held, options_.segment_bytes});
+  return room / kHugePageBytes * kHugePageBytes;
+}
+
+bool Arena::WaitUntilFilled(std::chrono::steady_clock::time_point deadline) {
+  MutexLock lock(mutex_);
+  const auto settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stop_ || (filling_ == 0 && pending_ == 0 && NextFill() == 0);
+  };
+  return changed_.WaitUntil(mutex_, deadline, settled) && !stop_ && !fill_stalled_;
+}
+
+void Arena::FillLoop() {
+  for (;;) {
+    uint64_t bytes = 0;
+    {
+      MutexLock lock(mutex_);
+      changed_.Wait(mutex_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return stop_ || NextFill() > 0;
+      });
+      if (stop_) return;
+      bytes = filling_ = NextFill();
+    }
+    FillOnce(bytes);
+  }
+}
+
+void Arena::FillOnce(uint64_t bytes) {
+  // Half the threads: loads and trainers start at the same time.
+  const unsigned threads = std::max(1U, options_.populate_threads / 2);
+  const absl::StatusOr<uint64_t> available = options_.available_memory();
+  absl::StatusOr<std::unique_ptr<HostSegment>> made =
+      NoMemory(bytes, available.value_or(0), "the system has no more memory");
+  if (available.ok() && *available >= bytes) made = MakeSegment(bytes, threads);
+  {
+    MutexLock lock(mutex_);
+    filling_ = 0;
+    if (made.ok()) {
+      owned_[(*made)->id()] = made->get();
+      ArenaPiece piece;
+      piece.segment = std::move(*made);
+      free_.push_back(std::move(piece));
+    }
+    fill_stalled_ = !made.ok();
+  }
+  changed_.NotifyAll();
+  if (!made.ok() && options_.note != nullptr) {
+    options_.note("the arena is not filled to its target: " + MessageOf(made.status()));
+  }
+}
+
+std::vector<uint64_t> Arena::Ids() {
+  MutexLock lock(mutex_);
+  std::vector<uint64_t> ids;
+  ids.reserve(owned_.size());
+  for (const auto& [id, segment] : owned_) ids.push_back(id);
+  return ids;
+}
+
+MemoryUsage Arena::Usage() {
+  Pieces doomed;
+  MutexLock lock(mutex_);
+  Recheck(doomed);
+  MemoryUsage usage;
+  usage.budget = options_.budget_bytes;
+  usage.used = used_;
+  usage.arena_target = options_.arena_target_bytes;
+  for (const auto& [id, segment] : owned_) {
+    usage.arena += segment->bytes();
+    usage.huge_pages += segment->huge_bytes();
+  }
+  for (const ArenaPiece& piece : lingering_) {
+    usage.lingering += piece.segment->bytes();
+    usage.arena -= piece.segment->bytes();
+    usage.huge_pages -= piece.segment->huge_bytes();
+  }
+  return usage;
+}
+
+absl::StatusOr<UniqueFd> Arena::DuplicateOriginal(uint64_t id) {
+  MutexLock lock(mutex_);
+  const auto found = owned_.find(id);
+  if (found == owned_.end()) {
+    return absl::NotFoundError(
+        fmt::format("handing memory to another daemon: segment {} is not ours (any more)", id));
+  }
+  return found->second->DuplicateOriginal();
+}
+
+}  // namespace ckptd

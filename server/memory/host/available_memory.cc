@@ -1,0 +1,132 @@
+#include "server/memory/host/available_memory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "common/base/posix.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
+constexpr size_t kMaxFileBytes = size_t{1} << 20;
+
+// Files below /proc and /sys have no size: read up to the end.
+std::optional<std::string> ReadProcFile(const std::string& path) {
+  const absl::StatusOr<UniqueFd> fd = OpenForReading(path);
+  if (!fd.ok()) return std::nullopt;
+  std::string text;
+  std::array<char, 4096> buffer;
+  while (text.size() < kMaxFileBytes) {
+    const ssize_t n = ::read(fd->get(), buffer.data(), buffer.size());
+    if (n < 0) return std::nullopt;
+    if (n == 0) return text;
+    text.append(buffer.data(), static_cast<size_t>(n));
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string_view> Split(std::string_view text, char at) {
+  std::vector<std::string_view> parts;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(at), text.size());
+    parts.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+// The first number in `text`; none for "max" and the like.
+std::optional<uint64_t> Number(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end == text.data()) return std::nullopt;
+  return value;
+}
+
+// The number after `key` at the start of a line; 0 when there is none.
+uint64_t Field(std::string_view text, std::string_view key) {
+  for (const std::string_view line : Split(text, '\n')) {
+    if (line.substr(0, key.size()) == key) return Number(line.substr(key.size())).value_or(0);
+  }
+  return 0;
+}
+
+// Where the two versions keep the same three facts.
+struct Names {
+  const char* limit;
+  const char* usage;
+  const char* inactive_file;
+  const char* active_file;
+};
+constexpr Names kV2 = {"memory.max", "memory.current", "inactive_file ", "active_file "};
+constexpr Names kV1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ",
+                       "total_active_file "};
+
+// What one group leaves: `directory` ends in '/'.
+uint64_t LeftInGroup(const std::string& directory, const Names& names) {
+  const std::optional<std::string> limit_text = ReadProcFile(directory + names.limit);
+  const std::optional<std::string> usage_text = ReadProcFile(directory + names.usage);
+  if (!limit_text.has_value() || !usage_text.has_value()) return kUnlimited;
+  const std::optional<uint64_t> limit = Number(*limit_text);
+  const uint64_t usage = Number(*usage_text).value_or(0);
+  if (!limit.has_value()) return kUnlimited;
+  const std::string stat = ReadProcFile(directory + "memory.stat").value_or("");
+  const uint64_t cache = Field(stat, names.inactive_file) + Field(stat, names.active_file);
+  const uint64_t used = usage - std::min(usage, cache);
+  return *limit - std::min(*limit, used);
+}
+
+// The smallest over the group at `path` ("/a/b") below `mount` and its parents.
+// In a container the path may be the host's while the mount shows only ours: the
+// groups that are not there are skipped, the top of the mount is always asked.
+uint64_t LeftInHierarchy(const std::string& mount, std::string path, const Names& names) {
+  if (path.find("..") != std::string::npos) path.clear();
+  uint64_t left = kUnlimited;
+  for (;;) {
+    while (!path.empty() && path.back() == '/') path.pop_back();
+    left = std::min(left, LeftInGroup(mount + path + "/", names));
+    if (path.empty()) return left;
+    path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> AvailableMemory(const std::string& root) {
+  const std::optional<std::string> meminfo = ReadProcFile(root + "proc/meminfo");
+  if (!meminfo.has_value()) {
+    return absl::InternalError("reading " + root + "proc/meminfo: is /proc mounted here?");
+  }
+  uint64_t left = Field(*meminfo, "MemAvailable:") * 1024;
+  const std::string groups = ReadProcFile(root + "proc/self/cgroup").value_or("");
+  for (const std::string_view line : Split(groups, '\n')) {
+    // "hierarchy:controllers:path"; v2 is "0::path".
+    const size_t first = line.find(':');
+    const size_t second = first == line.npos ? line.npos : line.find(':', first + 1);
+    if (second == line.npos) continue;
+    const std::string_view controllers = line.substr(first + 1, second - first - 1);
+    const std::string path(line.substr(second + 1));
+    if (controllers.empty()) {
+      left = std::min(left, LeftInHierarchy(root + "sys/fs/cgroup", path, kV2));
+      left = std::min(left, LeftInHierarchy(root + "sys/fs/cgroup/unified", path, kV2));
+      continue;
+    }
+    for (const std::string_view controller : Split(controllers, ',')) {
+      if (controller != "memory") continue;
+      left = std::min(left, LeftInHierarchy(root + "sys/fs/cgroup/memory", path, kV1));
+    }
+  }
+  return left;
+}
+
+}  // namespace ckptd

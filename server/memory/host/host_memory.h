@@ -1,0 +1,60 @@
+// Host memory behind the seam of server/memory: slabs are rows of memfd segments
+// from an arena (see arena.h) that clients map without a copy.
+//
+// SHARED and PRIVATE clients get read-only descriptors of sealed segments: none
+// of them can change what another one sees, and none can make a reader fault.
+// EXCLUSIVE clients get read-write descriptors of segments that were never sealed
+// and never handed out; only their size is sealed, so a truncation by the client
+// cannot hurt this daemon or its peers while they still map the memory. Memory
+// handed out read-write is never used again here, even when GiveUp was not
+// reached: its content and its further seals are the client's.
+#ifndef CKPTD_SERVER_MEMORY_HOST_HOST_MEMORY_H_
+#define CKPTD_SERVER_MEMORY_HOST_HOST_MEMORY_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/posix.h"
+#include "server/memory/host/arena.h"
+#include "server/memory/memory.h"
+
+namespace ckptd {
+
+// Thread-safe, as far as MemoryBackend says. Slabs may outlive it.
+class HostMemory final : public MemoryBackend {
+ public:
+  // InvalidArgument CONFIG_INVALID for options that cannot be.
+  static absl::StatusOr<std::unique_ptr<HostMemory>> Create(HostMemoryOptions options);
+  ~HostMemory() override;
+
+  // Sizes in Usage() are those of whole segments: what the system has given.
+  absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended) override;
+  absl::Status Seal(Slab& slab) override;
+  absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) override;
+  void GiveUp(std::unique_ptr<Slab> slab) override;
+  void NewReader() override;
+  std::vector<uint64_t> OwnedSegments() const override;
+  MemoryUsage Usage() const override;
+  std::string tier() const override;
+
+  // A duplicate of a segment's original descriptor, for a daemon of our group on
+  // this host: its mappings do not count as clients, and stay writable when made
+  // before the seal. NotFound when we do not own the segment.
+  absl::StatusOr<UniqueFd> OriginalFd(uint64_t segment_id) const;
+
+  // Waits for the background fill: true when the arena has its target size.
+  bool WaitUntilFilled(std::chrono::steady_clock::time_point deadline);
+
+ private:
+  explicit HostMemory(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
+
+  std::shared_ptr<Arena> arena_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_MEMORY_HOST_HOST_MEMORY_H_

@@ -1,0 +1,139 @@
+#include "server/memory/host/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <string>
+
+#include "common/base/reasons.h"
+#include "common/base/slab_mapping.h"
+#include "common/base/status.h"
+#include "fmt/format.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+namespace ckptd {
+namespace {
+
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+constexpr int kContentSeals = F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+
+absl::Status SegmentError(int error, const std::string& doing) {
+  const absl::Status status = ErrnoStatus(error, doing);
+  if (status.code() != absl::StatusCode::kResourceExhausted) {
+    return absl::InternalError(MessageOf(status));
+  }
+  return WithContext(status, "making host memory (see ulimit -n and free memory)");
+}
+
+absl::StatusOr<UniqueFd> MakeMemfd(uint64_t bytes) {
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  UniqueFd fd(::memfd_create("ckptd", kFlags | MFD_NOEXEC_SEAL));
+  // Kernels before 6.3 do not know the flag.
+  if (!fd.valid() && errno == EINVAL) fd = UniqueFd(::memfd_create("ckptd", kFlags));
+  if (!fd.valid()) return SegmentError(errno, "memfd_create");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return SegmentError(errno, fmt::format("sizing a memfd to {} bytes", bytes));
+  }
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSizeSeals) != 0) {
+    return SegmentError(errno, "sealing the size of a memfd");
+  }
+  return fd;
+}
+
+// A new open file description of the same memory.
+absl::StatusOr<UniqueFd> Reopen(int fd, int flags) {
+  const std::string path = fmt::format("/proc/self/fd/{}", fd);
+  UniqueFd reopened(::open(path.c_str(), flags | O_CLOEXEC));
+  if (!reopened.valid()) {
+    return SegmentError(errno, "re-opening " + path + " (is /proc mounted here?)");
+  }
+  return reopened;
+}
+
+// True when the kernel grants a write lease on `fd`: it is the only open file
+// description that the kernel counts. The lease is given back at once.
+bool IsOnlyUser(int fd) {
+  if (::fcntl(fd, F_SETLEASE, F_WRLCK) != 0) return false;
+  ::fcntl(fd, F_SETLEASE, F_UNLCK);
+  return true;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HostSegment>> HostSegment::Create(uint64_t id, uint64_t bytes,
+                                                                 const PopulateOptions& options) {
+  if (bytes == 0 || bytes % kHugePageBytes != 0) {
+    return absl::InternalError(fmt::format("a memory segment of {} bytes", bytes));
+  }
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd original, MakeMemfd(bytes));
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd check, Reopen(original.get(), O_RDWR));
+  // Should anyone open the memory in the moment of the check, the kernel tells
+  // the lease's holder by SIGIO, which kills by default; SIGURG is ignored.
+  ::fcntl(check.get(), F_SETSIG, SIGURG);
+  const MapSlabOptions map = {.mode = MapMode::kSharedWritable, .populate = false};
+  const int fds[] = {original.get()};
+  const uint64_t sizes[] = {bytes};
+  CKPTD_ASSIGN_OR_RETURN(Mapping mapping, MapSlab(fds, sizes, map));
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t huge,
+                         Populate(original.get(), mapping.span(), options));
+  std::unique_ptr<HostSegment> segment(
+      new HostSegment(id, std::move(original), std::move(check), std::move(mapping)));
+  segment->huge_bytes_ = huge;
+  return segment;
+}
+
+absl::Status HostSegment::Seal() {
+  if (sealed_) return absl::OkStatus();
+  if (::fcntl(original_.get(), F_ADD_SEALS, kContentSeals) != 0) {
+    return SegmentError(errno, "sealing a memory segment (kernel 5.1 or newer is needed)");
+  }
+  sealed_ = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> HostSegment::OpenReadOnly() const {
+  if (!sealed_) return absl::InternalError("handing out unsealed memory for reading");
+  return Reopen(original_.get(), O_RDONLY);
+}
+
+absl::StatusOr<UniqueFd> HostSegment::OpenReadWrite() const {
+  if (sealed_) return absl::InternalError("handing out sealed memory for writing");
+  return Reopen(original_.get(), O_RDWR);
+}
+
+absl::StatusOr<UniqueFd> HostSegment::DuplicateOriginal() const {
+  UniqueFd fd(::fcntl(original_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!fd.valid()) return SegmentError(errno, "duplicating a memory descriptor");
+  return fd;
+}
+
+bool HostSegment::HeldByOthers() const { return !IsOnlyUser(check_.get()); }
+
+bool OwnershipCheckWorks() {
+  absl::StatusOr<UniqueFd> original = MakeMemfd(kHugePageBytes);
+  if (!original.ok()) return false;
+  absl::StatusOr<UniqueFd> check = Reopen(original->get(), O_RDWR);
+  if (!check.ok()) return false;
+  ::fcntl(check->get(), F_SETSIG, SIGURG);
+  if (!IsOnlyUser(check->get())) return false;
+  absl::StatusOr<UniqueFd> client = Reopen(original->get(), O_RDONLY);
+  if (!client.ok() || IsOnlyUser(check->get())) return false;
+  void* address = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, client->get(), 0);
+  if (address == MAP_FAILED) return false;
+  Mapping mapping(address, 4096);
+  client->Reset();
+  if (IsOnlyUser(check->get())) return false;  // a mapping alone must count
+  mapping.Reset();
+  return IsOnlyUser(check->get());
+}
+
+}  // namespace ckptd

@@ -1,0 +1,140 @@
+#include "server/transfer/block_reader.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/transfer/sigbus_guard.h"
+
+namespace ckptd {
+namespace {
+
+// What the kernel may have in flight for us: more than this slows disks down.
+constexpr uint64_t kReadAheadBytes = 16 << 20;
+
+absl::Status Changed(const SourceFile& file, std::string_view how) {
+  return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
+                   fmt::format("reading {}: {}; let the writer finish and load again", file.path,
+                               how),
+                   {{"file", file.path}});
+}
+
+absl::Status CheckIdentity(int fd, const SourceFile& file) {
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "reading the size of " + file.path);
+  if (!S_ISREG(info.st_mode)) return Changed(file, "it is no longer a regular file");
+  if (static_cast<uint64_t>(info.st_size) < file.bytes) {
+    return Changed(file, fmt::format("it has {} bytes, its header was read when it had {}",
+                                     info.st_size, file.bytes));
+  }
+  // An index made without identities has zeros there.
+  if (file.inode != 0 && (info.st_ino != file.inode || info.st_dev != file.device)) {
+    return Changed(file, "another file took its place after its header was read");
+  }
+  return absl::OkStatus();
+}
+
+// True if one byte at `offset` comes from the page cache without waiting.
+bool Cached(int fd, uint64_t offset) {
+  std::byte byte = {};
+  const iovec part = {&byte, 1};
+  return ::preadv2(fd, &part, 1, static_cast<off_t>(offset), RWF_NOWAIT) == 1;
+}
+
+// Looks at a few pages: a wrong guess costs time, never correctness.
+bool Cached(int fd, const WorkItem& item) {
+  return Cached(fd, item.begin) && Cached(fd, item.end - 1) &&
+         Cached(fd, item.begin + (item.end - item.begin) / 2);
+}
+
+void ReadAhead(OpenSource& source, uint64_t position) {
+  const uint64_t until = position + kReadAheadBytes;
+  uint64_t asked = source.read_ahead_to.load(std::memory_order_relaxed);
+  // In steps of a quarter, so that the window moves on while it is consumed.
+  if (asked > position && until - asked < kReadAheadBytes / 4) return;
+  if (!source.read_ahead_to.compare_exchange_strong(asked, until)) return;
+  const uint64_t from = std::max(asked, position);
+  // A hint: where it is not supported, the reads below wait instead.
+  ::posix_fadvise(source.fd.get(), static_cast<off_t>(from), static_cast<off_t>(until - from),
+                  POSIX_FADV_WILLNEED);
+}
+
+}  // namespace
+
+SourceFiles::SourceFiles(const CheckpointIndex& index, const std::vector<WorkItem>& items, bool map)
+    : index_(index), map_(map && SigbusGuardInForce()) {
+  for (size_t i = 0; i < index.files.size(); ++i) slots_.push_back(std::make_unique<Slot>());
+  for (const WorkItem& item : items) {
+    Slot& slot = *slots_[item.file];
+    MutexLock lock(slot.mutex);
+    ++slot.items_left;
+  }
+}
+
+absl::StatusOr<std::shared_ptr<OpenSource>> SourceFiles::Acquire(uint32_t file) {
+  Slot& slot = *slots_[file];
+  MutexLock lock(slot.mutex);
+  if (slot.open != nullptr) return slot.open;
+  const SourceFile& wanted = index_.files[file];
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, OpenForReading(wanted.path));
+  CKPTD_RETURN_IF_ERROR(CheckIdentity(fd.get(), wanted));
+  auto source = std::make_shared<OpenSource>();
+  if (map_) {
+    void* address = ::mmap(nullptr, wanted.bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
+    // Without a mapping the file is read through the buffer.
+    if (address != MAP_FAILED) source->mapping = Mapping(address, wanted.bytes);
+  }
+  source->fd = std::move(fd);
+  slot.open = source;
+  return source;
+}
+
+void SourceFiles::ItemDone(uint32_t file) {
+  std::shared_ptr<OpenSource> closing;  // destroyed after the lock is released
+  Slot& slot = *slots_[file];
+  MutexLock lock(slot.mutex);
+  if (--slot.items_left == 0) closing = std::move(slot.open);
+}
+
+absl::Status BlockReader::Begin(const WorkItem& item) {
+  CKPTD_ASSIGN_OR_RETURN(source_, files_.Acquire(item.file));
+  file_ = item.file;
+  const bool cached = Cached(source_->fd.get(), item);
+  if (!cached) ReadAhead(*source_, item.begin);
+  mapped_ = cached && source_->mapping.valid();
+  return absl::OkStatus();
+}
+
+absl::Status BlockReader::Use(uint64_t offset, size_t bytes,
+                              absl::FunctionRef<void(std::span<const std::byte>)> use) {
+  const std::span<std::byte> buffer(buffer_.get(), bytes);
+  if (mapped_) {
+    const std::span<const std::byte> mapped(source_->mapping.data() + offset, bytes);
+    if (RunGuarded(mapped, [&use, mapped] { use(mapped); })) return absl::OkStatus();
+    // Reading it the other way says why.
+    CKPTD_RETURN_IF_ERROR(PreadFull(source_->fd.get(), offset, buffer, files_.path(file_)));
+    return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
+                     fmt::format("reading {}: bytes at {} went away and came back; let the writer "
+                                 "finish and load again",
+                                 files_.path(file_), offset),
+                     {{"file", files_.path(file_)}});
+  }
+  CKPTD_RETURN_IF_ERROR(PreadFull(source_->fd.get(), offset, buffer, files_.path(file_)));
+  use(buffer);
+  return absl::OkStatus();
+}
+
+void BlockReader::End() {
+  source_.reset();
+  files_.ItemDone(file_);
+}
+
+}  // namespace ckptd

@@ -1,0 +1,55 @@
+// Who has filled which digest block of which tensor, and the blocks' digests.
+#ifndef CKPTD_SERVER_TRANSFER_DIGEST_BOARD_H_
+#define CKPTD_SERVER_TRANSFER_DIGEST_BOARD_H_
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/transfer/schedule.h"
+#include "server/transfer/slab_map.h"
+
+namespace ckptd {
+
+// Blocks are kDigestBlockBytes of local bytes (the last one of a tensor is
+// shorter). A block gets its digest either from whoever placed all of it
+// (Store), or, when several copies share it, from whoever fills its last byte
+// (Fill). Thread-safe. The targets and maps must outlive it.
+class DigestBoard {
+ public:
+  DigestBoard(std::span<const TransferTarget> targets, std::span<const SlabMap> slabs);
+
+  void Store(const Destination& where, uint64_t block, uint64_t digest);
+
+  // `bytes` more of the block are in place, and fenced; when they are the last
+  // ones, hashes the block from the slab. False when more bytes came than the
+  // block has.
+  bool Fill(const Destination& where, uint64_t block, uint64_t bytes);
+
+  // Digests of all tensors, per target; Internal COVERAGE naming the tensor if
+  // a block was never completed. Call when all threads are done.
+  absl::StatusOr<std::vector<std::vector<uint64_t>>> Combine() const;
+
+ private:
+  struct Block {
+    std::atomic<uint64_t> filled = 0;
+    uint64_t digest = 0;  // written once, by the thread that completes the block
+  };
+
+  const PlannedTensor& tensor(const Destination& where) const;
+  size_t BlockIndex(const Destination& where, uint64_t block) const;
+
+  std::span<const TransferTarget> targets_;
+  std::span<const SlabMap> slabs_;
+  std::vector<std::vector<size_t>> first_block_;  // per target, per tensor
+  std::vector<Block> blocks_;
+};
+
+// Bytes of block number `block` of a tensor of `tensor_bytes`.
+uint64_t BlockBytes(uint64_t tensor_bytes, uint64_t block);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_TRANSFER_DIGEST_BOARD_H_

@@ -1,0 +1,283 @@
+#include "server/transfer/schedule.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "common/base/digest.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+// Copies of an item are looked at once per block read, so a bound keeps
+// thousands of tiny tensors from costing quadratic time.
+constexpr uint32_t kMaxCopiesPerItem = 4096;
+constexpr uint64_t kMaxRunsPerItem = 1 << 16;
+constexpr uint64_t kMinItemBytes = 64 << 10;
+constexpr uint64_t kJoinGap = 64 << 10;  // copies further apart get items of their own
+
+struct Candidate {
+  const CopyOp* op = nullptr;
+  uint64_t tensor_offset = 0;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  Destination destination;
+};
+
+absl::Status DoesNotFit(const RankPlan& plan, const std::string& tensor, std::string_view why) {
+  return MakeError(absl::StatusCode::kInternal, reason::kCoverage,
+                   fmt::format("placing tensor {} of rank {}: {}; this is a defect of the planner, "
+                               "report it with the layout",
+                               tensor, plan.rank, why),
+                   {{"tensor", tensor}, {"rank", std::to_string(plan.rank)}});
+}
+
+absl::Status CheckSlab(const TransferTarget& target) {
+  uint64_t room = 0;
+  for (const auto& segment : target.slab.segments) room += segment.size();
+  for (const PlannedTensor& tensor : target.plan->tensors) {
+    const uint64_t bytes = std::max(tensor.bytes, tensor.padded_bytes);
+    if (bytes > room || tensor.offset > room - bytes) {
+      return DoesNotFit(*target.plan, tensor.name, "it reaches past the end of the slab");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Candidate> CheckOp(const CheckpointIndex& index, const RankPlan& plan,
+                                  const CopyOp& op) {
+  if (op.tensor >= plan.tensors.size()) return DoesNotFit(plan, "?", "the plan has no such tensor");
+  const PlannedTensor& tensor = plan.tensors[op.tensor];
+  if (op.file >= index.files.size()) {
+    return DoesNotFit(plan, tensor.name, "the source has no such file");
+  }
+  CKPTD_ASSIGN_OR_RETURN(const Geometry g, MakeGeometry(op, tensor.offset));
+  const uint64_t local_span = [&g] {
+    uint64_t span = g.run_local;
+    for (uint32_t d = 0; d < g.dims; ++d) span += (g.count[d] - 1) * g.local_stride[d];
+    return span;
+  }();
+  if (g.runs > 0 && g.local + local_span > tensor.bytes) {
+    return DoesNotFit(plan, tensor.name, "a copy reaches past its end");
+  }
+  const SourceFile& file = index.files[op.file];
+  if (g.end > file.bytes) {
+    return MakeError(absl::StatusCode::kDataLoss, reason::kSourceInvalid,
+                     fmt::format("reading tensor {} of {}: its bytes end at {}, past the file's end "
+                                 "at {}; the file is damaged, fetch it again",
+                                 tensor.name, file.path, g.end, file.bytes),
+                     {{"file", file.path}, {"tensor", tensor.name}});
+  }
+  Candidate candidate;
+  candidate.op = &op;
+  candidate.tensor_offset = tensor.offset;
+  candidate.begin = g.begin;
+  candidate.end = g.end;
+  return candidate;
+}
+
+absl::StatusOr<std::vector<Candidate>> CollectCandidates(const CheckpointIndex& index,
+                                                         std::span<const TransferTarget> targets) {
+  std::vector<Candidate> all;
+  for (size_t t = 0; t < targets.size(); ++t) {
+    CKPTD_RETURN_IF_ERROR(CheckSlab(targets[t]));
+    for (const CopyOp& op : targets[t].plan->ops) {
+      CKPTD_ASSIGN_OR_RETURN(Candidate candidate, CheckOp(index, *targets[t].plan, op));
+      if (candidate.begin == candidate.end) continue;
+      candidate.destination = {static_cast<uint32_t>(t), op.tensor};
+      all.push_back(candidate);
+    }
+  }
+  // Everything that tells two copies apart, so that equal ones are neighbours.
+  const auto key = [](const Candidate& c) {
+    return std::make_tuple(c.op->file, c.begin, c.end, c.op->from, c.op->to,
+                           c.op->slab_offset - c.tensor_offset, c.op->run_bytes, c.op->dims);
+  };
+  const auto before = [&key](const Candidate& a, const Candidate& b) { return key(a) < key(b); };
+  std::stable_sort(all.begin(), all.end(), before);
+  return all;
+}
+
+uint64_t TensorBytes(std::span<const TransferTarget> targets, const Destination& d) {
+  return targets[d.target].plan->tensors[d.tensor].bytes;
+}
+
+// Joins neighbours that copy the same bytes to the same local places.
+absl::Status ShareCopies(std::span<const TransferTarget> targets,
+                         const std::vector<Candidate>& candidates, Schedule& schedule) {
+  Geometry last;
+  for (const Candidate& c : candidates) {
+    CKPTD_ASSIGN_OR_RETURN(const Geometry g, MakeGeometry(*c.op, c.tensor_offset));
+    const bool same =
+        !schedule.copies.empty() && schedule.copies.back().op->file == c.op->file &&
+        SameCopy(g, last) &&
+        TensorBytes(targets, schedule.destinations.back()) == TensorBytes(targets, c.destination);
+    if (!same) {
+      SharedCopy copy;
+      copy.op = c.op;
+      copy.tensor_offset = c.tensor_offset;
+      copy.begin = c.begin;
+      copy.end = c.end;
+      copy.first_destination = static_cast<uint32_t>(schedule.destinations.size());
+      schedule.copies.push_back(copy);
+      last = g;
+    }
+    schedule.destinations.push_back(c.destination);
+    ++schedule.copies.back().destinations;
+  }
+  return absl::OkStatus();
+}
+
+// Elements that a zone's casts read; cuts must not split one.
+struct ElementGrid {
+  uint64_t size = 1;
+  uint64_t at = 0;  // some element starts here
+};
+
+// A zone is a set of copies that overlap in the file. Its grid; an error when
+// its casts disagree where elements start.
+absl::StatusOr<ElementGrid> GridOf(const Schedule& schedule, const WorkItem& zone) {
+  ElementGrid grid;
+  for (uint32_t i = zone.first_copy; i < zone.last_copy; ++i) {
+    const SharedCopy& copy = schedule.copies[i];
+    if (!copy.op->casts()) continue;
+    const uint64_t size = BitsOf(copy.op->from) / 8;
+    if ((copy.begin - grid.at) % std::min(grid.size, size) != 0) {
+      return MakeError(absl::StatusCode::kInternal, reason::kCoverage,
+                       fmt::format("reading a plan: casts of file {} near byte {} disagree where "
+                                   "elements start; the checkpoint's tensors overlap, save it anew",
+                                   zone.file, copy.begin));
+    }
+    if (size > grid.size) grid = {size, copy.begin};
+  }
+  return grid;
+}
+
+// Where a zone may be cut.
+struct Cutter {
+  uint64_t base = 0;   // cuts lie at base + k * step
+  uint64_t step = kItemBytes;
+
+  uint64_t NextAfter(uint64_t position) const {
+    if (position < base) return base;
+    return base + ((position - base) / step + 1) * step;
+  }
+};
+
+// Cuts of a contiguous copy follow the digest blocks of its tensor, so that a
+// block is hashed from the source while it is in cache.
+Cutter CutAtBlocks(const Geometry& g) {
+  const uint64_t to_boundary = (kDigestBlockBytes - g.local % kDigestBlockBytes) % kDigestBlockBytes;
+  Cutter cutter;
+  cutter.base = g.begin + g.ToSource(to_boundary);
+  cutter.step = g.ToSource(kDigestBlockBytes);
+  return cutter;
+}
+
+class ItemBuilder {
+ public:
+  explicit ItemBuilder(Schedule& schedule) : schedule_(schedule) {}
+
+  // The zone [begin, end) of `file` holds copies [first, last).
+  absl::Status AddZone(const WorkItem& zone) {
+    CKPTD_ASSIGN_OR_RETURN(const ElementGrid grid, GridOf(schedule_, zone));
+    if (Joins(zone)) {
+      open_.end = zone.end;
+      open_.last_copy = zone.last_copy;
+      return absl::OkStatus();
+    }
+    Flush();
+    if (zone.end - zone.begin <= kItemBytes) {
+      open_ = zone;
+      return absl::OkStatus();
+    }
+    CKPTD_ASSIGN_OR_RETURN(const Cutter cutter, CutterFor(zone, grid));
+    WorkItem part = zone;
+    while (true) {
+      part.end = std::min(cutter.NextAfter(part.begin), zone.end);
+      if (part.end == zone.end) break;
+      schedule_.items.push_back(part);
+      part.begin = part.end;
+    }
+    open_ = part;
+    return absl::OkStatus();
+  }
+
+  void Flush() {
+    if (open_.end > open_.begin) schedule_.items.push_back(open_);
+    open_ = {};
+  }
+
+ private:
+  bool Joins(const WorkItem& zone) const {
+    return open_.end > open_.begin && zone.file == open_.file &&
+           zone.end - open_.begin <= kItemBytes && zone.begin - open_.end <= kJoinGap &&
+           zone.last_copy - open_.first_copy <= kMaxCopiesPerItem;
+  }
+
+  absl::StatusOr<Cutter> CutterFor(const WorkItem& zone, const ElementGrid& grid) const;
+
+  Schedule& schedule_;
+  WorkItem open_;
+};
+
+absl::StatusOr<Cutter> ItemBuilder::CutterFor(const WorkItem& zone,
+                                              const ElementGrid& grid) const {
+  uint64_t runs = 0;
+  Cutter cutter;
+  for (uint32_t i = zone.first_copy; i < zone.last_copy; ++i) {
+    const SharedCopy& copy = schedule_.copies[i];
+    CKPTD_ASSIGN_OR_RETURN(const Geometry g, MakeGeometry(*copy.op, copy.tensor_offset));
+    runs += g.runs;
+    if (g.dims > 0) continue;
+    cutter = CutAtBlocks(g);
+    runs = 0;
+    break;
+  }
+  if (runs > 0) {
+    const uint64_t run_span = std::max<uint64_t>(1, (zone.end - zone.begin) / runs);
+    cutter.step = std::clamp(run_span * kMaxRunsPerItem, kMinItemBytes, kItemBytes);
+    cutter.base = zone.begin + cutter.step;
+  }
+  cutter.base -= (cutter.base - grid.at) % grid.size;
+  if (cutter.base <= zone.begin) cutter.base += cutter.step;
+  return cutter;
+}
+
+absl::Status BuildItems(Schedule& schedule) {
+  ItemBuilder builder(schedule);
+  const auto count = static_cast<uint32_t>(schedule.copies.size());
+  for (uint32_t i = 0; i < count;) {
+    WorkItem zone;
+    zone.file = schedule.copies[i].op->file;
+    zone.begin = schedule.copies[i].begin;
+    zone.end = schedule.copies[i].end;
+    zone.first_copy = i;
+    for (++i; i < count; ++i) {
+      const SharedCopy& next = schedule.copies[i];
+      if (next.op->file != zone.file || next.begin >= zone.end) break;
+      zone.end = std::max(zone.end, next.end);
+    }
+    zone.last_copy = i;
+    CKPTD_RETURN_IF_ERROR(builder.AddZone(zone));
+  }
+  builder.Flush();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Schedule> BuildSchedule(const CheckpointIndex& index,
+                                       std::span<const TransferTarget> targets) {
+  Schedule schedule;
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<Candidate> candidates,
+                         CollectCandidates(index, targets));
+  CKPTD_RETURN_IF_ERROR(ShareCopies(targets, candidates, schedule));
+  CKPTD_RETURN_IF_ERROR(BuildItems(schedule));
+  return schedule;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,52 @@
+// A slab's bytes by offset, over its segments.
+#ifndef CKPTD_SERVER_TRANSFER_SLAB_MAP_H_
+#define CKPTD_SERVER_TRANSFER_SLAB_MAP_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "server/transfer/transfer.h"
+
+namespace ckptd {
+
+// Does not own the memory. Thread-safe (never changes).
+class SlabMap {
+ public:
+  explicit SlabMap(const SlabView& slab) : segments_(slab.segments) {
+    for (const auto& segment : segments_) {
+      bytes_ += segment.size();
+      ends_.push_back(bytes_);
+    }
+  }
+
+  uint64_t bytes() const { return bytes_; }
+
+  // Calls visit(std::byte* data, size_t bytes) for each piece of memory behind
+  // [offset, offset + bytes), in order. The range must lie in the slab.
+  template <typename Visit>
+  void ForEach(uint64_t offset, uint64_t bytes, const Visit& visit) const {
+    auto at = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), offset) -
+                                  ends_.begin());
+    while (bytes > 0) {
+      const std::span<std::byte> segment = segments_[at];
+      const uint64_t into = offset - (ends_[at] - segment.size());
+      const uint64_t n = std::min<uint64_t>(bytes, segment.size() - into);
+      visit(segment.data() + into, static_cast<size_t>(n));
+      offset += n;
+      bytes -= n;
+      ++at;
+    }
+  }
+
+ private:
+  std::vector<std::span<std::byte>> segments_;
+  std::vector<uint64_t> ends_;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_TRANSFER_SLAB_MAP_H_

@@ -1,0 +1,319 @@
+// What every MemoryBackend must do, whichever memory it hands out. A backend's
+// test file includes this and instantiates MemoryContract with its MemoryCase.
+#ifndef CKPTD_TESTS_CONTRACT_MEMORY_MEMORY_CONTRACT_H_
+#define CKPTD_TESTS_CONTRACT_MEMORY_MEMORY_CONTRACT_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/reasons.h"
+#include "common/base/slab_mapping.h"
+#include "server/memory/memory.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+
+struct MemoryCase {
+  std::string name;
+  // A backend with that budget whose segments are `segment_bytes` long.
+  std::function<absl::StatusOr<std::unique_ptr<MemoryBackend>>(uint64_t budget)> make;
+  uint64_t segment_bytes = 0;
+};
+
+inline std::string MemoryCaseName(const testing::TestParamInfo<MemoryCase>& info) {
+  return info.param.name;
+}
+
+class MemoryContract : public testing::TestWithParam<MemoryCase> {
+ protected:
+  static constexpr uint64_t kBudgetSegments = 16;
+
+  void SetUp() override {
+    segment_ = GetParam().segment_bytes;
+    ASSERT_OK_AND_ASSIGN(backend_, GetParam().make(kBudgetSegments * segment_));
+  }
+
+  std::unique_ptr<Slab> Allocate(uint64_t bytes, AttachMode mode = AttachMode::kShared) {
+    absl::StatusOr<std::unique_ptr<Slab>> slab = backend_->Allocate(bytes, mode);
+    EXPECT_OK(slab);
+    return slab.ok() ? std::move(*slab) : nullptr;
+  }
+
+  // A slab whose byte i is Expected(seed, i), sealed.
+  std::unique_ptr<Slab> Published(uint64_t bytes, unsigned seed) {
+    std::unique_ptr<Slab> slab = Allocate(bytes);
+    Fill(*slab, seed);
+    EXPECT_OK(backend_->Seal(*slab));
+    return slab;
+  }
+
+  static std::byte Expected(unsigned seed, uint64_t i) {
+    return static_cast<std::byte>((i * 31 + i / 4096 + seed * 97) & 0xff);
+  }
+
+  static void Fill(Slab& slab, unsigned seed) {
+    uint64_t i = 0;
+    for (const Segment& segment : slab.segments()) {
+      for (uint64_t k = 0; k < segment.bytes; ++k) segment.data[k] = Expected(seed, i++);
+    }
+  }
+
+  // How many of the first bytes are as Fill left them.
+  static uint64_t Matching(std::span<const std::byte> bytes, unsigned seed) {
+    uint64_t i = 0;
+    while (i < bytes.size() && bytes[i] == Expected(seed, i)) ++i;
+    return i;
+  }
+
+  Mapping Attach(Slab& slab, AttachMode mode, MapMode map) {
+    absl::StatusOr<SlabHandle> handle = backend_->Export(slab, mode);
+    EXPECT_OK(handle);
+    if (!handle.ok()) return Mapping();
+    absl::StatusOr<Mapping> mapping = MapSlab(handle->fds, handle->segment_bytes, {.mode = map});
+    EXPECT_OK(mapping);
+    return mapping.ok() ? std::move(*mapping) : Mapping();
+  }
+
+  static std::vector<uint64_t> IdsOf(const Slab& slab) {
+    std::vector<uint64_t> ids;
+    for (const Segment& segment : slab.segments()) ids.push_back(segment.id);
+    return ids;
+  }
+
+  static bool Overlap(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b) {
+    return std::find_first_of(a.begin(), a.end(), b.begin(), b.end()) != a.end();
+  }
+
+  uint64_t segment_ = 0;
+  std::unique_ptr<MemoryBackend> backend_;
+};
+
+// --- Allocation and budget ---
+
+TEST_P(MemoryContract, ASlabsSegmentsAddUpToItsBytes) {
+  const uint64_t bytes = 2 * segment_ + 512;
+  const std::unique_ptr<Slab> slab = Allocate(bytes);
+  uint64_t sum = 0;
+  for (const Segment& segment : slab->segments()) sum += segment.bytes;
+  EXPECT_EQ(sum, bytes);
+  EXPECT_EQ(slab->bytes(), bytes);
+}
+
+TEST_P(MemoryContract, NoBytesAreAnInvalidRequest) {
+  EXPECT_THAT(backend_->Allocate(0, AttachMode::kShared),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
+}
+
+TEST_P(MemoryContract, MoreThanTheBudgetIsRefusedWithTheNumbers) {
+  const std::unique_ptr<Slab> first = Allocate(segment_);
+  const auto refused = backend_->Allocate(kBudgetSegments * segment_, AttachMode::kShared);
+  ASSERT_THAT(refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+  const Facts facts = FactsOf(refused.status());
+  EXPECT_EQ(facts.at("asked_bytes"), std::to_string(kBudgetSegments * segment_));
+  EXPECT_EQ(facts.at("free_bytes"), std::to_string((kBudgetSegments - 1) * segment_));
+  EXPECT_EQ(facts.at("budget_bytes"), std::to_string(kBudgetSegments * segment_));
+}
+
+TEST_P(MemoryContract, AnAbsurdSizeIsRefused) {
+  EXPECT_THAT(backend_->Allocate(~uint64_t{0}, AttachMode::kShared),
+              FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+}
+
+TEST_P(MemoryContract, ARefusalLeavesUsageAndSegmentsAsTheyWere) {
+  const std::unique_ptr<Slab> kept = Allocate(segment_);
+  Allocate(3 * segment_);  // returned at once: free in the pool
+  const MemoryUsage before = backend_->Usage();
+  const std::vector<uint64_t> ids = backend_->OwnedSegments();
+  EXPECT_FALSE(backend_->Allocate(kBudgetSegments * segment_, AttachMode::kShared).ok());
+  const MemoryUsage after = backend_->Usage();
+  EXPECT_EQ(after.used, before.used);
+  EXPECT_EQ(after.arena, before.arena);
+  EXPECT_EQ(backend_->OwnedSegments(), ids);
+}
+
+TEST_P(MemoryContract, TheWholeBudgetCanBeUsedAgainInAnotherShape) {
+  { const std::unique_ptr<Slab> small = Allocate(segment_ / 2); }
+  { const std::unique_ptr<Slab> odd = Allocate(3 * segment_ + segment_ / 2); }
+  EXPECT_EQ(Allocate(kBudgetSegments * segment_)->bytes(), kBudgetSegments * segment_);
+}
+
+TEST_P(MemoryContract, UsageNeverPassesTheBudget) {
+  for (uint64_t i = 1; i < 3 * kBudgetSegments; ++i) {
+    const std::unique_ptr<Slab> slab = Allocate(i * segment_ / 3 + 1);
+    const MemoryUsage usage = backend_->Usage();
+    ASSERT_LE(usage.arena + usage.lingering, usage.budget);
+    ASSERT_GE(usage.used, slab->bytes());
+  }
+  EXPECT_EQ(backend_->Usage().used, 0U);
+}
+
+TEST_P(MemoryContract, AReturnedSlabIsUsedAgain) {
+  std::unique_ptr<Slab> slab = Allocate(2 * segment_);
+  std::vector<uint64_t> first = IdsOf(*slab);
+  slab.reset();
+  std::vector<uint64_t> second = IdsOf(*Allocate(2 * segment_));
+  std::sort(first.begin(), first.end());
+  std::sort(second.begin(), second.end());
+  EXPECT_EQ(first, second);
+}
+
+TEST_P(MemoryContract, TheBackendMayGoBeforeItsSlabs) {
+  const std::unique_ptr<Slab> slab = Published(segment_, 1);
+  backend_.reset();
+  EXPECT_EQ(Matching({slab->segments()[0].data, segment_}, 1), segment_);
+}
+
+// --- Sealing and export ---
+
+TEST_P(MemoryContract, ASharedClientSeesTheSlab) {
+  const uint64_t bytes = 2 * segment_ + 1536;
+  const std::unique_ptr<Slab> slab = Published(bytes, 3);
+  const Mapping client = Attach(*slab, AttachMode::kShared, MapMode::kSharedReadOnly);
+  EXPECT_EQ(Matching(client.span(), 3), bytes);
+}
+
+TEST_P(MemoryContract, APrivateClientsWritesDoNotReachTheSlab) {
+  const std::unique_ptr<Slab> slab = Published(segment_, 4);
+  const Mapping client = Attach(*slab, AttachMode::kPrivate, MapMode::kPrivate);
+  std::memset(client.data(), 0xee, client.bytes());
+  EXPECT_EQ(Matching({slab->segments()[0].data, segment_}, 4), segment_);
+}
+
+TEST_P(MemoryContract, ReadersNeedASealedSlab) {
+  const std::unique_ptr<Slab> slab = Allocate(segment_);
+  EXPECT_EQ(backend_->Export(*slab, AttachMode::kShared).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_P(MemoryContract, SealingTwiceIsFine) {
+  const std::unique_ptr<Slab> slab = Published(segment_, 5);
+  EXPECT_OK(backend_->Seal(*slab));
+}
+
+TEST_P(MemoryContract, AnExclusiveClientWritesTheMemoryItself) {
+  const std::unique_ptr<Slab> slab = Allocate(segment_, AttachMode::kExclusive);
+  const Mapping client = Attach(*slab, AttachMode::kExclusive, MapMode::kSharedWritable);
+  client.data()[7] = std::byte{0x5a};
+  EXPECT_EQ(slab->segments()[0].data[7], std::byte{0x5a});
+}
+
+TEST_P(MemoryContract, ASealedSlabIsNotHandedOverExclusive) {
+  const std::unique_ptr<Slab> slab = Published(segment_, 6);
+  EXPECT_THAT(backend_->Export(*slab, AttachMode::kExclusive),
+              FailsWith(absl::StatusCode::kFailedPrecondition, reason::kExclusiveNeedsCopy));
+}
+
+TEST_P(MemoryContract, ExclusiveMemoryIsNeverMemoryThatWasSealed) {
+  Published(2 * segment_, 7);
+  const std::unique_ptr<Slab> slab = Allocate(2 * segment_, AttachMode::kExclusive);
+  EXPECT_OK(backend_->Export(*slab, AttachMode::kExclusive));
+}
+
+TEST_P(MemoryContract, GivenUpMemoryLeavesTheBudgetAndStaysTheClients) {
+  std::unique_ptr<Slab> slab = Allocate(2 * segment_, AttachMode::kExclusive);
+  Fill(*slab, 8);
+  const std::vector<uint64_t> ids = IdsOf(*slab);
+  const Mapping client = Attach(*slab, AttachMode::kExclusive, MapMode::kSharedWritable);
+  backend_->GiveUp(std::move(slab));
+  EXPECT_EQ(backend_->Usage().arena, 0U);
+  EXPECT_FALSE(Overlap(backend_->OwnedSegments(), ids));
+  EXPECT_EQ(Matching(client.span(), 8), 2 * segment_);
+}
+
+TEST_P(MemoryContract, MemoryLentExclusiveButNotGivenUpIsNeverUsedAgain) {
+  std::unique_ptr<Slab> slab = Allocate(segment_, AttachMode::kExclusive);
+  const std::vector<uint64_t> ids = IdsOf(*slab);
+  { const Mapping client = Attach(*slab, AttachMode::kExclusive, MapMode::kSharedWritable); }
+  slab.reset();
+  EXPECT_FALSE(Overlap(IdsOf(*Allocate(segment_)), ids));
+}
+
+// --- Reuse ---
+
+TEST_P(MemoryContract, ADroppedSlabIsNotUsedAgainWhileAClientMapsIt) {
+  for (const auto& [mode, map] : {std::pair(AttachMode::kShared, MapMode::kSharedReadOnly),
+                                  std::pair(AttachMode::kPrivate, MapMode::kPrivate)}) {
+    std::unique_ptr<Slab> slab = Published(2 * segment_, 9);
+    const Mapping client = Attach(*slab, mode, map);
+    slab.reset();
+    for (unsigned i = 0; i < 4; ++i) Published(2 * segment_, 50 + i);
+    EXPECT_EQ(Matching(client.span(), 9), 2 * segment_);
+    EXPECT_EQ(backend_->Usage().lingering, 2 * segment_);
+  }
+}
+
+TEST_P(MemoryContract, ADroppedSlabIsNotUsedAgainWhileAClientHasOnlyDescriptors) {
+  std::unique_ptr<Slab> slab = Published(segment_, 10);
+  const std::vector<uint64_t> ids = IdsOf(*slab);
+  ASSERT_OK_AND_ASSIGN(const SlabHandle handle, backend_->Export(*slab, AttachMode::kShared));
+  slab.reset();
+  EXPECT_FALSE(Overlap(IdsOf(*Allocate(segment_)), ids));
+}
+
+TEST_P(MemoryContract, ADroppedSlabIsUsedAgainOnceTheClientLetGo) {
+  std::unique_ptr<Slab> slab = Published(segment_, 11);
+  const std::vector<uint64_t> ids = IdsOf(*slab);
+  Mapping client = Attach(*slab, AttachMode::kShared, MapMode::kSharedReadOnly);
+  slab.reset();
+  client.Reset();
+  EXPECT_EQ(IdsOf(*Allocate(segment_)), ids);
+  EXPECT_EQ(backend_->Usage().lingering, 0U);
+}
+
+TEST_P(MemoryContract, LingeringMemoryMakesRoomWhenTheBudgetIsNeeded) {
+  const uint64_t all = kBudgetSegments * segment_;
+  std::unique_ptr<Slab> slab = Published(all, 12);
+  const Mapping client = Attach(*slab, AttachMode::kShared, MapMode::kSharedReadOnly);
+  slab.reset();
+  EXPECT_NE(Allocate(all), nullptr);
+  EXPECT_EQ(Matching(client.span(), 12), all);
+}
+
+TEST_P(MemoryContract, NothingOfAnEarlierSlabIsInAnExport) {
+  Published(segment_, 13);
+  const uint64_t bytes = segment_ - 4096 - 512;
+  std::unique_ptr<Slab> slab = Published(bytes, 14);
+  ASSERT_OK_AND_ASSIGN(const SlabHandle handle, backend_->Export(*slab, AttachMode::kShared));
+  // A client may map more than it was told to.
+  const uint64_t whole[] = {segment_};
+  ASSERT_OK_AND_ASSIGN(const Mapping client, MapSlab(handle.fds, whole, {}));
+  const auto behind = client.span().subspan(bytes);
+  EXPECT_TRUE(std::all_of(behind.begin(), behind.end(), [](std::byte b) { return b == std::byte{0}; }));
+}
+
+TEST_P(MemoryContract, AfterANewReaderSealedMemoryIsNeverUsedAgain) {
+  std::unique_ptr<Slab> held = Published(segment_, 15);
+  std::vector<uint64_t> sealed = IdsOf(*Published(segment_, 16));
+  const std::vector<uint64_t> held_ids = IdsOf(*held);
+  sealed.insert(sealed.end(), held_ids.begin(), held_ids.end());
+  backend_->NewReader();
+  held.reset();
+  EXPECT_FALSE(Overlap(IdsOf(*Allocate(2 * segment_)), sealed));
+  EXPECT_FALSE(Overlap(backend_->OwnedSegments(), sealed));
+}
+
+TEST_P(MemoryContract, AfterANewReaderMemorySealedLaterButTakenBeforeIsNotUsedAgain) {
+  std::unique_ptr<Slab> slab = Allocate(segment_);
+  const std::vector<uint64_t> ids = IdsOf(*slab);
+  backend_->NewReader();
+  ASSERT_OK(backend_->Seal(*slab));
+  slab.reset();
+  EXPECT_FALSE(Overlap(IdsOf(*Allocate(segment_)), ids));
+}
+
+TEST_P(MemoryContract, AfterANewReaderUnsealedMemoryIsStillUsedAgain) {
+  const std::vector<uint64_t> ids = IdsOf(*Allocate(segment_));
+  backend_->NewReader();
+  EXPECT_EQ(IdsOf(*Allocate(segment_)), ids);
+}
+
+}  // namespace ckptd
+
+#endif  // CKPTD_TESTS_CONTRACT_MEMORY_MEMORY_CONTRACT_H_

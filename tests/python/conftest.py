@@ -1,0 +1,101 @@
+"""Shared parts: the package from the tree, the fake daemon, groups of ranks."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+SOURCES = HERE.parent.parent / "client" / "python"
+for path in (str(HERE), str(SOURCES / "src")):
+    if path not in sys.path:
+        sys.path.insert(0, path)
+
+if not (SOURCES / "src" / "ckptd" / "_proto" / "descriptors.pb").exists():
+    subprocess.run([sys.executable, str(SOURCES / "generate.py")], check=True, stdout=subprocess.DEVNULL)
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: makes environments or needs minutes")
+
+
+@pytest.fixture(autouse=True)
+def no_ambient_daemon(monkeypatch):
+    for name in ("CKPTD_ADDRESS", "CKPTD_JOB", "CKPTD_RUN_DIR", "RANK", "LOCAL_RANK", "WORLD_SIZE",
+                 "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    from fake_daemon import FakeDaemon
+
+    with FakeDaemon(str(tmp_path)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon):
+    import ckptd
+
+    with ckptd.connect(daemon.path) as connected:
+        yield connected
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A small checkpoint, and its tensors."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    generator = np.random.default_rng(3)
+    tensors = {f"layer.{i}.weight": generator.standard_normal((5, 7 + i)).astype("f4") for i in range(9)}
+    tensors["big"] = generator.standard_normal((300, 400)).astype("f4")
+    tensors["count"] = np.arange(4, dtype="i8")
+    tensors["empty"] = np.zeros((0, 3), dtype="f4")
+    path = tmp_path / "model.safetensors"
+    save_file(tensors, str(path))
+    return str(path), tensors
+
+
+def run_group(folder, world, cases=(), timeout=150):
+    """case -> {rank: traceback or None}, of fsdp_worker on `world` ranks."""
+    env = {"PYTHONPATH": f"{SOURCES / 'src'}:{HERE}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1",
+           "HOME": str(folder)}
+    workers = [
+        subprocess.Popen([sys.executable, str(HERE / "fsdp_worker.py"), str(folder), str(rank), str(world),
+                          *cases], env=env, stdout=subprocess.DEVNULL,
+                         stderr=open(folder / f"stderr-{rank}", "wb"))
+        for rank in range(world)
+    ]
+    try:
+        for worker in workers:
+            worker.wait(timeout)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    outcome = {}
+    for rank, worker in enumerate(workers):
+        result = folder / f"rank-{rank}.json"
+        for case, failure in (json.loads(result.read_text()) if result.exists() else {}).items():
+            outcome.setdefault(case, {})[rank] = failure
+        outcome.setdefault("stderr", {})[rank] = (folder / f"stderr-{rank}").read_text()[-3000:]
+    return outcome
+
+
+@pytest.fixture(scope="session")
+def group_outcomes(tmp_path_factory):
+    """Runs each size of group once a session, on first demand."""
+    known = {}
+
+    def outcome(world):
+        if world not in known:
+            known[world] = run_group(tmp_path_factory.mktemp(f"group{world}"), world)
+        return known[world]
+
+    return outcome

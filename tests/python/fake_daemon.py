@@ -1,0 +1,444 @@
+"""A daemon for unit tests: the contract over one safetensors file, in this process.
+
+Serves CheckpointService on a Unix socket and descriptors on another. Loads are
+immediate; memory is real sealed memfds in several segments, so a client is
+tested against what it would map. Placement is worked out on index lists with
+NumPy, independently of the daemon's own arithmetic. Knobs (attributes of
+FakeDaemon) bend replies for tests of what must be refused.
+"""
+
+import concurrent.futures
+import fcntl
+import json
+import os
+import socket
+import struct
+import threading
+
+import grpc
+import numpy as np
+from ckptd import _dtypes, _proto
+
+ALIGNMENT = 512
+F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE = 2, 4, 16
+
+
+class Refusal(Exception):
+    def __init__(self, code, reason, message, facts=None):
+        super().__init__(message)
+        self.code, self.reason, self.message, self.facts = code, reason, message, facts or {}
+
+
+def read_file(path):
+    """name -> (Dtype, shape, file offset, bytes)."""
+    with open(path, "rb") as file:
+        data = file.read()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    base = 8 + length
+    return {
+        name: (_dtypes.BY_NAME[entry["dtype"]], tuple(entry["shape"]), base + entry["data_offsets"][0],
+               data[base + entry["data_offsets"][0]:base + entry["data_offsets"][1]])
+        for name, entry in header.items()
+    }
+
+
+def chunk(indices, parts, which):
+    size = -(-len(indices) // parts)
+    return indices[which * size:(which + 1) * size]
+
+
+def local_indices(sharding, meshes, shape, rank):
+    """Index list per dimension, and the length of chunk 0 along the padded dimension."""
+    lists = [list(range(size)) for size in shape]
+    mesh = meshes[sharding.mesh]
+    where = np.argwhere(np.array(mesh.ranks).reshape(tuple(mesh.shape)) == rank)[0]
+    steps = list(enumerate(sharding.placements))
+    if sharding.HasField("padded_dim"):
+        # FSDP2 cuts what tensor parallelism has left: strided placements come last.
+        steps = [s for s in steps if s[1].kind != 3] + [s for s in steps if s[1].kind == 3]
+    padded = None
+    for at, placement in steps:
+        if placement.kind == 1:
+            continue
+        dim = placement.dim % max(len(shape), 1)
+        before, parts = lists[dim], mesh.shape[at]
+        if placement.kind == 2 or sharding.HasField("padded_dim"):
+            lists[dim] = chunk(before, parts, where[at])
+        else:
+            pieces = [chunk(before, placement.split_factor, i) for i in range(placement.split_factor)]
+            lists[dim] = [i for piece in pieces for i in chunk(piece, parts, where[at])]
+        if sharding.HasField("padded_dim") and dim == sharding.padded_dim:
+            padded = len(chunk(before, parts, 0))
+    return lists, padded
+
+
+def cast(array, source, target):
+    if not target or target == source.number:
+        return array, source
+    row = _dtypes.BY_NUMBER[target]
+    if {source.number, target} - _dtypes.CASTABLE:
+        raise Refusal(3, "LAYOUT_MISMATCH", f"cannot cast {source.name} to {row.name}")
+    import torch
+
+    tensor = torch.from_numpy(array.copy()).view(getattr(torch, source.torch))
+    words = tensor.to(getattr(torch, row.torch)).view(getattr(torch, f"int{row.bits}"))
+    return words.numpy().view(row.numpy), row
+
+
+class Slab:
+    """Tensors laid out one after another in sealed memfd segments."""
+
+    def __init__(self, segment_bytes):
+        self.segment_bytes = segment_bytes
+        self.rows, self.aliases, self.parts, self.size = [], [], [], 0
+
+    def add(self, name, row, array, padded_count):
+        data = np.ascontiguousarray(array).tobytes()
+        padded = padded_count * row.bits // 8
+        self.rows.append((name, row.number, array.shape, self.size, len(data), padded))
+        self.parts.append((self.size, data))
+        self.size = -(-(self.size + padded) // ALIGNMENT) * ALIGNMENT
+
+    def finish(self, writable):
+        memory = bytearray(self.size)
+        for offset, data in self.parts:
+            memory[offset:offset + len(data)] = data
+        self.segments, self.sizes = [], []
+        for at in range(0, self.size, self.segment_bytes):
+            part = memory[at:at + self.segment_bytes]
+            fd = os.memfd_create("fake", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+            os.write(fd, part)
+            if not writable:
+                fcntl.fcntl(fd, 1033, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE)
+            self.segments.append(fd)
+            self.sizes.append(len(part))
+        self.parts = []
+
+    def close(self):
+        for fd in self.segments:
+            os.close(fd)
+
+
+class FakeDaemon:
+    """Listens on `folder`/rank-{rank}.sock once entered. A context manager."""
+
+    def __init__(self, folder, rank=0, world_size=1, segment_bytes=1 << 16, page=7):
+        self.rank, self.world_size = rank, world_size
+        self.path = os.path.join(folder, f"rank-{rank}.sock")
+        self.fd_path = os.path.join(folder, f"rank-{rank}.fd.sock")
+        self.segment_bytes, self.page = segment_bytes, page
+        self.checkpoints, self.slabs, self.requests, self.tokens = {}, {}, [], {}
+        self.lock = threading.Condition()
+        self.leases = 0  # connections open on the fd socket
+        # Knobs.
+        self.calls = []
+        self.fail_next = {}  # method -> list of Refusal, raised one a call
+        self.stay_loading = False
+        self.bend_acquire = lambda reply: None
+        self.bend_segments = lambda fds: fds
+        self.fd_status = (0, "")
+        self.fds_per_message = 3
+
+    # -- life ----------------------------------------------------------------
+
+    def __enter__(self):
+        self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(8))
+        handlers = {}
+        for name, (_, request, response, streams) in _proto.METHODS.items():
+            service, _, method = name.partition(".")
+            if service != "CheckpointService" or not hasattr(self, method):
+                continue
+            make = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+            wrap = self._stream if streams else self._unary
+            handlers[method] = make(wrap(method), _proto.message(request).FromString,
+                                    _proto.message(response).SerializeToString)
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("ckptd.v1.CheckpointService", handlers),))
+        self.server.add_insecure_port(f"unix:{self.path}")
+        self.server.start()
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(self.fd_path)
+        self.listener.listen()
+        threading.Thread(target=self._serve_fds, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        with self.lock:
+            self.stay_loading = False
+            self.lock.notify_all()
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.server.stop(0).wait(5)
+        for slab in self.slabs.values():
+            slab.close()
+
+    def wait_for(self, condition, timeout=10.0):
+        with self.lock:
+            assert self.lock.wait_for(condition, timeout), "the fake daemon never came to that state"
+
+    def _fail(self, context, refusal):
+        info = _proto.message("ErrorInfo")(reason=refusal.reason, domain="ckptd", metadata=refusal.facts)
+        status = _proto.message("ErrorStatus")(code=refusal.code, message=refusal.message)
+        status.details.add(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=info.SerializeToString())
+        context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+        code = next(c for c in grpc.StatusCode if c.value[0] == refusal.code)
+        context.abort(code, refusal.message)
+
+    def _enter_call(self, method, context):
+        with self.lock:
+            self.calls.append(method)
+            self.lock.notify_all()
+            planned = self.fail_next.get(method)
+            refusal = planned.pop(0) if planned else None
+        if refusal is not None:
+            if refusal.reason == "":
+                context.abort(grpc.StatusCode.UNAVAILABLE, refusal.message)
+            self._fail(context, refusal)
+
+    def _unary(self, method):
+        def handle(request, context):
+            self._enter_call(method, context)
+            try:
+                return getattr(self, method)(request)
+            except Refusal as refusal:
+                self._fail(context, refusal)
+        return handle
+
+    def _stream(self, method):
+        def handle(request, context):
+            self._enter_call(method, context)
+            context.add_callback(self._wake)
+            yield from getattr(self, method)(request, context)
+        return handle
+
+    def _wake(self):
+        with self.lock:
+            self.lock.notify_all()
+
+    # -- calls ---------------------------------------------------------------
+
+    def _open(self, source):
+        if not os.path.exists(source):
+            raise Refusal(5, "SOURCE_NOT_FOUND", f"opening {source}: no such file; check the path",
+                          {"file": source})
+        return read_file(source)
+
+    def InspectCheckpoint(self, request):
+        tensors = self._open(request.source)
+        names = sorted(tensors)
+        start = int(request.page_token or 0)
+        reply = _proto.message("InspectCheckpointResponse")(source=request.source, tensor_count=len(names))
+        reply.files.add(path=request.source, bytes=os.path.getsize(request.source))
+        reply.metadata["format"] = "pt"
+        for name in names[start:start + self.page]:
+            row, shape, offset, data = tensors[name]
+            table = reply.tensors
+            table.names.append(name)
+            table.dtypes.append(row.number)
+            table.ranks_of_shape.append(len(shape))
+            table.dims.extend(shape)
+            table.files.append(0)
+            table.offsets.append(offset)
+            table.bytes.append(len(data))
+        if start + self.page < len(names):
+            reply.next_page_token = str(start + self.page)
+        return reply
+
+    def LoadCheckpoint(self, request):
+        tensors = self._open(request.source)
+        with self.lock:
+            key = (request.source, os.stat(request.source).st_mtime_ns,
+                   request.layout.SerializeToString(deterministic=True),
+                   request.dtype_policy.SerializeToString(deterministic=True), request.intended_mode == 3)
+            self.requests.append(request)
+            name, resident = self.checkpoints.get(key), True
+            if name is None:
+                resident, name = False, f"checkpoints/{len(self.checkpoints) + 1:x}"
+                self.slabs[name] = self._fill(tensors, request)
+                self.checkpoints[key] = name
+            reply = _proto.message("LoadCheckpointResponse")(resident=resident)
+            self._describe(reply.checkpoint, name)
+            return reply
+
+    def _describe(self, message, name):
+        message.name, message.source = name, "fake"
+        message.state = 1 if self.stay_loading else 2
+        message.rank, message.world_size = self.rank, self.world_size
+        message.slab_bytes = self.slabs[name].size
+        message.progress.stage = 1 if self.stay_loading else 7
+        message.progress.slowest_rank = -1
+        if self.stay_loading:
+            message.progress.waiting_ranks.extend([3, 5])
+
+    def _fill(self, tensors, request):
+        slab = Slab(self.segment_bytes)
+        if request.layout.WhichOneof("form") == "rules":
+            for name in sorted(tensors):
+                row, shape, _, data = tensors[name]
+                array, row = cast(np.frombuffer(data, row.numpy), row,
+                                  request.dtype_policy.cast_to if row.number in _dtypes.CASTABLE else 0)
+                slab.add(name, row, array.reshape(shape), array.size)
+        else:
+            self._fill_stated(slab, tensors, request.layout.rank_layout)
+        slab.finish(request.intended_mode == 3)
+        return slab
+
+    def _fill_stated(self, slab, tensors, layout):
+        if layout.world_size != self.world_size or layout.rank != self.rank:
+            raise Refusal(3, "WRONG_RANK", f"rank {layout.rank} of {layout.world_size} asked rank "
+                                           f"{self.rank} of {self.world_size}")
+        at = 0
+        for i, name in enumerate(layout.names):
+            shape = tuple(layout.dims[at:at + layout.ranks_of_shape[i]])
+            at += len(shape)
+            if name not in tensors:
+                raise Refusal(5, "TENSOR_NOT_FOUND", f"planning: {name} is not in the source", {"tensor": name})
+            row, full, _, data = tensors[name]
+            if full != shape:
+                raise Refusal(3, "LAYOUT_MISMATCH", f"planning {name}: {full} in the source, {shape} wanted")
+            array, row = cast(np.frombuffer(data, row.numpy), row, layout.dtypes[i])
+            array, padded = array.reshape(shape), None
+            sharding = layout.shardings[layout.sharding_of[i]]
+            if sharding.HasField("mesh"):
+                lists, padded = local_indices(sharding, layout.meshes, shape, self.rank)
+                array = array[np.ix_(*lists)] if shape else array
+            count = array.size
+            if padded is not None:
+                others = [size for dim, size in enumerate(array.shape) if dim != sharding.padded_dim]
+                count = int(np.prod(others, dtype=int)) * padded
+            slab.add(name, row, array, count)
+        slab.aliases = list(zip(layout.alias_names, layout.alias_tensors))
+
+    def WatchCheckpoint(self, request, context):
+        while True:
+            reply = _proto.message("WatchCheckpointResponse")()
+            with self.lock:
+                self._describe(reply.checkpoint, request.name)
+            yield reply
+            if reply.checkpoint.state != 1:
+                return
+            with self.lock:
+                self.lock.wait_for(lambda: not self.stay_loading or not context.is_active(), 60)
+            if not context.is_active():
+                return
+
+    def GetCheckpoint(self, request):
+        if request.name not in self.slabs:
+            raise Refusal(5, "CHECKPOINT_NOT_FOUND", f"no {request.name} here; see ckptctl list")
+        reply = _proto.message("GetCheckpointResponse")()
+        self._describe(reply.checkpoint, request.name)
+        return reply
+
+    def ListCheckpoints(self, request):
+        names = sorted(self.slabs)
+        start = int(request.page_token or 0)
+        reply = _proto.message("ListCheckpointsResponse")()
+        for name in names[start:start + 1]:
+            self._describe(reply.checkpoints.add(), name)
+        if start + 1 < len(names):
+            reply.next_page_token = str(start + 1)
+        return reply
+
+    def PlanLoad(self, request):
+        reply = _proto.message("PlanLoadResponse")(storage_bytes=11, plan_digest="ab")
+        reply.ranks.add(rank=0, slab_bytes=512, tensor_bytes=11, tensor_count=1)
+        reply.files.add(path=request.source, read_bytes=11)
+        return reply
+
+    def VerifyCheckpoint(self, request):
+        return _proto.message("VerifyCheckpointResponse")(tensor_count=2, bytes=9, mismatched=["w"])
+
+    def ReleaseShard(self, request):
+        return _proto.message("ReleaseShardResponse")()
+
+    def _table(self, table, slab, start):
+        for name, dtype, shape, offset, size, padded in slab.rows[start:start + self.page]:
+            table.names.append(name)
+            table.dtypes.append(dtype)
+            table.ranks_of_shape.append(len(shape))
+            table.dims.extend(shape)
+            table.offsets.append(offset)
+            table.bytes.append(size)
+            table.padded_bytes.append(padded)
+        if start == 0:
+            table.alias_names.extend(name for name, _ in slab.aliases)
+            table.alias_tensors.extend(index for _, index in slab.aliases)
+        following = start + self.page
+        return str(following) if following < len(slab.rows) else ""
+
+    def AcquireShard(self, request):
+        slab = self.slabs[request.name]
+        token = os.urandom(16).hex()
+        reply = _proto.message("AcquireShardResponse")(
+            lease=f"{request.name}/leases/1", token=token, mode=request.mode or 1, slab_bytes=slab.size,
+            tensor_count=len(slab.rows))
+        reply.memfd.fd_socket = self.fd_path
+        reply.memfd.segment_bytes.extend(slab.sizes)
+        reply.memfd.writable = request.mode == 3
+        reply.next_page_token = self._table(reply.tensors, slab, 0)
+        with self.lock:
+            self.tokens[token] = (slab, request.mode == 3)
+        self.bend_acquire(reply)
+        return reply
+
+    def ListShardTensors(self, request):
+        reply = _proto.message("ListShardTensorsResponse")()
+        start = int(request.page_token)
+        reply.next_page_token = self._table(reply.tensors, self.slabs[request.name], start)
+        return reply
+
+    # -- descriptors ---------------------------------------------------------
+
+    def _serve_fds(self):
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._hand_over, args=(connection,), daemon=True).start()
+
+    def _hand_over(self, connection):
+        token = b""
+        while len(token) < 32:
+            part = connection.recv(32 - len(token))
+            if not part:
+                connection.close()
+                return
+            token += part
+        held = self.tokens.pop(token.decode(), None)
+        status, sentence = self.fd_status if held else (16, "showing a token: it is not known")
+        if status:
+            text = sentence.encode()
+            connection.sendall(struct.pack("<4sIIII", b"CKP1", status, 0, 0, len(text)) + text)
+            connection.close()
+            return
+        with self.lock:
+            self.leases += 1
+            self.lock.notify_all()
+        slab, writable = held
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        fds = self.bend_segments([os.open(f"/proc/self/fd/{fd}", flags) for fd in slab.segments])
+        self._send(connection, fds)
+        for fd in fds:
+            os.close(fd)
+        try:
+            connection.recv(1)
+        except OSError:
+            pass
+        connection.close()
+        with self.lock:
+            self.leases -= 1
+            self.lock.notify_all()
+
+    def _send(self, connection, fds):
+        step = self.fds_per_message
+        for at in range(0, max(len(fds), 1), step):
+            part = fds[at:at + step]
+            left = max(len(fds) - at - step, 0)
+            header = struct.pack("<4sIII", b"CKP1", 0, len(part), left)
+            try:
+                socket.send_fds(connection, [header], part) if part else connection.sendall(header)
+            except OSError:
+                return

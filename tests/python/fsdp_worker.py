@@ -1,0 +1,44 @@
+"""Runs the cases of fsdp_cases on one rank: python fsdp_worker.py FOLDER RANK WORLD [CASE ...].
+
+Writes FOLDER/rank-RANK.json: case name -> null, or the traceback of its failure.
+"""
+
+import datetime
+import json
+import os
+import sys
+import traceback
+
+
+def main(folder, rank, world, only):
+    os.environ.pop("CKPTD_ADDRESS", None)
+    import torch
+    import torch.distributed as dist
+    from fake_daemon import FakeDaemon
+    from fsdp_cases import CASES, Bench
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(os.path.join(folder, "store"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world,
+                            timeout=datetime.timedelta(seconds=60))
+    outcome = {}
+    files = os.path.join(folder, f"files-{rank}")
+    os.makedirs(files)
+    with FakeDaemon(folder, rank, world, segment_bytes=4096) as daemon:
+        for case in CASES[world]:
+            if only and case.__name__ not in only:
+                continue
+            torch.manual_seed(0)
+            try:
+                case(Bench(daemon.path, files, rank, world))
+                outcome[case.__name__] = None
+            except BaseException:
+                outcome[case.__name__] = traceback.format_exc()
+            with open(os.path.join(folder, f"rank-{rank}.json"), "w") as file:
+                json.dump(outcome, file)
+            dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -1,0 +1,218 @@
+#include "common/base/fd_passing.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/base/reasons.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+Deadline In(std::chrono::nanoseconds time) { return std::chrono::steady_clock::now() + time; }
+
+std::span<const std::byte> Bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+size_t OpenFds() {
+  size_t count = 0;
+  for (int fd = 0; fd < 4096; ++fd) count += ::fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
+  return count;
+}
+
+struct Pair {
+  UniqueFd left;
+  UniqueFd right;
+};
+
+Pair MakePair() {
+  int raw[2] = {-1, -1};
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, raw), 0);
+  return {UniqueFd(raw[0]), UniqueFd(raw[1])};
+}
+
+UniqueFd File(std::string_view content) {
+  UniqueFd fd(::memfd_create("test", MFD_CLOEXEC));
+  EXPECT_EQ(::write(fd.get(), content.data(), content.size()),
+            static_cast<ssize_t>(content.size()));
+  return fd;
+}
+
+std::string ContentOf(const UniqueFd& fd) {
+  char text[64] = {};
+  const ssize_t n = ::pread(fd.get(), text, sizeof(text), 0);
+  return n < 0 ? "unreadable" : std::string(text, static_cast<size_t>(n));
+}
+
+class TempDir {
+ public:
+  TempDir() {
+    char path[] = "/tmp/ckptd_fd_XXXXXX";
+    path_ = ::mkdtemp(path);
+  }
+  ~TempDir() {
+    ::unlink((path_ + "/s").c_str());
+    ::rmdir(path_.c_str());
+  }
+  std::string File() const { return path_ + "/s"; }
+
+ private:
+  std::string path_;
+};
+
+TEST(FdPassing, DescriptorsArriveInOrderWithTheBytes) {
+  const Pair pair = MakePair();
+  const UniqueFd one = File("one");
+  const UniqueFd two = File("two");
+  const int fds[] = {one.get(), two.get()};
+  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("hello"), fds, In(seconds(5))));
+  ASSERT_OK_AND_ASSIGN(const Received got, RecvExactly(pair.right.get(), 5, 2, In(seconds(5))));
+  ASSERT_EQ(got.fds.size(), 2U);
+  EXPECT_EQ(ContentOf(got.fds[0]) + ContentOf(got.fds[1]), "onetwo");
+}
+
+TEST(FdPassing, ReceivedDescriptorsAreCloseOnExec) {
+  const Pair pair = MakePair();
+  const UniqueFd one = File("one");
+  const int fds[] = {one.get()};
+  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("x"), fds, In(seconds(5))));
+  ASSERT_OK_AND_ASSIGN(const Received got, RecvExactly(pair.right.get(), 1, 1, In(seconds(5))));
+  EXPECT_NE(::fcntl(got.fds.at(0).get(), F_GETFD) & FD_CLOEXEC, 0);
+}
+
+TEST(FdPassing, MoreDescriptorsThanAllowedAreRefusedAndClosed) {
+  const Pair pair = MakePair();
+  const UniqueFd one = File("one");
+  const int fds[] = {one.get(), one.get(), one.get()};
+  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("x"), fds, In(seconds(5))));
+  const size_t before = OpenFds();
+  EXPECT_THAT(RecvWithFds(pair.right.get(), 1, 1, In(seconds(5))),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
+  EXPECT_EQ(OpenFds(), before);
+}
+
+TEST(FdPassing, DescriptorsWhereNoneAreExpectedAreRefused) {
+  const Pair pair = MakePair();
+  const UniqueFd one = File("one");
+  const int fds[] = {one.get()};
+  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("x"), fds, In(seconds(5))));
+  EXPECT_THAT(RecvWithFds(pair.right.get(), 1, 0, In(seconds(5))),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
+}
+
+TEST(FdPassing, ReceivingFromAMutePeerEndsAtTheDeadline) {
+  const Pair pair = MakePair();
+  EXPECT_THAT(RecvExactly(pair.right.get(), 1, 0, In(milliseconds(20))),
+              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+}
+
+TEST(FdPassing, SendingToAPeerThatDoesNotReadEndsAtTheDeadline) {
+  const Pair pair = MakePair();
+  const std::string much(8 << 20, 'x');
+  EXPECT_THAT(SendWithFds(pair.left.get(), Bytes(much), {}, In(milliseconds(20))),
+              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+}
+
+TEST(FdPassing, SendingToAClosedPeerIsAnErrorAndNoSignal) {
+  Pair pair = MakePair();
+  pair.right.Reset();
+  EXPECT_THAT(SendWithFds(pair.left.get(), Bytes("x"), {}, In(seconds(5))),
+              FailsWith(absl::StatusCode::kUnavailable, reason::kDaemonUnreachable));
+}
+
+TEST(FdPassing, APeerThatClosesEarlyIsUnavailable) {
+  Pair pair = MakePair();
+  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("abc"), {}, In(seconds(5))));
+  pair.left.Reset();
+  EXPECT_THAT(RecvExactly(pair.right.get(), 4, 0, In(seconds(5))), Says("after 3 of 4 bytes"));
+}
+
+TEST(FdPassing, LargeMessagesArriveWholeWhileTheOtherSideReads) {
+  const Pair pair = MakePair();
+  const std::string much(4 << 20, 'y');
+  absl::StatusOr<Received> got = absl::UnknownError("not run");
+  std::thread reader(
+      [&] { got = RecvExactly(pair.right.get(), much.size(), 0, In(seconds(20))); });
+  EXPECT_OK(SendWithFds(pair.left.get(), Bytes(much), {}, In(seconds(20))));
+  reader.join();
+  ASSERT_OK(got);
+  EXPECT_EQ(got->bytes.size(), much.size());
+}
+
+TEST(FdPassing, TooManyDescriptorsForOneMessageAreRefused) {
+  const Pair pair = MakePair();
+  const std::vector<int> fds(kMaxFdsPerMessage + 1, pair.left.get());
+  EXPECT_THAT(SendWithFds(pair.left.get(), Bytes("x"), fds, In(seconds(5))),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
+}
+
+TEST(UnixSockets, AConnectionKnowsWhoIsOnTheOtherSide) {
+  const TempDir dir;
+  ASSERT_OK_AND_ASSIGN(const UniqueFd listener, ListenUnix(dir.File(), 0600));
+  ASSERT_OK_AND_ASSIGN(const UniqueFd client, ConnectUnix(dir.File(), In(seconds(5))));
+  ASSERT_OK_AND_ASSIGN(const PeerCredentials peer, CredentialsOf(client.get()));
+  EXPECT_EQ(peer.pid, ::getpid());
+  EXPECT_EQ(peer.uid, ::geteuid());
+}
+
+TEST(UnixSockets, ASocketFileHasItsModeWhateverTheUmask) {
+  const TempDir dir;
+  const mode_t old = ::umask(0);
+  const auto listener = ListenUnix(dir.File(), 0600);
+  ::umask(old);
+  ASSERT_OK(listener);
+  struct stat info = {};
+  ASSERT_EQ(::stat(dir.File().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600U);
+}
+
+TEST(UnixSockets, AStaleSocketFileIsReplaced) {
+  const TempDir dir;
+  { ASSERT_OK(ListenUnix(dir.File(), 0600)); }
+  EXPECT_OK(ListenUnix(dir.File(), 0600));
+}
+
+TEST(UnixSockets, ALiveSocketIsLeftAlone) {
+  const TempDir dir;
+  ASSERT_OK_AND_ASSIGN(const UniqueFd first, ListenUnix(dir.File(), 0600));
+  EXPECT_THAT(ListenUnix(dir.File(), 0600), Says("another process answers"));
+}
+
+TEST(UnixSockets, AFileThatIsNoSocketIsLeftAlone) {
+  const TempDir dir;
+  std::ofstream(dir.File()) << "precious";
+  EXPECT_THAT(ListenUnix(dir.File(), 0600), Says("no socket"));
+  EXPECT_EQ(::access(dir.File().c_str(), F_OK), 0);
+}
+
+TEST(UnixSockets, ConnectingWhereNobodyListensIsUnavailable) {
+  EXPECT_THAT(ConnectUnix("/tmp/ckptd-no-such-socket", In(seconds(5))),
+              FailsWith(absl::StatusCode::kUnavailable, reason::kDaemonUnreachable));
+}
+
+TEST(UnixSockets, ConnectingToAFullBacklogEndsAtTheDeadline) {
+  const TempDir dir;
+  ASSERT_OK_AND_ASSIGN(const UniqueFd listener, ListenUnix(dir.File(), 0600));
+  ASSERT_EQ(::listen(listener.get(), 0), 0);
+  ASSERT_OK_AND_ASSIGN(const UniqueFd first, ConnectUnix(dir.File(), In(seconds(5))));
+  EXPECT_THAT(ConnectUnix(dir.File(), In(milliseconds(20))),
+              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+}
+
+TEST(UnixSockets, APathThatIsTooLongIsRefusedWithItsLength) {
+  EXPECT_THAT(ConnectUnix("/tmp/" + std::string(200, 'p'), In(seconds(5))), Says("205 bytes"));
+}
+
+}  // namespace
+}  // namespace ckptd

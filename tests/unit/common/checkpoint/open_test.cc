@@ -1,0 +1,525 @@
+#include "common/checkpoint/open.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "common/base/digest.h"
+#include "common/base/reasons.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/common/checkpoint/temp_folder.h"
+
+namespace ckptd {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+constexpr auto kNotFound = absl::StatusCode::kNotFound;
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kDataLoss = absl::StatusCode::kDataLoss;
+constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
+
+std::vector<std::string> NamesOf(const CheckpointIndex& index) {
+  std::vector<std::string> names;
+  for (const TensorEntry& tensor : index.tensors) names.push_back(tensor.name);
+  return names;
+}
+
+std::string FileOf(const CheckpointIndex& index, const std::string& tensor) {
+  return index.files[index.Find(tensor)->pieces[0].file].path;
+}
+
+std::string IndexOf(const std::string& entries) { return "{\"weight_map\":{" + entries + "}}"; }
+
+// ---- One file.
+
+TEST(OpenCheckpoint, ReadsASingleFile) {
+  const TempFolder folder;
+  const std::string json =
+      R"({"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[4,28]},)"
+      R"("b":{"dtype":"I32","shape":[],"data_offsets":[0,4]}})";
+  const std::string path = folder.Write("m.safetensors", FileBytes(json, std::string(28, 'x')));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(path));
+  EXPECT_EQ(index.source, path);
+  EXPECT_THAT(NamesOf(index), ElementsAre("b", "w"));
+  EXPECT_THAT(index.metadata, ElementsAre(Pair("format", "pt")));
+  const Piece& piece = index.tensors[1].pieces.at(0);
+  EXPECT_EQ(piece.offset, 8 + json.size() + 4);
+  EXPECT_EQ(piece.bytes, 24U);
+  EXPECT_THAT(piece.box.offsets, ElementsAre(0, 0));
+  EXPECT_THAT(piece.box.extents, ElementsAre(2, 3));
+  EXPECT_EQ(index.files.at(0).header_hash, Xxh3(json));
+}
+
+TEST(OpenCheckpoint, StatesTheIdentityOfTheFile) {
+  const TempFolder folder;
+  const std::string path = folder.Write("m.safetensors", OneTensor("a"));
+  struct stat info = {};
+  ASSERT_EQ(::stat(path.c_str(), &info), 0);
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(path));
+  const SourceFile& file = index.files.at(0);
+  EXPECT_EQ(file.path, path);
+  EXPECT_EQ(file.bytes, static_cast<uint64_t>(info.st_size));
+  EXPECT_EQ(file.device, info.st_dev);
+  EXPECT_EQ(file.inode, info.st_ino);
+  EXPECT_EQ(file.mtime_ns, info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec);
+}
+
+TEST(OpenCheckpoint, ReadsAHeaderLongerThanItsFirstRead) {
+  const TempFolder folder;
+  std::string json = "{";
+  for (int i = 0; i < 3000; ++i) {
+    json += fmt::format(R"("t{}":{{"dtype":"U8","shape":[1],"data_offsets":[{},{}]}},)", i, i, i + 1);
+  }
+  json.back() = '}';
+  ASSERT_GT(json.size(), size_t{64 * 1024});
+  const std::string path = folder.Write("m.safetensors", FileBytes(json, std::string(3000, 'x')));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(path));
+  EXPECT_EQ(index.tensors.size(), 3000U);
+  EXPECT_EQ(index.files[0].header_hash, Xxh3(json));
+}
+
+TEST(OpenCheckpoint, NamesFileAndTensorOfABrokenHeader) {
+  const TempFolder folder;
+  const std::string path = folder.Write(
+      "m.safetensors",
+      FileBytes(R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", "xx"));
+  const auto index = OpenCheckpoint(path);
+  EXPECT_THAT(index, FailsWith(kDataLoss, reason::kSourceInvalid));
+  EXPECT_THAT(index, Says("reading the header of " + path + ": InvalidOffset: tensor \"w\""));
+  EXPECT_THAT(FactsOf(index.status()),
+              ElementsAre(Pair("error", "InvalidOffset"), Pair("file", path), Pair("tensor", "w")));
+}
+
+TEST(OpenCheckpoint, RefusesAnEmptyFile) {
+  const TempFolder folder;
+  EXPECT_THAT(OpenCheckpoint(folder.Write("m.safetensors", "")), Says("HeaderTooSmall"));
+}
+
+TEST(OpenCheckpoint, SaysThatAPathDoesNotExist) {
+  const TempFolder folder;
+  const auto index = OpenCheckpoint(folder / "none.safetensors");
+  EXPECT_THAT(index, FailsWith(kNotFound, reason::kSourceNotFound));
+  EXPECT_THAT(index, Says("check the path"));
+}
+
+TEST(OpenCheckpoint, SaysWhereADeadLinkLeads) {
+  const TempFolder folder;
+  fs::create_symlink("../blobs/0123", folder / "m.safetensors");
+  const auto index = OpenCheckpoint(folder / "m.safetensors");
+  EXPECT_THAT(index, FailsWith(kNotFound, reason::kSourceNotFound));
+  EXPECT_THAT(index, Says("a link to ../blobs/0123, which does not exist"));
+}
+
+TEST(OpenCheckpoint, RefusesLinksThatLeadInACircle) {
+  const TempFolder folder;
+  fs::create_symlink("m.safetensors", folder / "m.safetensors");
+  EXPECT_THAT(OpenCheckpoint(folder / "m.safetensors"),
+              FailsWith(kInvalid, reason::kSourceInvalid));
+}
+
+TEST(OpenCheckpoint, RefusesAFifoWithoutWaitingForAWriter) {
+  const TempFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "m.safetensors").c_str(), 0600), 0);
+  EXPECT_THAT(OpenCheckpoint(folder / "m.safetensors"), Says("it is a pipe (FIFO)"));
+}
+
+TEST(OpenCheckpoint, RefusesADevice) {
+  EXPECT_THAT(OpenCheckpoint("/dev/zero"), Says("it is a device"));
+}
+
+TEST(OpenCheckpoint, RefusesAFifoInPlaceOfAnIndex) {
+  const TempFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "model.safetensors.index.json").c_str(), 0600), 0);
+  EXPECT_THAT(OpenCheckpoint(folder.path()), FailsWith(kInvalid, reason::kSourceInvalid));
+}
+
+TEST(OpenCheckpoint, RefusesAnEmptyPathAndOneWithNul) {
+  EXPECT_THAT(OpenCheckpoint(""), FailsWith(kInvalid, reason::kSourceInvalid));
+  EXPECT_THAT(OpenCheckpoint(std::string("/a\0b", 4)),
+              FailsWith(kInvalid, reason::kSourceInvalid));
+}
+
+TEST(OpenCheckpoint, RefusesAPathLongerThanTheSystemAllows) {
+  EXPECT_THAT(OpenCheckpoint("/" + std::string(10'000, 'a')),
+              FailsWith(kInvalid, reason::kSourceInvalid));
+}
+
+TEST(OpenCheckpoint, MakesARelativePathAbsolute) {
+  const TempFolder folder;
+  folder.Write("m.safetensors", OneTensor("a"));
+  const fs::path before = fs::current_path();
+  fs::current_path(folder.path());
+  const auto index = OpenCheckpoint("m.safetensors");
+  fs::current_path(before);
+  ASSERT_OK(index);
+  EXPECT_EQ(index->source, folder / "m.safetensors");
+  EXPECT_EQ(index->files[0].path, folder / "m.safetensors");
+}
+
+TEST(OpenCheckpoint, ReadsNamesWithSpacesAndOtherScripts) {
+  const TempFolder folder;
+  const std::string path = folder.Write("m\xc3\xb6" "del \xe6\xa8\xa1 1.safetensors", OneTensor("a b"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(path));
+  EXPECT_EQ(index.files[0].path, path);
+}
+
+TEST(OpenCheckpoint, ReadsAFileWithoutAnExtensionAsABlobHas) {
+  const TempFolder folder;
+  EXPECT_OK(OpenCheckpoint(folder.Write("0123abcd", OneTensor("a"))));
+}
+
+// ---- Folders.
+
+TEST(OpenCheckpoint, ReadsAllFilesOfAFolderInNameOrder) {
+  const TempFolder folder;
+  folder.Write("b.safetensors", OneTensor("x", R"({"k":"from b","only b":"1"})"));
+  folder.Write("a.safetensors", OneTensor("y", R"({"k":"from a"})"));
+  folder.Write(".hidden.safetensors", "not one");
+  folder.Write("config.json", "{}");
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  ASSERT_EQ(index.files.size(), 2U);
+  EXPECT_EQ(index.files[0].path, folder / "a.safetensors");
+  EXPECT_THAT(NamesOf(index), ElementsAre("x", "y"));
+  EXPECT_EQ(FileOf(index, "x"), folder / "b.safetensors");
+  EXPECT_THAT(index.metadata, ElementsAre(Pair("k", "from a"), Pair("only b", "1")));
+}
+
+TEST(OpenCheckpoint, IgnoresTrailingSlashes) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path() + "//"));
+  EXPECT_EQ(index.source, folder.path());
+}
+
+TEST(OpenCheckpoint, PrefersTheUsualIndexOverAnother) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x"));
+  folder.Write("b.safetensors", OneTensor("y"));
+  folder.Write("model.safetensors.index.json", IndexOf(R"("x":"a.safetensors")"));
+  folder.Write("model.fp16.safetensors.index.json", IndexOf(R"("y":"b.safetensors")"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(NamesOf(index), ElementsAre("x"));
+}
+
+TEST(OpenCheckpoint, TakesTheOnlyIndexWhateverItsName) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x"));
+  folder.Write("b.safetensors", OneTensor("y"));
+  folder.Write("diffusion.safetensors.index.json", IndexOf(R"("y":"b.safetensors")"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(NamesOf(index), ElementsAre("y"));
+}
+
+TEST(OpenCheckpoint, AsksWhichOfTwoUnusualIndicesIsMeant) {
+  const TempFolder folder;
+  folder.Write("p.safetensors.index.json", "{}");
+  folder.Write("q.safetensors.index.json", "{}");
+  const auto index = OpenCheckpoint(folder.path());
+  EXPECT_THAT(index, FailsWith(kInvalid, reason::kSourceInvalid));
+  EXPECT_THAT(index, Says("name the index to load"));
+}
+
+TEST(OpenCheckpoint, FollowsTheLinksOfAHuggingFaceSnapshot) {
+  const TempFolder folder;
+  folder.Write("blobs/111", OneTensor("x"));
+  folder.Write("blobs/222", OneTensor("y"));
+  folder.Write("blobs/333", IndexOf(R"("x":"model-00001-of-00002.safetensors",)"
+                                    R"("y":"model-00002-of-00002.safetensors")"));
+  const std::string snapshot = folder / "snapshots/abc";
+  fs::create_directories(snapshot);
+  fs::create_symlink("../../blobs/111", snapshot + "/model-00001-of-00002.safetensors");
+  fs::create_symlink("../../blobs/222", snapshot + "/model-00002-of-00002.safetensors");
+  fs::create_symlink("../../blobs/333", snapshot + "/model.safetensors.index.json");
+  for (const std::string& source : {snapshot, snapshot + "/model.safetensors.index.json"}) {
+    ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(source));
+    EXPECT_THAT(NamesOf(index), ElementsAre("x", "y"));
+    EXPECT_EQ(FileOf(index, "y"), snapshot + "/model-00002-of-00002.safetensors");
+  }
+  EXPECT_THAT(OpenCheckpoint(folder.path()),
+              AllOf(FailsWith(kNotFound, reason::kSourceNotFound), Says("snapshots/<revision>")));
+}
+
+TEST(OpenCheckpoint, NamesTheMissingFileOfASeriesWithoutIndex) {
+  const TempFolder folder;
+  folder.Write("m-00001-of-00003.safetensors", OneTensor("x"));
+  folder.Write("m-00003-of-00003.safetensors", OneTensor("y"));
+  EXPECT_THAT(OpenCheckpoint(folder.path()),
+              AllOf(FailsWith(kNotFound, reason::kSourceNotFound),
+                    Says("m-00002-of-00003.safetensors is missing")));
+}
+
+TEST(OpenCheckpoint, AcceptsACompleteSeriesFromOneOrFromZero) {
+  const TempFolder folder;
+  folder.Write("m-00001-of-00002.safetensors", OneTensor("a"));
+  folder.Write("m-00002-of-00002.safetensors", OneTensor("b"));
+  folder.Write("n-00000-of-00002.safetensors", OneTensor("c"));
+  folder.Write("n-00001-of-00002.safetensors", OneTensor("d"));
+  EXPECT_OK(OpenCheckpoint(folder.path()));
+}
+
+TEST(OpenCheckpoint, SaysThatAFolderHoldsNoCheckpoint) {
+  const TempFolder folder;
+  folder.Write("config.json", "{}");
+  EXPECT_THAT(OpenCheckpoint(folder.path()),
+              AllOf(FailsWith(kNotFound, reason::kSourceNotFound),
+                    Says("no .safetensors file in this folder")));
+}
+
+struct OtherFormat {
+  std::vector<std::string> files;
+  std::string found;
+  std::string advice;
+};
+class FolderOfAnotherFormat : public ::testing::TestWithParam<OtherFormat> {};
+TEST_P(FolderOfAnotherFormat, IsNamedWithWhatToDo) {
+  const TempFolder folder;
+  for (const std::string& file : GetParam().files) folder.Write(file, "x");
+  const auto index = OpenCheckpoint(folder.path());
+  EXPECT_THAT(index, FailsWith(kUnimplemented, reason::kSourceUnsupported));
+  EXPECT_THAT(MessageOf(index.status()),
+              AllOf(HasSubstr(GetParam().found), HasSubstr(GetParam().advice)));
+}
+INSTANTIATE_TEST_SUITE_P(
+    Formats, FolderOfAnotherFormat,
+    ::testing::Values(OtherFormat{{"pytorch_model.bin"}, "pytorch_model.bin", "save_pretrained"},
+                      OtherFormat{{"b.pt", "a.pth"}, "2 files such as a.pth", "save_pretrained"},
+                      OtherFormat{{".metadata", "__0_0.distcp"}, ".metadata", "dcp_to_torch_save"},
+                      OtherFormat{{"m.gguf"}, "m.gguf", "GGUF is not read"}));
+
+TEST(OpenCheckpoint, RefusesAPyTorchFileByItsName) {
+  const TempFolder folder;
+  EXPECT_THAT(OpenCheckpoint(folder.Write("pytorch_model.bin", "PK")),
+              FailsWith(kUnimplemented, reason::kSourceUnsupported));
+}
+
+TEST(OpenCheckpoint, RefusesTheIndexOfPyTorchFiles) {
+  const TempFolder folder;
+  EXPECT_THAT(OpenCheckpoint(folder.Write("pytorch_model.bin.index.json",
+                                          IndexOf(R"("x":"pytorch_model-00001-of-00001.bin")"))),
+              FailsWith(kUnimplemented, reason::kSourceUnsupported));
+}
+
+// ---- The index and the files it names.
+
+TEST(OpenCheckpoint, NamesAFileThatTheIndexHasAndTheFolderLacks) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x"));
+  const std::string path = folder.Write(
+      "model.safetensors.index.json", IndexOf(R"("x":"a.safetensors","y":"gone.safetensors")"));
+  const auto index = OpenCheckpoint(path);
+  EXPECT_THAT(index, FailsWith(kNotFound, reason::kSourceNotFound));
+  EXPECT_THAT(MessageOf(index.status()),
+              AllOf(HasSubstr(path), HasSubstr(folder / "gone.safetensors")));
+}
+
+TEST(OpenCheckpoint, NamesTensorAndFileWhenAFileLacksWhatTheIndexPutsThere) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x"));
+  folder.Write("model.safetensors.index.json",
+               IndexOf(R"("x":"a.safetensors","y":"a.safetensors")"));
+  const auto index = OpenCheckpoint(folder.path());
+  EXPECT_THAT(index, FailsWith(kDataLoss, reason::kSourceInvalid));
+  EXPECT_THAT(index, Says("it puts tensor \"y\" into " + (folder / "a.safetensors") +
+                          ", which does not hold it"));
+}
+
+TEST(OpenCheckpoint, NamesTheFileWhenTheTensorLiesInAnotherOne) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x"));
+  folder.Write("b.safetensors", OneTensor("y"));
+  folder.Write("model.safetensors.index.json",
+               IndexOf(R"("x":"b.safetensors","y":"a.safetensors")"));
+  EXPECT_THAT(OpenCheckpoint(folder.path()), FailsWith(kDataLoss, reason::kSourceInvalid));
+}
+
+TEST(OpenCheckpoint, AlsoReadsTensorsThatTheIndexDoesNotList) {
+  const TempFolder folder;
+  folder.Write("a.safetensors",
+               FileBytes(R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                         R"("extra":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+                         "xy"));
+  folder.Write("model.safetensors.index.json", IndexOf(R"("x":"a.safetensors")"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(NamesOf(index), ElementsAre("extra", "x"));
+}
+
+TEST(OpenCheckpoint, NamesBothFilesOfATensorThatIsInTwo) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x"));
+  folder.Write("b.safetensors", OneTensor("x"));
+  const auto index = OpenCheckpoint(folder.path());
+  EXPECT_THAT(index, FailsWith(kDataLoss, reason::kSourceInvalid));
+  EXPECT_THAT(index, Says("tensor \"x\" is in " + (folder / "a.safetensors") + " and in " +
+                          (folder / "b.safetensors")));
+}
+
+// A file with two U8 tensors of one byte.
+std::string TwoTensors(const std::string& first, const std::string& second) {
+  return FileBytes(fmt::format(R"({{"{}":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}},)"
+                               R"("{}":{{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}}})",
+                               first, second),
+                   "xy");
+}
+
+TEST(OpenCheckpoint, LetsTheIndexDecideWhichOfTwoFilesCounts) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", TwoTensors("x", "q"));
+  folder.Write("b.safetensors", TwoTensors("x", "y"));
+  folder.Write("model.safetensors.index.json",
+               IndexOf(R"("x":"b.safetensors","q":"a.safetensors")"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(NamesOf(index), ElementsAre("q", "x", "y"));
+  EXPECT_EQ(FileOf(index, "x"), folder / "b.safetensors");
+}
+
+TEST(OpenCheckpoint, RefusesATensorInTwoFilesThatTheIndexDoesNotList) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", TwoTensors("x", "p"));
+  folder.Write("b.safetensors", TwoTensors("x", "q"));
+  folder.Write("model.safetensors.index.json",
+               IndexOf(R"("p":"a.safetensors","q":"b.safetensors")"));
+  EXPECT_THAT(OpenCheckpoint(folder.path()), Says("tensor \"x\" is in"));
+}
+
+TEST(OpenCheckpoint, ReadsFilesInFoldersBelowTheIndex) {
+  const TempFolder folder;
+  folder.Write("sub/a.safetensors", OneTensor("x"));
+  folder.Write("model.safetensors.index.json", IndexOf(R"("x":"./sub/a.safetensors")"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_EQ(index.files[0].path, folder / "sub/a.safetensors");
+}
+
+TEST(OpenCheckpoint, NamesTheIndexThatIsNoIndex) {
+  const TempFolder folder;
+  const std::string path = folder.Write("model.safetensors.index.json", "[]");
+  EXPECT_THAT(OpenCheckpoint(path), AllOf(FailsWith(kInvalid, reason::kSourceInvalid),
+                                          Says("reading index " + path)));
+}
+
+// ---- Names of removed duplicates.
+
+TEST(OpenCheckpoint, ResolvesARemovedNameToTheKeptTensor) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("embed", R"({"lm_head":"embed","format":"pt"})"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(index.aliases, ElementsAre(Pair("lm_head", "embed")));
+  EXPECT_EQ(index.Find("lm_head")->name, "embed");
+}
+
+TEST(OpenCheckpoint, MakesNoAliasOfANameThatIsATensor) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("embed", R"({"head":"embed"})"));
+  folder.Write("b.safetensors", OneTensor("head"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(index.aliases, IsEmpty());
+}
+
+TEST(OpenCheckpoint, MakesNoAliasOfATensorInAnotherFile) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x", R"({"head":"embed"})"));
+  folder.Write("b.safetensors", OneTensor("embed"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(index.aliases, IsEmpty());
+}
+
+TEST(OpenCheckpoint, MakesNoAliasOfAnAlias) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x", R"({"b":"x","c":"b"})"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(index.aliases, ElementsAre(Pair("b", "x")));
+}
+
+TEST(OpenCheckpoint, TakesAliasesFromTheMetadataOfTheIndex) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("embed"));
+  folder.Write("model.safetensors.index.json",
+               R"({"metadata":{"total_size":1,"head":"embed"},"weight_map":{"embed":"a.safetensors"}})");
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(index.aliases, ElementsAre(Pair("head", "embed")));
+}
+
+TEST(OpenCheckpoint, AcceptsAnIndexThatListsARemovedName) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("embed", R"({"head":"embed"})"));
+  folder.Write("model.safetensors.index.json",
+               IndexOf(R"("embed":"a.safetensors","head":"a.safetensors")"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_EQ(index.Find("head")->name, "embed");
+}
+
+// ---- Descriptors and changes.
+
+size_t OpenDescriptors() {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : fs::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+TEST(OpenCheckpoint, LeavesNoDescriptorOpen) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x"));
+  const std::string broken = folder.Write("sub/b.safetensors", "broken");
+  const size_t before = OpenDescriptors();
+  EXPECT_OK(OpenCheckpoint(folder.path()));
+  EXPECT_FALSE(OpenCheckpoint(broken).ok());
+  EXPECT_EQ(OpenDescriptors(), before);
+}
+
+class CheckUnchangedTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = folder_.Write("a.safetensors", OneTensor("x"));
+    ASSERT_OK_AND_ASSIGN(index_, OpenCheckpoint(path_));
+  }
+  void ExpectChanged(const std::string& how) {
+    const absl::Status status = CheckUnchanged(index_);
+    EXPECT_THAT(status, FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
+    EXPECT_THAT(status, Says(how));
+    EXPECT_EQ(FactsOf(status)["file"], path_);
+  }
+  TempFolder folder_;
+  std::string path_;
+  CheckpointIndex index_;
+};
+
+TEST_F(CheckUnchangedTest, IsContentWithAFileThatIsTheSame) { EXPECT_OK(CheckUnchanged(index_)); }
+
+TEST_F(CheckUnchangedTest, NoticesANewSize) {
+  ASSERT_EQ(::truncate(path_.c_str(), 5), 0);
+  ExpectChanged("its size changed");
+}
+
+TEST_F(CheckUnchangedTest, NoticesANewModificationTime) {
+  const struct timeval times[2] = {{1, 0}, {1, 0}};
+  ASSERT_EQ(::utimes(path_.c_str(), times), 0);
+  ExpectChanged("it was written to");
+}
+
+TEST_F(CheckUnchangedTest, NoticesThatAnotherFileTookItsPlace) {
+  const std::string other = folder_.Write("other", OneTensor("x"));
+  fs::last_write_time(other, fs::last_write_time(path_));
+  fs::rename(other, path_);
+  ExpectChanged("it was replaced");
+}
+
+TEST_F(CheckUnchangedTest, NoticesThatTheFileIsGone) {
+  fs::remove(path_);
+  ExpectChanged("it was removed");
+}
+
+}  // namespace
+}  // namespace ckptd
