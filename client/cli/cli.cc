@@ -89,11 +89,17 @@ std::optional<int> Parse(CLI::App& app, std::vector<std::string> arguments, Cont
     app.parse(std::move(arguments));
     return std::nullopt;
   } catch (const CLI::CallForHelp&) {
-    context.io.out << Named(app).help();
+    context.io.out << app.help();
     return kExitFine;
   } catch (const CLI::CallForVersion&) {
     context.io.out << "ckptctl " << CKPTD_VERSION << '\n';
     return kExitFine;
+  } catch (const CLI::RequiredError& error) {
+    const std::vector<std::string> extra = app.remaining();
+    if (app.get_subcommands().empty() && !extra.empty()) {
+      return ReportUsage(app, "`" + extra.front() + "` is no verb of ckptctl", context);
+    }
+    return ReportUsage(app, error.what(), context);
   } catch (const CLI::ParseError& error) {
     return ReportUsage(app, error.what(), context);
   }

@@ -51,17 +51,19 @@ std::vector<std::string> WarningsOf(const PlanSummary& summary, uint64_t source_
                                    HumanBytes(source_bytes - summary.storage_bytes)));
   }
   uint64_t least = std::numeric_limits<uint64_t>::max();
+  uint64_t most = 0;
   std::vector<int32_t> empty;
   for (const RankBytes& rank : summary.ranks) {
     if (rank.tensor_bytes == 0) empty.push_back(rank.rank);
     least = std::min(least, rank.tensor_bytes);
+    most = std::max(most, rank.tensor_bytes);
   }
   if (!empty.empty()) {
     warnings.push_back(fmt::format("rank{} {} receive{} no bytes", empty.size() > 1 ? "s" : "",
                                    fmt::join(empty, ", "), empty.size() > 1 ? "" : "s"));
-  } else if (summary.peak_rank_bytes / 2 > least) {
+  } else if (most / 2 > least) {
     warnings.push_back(fmt::format("the ranks' shares differ more than twofold: {} to {}",
-                                   HumanBytes(least), HumanBytes(summary.peak_rank_bytes)));
+                                   HumanBytes(least), HumanBytes(most)));
   }
   if (casts_down) {
     warnings.push_back("some tensors are cast to a smaller dtype, which rounds their values");

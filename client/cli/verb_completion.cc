@@ -57,7 +57,7 @@ std::string Bash(const std::vector<VerbWords>& verbs, const std::vector<std::str
     cases += fmt::format("    {}) words=\"{}\"; named={} ;;\n", verb.name,
                          fmt::join(verb.options, " "), verb.takes_name ? 1 : 0);
   }
-  return fmt::format(R"(# bash completion of ckptctl: source it, or save it as
+  return fmt::format(R"sh(# bash completion of ckptctl: source it, or save it as
 # ~/.local/share/bash-completion/completions/ckptctl
 _ckptctl() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" verb="" words="" named=0 word
@@ -74,7 +74,7 @@ _ckptctl() {{
   fi
 }}
 complete -o default -F _ckptctl ckptctl
-)",
+)sh",
                      fmt::join(NamesOf(verbs), "|"), fmt::join(NamesOf(verbs), " "), cases,
                      fmt::join(global, " "));
 }
@@ -89,7 +89,7 @@ std::string Zsh(const std::vector<VerbWords>& verbs, const std::vector<std::stri
     cases += fmt::format("    {}) options=({}); named={} ;;\n", verb.name,
                          fmt::join(verb.options, " "), verb.takes_name ? 1 : 0);
   }
-  return fmt::format(R"(#compdef ckptctl
+  return fmt::format(R"sh(#compdef ckptctl
 # zsh completion of ckptctl: save it as _ckptctl in a folder of $fpath.
 _ckptctl() {{
   local verb="" word named=0
@@ -114,7 +114,7 @@ _ckptctl() {{
   fi
 }}
 _ckptctl "$@"
-)",
+)sh",
                      described, cases, fmt::join(global, " "));
 }
 

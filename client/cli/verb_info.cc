@@ -104,7 +104,7 @@ absl::StatusOr<int> RunLeases(Context& context) {
 
 absl::StatusOr<int> RunVersion(Context& context) {
   if (context.json()) {
-    context.io.out << ToJson({{"version", CKPTD_VERSION}}) << '\n';
+    context.io.out << ToJson(std::vector<JsonField>{{"version", CKPTD_VERSION}}) << '\n';
   } else {
     context.io.out << "ckptctl " << CKPTD_VERSION << '\n';
   }

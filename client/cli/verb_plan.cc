@@ -85,8 +85,10 @@ void AddPlan(CLI::App& app, Context& context) {
       ->required();
   verb->add_option("--layout", options->layout,
                    "fsdp:N, hsdp:RxS, replicate:N, a layout file (FILE.json or @FILE), or its JSON")
+      ->type_name("LAYOUT")
       ->required();
-  verb->add_option("--dtype", options->dtype, "Cast floating tensors to F16, BF16, F32 or F64");
+  verb->add_option("--dtype", options->dtype, "Cast floating tensors to F16, BF16, F32 or F64")
+      ->type_name("DTYPE");
   verb->add_option("--keep-fp32", options->keep_f32,
                    "Keep floating tensors of these names in F32; may be given again")
       ->type_name("GLOB")

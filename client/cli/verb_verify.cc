@@ -60,15 +60,9 @@ absl::StatusOr<VerifyResult> VerifyAttached(Client& client, const std::string& n
 }
 
 absl::StatusOr<VerifyResult> VerifyFiles(const std::string& path) {
-  absl::StatusOr<CheckpointIndex> index = OpenCheckpoint(path);
-  if (absl::IsDataLoss(index.status())) {
-    return WithFact(MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
-                              MessageOf(index.status()), FactsOf(index.status())),
-                    "error_reason", ReasonOf(index.status()));
-  }
-  CKPTD_RETURN_IF_ERROR(index.status());
-  CKPTD_RETURN_IF_ERROR(CheckUnchanged(*index));
-  const SourceInfo source = ToSourceInfo(*index);
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(path));
+  CKPTD_RETURN_IF_ERROR(CheckUnchanged(index));
+  const SourceInfo source = ToSourceInfo(index);
   VerifyResult result;
   result.tensor_count = source.tensor_count;
   result.bytes = source.tensor_bytes;
@@ -118,7 +112,14 @@ absl::StatusOr<Verified> Verify(const Options& options, Context& context) {
 }
 
 absl::StatusOr<int> Run(const Options& options, Context& context) {
-  CKPTD_ASSIGN_OR_RETURN(const Verified verified, Verify(options, context));
+  const absl::StatusOr<Verified> answer = Verify(options, context);
+  if (absl::IsDataLoss(answer.status()) && IsPath(options.target)) {
+    // Damaged files are what this verb looks for: not just any failure.
+    context.PrintError(answer.status());
+    return kExitMismatch;
+  }
+  CKPTD_RETURN_IF_ERROR(answer.status());
+  const Verified& verified = *answer;
   const VerifyResult& result = verified.result;
   if (context.json()) {
     context.io.out << ToJson(result, verified.what, verified.how) << '\n';

@@ -28,17 +28,14 @@ constexpr std::string_view kDcpAdvice =
     "PyTorch distributed checkpoints (DCP) are not read: convert it with "
     "torch.distributed.checkpoint.format_utils.dcp_to_torch_save and save the result as "
     "safetensors";
-constexpr std::string_view kGgufAdvice =
-    "GGUF is not read: load the safetensors it was made from";
+constexpr std::string_view kGgufAdvice = "GGUF is not read: load the safetensors it was made from";
 
 bool EndsWithAny(std::string_view name, std::initializer_list<std::string_view> extensions) {
   return std::any_of(extensions.begin(), extensions.end(),
                      [name](std::string_view end) { return name.ends_with(end); });
 }
 
-bool IsTorch(std::string_view name) {
-  return EndsWithAny(name, {".bin", ".pt", ".pth", ".ckpt"});
-}
+bool IsTorch(std::string_view name) { return EndsWithAny(name, {".bin", ".pt", ".pth", ".ckpt"}); }
 
 void Classify(std::string name, FolderContents& out) {
   if (name == ".metadata") {
@@ -60,8 +57,7 @@ void Classify(std::string name, FolderContents& out) {
   }
 }
 
-absl::Status Unsupported(const std::string& path, std::string_view found,
-                         std::string_view advice) {
+absl::Status Unsupported(const std::string& path, std::string_view found, std::string_view advice) {
   return MakeError(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported,
                    fmt::format("opening {}: {}; {}", path, found, advice), {{"file", path}});
 }
@@ -134,10 +130,10 @@ absl::Status NothingToLoad(const std::string& folder, const FolderContents& cont
           ? "it looks like a model's folder in a Hugging Face cache: name the revision inside, "
             "snapshots/<revision>"
           : "name a .safetensors file, an index.json or the folder that holds them";
-  return MakeError(absl::StatusCode::kNotFound, reason::kSourceNotFound,
-                   fmt::format("opening {}: no .safetensors file in this folder; {}", folder,
-                               advice),
-                   {{"file", folder}});
+  return MakeError(
+      absl::StatusCode::kNotFound, reason::kSourceNotFound,
+      fmt::format("opening {}: no .safetensors file in this folder; {}", folder, advice),
+      {{"file", folder}});
 }
 
 absl::Status CheckExtension(const std::string& path) {
@@ -153,8 +149,7 @@ absl::Status CheckExtension(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status CheckSeriesComplete(const std::string& folder,
-                                 const std::vector<std::string>& names) {
+absl::Status CheckSeriesComplete(const std::string& folder, const std::vector<std::string>& names) {
   // Names are sorted, so the numbers of each series come in order.
   std::map<std::pair<std::string, uint32_t>, uint32_t> next;
   for (const std::string& name : names) {

@@ -19,8 +19,9 @@ using StringMap = std::map<std::string, std::string>;
 
 absl::Status Invalid(const std::string& why, const Facts& facts = {}) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
-                   why + "; copy or download the index again, or load its files by naming one "
-                         ".safetensors file or a folder without the index",
+                   why +
+                       "; copy or download the index again, or load its files by naming one "
+                       ".safetensors file or a folder without the index",
                    facts);
 }
 
@@ -143,8 +144,15 @@ absl::StatusOr<IndexJson> IndexSax::Finish() {
     out_.weight_map = std::move(bare_);
   }
   if (out_.weight_map.empty()) return Invalid("it lists no tensors");
-  for (auto& [tensor, file] : out_.weight_map) {
-    CKPTD_ASSIGN_OR_RETURN(file, CheckShardName(tensor, file));
+  StringMap checked;  // few files hold many tensors
+  for (auto& entry : out_.weight_map) {
+    std::string& file = entry.second;
+    auto known = checked.find(file);
+    if (known == checked.end()) {
+      CKPTD_ASSIGN_OR_RETURN(std::string name, CheckShardName(entry.first, file));
+      known = checked.emplace(file, std::move(name)).first;
+    }
+    file = known->second;
   }
   return std::move(out_);
 }

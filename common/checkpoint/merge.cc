@@ -46,15 +46,13 @@ absl::Status LimitError(const SourceFile& file, const std::string& what) {
 }
 
 absl::Status InTwoFiles(const std::string& tensor, const SourceFile& a, const SourceFile& b) {
-  return MakeError(absl::StatusCode::kDataLoss, reason::kSourceInvalid,
-                   fmt::format("opening the checkpoint: tensor {} is in {} and in {}; name one "
-                               "file, move the other away, or load by an index.json that says "
-                               "which counts",
-                               Quoted(tensor), a.path, b.path),
-                   {{"file", a.path},
-                    {"other_file", b.path},
-                    {"tensor", tensor},
-                    {"error", "DuplicateTensor"}});
+  return MakeError(
+      absl::StatusCode::kDataLoss, reason::kSourceInvalid,
+      fmt::format("opening the checkpoint: tensor {} is in {} and in {}; name one "
+                  "file, move the other away, or load by an index.json that says "
+                  "which counts",
+                  Quoted(tensor), a.path, b.path),
+      {{"file", a.path}, {"other_file", b.path}, {"tensor", tensor}, {"error", "DuplicateTensor"}});
 }
 
 }  // namespace
@@ -90,34 +88,42 @@ absl::StatusOr<CheckpointIndex> IndexMerger::Finish() {
   return std::move(index_);
 }
 
+uint32_t IndexMerger::PositionOf(const std::string& name) const {
+  const auto at = std::lower_bound(located_.names.begin(), located_.names.end(), name);
+  return static_cast<uint32_t>(at - located_.names.begin());
+}
+
 int64_t IndexMerger::FileOf(const std::string& tensor) const {
   if (!located_.index.has_value()) return -1;
   const auto entry = located_.index->weight_map.find(tensor);
-  if (entry == located_.index->weight_map.end()) return -1;
-  const auto at = std::lower_bound(located_.names.begin(), located_.names.end(), entry->second);
-  return at - located_.names.begin();
+  return entry == located_.index->weight_map.end() ? -1 : int64_t{PositionOf(entry->second)};
 }
 
-const TensorEntry* IndexMerger::FindIn(uint32_t file, const std::string& name) const {
-  auto at = std::lower_bound(
-      index_.tensors.begin(), index_.tensors.end(), name,
-      [](const TensorEntry& entry, const std::string& key) { return entry.name < key; });
-  for (; at != index_.tensors.end() && at->name == name; ++at) {
-    if (FileOfEntry(*at) == file) return &*at;
+bool IndexMerger::HasEntryIn(uint32_t file, const std::string& name,
+                             std::vector<TensorEntry>::const_iterator first) const {
+  for (auto at = first; at != index_.tensors.end() && at->name == name; ++at) {
+    if (FileOfEntry(*at) == file) return true;
   }
-  return nullptr;
+  return false;
 }
 
 bool IndexMerger::IsAliasIn(uint32_t file, const std::string& name) const {
   const auto entry = metadata_[file].find(name);
-  return entry != metadata_[file].end() && FindIn(file, entry->second) != nullptr;
+  if (entry == metadata_[file].end()) return false;
+  const auto first = std::lower_bound(
+      index_.tensors.begin(), index_.tensors.end(), entry->second,
+      [](const TensorEntry& tensor, const std::string& key) { return tensor.name < key; });
+  return HasEntryIn(file, entry->second, first);
 }
 
 absl::Status IndexMerger::CheckWeightMap() {
+  // Both are sorted by name: one walk over the two.
+  auto at = index_.tensors.cbegin();
   for (const auto& entry : located_.index->weight_map) {
     const std::string& tensor = entry.first;
-    const auto file = static_cast<uint32_t>(FileOf(tensor));
-    if (FindIn(file, tensor) != nullptr || IsAliasIn(file, tensor)) continue;
+    const uint32_t file = PositionOf(entry.second);
+    while (at != index_.tensors.cend() && at->name < tensor) ++at;
+    if (HasEntryIn(file, tensor, at) || IsAliasIn(file, tensor)) continue;
     return MakeError(
         absl::StatusCode::kDataLoss, reason::kSourceInvalid,
         fmt::format("reading index {}: it puts tensor {} into {}, which does not hold it; the "

@@ -39,9 +39,13 @@ class IndexMerger {
   void AddAliases();
   // Position in located_.names of the file that the weight map names, or -1.
   int64_t FileOf(const std::string& tensor) const;
+  // Position of one of located_.names.
+  uint32_t PositionOf(const std::string& name) const;
   // Whether `file` says that `name` is another name of one of its tensors.
   bool IsAliasIn(uint32_t file, const std::string& name) const;
-  const TensorEntry* FindIn(uint32_t file, const std::string& name) const;
+  // Of several entries with one name, `first` is the first.
+  bool HasEntryIn(uint32_t file, const std::string& name,
+                  std::vector<TensorEntry>::const_iterator first) const;
 
   const LocatedSource& located_;
   CheckpointIndex index_;

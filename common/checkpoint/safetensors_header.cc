@@ -25,9 +25,8 @@ Order IdentityOrder(size_t count) {
 // Sorts by name; of several with one name the last one stated stays.
 void SortByName(std::vector<HeaderTensor>& tensors) {
   Order order = IdentityOrder(tensors.size());
-  std::stable_sort(order.begin(), order.end(), [&tensors](size_t a, size_t b) {
-    return tensors[a].name < tensors[b].name;
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&tensors](size_t a, size_t b) { return tensors[a].name < tensors[b].name; });
   std::vector<HeaderTensor> sorted;
   sorted.reserve(tensors.size());
   for (const size_t i : order) {
@@ -55,12 +54,12 @@ absl::StatusOr<uint64_t> CheckTensor(const HeaderTensor& tensor, uint64_t start)
   CKPTD_ASSIGN_OR_RETURN(const uint64_t bytes,
                          TensorBytesOf(tensor.name, tensor.dtype, tensor.shape));
   if (bytes != tensor.end - tensor.begin) {
-    return HeaderError("TensorInvalidInfo",
-                       fmt::format("tensor {} needs {} bytes for its dtype {} and shape, its "
-                                   "offsets give it {}",
-                                   Quoted(tensor.name), bytes, NameOf(tensor.dtype),
-                                   tensor.end - tensor.begin),
-                       tensor.name);
+    return HeaderError(
+        "TensorInvalidInfo",
+        fmt::format("tensor {} needs {} bytes for its dtype {} and shape, its "
+                    "offsets give it {}",
+                    Quoted(tensor.name), bytes, NameOf(tensor.dtype), tensor.end - tensor.begin),
+        tensor.name);
   }
   return tensor.end;
 }
@@ -104,10 +103,9 @@ absl::StatusOr<uint64_t> TensorBytesOf(std::string_view name, Dtype dtype, const
   }
   overflow = overflow || __builtin_mul_overflow(bits, uint64_t{BitsOf(dtype)}, &bits);
   if (overflow) {
-    return HeaderError("ValidationOverflow",
-                       fmt::format("the shape of tensor {} is larger than any memory",
-                                   Quoted(name)),
-                       name);
+    return HeaderError(
+        "ValidationOverflow",
+        fmt::format("the shape of tensor {} is larger than any memory", Quoted(name)), name);
   }
   if (bits % 8 != 0) {
     return HeaderError("MisalignedSlice",
@@ -120,10 +118,10 @@ absl::StatusOr<uint64_t> TensorBytesOf(std::string_view name, Dtype dtype, const
 
 absl::StatusOr<uint64_t> ParseHeaderLength(std::span<const std::byte> start, uint64_t file_bytes) {
   if (file_bytes < kHeaderLengthBytes || start.size() < kHeaderLengthBytes) {
-    return HeaderError("HeaderTooSmall",
-                       fmt::format("it has {} bytes, not even the {} of a header's length",
-                                   std::min<uint64_t>(file_bytes, start.size()),
-                                   kHeaderLengthBytes));
+    return HeaderError(
+        "HeaderTooSmall",
+        fmt::format("it has {} bytes, not even the {} of a header's length",
+                    std::min<uint64_t>(file_bytes, start.size()), kHeaderLengthBytes));
   }
   uint64_t length = 0;
   for (size_t i = kHeaderLengthBytes; i-- > 0;) {
@@ -131,8 +129,8 @@ absl::StatusOr<uint64_t> ParseHeaderLength(std::span<const std::byte> start, uin
   }
   if (length > kMaxHeaderBytes) {
     return HeaderError("HeaderTooLarge",
-                       fmt::format("it states a header of {} bytes, at most {} are allowed",
-                                   length, kMaxHeaderBytes));
+                       fmt::format("it states a header of {} bytes, at most {} are allowed", length,
+                                   kMaxHeaderBytes));
   }
   if (length > file_bytes - kHeaderLengthBytes) {
     return HeaderError("InvalidHeaderLength",
@@ -159,8 +157,8 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json,
   if (covered != data_bytes) {
     return HeaderError(
         "MetadataIncompleteBuffer",
-        fmt::format("its tensors cover {} bytes of data, the file has {} ({})", covered,
-                    data_bytes, covered > data_bytes ? "cut short" : "bytes after the last one"));
+        fmt::format("its tensors cover {} bytes of data, the file has {} ({})", covered, data_bytes,
+                    covered > data_bytes ? "cut short" : "bytes after the last one"));
   }
   return header;
 }

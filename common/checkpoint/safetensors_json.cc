@@ -313,8 +313,7 @@ absl::Status ReadHeaderJson(std::string_view json, SafetensorsHeader& header) {
   // The parser would take a NUL for the end of the text and skip a byte order
   // mark; the reference refuses both.
   if (const size_t nul = json.find('\0'); nul != std::string_view::npos) {
-    return HeaderError(kBadJson,
-                       fmt::format("its header is not valid JSON: NUL at byte {}", nul));
+    return HeaderError(kBadJson, fmt::format("its header is not valid JSON: NUL at byte {}", nul));
   }
   if (json.starts_with("\xef\xbb\xbf")) {
     return HeaderError(kBadJson, "its header is not valid JSON: it starts with a byte order mark");

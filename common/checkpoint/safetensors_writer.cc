@@ -69,6 +69,22 @@ std::string MetadataJson(const std::map<std::string, std::string>& metadata) {
   return out + "}";
 }
 
+std::string EntryJson(const TensorToWrite& tensor, uint64_t begin, uint64_t end) {
+  return fmt::format("{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
+                     JsonString(tensor.name), NameOf(tensor.dtype), fmt::join(tensor.shape, ","),
+                     begin, end);
+}
+
+std::vector<size_t> DataOrder(const std::vector<TensorToWrite>& tensors) {
+  std::vector<size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&tensors](size_t a, size_t b) {
+    if (tensors[a].dtype != tensors[b].dtype) return tensors[a].dtype > tensors[b].dtype;
+    return tensors[a].name < tensors[b].name;
+  });
+  return order;
+}
+
 // Length, JSON, and the spaces that let the data start at a multiple of 8.
 std::string WithLengthAndPadding(std::string json) {
   json.append((8 - json.size() % 8) % 8, ' ');
@@ -116,16 +132,10 @@ absl::Status WriteContents(int fd, const std::string& path, const SafetensorsLay
 }  // namespace
 
 absl::StatusOr<SafetensorsLayout> LayoutSafetensors(
-    const std::vector<TensorToWrite>& tensors,
-    const std::map<std::string, std::string>& metadata) {
+    const std::vector<TensorToWrite>& tensors, const std::map<std::string, std::string>& metadata) {
   CKPTD_RETURN_IF_ERROR(CheckNames(tensors, metadata));
   SafetensorsLayout out;
-  out.order.resize(tensors.size());
-  std::iota(out.order.begin(), out.order.end(), size_t{0});
-  std::sort(out.order.begin(), out.order.end(), [&tensors](size_t a, size_t b) {
-    if (tensors[a].dtype != tensors[b].dtype) return tensors[a].dtype > tensors[b].dtype;
-    return tensors[a].name < tensors[b].name;
-  });
+  out.order = DataOrder(tensors);
   out.bytes.resize(tensors.size());
   std::string json = "{";
   if (!metadata.empty()) json += MetadataJson(metadata);
@@ -133,24 +143,23 @@ absl::StatusOr<SafetensorsLayout> LayoutSafetensors(
   for (const size_t i : out.order) {
     const TensorToWrite& tensor = tensors[i];
     const absl::StatusOr<uint64_t> bytes = TensorBytesOf(tensor.name, tensor.dtype, tensor.shape);
-    uint64_t end = 0;
-    if (!bytes.ok() || __builtin_add_overflow(begin, *bytes, &end)) {
-      return Invalid(fmt::format("tensor {} does not fit a file", Quoted(tensor.name)),
-                     tensor.name);
-    }
+    if (!bytes.ok()) return Invalid(MessageOf(bytes.status()), tensor.name);
     out.bytes[i] = *bytes;
+    uint64_t end = 0;
+    if (__builtin_add_overflow(begin, *bytes, &end)) {
+      return Invalid("all tensors together are larger than any file", tensor.name);
+    }
     if (json.size() > 1) json.push_back(',');
-    json += fmt::format("{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
-                        JsonString(tensor.name), NameOf(tensor.dtype),
-                        fmt::join(tensor.shape, ","), begin, end);
+    json += EntryJson(tensor, begin, end);
     begin = end;
   }
   json.push_back('}');
   out.start = WithLengthAndPadding(std::move(json));
   if (out.start.size() - kHeaderLengthBytes > kMaxHeaderBytes) {
-    return Invalid(fmt::format("HeaderTooLarge: {} bytes, at most {} are allowed; write several "
-                               "files",
-                               out.start.size() - kHeaderLengthBytes, kMaxHeaderBytes));
+    return Invalid(
+        fmt::format("HeaderTooLarge: {} bytes, at most {} are allowed; write several "
+                    "files",
+                    out.start.size() - kHeaderLengthBytes, kMaxHeaderBytes));
   }
   return out;
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/layout/box_copy.h"
@@ -70,10 +72,11 @@ absl::Status CheckPiece(const Piece& piece, const TensorEntry& source,
                                 piece.bytes, piece.offset, piece.file));
 }
 
+using Pieces = absl::InlinedVector<const Piece*, 1>;
+
 // Pieces that hold anything, checked and disjoint.
-absl::StatusOr<std::vector<const Piece*>> SolidPieces(const TensorEntry& source,
-                                                      const CheckpointIndex& index) {
-  std::vector<const Piece*> pieces;
+absl::StatusOr<Pieces> SolidPieces(const TensorEntry& source, const CheckpointIndex& index) {
+  Pieces pieces;
   for (const Piece& piece : source.pieces) {
     CKPTD_RETURN_IF_ERROR(CheckPiece(piece, source, index));
     if (piece.bytes != 0) pieces.push_back(&piece);
@@ -103,6 +106,7 @@ class Planner {
   RankPlan Finish();
 
  private:
+  absl::StatusOr<const LocalGeometry*> GeometryOf(const Wanted& wanted);
   absl::Status AddCopies(const Wanted& wanted, const LocalGeometry& geometry, uint64_t offset);
   void SortTensorsByName();
   void SortOps();
@@ -110,12 +114,23 @@ class Planner {
   const CheckpointIndex& index_;
   const RankLayout& layout_;
   RankPlan plan_;
+  // Models have many tensors but few shapes.
+  std::map<std::pair<const Sharding*, Shape>, LocalGeometry> geometries_;
 };
 
-absl::Status Planner::Add(Wanted& wanted) {
+absl::StatusOr<const LocalGeometry*> Planner::GeometryOf(const Wanted& wanted) {
+  const std::pair key(wanted.sharding, wanted.source->shape);
+  const auto known = geometries_.find(key);
+  if (known != geometries_.end()) return &known->second;
   CKPTD_ASSIGN_OR_RETURN(
-      const LocalGeometry geometry,
+      LocalGeometry geometry,
       ResolveSharding(*wanted.sharding, layout_.meshes, wanted.source->shape, layout_.rank));
+  return &geometries_.emplace(key, std::move(geometry)).first->second;
+}
+
+absl::Status Planner::Add(Wanted& wanted) {
+  CKPTD_ASSIGN_OR_RETURN(const LocalGeometry* found, GeometryOf(wanted));
+  const LocalGeometry& geometry = *found;
   if (!geometry.present) return absl::OkStatus();
   const uint32_t bits = BitsOf(wanted.dtype);
   const uint64_t elements = *CheckedElements(geometry.local_shape);
@@ -178,10 +193,14 @@ absl::Status Planner::AddCopies(const Wanted& wanted, const LocalGeometry& geome
 }
 
 void Planner::SortTensorsByName() {
+  const auto by_name = [](const PlannedTensor& a, const PlannedTensor& b) {
+    return a.name < b.name;
+  };
+  if (std::is_sorted(plan_.tensors.begin(), plan_.tensors.end(), by_name)) return;
   std::vector<uint32_t> order(plan_.tensors.size());
   std::iota(order.begin(), order.end(), 0u);
-  std::sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) {
-    return plan_.tensors[a].name < plan_.tensors[b].name;
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return by_name(plan_.tensors[a], plan_.tensors[b]);
   });
   std::vector<uint32_t> new_index(order.size());
   std::vector<PlannedTensor> sorted;
@@ -222,7 +241,7 @@ absl::StatusOr<RankPlan> PlanRank(const CheckpointIndex& index, const RankLayout
   for (uint32_t i = 0; i < wanted.size(); ++i) {
     order.emplace_back(PlaceOf(*wanted[i].source), i);
   }
-  std::sort(order.begin(), order.end());
+  if (!std::is_sorted(order.begin(), order.end())) std::sort(order.begin(), order.end());
   Planner planner(index, layout);
   planner.Reserve(wanted.size());
   for (const auto& [place, i] : order) {

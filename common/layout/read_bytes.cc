@@ -3,6 +3,7 @@
 #include <array>
 #include <functional>
 #include <queue>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -99,6 +100,7 @@ uint64_t CountByMerging(const std::vector<const CopyOp*>& ops) {
 // Distinct bytes of ops whose hulls touch each other, sorted by file offset.
 uint64_t CountGroup(std::vector<const CopyOp*> ops) {
   uint64_t total = 0;
+  if (ops.size() == 1) return ops.front()->source_bytes();
   if (CountOnOneGrid(ops, total)) return total;
   // Equal reads on many ranks, and slices of what another rank reads whole, add
   // nothing.
@@ -125,29 +127,45 @@ uint64_t CountGroup(std::vector<const CopyOp*> ops) {
   return std::min(bytes, end - ops.front()->file_offset);
 }
 
+// What ops are sorted by, beside the op: sorting does not touch the ops themselves.
+struct Keyed {
+  uint32_t file = 0;
+  uint64_t file_offset = 0;
+  const CopyOp* op = nullptr;
+};
+
+std::vector<Keyed> SortedOps(const std::vector<RankPlan>& plans) {
+  size_t count = 0;
+  for (const RankPlan& plan : plans) count += plan.ops.size();
+  std::vector<Keyed> ops;
+  ops.reserve(count);
+  for (const RankPlan& plan : plans) {
+    for (const CopyOp& op : plan.ops) ops.push_back({op.file, op.file_offset, &op});
+  }
+  std::sort(ops.begin(), ops.end(), [](const Keyed& a, const Keyed& b) {
+    return std::tie(a.file, a.file_offset) < std::tie(b.file, b.file_offset);
+  });
+  return ops;
+}
+
 }  // namespace
 
 std::vector<uint64_t> ReadBytesPerFile(const CheckpointIndex& index,
                                        const std::vector<RankPlan>& plans) {
-  std::vector<const CopyOp*> ops;
-  for (const RankPlan& plan : plans) {
-    for (const CopyOp& op : plan.ops) ops.push_back(&op);
-  }
-  std::sort(ops.begin(), ops.end(), [](const CopyOp* a, const CopyOp* b) {
-    return std::pair(a->file, a->file_offset) < std::pair(b->file, b->file_offset);
-  });
+  const std::vector<Keyed> ops = SortedOps(plans);
   std::vector<uint64_t> bytes(index.files.size(), 0);
+  std::vector<const CopyOp*> group;
   for (size_t begin = 0; begin < ops.size();) {
-    const uint32_t file = ops[begin]->file;
-    uint64_t reached = ops[begin]->file_end();
-    size_t end = begin + 1;
-    while (end < ops.size() && ops[end]->file == file && ops[end]->file_offset < reached) {
-      reached = std::max(reached, ops[end]->file_end());
+    const uint32_t file = ops[begin].file;
+    uint64_t reached = 0;
+    group.clear();
+    size_t end = begin;
+    do {
+      group.push_back(ops[end].op);
+      reached = std::max(reached, ops[end].op->file_end());
       ++end;
-    }
-    const auto from = ops.begin() + static_cast<std::ptrdiff_t>(begin);
-    const auto to = ops.begin() + static_cast<std::ptrdiff_t>(end);
-    if (file < bytes.size()) bytes[file] += CountGroup({from, to});
+    } while (end < ops.size() && ops[end].file == file && ops[end].file_offset < reached);
+    if (file < bytes.size()) bytes[file] += CountGroup(group);
     begin = end;
   }
   return bytes;

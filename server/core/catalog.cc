@@ -313,6 +313,14 @@ absl::StatusOr<CheckpointInfo> Catalog::Watch(const std::string& name, uint64_t&
   return entry->info;
 }
 
+void Catalog::WatchEnd(const std::string& name, Deadline deadline) const {
+  MutexLock lock(mutex_);
+  changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Entry* entry = Find(name);
+    return stopped_ || entry == nullptr || entry->info.state != CheckpointState::kLoading;
+  });
+}
+
 void Catalog::Stop() {
   MutexLock lock(mutex_);
   stopped_ = true;

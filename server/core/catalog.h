@@ -63,6 +63,9 @@ class Catalog {
   absl::StatusOr<CheckpointInfo> Watch(const std::string& name, uint64_t& seen,
                                        Deadline deadline) const;
 
+  // Waits until the entry is no longer LOADING, is gone, or the deadline.
+  void WatchEnd(const std::string& name, Deadline deadline) const;
+
   // Counts one lease on an ACTIVE checkpoint. Errors: CHECKPOINT_NOT_FOUND,
   // NOT_ACTIVE, LOAD_FAILED (with the load's own reason in the sentence), TAKEN,
   // LEASED and EXCLUSIVE_NEEDS_COPY for an EXCLUSIVE one.
@@ -72,8 +75,10 @@ class Catalog {
   };
   absl::StatusOr<Held> Hold(const std::string& name, AttachMode mode);
   void Release(const std::string& name);
-  // The shard without a lease, for reading its table or verifying it.
+  // The shard without a lease, for verifying it.
   absl::StatusOr<Held> Look(const std::string& name) const;
+  // Its table; also of a shard that was TAKEN meanwhile.
+  absl::StatusOr<std::shared_ptr<const Shard>> Table(const std::string& name) const;
 
   // Bytes given back. Errors: CHECKPOINT_NOT_FOUND, LEASED.
   absl::StatusOr<uint64_t> Unload(const std::string& name, bool force);

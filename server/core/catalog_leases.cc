@@ -79,6 +79,16 @@ absl::StatusOr<Catalog::Held> Catalog::Look(const std::string& name) const {
   return Held{entry->memory, entry->shard};
 }
 
+absl::StatusOr<std::shared_ptr<const Shard>> Catalog::Table(const std::string& name) const {
+  MutexLock lock(mutex_);
+  const Entry* entry = Find(name);
+  if (entry == nullptr) return CheckpointNotFound(name);
+  const bool readable = entry->info.state == CheckpointState::kActive ||
+                        entry->info.state == CheckpointState::kTaken;
+  if (!readable) return NotAcquirable(entry->info);
+  return entry->shard;
+}
+
 absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force) {
   std::shared_ptr<ShardMemory> freed;  // destroyed after the lock
   MutexLock lock(mutex_);

@@ -16,7 +16,7 @@ constexpr size_t kPrefetchAhead = 1024;
 
 void StreamLines(std::byte* dst, const std::byte* src, size_t lines) {
   for (size_t i = 0; i < lines; ++i, dst += 64, src += 64) {
-
+    if (i + kPrefetchAhead / 64 < lines) __builtin_prefetch(src + kPrefetchAhead, 0, 0);
 #if defined(__AVX512F__)
     _mm512_stream_si512(reinterpret_cast<__m512i*>(dst), _mm512_loadu_si512(src));
 #elif defined(__AVX2__)

@@ -19,6 +19,15 @@ constexpr size_t kCastBytes = 8 << 10;
 // Copied in steps of this when the bytes are used more than once, so that the
 // second use finds them in cache.
 constexpr uint64_t kStepBytes = 32 << 10;
+// Rows that several copies share are dealt out in parts of this: each copy
+// leaps through memory, but together they find a part in the first-level cache.
+constexpr size_t kScatterBytes = 32 << 10;
+// Dealing out in parts looks at every copy of the item for each of them.
+constexpr size_t kMaxScatterCopies = 256;
+
+void Prefetch(std::span<const std::byte> data) {
+  for (size_t at = 0; at < data.size(); at += 64) __builtin_prefetch(data.data() + at, 0, 3);
+}
 
 }  // namespace
 
@@ -40,6 +49,7 @@ absl::Status ItemPlacer::Begin(const WorkItem& item) {
   actives_.clear();
   fills_.clear();
   slots_in_use_ = 0;
+  scatters_ = false;
   for (uint32_t i = item.first_copy; i < item.last_copy; ++i) {
     const SharedCopy& copy = schedule_.copies[i];
     if (copy.end <= item.begin || copy.begin >= item.end) continue;
@@ -49,8 +59,10 @@ absl::Status ItemPlacer::Begin(const WorkItem& item) {
     const Destination& first = schedule_.destinations[copy.first_destination];
     active.tensor_bytes = targets_[first.target].plan->tensors[first.tensor].bytes;
     if (board_ != nullptr) FindWholeBlocks(item, active);
+    scatters_ = scatters_ || active.geometry.dims > 0;
     actives_.push_back(active);
   }
+  scatters_ = scatters_ && actives_.size() > 1 && actives_.size() <= kMaxScatterCopies;
   FindRanges(item);
   return absl::OkStatus();
 }
@@ -93,8 +105,11 @@ void ItemPlacer::FindRanges(const WorkItem& item) {
 }
 
 uint64_t ItemPlacer::BlockEnd(uint64_t offset, uint64_t limit) const {
-  if (limit - offset <= kReadBlockBytes) return limit;
-  uint64_t end = offset + kReadBlockBytes;
+  return CutAtElement(offset + kReadBlockBytes, limit);
+}
+
+uint64_t ItemPlacer::CutAtElement(uint64_t end, uint64_t limit) const {
+  if (end >= limit) return limit;
   for (const Active& active : actives_) {
     const bool straddles = active.copy->begin < end && active.copy->end > end;
     if (straddles) end -= (end - active.copy->begin) % active.geometry.from_size;
@@ -115,6 +130,18 @@ const std::string& ItemPlacer::TensorAt(uint64_t offset) const {
 }
 
 void ItemPlacer::Place(uint64_t offset, std::span<const std::byte> data) {
+  if (!scatters_) return PlacePart(offset, data);
+  Prefetch(data.first(std::min(data.size(), kScatterBytes)));
+  while (!data.empty()) {
+    const size_t n = static_cast<size_t>(CutAtElement(offset + kScatterBytes, offset + data.size()) - offset);
+    Prefetch(data.subspan(n, std::min(data.size() - n, kScatterBytes)));
+    PlacePart(offset, data.first(n));
+    offset += n;
+    data = data.subspan(n);
+  }
+}
+
+void ItemPlacer::PlacePart(uint64_t offset, std::span<const std::byte> data) {
   const uint64_t end = offset + data.size();
   for (Active& active : actives_) {
     if (active.copy->begin >= end || active.copy->end <= offset) continue;

@@ -76,6 +76,8 @@ class ItemPlacer {
 
   void FindWholeBlocks(const WorkItem& item, Active& active) const;
   void FindRanges(const WorkItem& item);
+  uint64_t CutAtElement(uint64_t end, uint64_t limit) const;
+  void PlacePart(uint64_t offset, std::span<const std::byte> data);
   void PlaceRun(Active& active, const std::byte* data, uint64_t local, uint64_t bytes);
   void PlaceInBlock(Active& active, const std::byte* data, uint64_t local, uint64_t bytes);
   void Move(const Active& active, const std::byte* data, uint64_t local, uint64_t bytes,
@@ -94,6 +96,7 @@ class ItemPlacer {
   std::vector<SourceRange> ranges_;
   std::vector<PendingFill> fills_;
   uint64_t needed_bytes_ = 0;
+  bool scatters_ = false;  // strided copies share what is read
   std::vector<Xxh3Stream> streams_;  // kSlots of them, when digests are wanted
   uint64_t slots_in_use_ = 0;        // bit per slot
   std::unique_ptr<std::byte[]> cast_buffer_;

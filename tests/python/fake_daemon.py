@@ -423,6 +423,7 @@ class FakeDaemon:
         self._send(connection, fds)
         for fd in fds:
             os.close(fd)
+        self._wake()
         try:
             connection.recv(1)
         except OSError:

@@ -41,10 +41,10 @@ struct HostMemoryOptions {
   // handed out is never used again.
   bool ownership_check = true;
   // What the system still has; AvailableMemory unless a test says otherwise.
-  std::function<absl::StatusOr<uint64_t>()> available_memory;
+  std::function<absl::StatusOr<uint64_t>()> available_memory = nullptr;
   // Told, in a sentence, what went wrong in the background. Called by the fill
   // thread with no lock held.
-  std::function<void(std::string)> note;
+  std::function<void(std::string)> note = nullptr;
 };
 
 // One segment in the hands of a slab, with what the pool must know about it.

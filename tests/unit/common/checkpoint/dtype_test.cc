@@ -52,9 +52,9 @@ TEST(ElementCount, IsTheProductOfTheExtents) { EXPECT_EQ(ElementCount({2, 3, 4})
 CheckpointIndex TwoTensors() {
   CheckpointIndex index;
   index.tensors.resize(2);
-  index.tensors[0].name = "a";
-  index.tensors[1].name = "c";
-  index.aliases["b"] = "c";
+  index.tensors[0].name.assign(1, 'a');
+  index.tensors[1].name.assign(1, 'c');
+  index.aliases.emplace("b", "c");
   return index;
 }
 

@@ -93,9 +93,9 @@ TEST(SafetensorsHeader, RefusesASubByteTensorThatDoesNotFillItsLastByte) {
 }
 
 TEST(SafetensorsHeader, AcceptsSubByteTensorsThatFillTheirBytes) {
-  EXPECT_EQ(ErrorIn(Header(Entry("a", "F4", "4", "0,2") + "," + Entry("b", "F6_E3M2", "4", "2,5")),
-                    5),
-            "OK");
+  EXPECT_EQ(
+      ErrorIn(Header(Entry("a", "F4", "4", "0,2") + "," + Entry("b", "F6_E3M2", "4", "2,5")), 5),
+      "OK");
 }
 
 constexpr char kGolden[] =
@@ -109,8 +109,8 @@ TEST(SafetensorsHeader, ReadsTheGoldenHeader) {
   ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header, Parse(kGolden, 24));
   std::vector<std::string> seen;
   for (const HeaderTensor& t : header.tensors) {
-    seen.push_back(fmt::format("{} {} [{}] {}-{}", t.name, NameOf(t.dtype),
-                               fmt::join(t.shape, ","), t.begin, t.end));
+    seen.push_back(fmt::format("{} {} [{}] {}-{}", t.name, NameOf(t.dtype), fmt::join(t.shape, ","),
+                               t.begin, t.end));
   }
   EXPECT_THAT(seen, ElementsAre("a F32 [2] 8-16", "b BF16 [3] 16-22", "k BOOL [2] 22-24",
                                 "s I64 [] 0-8", "z U8 [0,4] 22-22"));
@@ -164,8 +164,7 @@ TEST(SafetensorsHeader, AcceptsTheLargestRankAndRefusesOneMore) {
     return fmt::format("{}", fmt::join(std::vector<int>(n, 1), ","));
   };
   EXPECT_EQ(ErrorIn(Header(Entry("a", "U8", ones(kMaxTensorDims), "0,1")), 1), "OK");
-  EXPECT_EQ(ErrorIn(Header(Entry("a", "U8", ones(kMaxTensorDims + 1), "0,1")), 1),
-            "LimitExceeded");
+  EXPECT_EQ(ErrorIn(Header(Entry("a", "U8", ones(kMaxTensorDims + 1), "0,1")), 1), "LimitExceeded");
 }
 
 TEST(SafetensorsHeader, AcceptsTheLongestNameAndRefusesOneByteMore) {
@@ -213,13 +212,16 @@ TEST_P(BadJson, IsRefused) { EXPECT_EQ(ErrorIn(GetParam(), 8), kBadJson) << GetP
 
 std::string WithField(const std::string& fields) { return R"({"a":{)" + fields + "}}"; }
 
-INSTANTIATE_TEST_SUITE_P(
-    Syntax, BadJson,
-    ::testing::Values("", "null", "[]", "3", "\"a\"", "{", Header(kFine) + "x",
-                      Header(kFine) + std::string(1, '\0'), "\xef\xbb\xbf" + Header(kFine),
-                      "\f" + Header(kFine), Header(kFine + ","), "{'a':1}", "{\"a\":NaN}",
-                      Header("\"\x01\":{}," + kFine), Header("\"\\udc00\":{}," + kFine),
-                      Header("\"\\ud800\":{}," + kFine), Header("\"\\q\":{}," + kFine)));
+INSTANTIATE_TEST_SUITE_P(Syntax, BadJson,
+                         ::testing::Values("", "null", "[]", "3", "\"a\"", "{", Header(kFine) + "x",
+                                           Header(kFine) + std::string(1, '\0'),
+                                           std::string("\xef\xbb\xbf").append(Header(kFine)),
+                                           std::string("\f").append(Header(kFine)),
+                                           Header(kFine + ","), "{'a':1}", "{\"a\":NaN}",
+                                           Header("\"\x01\":{}," + kFine),
+                                           Header("\"\\udc00\":{}," + kFine),
+                                           Header("\"\\ud800\":{}," + kFine),
+                                           Header("\"\\q\":{}," + kFine)));
 INSTANTIATE_TEST_SUITE_P(
     Schema, BadJson,
     ::testing::Values(
@@ -242,7 +244,8 @@ INSTANTIATE_TEST_SUITE_P(
         WithField(R"("dtype":"F32","shape":[2],"data_offsets":{"0":0,"1":8})"),
         WithField(R"("dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8])"),
         WithField(R"("dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1e400)"),
-        Header(R"("__metadata__":{"a":1},)" + kFine), Header(R"("__metadata__":{"a":null},)" + kFine),
+        Header(R"("__metadata__":{"a":1},)" + kFine),
+        Header(R"("__metadata__":{"a":null},)" + kFine),
         Header(R"("__metadata__":{"a":{}},)" + kFine), Header(R"("__metadata__":[],)" + kFine),
         Header(R"("__metadata__":{},"__metadata__":{},)" + kFine),
         Header(R"("__metadata__":null,"__metadata__":null,)" + kFine),
@@ -254,9 +257,10 @@ TEST_P(GoodJson, IsAccepted) { EXPECT_EQ(ErrorIn(GetParam(), 8), "OK") << GetPar
 INSTANTIATE_TEST_SUITE_P(
     Tolerated, GoodJson,
     ::testing::Values(
-        "\r\n\t " + Header(kFine), Header(R"("__metadata__":null,)" + kFine),
+        std::string("\r\n\t ").append(Header(kFine)), Header(R"("__metadata__":null,)" + kFine),
         Header(R"("__metadata__":{"a":"b","a":"c"},)" + kFine),
-        WithField(R"("x":1,"dtype":"F32","x":-1.5e3,"shape":[2],"x":[{"y":[]}],"data_offsets":[0,8])"),
+        WithField(
+            R"("x":1,"dtype":"F32","x":-1.5e3,"shape":[2],"x":[{"y":[]}],"data_offsets":[0,8])"),
         WithField(R"("\u0064type":"F32","shape":[2],"data_offsets":[0,8])"),
         Header(Entry("", "F32", "2", "0,8")), Header(Entry("\\u0000", "F32", "2", "0,8")),
         Header(Entry("\\ud83d\\ude00", "F32", "2", "0,8")),
@@ -330,7 +334,8 @@ TEST(SafetensorsHeader, ReadsAHundredThousandTensorsInWellUnderASecond) {
   std::string json = "{";
   for (uint64_t i = 0; i < 100'000; ++i) {
     json += Entry(fmt::format("model.layers.{}.experts.{}.w", i / 256, i % 256), "BF16",
-                  "2048,7168", fmt::format("{},{}", i * 29360128, (i + 1) * 29360128)) + ",";
+                  "2048,7168", fmt::format("{},{}", i * 29360128, (i + 1) * 29360128)) +
+            ",";
   }
   json.back() = '}';
   const auto start = std::chrono::steady_clock::now();

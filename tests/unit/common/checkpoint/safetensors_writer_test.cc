@@ -33,8 +33,7 @@ TEST(SafetensorsWriter, WritesWhatTheReferenceWrites) {
   const TempFolder folder;
   const std::string path = folder / "m.safetensors";
   ASSERT_OK(WriteSafetensors(
-      path,
-      {{"a", Dtype::kF32, {2}}, {"k", Dtype::kBool, {2}}, {"s", Dtype::kI64, {}}},
+      path, {{"a", Dtype::kF32, {2}}, {"k", Dtype::kBool, {2}}, {"s", Dtype::kI64, {}}},
       {{"format", "pt"}},
       std::vector<std::span<const std::byte>>{Bytes("\0\0\x80\x3f\0\0\0\x40"sv), Bytes("\1\0"sv),
                                               Bytes("\7\0\0\0\0\0\0\0"sv)}));
@@ -47,20 +46,18 @@ TEST(SafetensorsWriter, WritesWhatTheReferenceWrites) {
 }
 
 TEST(SafetensorsWriter, OrdersByDtypeDescendingThenByName) {
-  ASSERT_OK_AND_ASSIGN(const SafetensorsLayout layout,
-                       LayoutSafetensors({{"b", Dtype::kU8, {1}},
-                                          {"z", Dtype::kI64, {1}},
-                                          {"a", Dtype::kU8, {1}},
-                                          {"m", Dtype::kU64, {1}}},
-                                         {}));
+  ASSERT_OK_AND_ASSIGN(const SafetensorsLayout layout, LayoutSafetensors({{"b", Dtype::kU8, {1}},
+                                                                          {"z", Dtype::kI64, {1}},
+                                                                          {"a", Dtype::kU8, {1}},
+                                                                          {"m", Dtype::kU64, {1}}},
+                                                                         {}));
   EXPECT_THAT(layout.order, ElementsAre(3, 1, 2, 0));
 }
 
 TEST(SafetensorsWriter, PadsTheHeaderToAMultipleOfEight) {
   for (size_t length = 1; length < 10; ++length) {
-    ASSERT_OK_AND_ASSIGN(
-        const SafetensorsLayout layout,
-        LayoutSafetensors({{std::string(length, 'n'), Dtype::kU8, {1}}}, {}));
+    ASSERT_OK_AND_ASSIGN(const SafetensorsLayout layout,
+                         LayoutSafetensors({{std::string(length, 'n'), Dtype::kU8, {1}}}, {}));
     EXPECT_EQ(layout.start.size() % 8, 0U);
   }
 }
@@ -98,11 +95,10 @@ TEST(SafetensorsWriter, AsksForALargeTensorPieceByPiece) {
 TEST(SafetensorsWriter, LeavesTheOldFileWhenItsSourceFails) {
   const TempFolder folder;
   const std::string path = folder.Write("m.safetensors", "old");
-  const absl::Status status =
-      WriteSafetensors(path, {{"a", Dtype::kU8, {1}}}, {},
-                       [](size_t, uint64_t, std::span<std::byte>) {
-                         return absl::UnavailableError("the source failed");
-                       });
+  const absl::Status status = WriteSafetensors(path, {{"a", Dtype::kU8, {1}}}, {},
+                                               [](size_t, uint64_t, std::span<std::byte>) {
+                                                 return absl::UnavailableError("the source failed");
+                                               });
   EXPECT_THAT(status, Says("the source failed"));
   EXPECT_EQ(ReadAll(path), "old");
   const std::filesystem::directory_iterator files(folder.path());
@@ -116,9 +112,8 @@ TEST(SafetensorsWriter, SaysWhichFileItCannotCreate) {
 
 TEST(SafetensorsWriter, RefusesBytesThatDoNotFillTheTensor) {
   const TempFolder folder;
-  EXPECT_THAT(
-      WriteSafetensors(folder / "m", {{"a", Dtype::kF32, {2}}}, {}, {Bytes("four")}),
-      Says("tensor \"a\" needs 8 bytes, 4 were given"));
+  EXPECT_THAT(WriteSafetensors(folder / "m", {{"a", Dtype::kF32, {2}}}, {}, {Bytes("four")}),
+              Says("tensor \"a\" needs 8 bytes, 4 were given"));
 }
 
 class BadTensors : public ::testing::TestWithParam<std::vector<TensorToWrite>> {};
@@ -128,13 +123,12 @@ TEST_P(BadTensors, AreRefused) {
 }
 INSTANTIATE_TEST_SUITE_P(
     Tensors, BadTensors,
-    ::testing::Values(
-        std::vector<TensorToWrite>{{"a", Dtype::kU8, {1}}, {"a", Dtype::kF32, {1}}},
-        std::vector<TensorToWrite>{{"__metadata__", Dtype::kU8, {1}}},
-        std::vector<TensorToWrite>{{"\xff", Dtype::kU8, {1}}},
-        std::vector<TensorToWrite>{{"a", Dtype::kUnspecified, {1}}},
-        std::vector<TensorToWrite>{{"a", Dtype::kF4, {3}}},
-        std::vector<TensorToWrite>{{"a", Dtype::kU8, {UINT64_MAX / 2, 4}}}));
+    ::testing::Values(std::vector<TensorToWrite>{{"a", Dtype::kU8, {1}}, {"a", Dtype::kF32, {1}}},
+                      std::vector<TensorToWrite>{{"__metadata__", Dtype::kU8, {1}}},
+                      std::vector<TensorToWrite>{{"\xff", Dtype::kU8, {1}}},
+                      std::vector<TensorToWrite>{{"a", Dtype::kUnspecified, {1}}},
+                      std::vector<TensorToWrite>{{"a", Dtype::kF4, {3}}},
+                      std::vector<TensorToWrite>{{"a", Dtype::kU8, {UINT64_MAX / 2, 4}}}));
 
 }  // namespace
 }  // namespace ckptd

@@ -53,7 +53,8 @@ inline std::string FileBytes(std::string_view json, std::string_view data) {
 inline std::string OneTensor(const std::string& name, const std::string& metadata = {}) {
   const std::string extra = metadata.empty() ? "" : "\"__metadata__\":" + metadata + ",";
   return FileBytes(
-      "{" + extra + "\"" + name + "\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", "x");
+      "{" + extra + "\"" + name + "\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}",
+      "x");
 }
 
 }  // namespace ckptd

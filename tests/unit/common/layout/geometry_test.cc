@@ -60,7 +60,7 @@ TEST(Geometry, ShardsByCeilChunksWithEmptyTails) {
 
 TEST(Geometry, ShardsTheLargestDimensionThatSixtyFourBitsCanCount) {
   const auto sizes = SizesOnFourRanks(kHuge);
-  EXPECT_THAT(sizes, ElementsAre(kHuge / 4 + 1, kHuge / 4 + 1, kHuge / 4 + 1, kHuge / 4 - 2));
+  EXPECT_THAT(sizes, ElementsAre(kHuge / 4 + 1, kHuge / 4 + 1, kHuge / 4 + 1, kHuge / 4));
 }
 
 TEST(Geometry, KeepsOtherDimensionsOfAnEmptyShard) {

@@ -133,7 +133,7 @@ TEST(ShortLayout, IsRefusedWithoutRanksOrWithTooMany) {
   EXPECT_OK(LayoutRules::Parse("fsdp:1048576"));
 }
 
-constexpr char kTwoMeshes[] = R"({
+constexpr char kTwoMeshes[] = R"j({
   "world_size": 8,
   "meshes": {"dense": {"shape": [2, 2], "dim_names": ["dp", "tp"]},
              "expert": {"shape": [4], "ranks": [3, 2, 1, 0]}},
@@ -143,7 +143,7 @@ constexpr char kTwoMeshes[] = R"({
     {"match": ["skip.*", "skipped"], "drop": true},
     {"match": ["*.weight"], "mesh": "dense", "placements": ["strided_shard(0,2)", "shard(0)"],
      "padded": true}],
-  "default": {}})";
+  "default": {}})j";
 
 FakeSource TwoMeshSource() {
   FakeSource source;
@@ -173,13 +173,13 @@ TEST(JsonLayout, GivesTensorsToTheListedRanksOnly) {
 }
 
 TEST(JsonLayout, TakesTheWorldSizeFromItsMeshes) {
-  EXPECT_EQ(Rules(R"({"mesh": {"shape": [2, 3]}, "default": {}})").world_size(), 6u);
-  EXPECT_EQ(Rules(R"({"mesh": {"shape": [2], "ranks": [4, 9]}, "default": {}})").world_size(),
+  EXPECT_EQ(Rules(R"j({"mesh": {"shape": [2, 3]}, "default": {}})j").world_size(), 6u);
+  EXPECT_EQ(Rules(R"j({"mesh": {"shape": [2], "ranks": [4, 9]}, "default": {}})j").world_size(),
             10u);
 }
 
 TEST(JsonLayout, DescribesItsMeshes) {
-  EXPECT_EQ(Rules(R"({"mesh": {"shape": [2, 4]}, "default": {}})").description(),
+  EXPECT_EQ(Rules(R"j({"mesh": {"shape": [2, 4]}, "default": {}})j").description(),
             "rules over mesh 2x4");
   EXPECT_EQ(Rules(kTwoMeshes).description(), "rules over meshes dense 2x2, expert 4");
 }
@@ -187,7 +187,7 @@ TEST(JsonLayout, DescribesItsMeshes) {
 TEST(JsonLayout, NamesATensorThatNoRuleMatches) {
   FakeSource source;
   source.Add("odd.one", {2});
-  const LayoutRules rules = Rules(R"({"world_size": 1, "rules": [{"match": "even.*"}]})");
+  const LayoutRules rules = Rules(R"j({"world_size": 1, "rules": [{"match": "even.*"}]})j");
   const auto layout = rules.ForRank(source.index(), 0);
   EXPECT_THAT(layout, FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch));
   EXPECT_THAT(layout, Says("odd.one"));
@@ -199,7 +199,7 @@ TEST(JsonLayout, AppliesRulesToAliasesByTheirOwnName) {
   source.index().aliases["a.head.weight"] = "embed.weight";
   source.index().aliases["z.head.weight"] = "embed.weight";
   const LayoutRules rules = Rules(
-      R"({"world_size": 2, "rules": [{"match": "z.*", "only_ranks": [1]}], "default": {}})");
+      R"j({"world_size": 2, "rules": [{"match": "z.*", "only_ranks": [1]}], "default": {}})j");
   EXPECT_THAT(NamesOf(For(rules, source, 0)), ElementsAre("a.head.weight", "embed.weight"));
   EXPECT_THAT(NamesOf(For(rules, source, 1)),
               ElementsAre("a.head.weight", "embed.weight", "z.head.weight"));
@@ -212,75 +212,75 @@ TEST(JsonLayout, RefusesARankOutsideOfTheWorld) {
 }
 
 TEST(JsonLayout, NamesUnknownKeysAndWhatIsAllowed) {
-  ExpectInvalid(R"({"mesh": {"shape": [2]}, "rulez": []})",
+  ExpectInvalid(R"j({"mesh": {"shape": [2]}, "rulez": []})j",
                 "unknown key \"rulez\"; allowed are description, world_size, mesh, meshes, rules, "
                 "default");
-  ExpectInvalid(R"({"mesh": {"shape": [2], "names": []}})", "\"mesh\" has the unknown key");
-  ExpectInvalid(R"({"world_size": 1, "rules": [{"match": "*"}, {"pattern": "*"}]})",
+  ExpectInvalid(R"j({"mesh": {"shape": [2], "names": []}})j", "\"mesh\" has the unknown key");
+  ExpectInvalid(R"j({"world_size": 1, "rules": [{"match": "*"}, {"pattern": "*"}]})j",
                 "\"rules[1]\" has the unknown key \"pattern\"");
-  ExpectInvalid(R"({"world_size": 1, "default": {"match": "*"}})",
+  ExpectInvalid(R"j({"world_size": 1, "default": {"match": "*"}})j",
                 "\"default\" has the unknown key \"match\"");
 }
 
 TEST(JsonLayout, RefusesAKeyThatOccursTwice) {
-  ExpectInvalid(R"({"world_size": 1, "world_size": 2, "default": {}})", "\"world_size\" twice");
+  ExpectInvalid(R"j({"world_size": 1, "world_size": 2, "default": {}})j", "\"world_size\" twice");
 }
 
 TEST(JsonLayout, NamesTheKeyOfAWrongType) {
-  ExpectInvalid(R"({"world_size": "2", "default": {}})", "\"world_size\" must be a whole number");
-  ExpectInvalid(R"({"mesh": {"shape": [2.5]}})", "\"mesh.shape\" must be a list of whole numbers");
-  ExpectInvalid(R"({"mesh": {"shape": [-2]}})", "\"mesh.shape\" must be a list of whole numbers");
-  ExpectInvalid(R"({"mesh": [2]})", "\"mesh\" must be an object");
-  ExpectInvalid(R"({"mesh": {"shape": [2]}, "rules": {}})", "\"rules\" must be a list");
-  ExpectInvalid(R"({"world_size": 1, "rules": [{"match": 3}]})", "\"rules[0].match\" must be");
-  ExpectInvalid(R"({"world_size": 1, "default": {"drop": 1}})", "\"default.drop\" must be true");
+  ExpectInvalid(R"j({"world_size": "2", "default": {}})j", "\"world_size\" must be a whole number");
+  ExpectInvalid(R"j({"mesh": {"shape": [2.5]}})j", "\"mesh.shape\" must be a list of whole numbers");
+  ExpectInvalid(R"j({"mesh": {"shape": [-2]}})j", "\"mesh.shape\" must be a list of whole numbers");
+  ExpectInvalid(R"j({"mesh": [2]})j", "\"mesh\" must be an object");
+  ExpectInvalid(R"j({"mesh": {"shape": [2]}, "rules": {}})j", "\"rules\" must be a list");
+  ExpectInvalid(R"j({"world_size": 1, "rules": [{"match": 3}]})j", "\"rules[0].match\" must be");
+  ExpectInvalid(R"j({"world_size": 1, "default": {"drop": 1}})j", "\"default.drop\" must be true");
 }
 
 TEST(JsonLayout, RefusesMeshesThatCannotBe) {
-  ExpectInvalid(R"({"mesh": {"shape": []}})", "1 to 8 dimensions");
-  ExpectInvalid(R"({"mesh": {"shape": [2, 0]}})", "must hold 1 to");
-  ExpectInvalid(R"({"mesh": {"shape": [4294967295, 4294967295, 4294967295]}})", "must hold 1 to");
-  ExpectInvalid(R"({"mesh": {"shape": [2], "ranks": [0]}})", "needs 2 ranks but lists 1");
-  ExpectInvalid(R"({"mesh": {"shape": [2], "ranks": [1, 1]}})", "lists rank 1 twice");
-  ExpectInvalid(R"({"mesh": {"shape": [1], "ranks": [4294967295]}, "default": {}})", "more than");
-  ExpectInvalid(R"({"mesh": {"shape": [2], "dim_names": ["a", "b"]}})", "2 dim_names");
-  ExpectInvalid(R"({"mesh": {"shape": [2]}, "meshes": {}, "default": {}})", "use \"meshes\"");
-  ExpectInvalid(R"({"meshes": {}})", "1 to 64 named meshes");
+  ExpectInvalid(R"j({"mesh": {"shape": []}})j", "1 to 8 dimensions");
+  ExpectInvalid(R"j({"mesh": {"shape": [2, 0]}})j", "must hold 1 to");
+  ExpectInvalid(R"j({"mesh": {"shape": [4294967295, 4294967295, 4294967295]}})j", "must hold 1 to");
+  ExpectInvalid(R"j({"mesh": {"shape": [2], "ranks": [0]}})j", "needs 2 ranks but lists 1");
+  ExpectInvalid(R"j({"mesh": {"shape": [2], "ranks": [1, 1]}})j", "lists rank 1 twice");
+  ExpectInvalid(R"j({"mesh": {"shape": [1], "ranks": [4294967295]}, "default": {}})j", "more than");
+  ExpectInvalid(R"j({"mesh": {"shape": [2], "dim_names": ["a", "b"]}})j", "2 dim_names");
+  ExpectInvalid(R"j({"mesh": {"shape": [2]}, "meshes": {}, "default": {}})j", "use \"meshes\"");
+  ExpectInvalid(R"j({"meshes": {}})j", "1 to 64 named meshes");
 }
 
 TEST(JsonLayout, RefusesRulesThatContradictThemselves) {
   const auto with = [](const std::string& rule) {
-    return R"({"mesh": {"shape": [2]}, "default": )" + rule + "}";
+    return R"j({"mesh": {"shape": [2]}, "default": )j" + rule + "}";
   };
-  ExpectInvalid(with(R"({"placements": ["shard"]})"), "unknown placement \"shard\"; allowed");
-  ExpectInvalid(with(R"({"placements": ["shard(0)", "replicate"]})"), "one per mesh dimension");
-  ExpectInvalid(with(R"({"padded": true})"), "without \"placements\"");
-  ExpectInvalid(with(R"({"placements": ["replicate"], "padded": true})"), "no placement shards");
-  ExpectInvalid(with(R"({"drop": true, "dtype": "F32"})"), "drops its tensors");
-  ExpectInvalid(with(R"({"only_ranks": []})"), "ranks from 0 to 1");
-  ExpectInvalid(with(R"({"only_ranks": [2]})"), "ranks from 0 to 1");
-  ExpectInvalid(with(R"({"dtype": "FLOAT"})"), "unknown dtype \"FLOAT\"");
-  ExpectInvalid(with(R"({"mesh": "x", "placements": ["shard(0)"]})"), "name of a mesh");
+  ExpectInvalid(with(R"j({"placements": ["shard"]})j"), "unknown placement \"shard\"; allowed");
+  ExpectInvalid(with(R"j({"placements": ["shard(0)", "replicate"]})j"), "one per mesh dimension");
+  ExpectInvalid(with(R"j({"padded": true})j"), "without \"placements\"");
+  ExpectInvalid(with(R"j({"placements": ["replicate"], "padded": true})j"), "no placement shards");
+  ExpectInvalid(with(R"j({"drop": true, "dtype": "F32"})j"), "drops its tensors");
+  ExpectInvalid(with(R"j({"only_ranks": []})j"), "ranks from 0 to 1");
+  ExpectInvalid(with(R"j({"only_ranks": [2]})j"), "ranks from 0 to 1");
+  ExpectInvalid(with(R"j({"dtype": "FLOAT"})j"), "unknown dtype \"FLOAT\"");
+  ExpectInvalid(with(R"j({"mesh": "x", "placements": ["shard(0)"]})j"), "name of a mesh");
 }
 
 TEST(JsonLayout, RefusesToSayNothing) {
   ExpectInvalid("{}", "nothing about ranks");
-  ExpectInvalid(R"({"world_size": 2})", "neither \"rules\" nor \"default\"");
-  ExpectInvalid(R"({"world_size": 1, "mesh": {"shape": [2]}, "default": {}})", "holds rank 1");
-  ExpectInvalid(R"({"world_size": 1, "rules": [{"drop": true}]})", "lacks the key \"match\"");
-  ExpectInvalid(R"({"world_size": 1, "rules": [{"match": []}]})", "at least one pattern");
+  ExpectInvalid(R"j({"world_size": 2})j", "neither \"rules\" nor \"default\"");
+  ExpectInvalid(R"j({"world_size": 1, "mesh": {"shape": [2]}, "default": {}})j", "holds rank 1");
+  ExpectInvalid(R"j({"world_size": 1, "rules": [{"drop": true}]})j", "lacks the key \"match\"");
+  ExpectInvalid(R"j({"world_size": 1, "rules": [{"match": []}]})j", "at least one pattern");
 }
 
 TEST(JsonLayout, SaysWhereTheTextIsNotJson) {
-  ExpectInvalid(R"({"world_size": 1,})", "not valid JSON at byte");
-  ExpectInvalid(R"({"world_size": 1} x)", "not valid JSON at byte");
+  ExpectInvalid(R"j({"world_size": 1,})j", "not valid JSON at byte");
+  ExpectInvalid(R"j({"world_size": 1} x)j", "not valid JSON at byte");
 }
 
 TEST(JsonLayout, SurvivesTextsThatNestWithoutEnd) {
-  std::string text = R"({"rules": )";
+  std::string text = R"j({"rules": )j";
   text.append(1'000'000, '[');
   ExpectInvalid(text, "not valid JSON");
-  std::string closed = R"({"description": )" + std::string(500'000, '[') +
+  std::string closed = R"j({"description": )j" + std::string(500'000, '[') +
                        std::string(500'000, ']') + "}";
   ExpectInvalid(closed, "\"description\" must be a string");
 }

@@ -47,8 +47,9 @@ class Groups:
                     self.groups += _groups_of(state)
         for group in self.groups:
             _require(group, _GROUP_NAMES)
-            for param in group.fsdp_params:
+            for param in group.fsdp_params[:1]:
                 _require(param, _PARAM_NAMES)
+            for param in group.fsdp_params:
                 self.params[id(param.sharded_param)] = param
 
     def settle(self) -> None:
@@ -142,7 +143,7 @@ def put(param, view: torch.Tensor, spec) -> None:
     implementation is exchanged for that of a new one. Autograd's facts live in
     the implementation and are carried over.
     """
-    if param.device != view.device or param.dtype != view.dtype:
+    if param.dtype != view.dtype or param.device != view.device:
         if spec.tensor_meta.dtype != view.dtype:
             spec = spec_with_dtype(spec, view.dtype)
         exchange(param, DTensor(view, spec, requires_grad=param.requires_grad))
@@ -150,10 +151,10 @@ def put(param, view: torch.Tensor, spec) -> None:
     param._local_tensor = view
 
 
-def put_storage(fsdp_param, flat: torch.Tensor) -> None:
-    """Tells FSDP2 that `flat`, padding included, is the parameter's memory."""
+def put_storage(fsdp_param, param, flat: torch.Tensor) -> None:
+    """Tells FSDP2 that `flat`, padding included, is the memory of its sharded `param`."""
     fsdp_param._sharded_param_data = flat
-    fsdp_param._sharding_spec = fsdp_param.sharded_param._spec
+    fsdp_param._sharding_spec = param._spec
 
 
 def exchange(param, made) -> None:

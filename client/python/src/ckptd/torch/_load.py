@@ -1,5 +1,7 @@
 """load_into: the whole way from a model on meta to a model over the daemon's memory."""
 
+import contextlib
+import gc
 import os
 import time
 import warnings
@@ -16,7 +18,8 @@ from . import _buffers, _fsdp, _place, _targets
 from ._result import LoadResult
 from ._targets import Target
 
-_SHOWN = 5
+_SHOWN = 5  # names in a sentence
+_CONNECT_SECONDS = 10.0
 
 
 class _Clock:
@@ -44,7 +47,9 @@ def load_into(model: nn.Module, source: Union[str, os.PathLike], *, mode: str = 
     on a model built on meta or a real one; it opens no process group. Parameter
     objects stay the same, so optimizers built before keep working. Tied weights
     stay tied. It may be called again between two steps, to go back to the
-    checkpoint: gradients and optimizer state are then those of before.
+    checkpoint: gradients and optimizer state are then those of before. Never call
+    it between a forward and its backward: FSDP2 does not notice and would mix the
+    weights (plain modules raise in backward).
 
     mode: "auto" (private on host memory), "private" (copy on write: training leaves
     the daemon's weights as they are), "shared" (read-only, for models without
@@ -62,18 +67,19 @@ def load_into(model: nn.Module, source: Union[str, os.PathLike], *, mode: str = 
     Returns a LoadResult. Raises ckptd.Error; the model is then as it was, except
     for BUFFERS_LEFT, which comes after the weights are in.
     """
-    deadline = Deadline(timeout)
+    with _no_collection():
+        return _load_into(model, source, mode, dtype, strict, Deadline(timeout), digest, address, client,
+                          init_buffers)
+
+
+def _load_into(model, source, mode, dtype, strict, deadline, digest, address, client, init_buffers) -> LoadResult:
     seconds: dict = {}
     clock = _Clock(seconds)
-    groups = _fsdp.Groups(model)
-    groups.settle()
-    targets = _targets.collect(model, groups)
+    targets = _list_targets(model, dtype)
     mode = _choose_mode(mode, targets)
-    _targets.choose_dtypes(targets, dtype)
-    _check_devices(targets)
     clock.lap("model")
     rank, world_size = _rank_and_size()
-    own = client or _client.connect(address, min(10.0, timeout), rank=rank)
+    own = client or _client.connect(address, min(_CONNECT_SECONDS, deadline.timeout), rank=rank)
     try:
         clock.lap("connect")
         wanted, left, missing, unexpected = _match(own, source, targets, strict, rank, deadline)
@@ -102,6 +108,15 @@ def load_into(model: nn.Module, source: Union[str, os.PathLike], *, mode: str = 
     return result
 
 
+def _list_targets(model: nn.Module, dtype: Optional[torch.dtype]) -> List[Target]:
+    groups = _fsdp.Groups(model)
+    groups.settle()
+    targets = _targets.collect(model, groups)
+    _targets.choose_dtypes(targets, dtype)
+    _check_devices(targets)
+    return targets
+
+
 def _rank_and_size() -> Tuple[int, int]:
     """Those of the process group if there is one, else of the launcher's environment."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -123,15 +138,32 @@ def _choose_mode(mode: str, targets: List[Target]) -> str:
 
 
 def _check_devices(targets: List[Target]) -> None:
+    fine = set()
     for target in targets:
-        wanted = target.spec.mesh.device_type if target.spec is not None else target.tensor.device.type
+        holder = target.tensor if target.spec is None else target.spec.mesh
+        if id(holder) in fine:
+            continue
+        wanted = holder.device.type if target.spec is None else holder.device_type
         if target.fsdp is not None and target.fsdp.offload_to_cpu:
-            wanted = "cpu"
+            continue
         if wanted not in ("cpu", "meta"):
             raise Unimplemented(
                 f"filling {target.name}: it belongs on {wanted}, and this client maps host memory; build "
                 "the mesh for 'cpu', or use CPUOffloadPolicy(pin_memory=False)", "DEVICE_UNSUPPORTED",
                 {"tensor": target.name})
+        fine.add(id(holder))
+
+
+@contextlib.contextmanager
+def _no_collection():
+    """Keeps the garbage collector from walking a large model again and again meanwhile."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _match(own: _client.Client, source, targets: List[Target], strict: bool, rank: int, deadline: Deadline):

@@ -1,5 +1,7 @@
 """Puts shard memory into a model: everything is checked before anything is touched."""
 
+import functools
+import math
 from dataclasses import dataclass
 from typing import Dict, List, Optional
 
@@ -7,8 +9,8 @@ import torch
 from torch import nn
 
 from .._errors import DataLoss, FailedPrecondition
-from . import _fsdp, _memory
 from .._shard import Shard
+from . import _fsdp, _memory
 from ._result import LoadResult
 from ._targets import Target
 
@@ -18,9 +20,18 @@ class Entry:
     """A target and its place in the shard."""
 
     target: Target
-    index: int
+    dtype: torch.dtype
+    offset: int
+    count: int  # elements, padding included
     local_shape: tuple
     public: Optional[str] = None  # why torch's public path is taken; None is in place
+
+    def tensors(self, array):
+        """(flat storage with padding, its view of the local shape) over the shard's memory."""
+        flat = _memory.flat(array, self.dtype, self.count, self.offset)
+        if len(self.local_shape) == 1 and self.local_shape[0] == self.count:
+            return flat, flat
+        return flat, flat.as_strided(self.local_shape, _memory.contiguous_strides(self.local_shape))
 
 
 def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
@@ -49,19 +60,20 @@ def _entry(target: Target, table) -> Entry:
         raise DataLoss(f"filling {target.name}: the shard lacks it although it was asked for; update the "
                        "daemon and this client", "INVALID_REPLY", {"tensor": target.name})
     local, padded = _local_shapes(target)
-    shape = table.shapes[index]
-    bits = table.dtypes[index].bits
-    expected = _count(padded) * bits // 8
-    if table.dtypes[index].number != _memory.number_of(target.dtype):
-        _differs(target, f"{table.dtypes[index].name} instead of {target.dtype}")
+    row, shape = table.dtypes[index], table.shapes[index]
+    if row.number != _memory.number_of(target.dtype):
+        _differs(target, f"{row.name} instead of {target.dtype}")
     if shape != local:
         _differs(target, f"shape {list(shape)} instead of {list(local)}")
-    if table.padded_nbytes[index] < expected:
-        _differs(target, f"{table.padded_nbytes[index]} bytes with padding instead of {expected}")
-    entry = Entry(target, index, local)
+    count = math.prod(padded)
+    if table.padded_nbytes[index] < count * row.bits // 8:
+        _differs(target, f"{table.padded_nbytes[index]} bytes with padding, fewer than {count} elements need")
+    # An empty shape still gets storage: FSDP2 gathers its padding.
+    entry = Entry(target, target.dtype, table.offsets[index], count, local)
     if not target.is_buffer:
         _refuse_subclass(target)
-        _check_dtype_change(target)
+        if target.dtype != target.tensor.dtype:
+            _check_dtype_change(target)
         entry.public = _refusal(target)
     return entry
 
@@ -72,25 +84,15 @@ def _differs(target: Target, what: str) -> None:
                    "LAYOUT_MISMATCH", {"tensor": target.name})
 
 
-def _count(shape) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
 def _local_shapes(target: Target):
     """Shape of this rank's part, and the same with padding."""
     if target.fsdp is not None:
-        return tuple(target.fsdp.sharded_size), tuple(target.fsdp.padded_sharded_param_size)
+        return target.fsdp.sharded_size, target.fsdp.padded_sharded_param_size
     tensor = target.tensor if target.spec is None else target.tensor._local_tensor
-    shape = tuple(tensor.shape)
-    return shape, shape
+    return tensor.shape, tensor.shape
 
 
 def _check_dtype_change(target: Target) -> None:
-    if target.dtype == target.tensor.dtype:
-        return
     used = target.tensor.grad is not None or (target.fsdp is not None and _fsdp.was_used(target.fsdp))
     if used:
         raise FailedPrecondition(
@@ -126,11 +128,10 @@ def _refusal(target: Target) -> Optional[str]:
 
 def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
     """Gives every entry its memory. Does not fail for entries that `prepare` passed."""
-    changed = []
+    array, changed = shard.array, []
     with _memory.quick_dispatch():
         for entry in entries:
-            flat = _memory.storage_of(shard.array, shard.table, entry.index)
-            view = flat.as_strided(entry.local_shape, _memory.contiguous_strides(entry.local_shape))
+            flat, view = entry.tensors(array)
             if entry.target.is_buffer:
                 _fill_buffer(entry.target, view)
             elif entry.public is None:
@@ -157,8 +158,8 @@ def _fill_parameter(target: Target, flat: torch.Tensor, view: torch.Tensor) -> N
     if target.spec is not None:
         _fsdp.put(param, view, target.spec)
         if target.fsdp is not None:
-            _fsdp.put_storage(target.fsdp, flat)
-    elif param.device != view.device or param.dtype != view.dtype:
+            _fsdp.put_storage(target.fsdp, param, flat)
+    elif param.dtype != view.dtype or param.device != view.device:
         _fsdp.exchange(param, torch.Tensor._make_subclass(nn.Parameter, view, param.requires_grad))
     else:
         param.data = view
@@ -167,8 +168,7 @@ def _fill_parameter(target: Target, flat: torch.Tensor, view: torch.Tensor) -> N
 def _fill_publicly(entry: Entry, shard: Shard, result: LoadResult) -> None:
     """torch's own load_state_dict(assign=True), one parameter at a time on its own module."""
     target = entry.target
-    flat = _memory.storage_of(shard.array, shard.table, entry.index)
-    value = flat.as_strided(entry.local_shape, _memory.contiguous_strides(entry.local_shape))
+    flat, value = entry.tensors(shard.array)
     if target.fsdp is not None:
         # FSDP2 keeps padded memory that it already knows, instead of copying it out.
         target.fsdp._sharded_param_data = flat
@@ -191,23 +191,17 @@ def _note_copies(entries: List[Entry], shard: Shard, result: LoadResult) -> None
     low = shard.mapping.address
     high = low + shard.mapping.nbytes
     for entry in entries:
-        tensor = entry.target.tensor
-        local = tensor._local_tensor if entry.target.spec is not None else tensor
-        if local.numel() and not low <= local.data_ptr() < high:
-            result.copied[entry.target.name] = entry.public or "its memory was exchanged meanwhile"
-        elif entry.target.fsdp is not None and not _keeps(entry):
-            result.copied[entry.target.name] = (
-                f"FSDP2 of PyTorch {torch.__version__} copies short shards out at the first forward")
+        target = entry.target
+        if entry.public is not None:
+            local = target.tensor if target.spec is None else target.tensor._local_tensor
+            if local.numel() and not low <= local.data_ptr() < high:
+                result.copied[target.name] = entry.public
+        elif target.fsdp is not None and entry.count != math.prod(entry.local_shape):
+            if not _short_shards_stay():
+                result.copied[target.name] = (
+                    f"FSDP2 of PyTorch {torch.__version__} copies short shards out at the first forward")
 
 
-_short_shards_kept: List[bool] = []
-
-
-def _keeps(entry: Entry) -> bool:
-    """Whether FSDP2 will leave this parameter's memory in the slab."""
-    fsdp_param = entry.target.fsdp
-    if fsdp_param.sharded_size == fsdp_param.padded_sharded_param_size:
-        return True
-    if not _short_shards_kept:
-        _short_shards_kept.append(_fsdp.keeps_short_shards())
-    return _short_shards_kept[0]
+@functools.lru_cache(maxsize=None)
+def _short_shards_stay() -> bool:
+    return _fsdp.keeps_short_shards()

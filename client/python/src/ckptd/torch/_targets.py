@@ -106,8 +106,8 @@ def choose_dtypes(targets: List[Target], dtype: Optional[torch.dtype]) -> None:
         own = target.tensor.dtype
         cast = dtype is not None and target.persistent and _memory.is_castable(own)
         target.dtype = dtype if cast else own
-        if not _memory.number_of(target.dtype):
-            raise Unimplemented(f"filling {target.name}: checkpoints hold no {target.dtype}",
+        if not _memory.number_of(own):
+            raise Unimplemented(f"filling {target.name}: checkpoints hold no {own}",
                                 "DTYPE_UNSUPPORTED", {"tensor": target.name})
 
 

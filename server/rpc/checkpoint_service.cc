@@ -1,0 +1,226 @@
+#include "server/rpc/checkpoint_service.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/rpc/call.h"
+#include "server/rpc/convert.h"
+#include "server/rpc/grpc_status.h"
+#include "server/rpc/inspect_page.h"
+
+namespace ckptd {
+namespace {
+
+constexpr std::chrono::minutes kLongCall{10};
+constexpr std::chrono::milliseconds kWatchPoll{500};
+constexpr std::chrono::milliseconds kWatchPeriod{100};
+// A watch holds a server thread.
+constexpr int kMaxWatchers = 64;
+
+v1::PlanLoadResponse PlanReply(const Node::DryRun& dry) {
+  v1::PlanLoadResponse out;
+  std::vector<uint64_t> digests;
+  uint64_t peak = 0;
+  uint64_t total = 0;
+  for (const RankPlan& plan : dry.plans) {
+    auto* rank = out.add_ranks();
+    rank->set_rank(static_cast<int32_t>(plan.rank));
+    rank->set_slab_bytes(plan.slab_bytes);
+    rank->set_tensor_bytes(plan.tensor_bytes);
+    rank->set_tensor_count(static_cast<uint32_t>(plan.tensors.size()));
+    rank->set_received_bytes(plan.rank == 0 ? 0 : plan.tensor_bytes);
+    peak = std::max(peak, plan.slab_bytes);
+    total += plan.slab_bytes;
+    digests.push_back(plan.digest);
+  }
+  const std::vector<uint64_t> reads = ReadBytesPerFile(dry.index, dry.plans);
+  uint64_t storage = 0;
+  for (size_t i = 0; i < reads.size(); ++i) {
+    auto* file = out.add_files();
+    file->set_path(dry.index.files[i].path);
+    file->set_read_bytes(reads[i]);
+    storage += reads[i];
+  }
+  out.set_storage_bytes(storage);
+  out.set_peak_rank_bytes(peak);
+  out.set_total_slab_bytes(total);
+  out.set_plan_digest(HexDigest(CombineDigests(digests)));
+  return out;
+}
+
+bool Accepts(const v1::AcquireShardRequest& request, v1::HandleKind kind) {
+  const auto& kinds = request.accepted_kinds();
+  return kinds.empty() || std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+}
+
+}  // namespace
+
+grpc::Status CheckpointServiceImpl::InspectCheckpoint(grpc::ServerContext* context,
+                                                      const v1::InspectCheckpointRequest* request,
+                                                      v1::InspectCheckpointResponse* response) {
+  auto index = node_.Inspect(request->source(), DeadlineOf(*context, kLongCall));
+  if (!index.ok()) return ToGrpc(index.status());
+  auto page = InspectPage(*index, request->page_token(), request->page_size());
+  if (!page.ok()) return ToGrpc(page.status());
+  *response = std::move(page).value();
+  return grpc::Status::OK;
+}
+
+grpc::Status CheckpointServiceImpl::PlanLoad(grpc::ServerContext* context,
+                                             const v1::PlanLoadRequest* request,
+                                             v1::PlanLoadResponse* response) {
+  auto load = FromProto(*request);
+  if (!load.ok()) return ToGrpc(load.status());
+  const auto dry = node_.Plan(*load, DeadlineOf(*context, kLongCall));
+  if (!dry.ok()) return ToGrpc(dry.status());
+  *response = PlanReply(*dry);
+  return grpc::Status::OK;
+}
+
+grpc::Status CheckpointServiceImpl::LoadCheckpoint(grpc::ServerContext*,
+                                                   const v1::LoadCheckpointRequest* request,
+                                                   v1::LoadCheckpointResponse* response) {
+  auto load = FromProto(*request);
+  if (!load.ok()) return ToGrpc(load.status());
+  const auto reply = node_.Load(std::move(load).value(), request->request_id());
+  if (!reply.ok()) return ToGrpc(reply.status());
+  *response->mutable_checkpoint() = ToProto(reply->info);
+  response->set_resident(reply->resident);
+  for (const std::string& field : reply->differs) response->add_differs(field);
+  return grpc::Status::OK;
+}
+
+absl::Status CheckpointServiceImpl::Watch(
+    grpc::ServerContext* context, const std::string& name,
+    grpc::ServerWriter<v1::WatchCheckpointResponse>* writer) {
+  uint64_t seen = 0;
+  uint64_t sent = 0;
+  while (!context->IsCancelled()) {
+    CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info,
+                           node_.catalog().Watch(name, seen, Clock::now() + kWatchPoll));
+    const bool ended = info.state != CheckpointState::kLoading;
+    if (seen != sent) {
+      v1::WatchCheckpointResponse response;
+      *response.mutable_checkpoint() = ToProto(info);
+      if (!writer->Write(response)) return absl::OkStatus();
+      sent = seen;
+    }
+    if (ended) return absl::OkStatus();
+    CKPTD_RETURN_IF_ERROR(node_.CheckNotDraining());
+    // At most ten messages a second; the end is told at once.
+    node_.catalog().WatchEnd(name, Clock::now() + kWatchPeriod);
+  }
+  return absl::OkStatus();
+}
+
+grpc::Status CheckpointServiceImpl::WatchCheckpoint(
+    grpc::ServerContext* context, const v1::WatchCheckpointRequest* request,
+    grpc::ServerWriter<v1::WatchCheckpointResponse>* writer) {
+  if (++watchers_ > kMaxWatchers) {
+    --watchers_;
+    return ToGrpc(MakeError(absl::StatusCode::kResourceExhausted, reason::kInvalidRequest,
+                            fmt::format("watching {}: {} watches are open on this daemon; poll "
+                                        "GetCheckpoint instead",
+                                        request->name(), kMaxWatchers)));
+  }
+  const absl::Status status = Watch(context, request->name(), writer);
+  --watchers_;
+  return ToGrpc(status);
+}
+
+grpc::Status CheckpointServiceImpl::GetCheckpoint(grpc::ServerContext*,
+                                                  const v1::GetCheckpointRequest* request,
+                                                  v1::GetCheckpointResponse* response) {
+  const auto info = node_.catalog().Get(request->name());
+  if (!info.ok()) return ToGrpc(info.status());
+  *response->mutable_checkpoint() = ToProto(*info);
+  return grpc::Status::OK;
+}
+
+grpc::Status CheckpointServiceImpl::ListCheckpoints(grpc::ServerContext*,
+                                                    const v1::ListCheckpointsRequest* request,
+                                                    v1::ListCheckpointsResponse* response) {
+  const std::vector<CheckpointInfo> infos = node_.catalog().List();
+  const auto begin = PositionFrom(request->page_token(), infos.size());
+  if (!begin.ok()) return ToGrpc(begin.status());
+  constexpr size_t kLargestPage = 500;
+  const size_t asked = request->page_size() == 0 ? kLargestPage : request->page_size();
+  const size_t end = std::min(infos.size(), *begin + std::min(asked, kLargestPage));
+  for (size_t i = *begin; i < end; ++i) *response->add_checkpoints() = ToProto(infos[i]);
+  if (end < infos.size()) response->set_next_page_token(std::to_string(end));
+  return grpc::Status::OK;
+}
+
+absl::Status CheckpointServiceImpl::Acquire(const v1::AcquireShardRequest& request,
+                                            v1::AcquireShardResponse* response) {
+  CKPTD_RETURN_IF_ERROR(node_.CheckNotDraining());
+  CKPTD_ASSIGN_OR_RETURN(const AttachMode mode, FromProto(request.mode()));
+  if (!Accepts(request, v1::HANDLE_KIND_MEMFD)) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
+                     fmt::format("acquiring {}: this daemon keeps shards in host memory and hands "
+                                 "out MEMFD handles, which the client does not accept",
+                                 request.name()));
+  }
+  CKPTD_ASSIGN_OR_RETURN(const LeaseTable::Ticket ticket,
+                         node_.leases().Open(request.name(), mode));
+  const Shard& shard = *ticket.held.shard;
+  response->set_lease(ticket.lease);
+  response->set_token(ticket.token);
+  *response->mutable_token_lifetime() = ToProto(LeaseTable::kTokenLifetime);
+  response->set_mode(ToProto(mode));
+  response->set_slab_bytes(shard.plan.slab_bytes);
+  response->set_tensor_count(shard.plan.tensors.size());
+  auto* memfd = response->mutable_memfd();
+  memfd->set_fd_socket(fd_socket_);
+  for (const Segment& segment : ticket.held.memory->Segments()) {
+    memfd->add_segment_bytes(segment.bytes);
+  }
+  memfd->set_writable(mode == AttachMode::kExclusive);
+  size_t next = 0;
+  *response->mutable_tensors() = TensorPage(shard, 0, request.page_size(), next);
+  if (next != 0) response->set_next_page_token(std::to_string(next));
+  return absl::OkStatus();
+}
+
+grpc::Status CheckpointServiceImpl::AcquireShard(grpc::ServerContext*,
+                                                 const v1::AcquireShardRequest* request,
+                                                 v1::AcquireShardResponse* response) {
+  return ToGrpc(Acquire(*request, response));
+}
+
+grpc::Status CheckpointServiceImpl::ListShardTensors(grpc::ServerContext*,
+                                                     const v1::ListShardTensorsRequest* request,
+                                                     v1::ListShardTensorsResponse* response) {
+  const auto shard = node_.catalog().Table(request->name());
+  if (!shard.ok()) return ToGrpc(shard.status());
+  const auto begin = PositionFrom(request->page_token(), (*shard)->plan.tensors.size());
+  if (!begin.ok()) return ToGrpc(begin.status());
+  size_t next = 0;
+  *response->mutable_tensors() = TensorPage(**shard, *begin, request->page_size(), next);
+  if (next != 0) response->set_next_page_token(std::to_string(next));
+  return grpc::Status::OK;
+}
+
+grpc::Status CheckpointServiceImpl::ReleaseShard(grpc::ServerContext*,
+                                                 const v1::ReleaseShardRequest* request,
+                                                 v1::ReleaseShardResponse*) {
+  node_.leases().End(request->lease());
+  return grpc::Status::OK;
+}
+
+grpc::Status CheckpointServiceImpl::VerifyCheckpoint(grpc::ServerContext* context,
+                                                     const v1::VerifyCheckpointRequest* request,
+                                                     v1::VerifyCheckpointResponse* response) {
+  const auto result = node_.Verify(request->name(), DeadlineOf(*context, kLongCall));
+  if (!result.ok()) return ToGrpc(result.status());
+  response->set_tensor_count(result->tensors);
+  response->set_bytes(result->bytes);
+  for (const std::string& name : result->mismatched) response->add_mismatched(name);
+  return grpc::Status::OK;
+}
+
+}  // namespace ckptd

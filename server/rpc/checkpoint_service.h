@@ -1,0 +1,58 @@
+// ckptd.v1.CheckpointService: validates, calls the node, converts. Thread-safe.
+#ifndef CKPTD_SERVER_RPC_CHECKPOINT_SERVICE_H_
+#define CKPTD_SERVER_RPC_CHECKPOINT_SERVICE_H_
+
+#include <atomic>
+#include <string>
+
+#include "ckptd/v1/checkpoint_service.grpc.pb.h"
+#include "server/core/node.h"
+
+namespace ckptd {
+
+class CheckpointServiceImpl final : public v1::CheckpointService::Service {
+ public:
+  // `fd_socket` is the path told to clients. `node` outlives the service.
+  CheckpointServiceImpl(Node& node, std::string fd_socket)
+      : node_(node), fd_socket_(std::move(fd_socket)) {}
+
+  grpc::Status InspectCheckpoint(grpc::ServerContext* context,
+                                 const v1::InspectCheckpointRequest* request,
+                                 v1::InspectCheckpointResponse* response) override;
+  grpc::Status PlanLoad(grpc::ServerContext* context, const v1::PlanLoadRequest* request,
+                        v1::PlanLoadResponse* response) override;
+  grpc::Status LoadCheckpoint(grpc::ServerContext* context,
+                              const v1::LoadCheckpointRequest* request,
+                              v1::LoadCheckpointResponse* response) override;
+  grpc::Status WatchCheckpoint(grpc::ServerContext* context,
+                               const v1::WatchCheckpointRequest* request,
+                               grpc::ServerWriter<v1::WatchCheckpointResponse>* writer) override;
+  grpc::Status GetCheckpoint(grpc::ServerContext* context, const v1::GetCheckpointRequest* request,
+                             v1::GetCheckpointResponse* response) override;
+  grpc::Status ListCheckpoints(grpc::ServerContext* context,
+                               const v1::ListCheckpointsRequest* request,
+                               v1::ListCheckpointsResponse* response) override;
+  grpc::Status AcquireShard(grpc::ServerContext* context, const v1::AcquireShardRequest* request,
+                            v1::AcquireShardResponse* response) override;
+  grpc::Status ListShardTensors(grpc::ServerContext* context,
+                                const v1::ListShardTensorsRequest* request,
+                                v1::ListShardTensorsResponse* response) override;
+  grpc::Status ReleaseShard(grpc::ServerContext* context, const v1::ReleaseShardRequest* request,
+                            v1::ReleaseShardResponse* response) override;
+  grpc::Status VerifyCheckpoint(grpc::ServerContext* context,
+                                const v1::VerifyCheckpointRequest* request,
+                                v1::VerifyCheckpointResponse* response) override;
+
+ private:
+  absl::Status Watch(grpc::ServerContext* context, const std::string& name,
+                     grpc::ServerWriter<v1::WatchCheckpointResponse>* writer);
+  absl::Status Acquire(const v1::AcquireShardRequest& request, v1::AcquireShardResponse* response);
+
+  Node& node_;
+  const std::string fd_socket_;
+  std::atomic<int> watchers_ = 0;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_RPC_CHECKPOINT_SERVICE_H_

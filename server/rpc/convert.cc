@@ -1,0 +1,214 @@
+#include "server/rpc/convert.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+constexpr std::chrono::hours kMaxTimeout{24};
+constexpr std::chrono::minutes kDefaultTimeout{10};
+// A page of a tensor table stays well under gRPC's default 4 MiB.
+constexpr size_t kPageBytes = size_t{1} << 20;
+
+std::chrono::nanoseconds TimeoutFrom(const google::protobuf::Duration& duration, bool present) {
+  if (!present) return kDefaultTimeout;
+  return std::clamp<std::chrono::nanoseconds>(FromProto(duration), std::chrono::milliseconds(1),
+                                              kMaxTimeout);
+}
+
+}  // namespace
+
+google::protobuf::Duration ToProto(std::chrono::nanoseconds duration) {
+  google::protobuf::Duration out;
+  out.set_seconds(duration.count() / 1'000'000'000);
+  out.set_nanos(static_cast<int32_t>(duration.count() % 1'000'000'000));
+  return out;
+}
+
+std::chrono::nanoseconds FromProto(const google::protobuf::Duration& duration) {
+  // Bounded first: a hostile value must not overflow.
+  const int64_t seconds = std::clamp<int64_t>(duration.seconds(), -1'000'000'000, 1'000'000'000);
+  return std::chrono::seconds(seconds) + std::chrono::nanoseconds(duration.nanos());
+}
+
+google::protobuf::Timestamp ToProto(std::chrono::system_clock::time_point time) {
+  const auto nanos =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+  google::protobuf::Timestamp out;
+  out.set_seconds(nanos / 1'000'000'000);
+  out.set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
+  return out;
+}
+
+v1::Progress ToProto(const Progress& progress) {
+  v1::Progress out;
+  out.set_stage(static_cast<v1::Stage>(progress.stage));
+  out.set_bytes_total(progress.bytes_total);
+  out.set_bytes_done(progress.bytes_done);
+  out.set_bytes_per_second(progress.bytes_per_second);
+  out.set_slowest_rank(progress.slowest_rank);
+  for (const int32_t rank : progress.waiting_ranks) out.add_waiting_ranks(rank);
+  out.set_storage_bytes(progress.storage_bytes);
+  out.set_sent_bytes(progress.sent_bytes);
+  for (const auto& [stage, duration] : progress.stages) {
+    auto* time = out.add_stages();
+    time->set_stage(static_cast<v1::Stage>(stage));
+    *time->mutable_duration() = ToProto(duration);
+  }
+  return out;
+}
+
+Progress FromProto(const v1::Progress& progress) {
+  Progress out;
+  const auto stage = [](v1::Stage value) {
+    return v1::Stage_IsValid(value) ? static_cast<Stage>(value) : Stage::kUnspecified;
+  };
+  out.stage = stage(progress.stage());
+  out.bytes_total = progress.bytes_total();
+  out.bytes_done = progress.bytes_done();
+  out.bytes_per_second = progress.bytes_per_second();
+  out.slowest_rank = progress.slowest_rank();
+  out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
+  out.storage_bytes = progress.storage_bytes();
+  out.sent_bytes = progress.sent_bytes();
+  for (const v1::StageTime& time : progress.stages()) {
+    out.stages.emplace_back(stage(time.stage()), FromProto(time.duration()));
+  }
+  return out;
+}
+
+v1::Failure ToFailure(const absl::Status& status) {
+  v1::Failure failure;
+  failure.set_code(static_cast<int>(status.code()));
+  failure.set_message(MessageOf(status));
+  failure.set_reason(ReasonOf(status));
+  const Facts facts = FactsOf(status);
+  const auto rank = facts.find("rank");
+  failure.set_rank(rank == facts.end() ? -1 : std::atoi(rank->second.c_str()));
+  return failure;
+}
+
+absl::Status FromFailure(const v1::Failure& failure, const Facts& facts) {
+  const bool known = failure.code() > 0 && failure.code() <= 16;
+  const auto code = known ? static_cast<absl::StatusCode>(failure.code())
+                          : absl::StatusCode::kInternal;
+  return MakeError(code, failure.reason(), failure.message(), facts);
+}
+
+v1::Checkpoint ToProto(const CheckpointInfo& info) {
+  v1::Checkpoint out;
+  out.set_name(info.name);
+  out.set_source(info.source);
+  out.set_state(static_cast<v1::Checkpoint::State>(info.state));
+  out.set_intended_mode(ToProto(info.intended));
+  out.set_rank(static_cast<int32_t>(info.rank));
+  out.set_world_size(static_cast<int32_t>(info.world_size));
+  out.set_epoch(info.epoch);
+  out.set_slab_bytes(info.slab_bytes);
+  out.set_tensor_count(static_cast<uint32_t>(info.tensor_count));
+  if (info.plan_digest != 0) out.set_plan_digest(HexDigest(info.plan_digest));
+  if (info.identity != 0) out.set_identity(HexDigest(info.identity));
+  out.set_digests(info.digests);
+  out.set_pinned(info.pinned);
+  out.set_lease_count(info.leases);
+  *out.mutable_progress() = ToProto(info.progress);
+  if (info.state == CheckpointState::kFailed) *out.mutable_failure() = ToFailure(info.failure);
+  *out.mutable_create_time() = ToProto(info.created);
+  if (info.activated.time_since_epoch().count() != 0) {
+    *out.mutable_active_time() = ToProto(info.activated);
+  }
+  out.set_layout(info.layout);
+  return out;
+}
+
+absl::StatusOr<AttachMode> FromProto(v1::AttachMode mode) {
+  if (mode == v1::ATTACH_MODE_UNSPECIFIED) return AttachMode::kShared;
+  if (v1::AttachMode_IsValid(mode)) return static_cast<AttachMode>(mode);
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                   fmt::format("reading the attach mode: {} is none; use SHARED, PRIVATE or "
+                               "EXCLUSIVE",
+                               static_cast<int>(mode)));
+}
+
+v1::AttachMode ToProto(AttachMode mode) { return static_cast<v1::AttachMode>(mode); }
+
+absl::StatusOr<LoadRequest> FromProto(const v1::LoadCheckpointRequest& request) {
+  LoadRequest out;
+  out.source = request.source();
+  CKPTD_ASSIGN_OR_RETURN(out.layout, FromProto(request.layout()));
+  CKPTD_ASSIGN_OR_RETURN(out.policy, FromProto(request.dtype_policy()));
+  CKPTD_ASSIGN_OR_RETURN(out.intended, FromProto(request.intended_mode()));
+  out.digests = !request.skip_digests();
+  out.timeout = TimeoutFrom(request.timeout(), request.has_timeout());
+  return out;
+}
+
+absl::StatusOr<LoadRequest> FromProto(const v1::PlanLoadRequest& request) {
+  LoadRequest out;
+  out.source = request.source();
+  CKPTD_ASSIGN_OR_RETURN(out.layout, FromProto(request.layout()));
+  CKPTD_ASSIGN_OR_RETURN(out.policy, FromProto(request.dtype_policy()));
+  return out;
+}
+
+v1::ProposeRequest ToProto(uint32_t rank, const std::string& incarnation,
+                           const LoadRequest& request) {
+  v1::ProposeRequest out;
+  out.set_rank(static_cast<int32_t>(rank));
+  out.set_incarnation(incarnation);
+  out.set_source(request.source);
+  *out.mutable_layout() = ToProto(request.layout);
+  *out.mutable_dtype_policy() = ToProto(request.policy);
+  out.set_intended_mode(ToProto(request.intended));
+  *out.mutable_timeout() = ToProto(request.timeout);
+  out.set_skip_digests(!request.digests);
+  return out;
+}
+
+absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request) {
+  LoadRequest out;
+  out.source = request.source();
+  CKPTD_ASSIGN_OR_RETURN(out.layout, FromProto(request.layout()));
+  CKPTD_ASSIGN_OR_RETURN(out.policy, FromProto(request.dtype_policy()));
+  CKPTD_ASSIGN_OR_RETURN(out.intended, FromProto(request.intended_mode()));
+  out.digests = !request.skip_digests();
+  out.timeout = TimeoutFrom(request.timeout(), request.has_timeout());
+  return out;
+}
+
+v1::TensorTable TensorPage(const Shard& shard, size_t begin, size_t page_size, size_t& next) {
+  v1::TensorTable table;
+  size_t bytes = 0;
+  const auto& tensors = shard.plan.tensors;
+  size_t i = begin;
+  for (; i < tensors.size(); ++i) {
+    const PlannedTensor& tensor = tensors[i];
+    size_t cost = tensor.name.size() + 64 + 10 * tensor.shape.size();
+    for (const std::string& alias : tensor.aliases) cost += alias.size() + 8;
+    const size_t count = i - begin;
+    if (count > 0 && (bytes + cost > kPageBytes || (page_size > 0 && count == page_size))) break;
+    bytes += cost;
+    table.add_names(tensor.name);
+    table.add_dtypes(static_cast<v1::Dtype>(tensor.dtype));
+    table.add_ranks_of_shape(static_cast<uint32_t>(tensor.shape.size()));
+    for (const uint64_t size : tensor.shape) table.add_dims(size);
+    table.add_offsets(tensor.offset);
+    table.add_bytes(tensor.bytes);
+    table.add_padded_bytes(tensor.padded_bytes);
+    if (!shard.digests.empty()) table.add_digests(shard.digests[i]);
+    for (const std::string& alias : tensor.aliases) {
+      table.add_alias_names(alias);
+      table.add_alias_tensors(static_cast<uint32_t>(count));
+    }
+  }
+  next = i < tensors.size() ? i : 0;
+  return table;
+}
+
+}  // namespace ckptd

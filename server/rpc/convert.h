@@ -1,0 +1,67 @@
+// The only place that knows both worlds: domain values and ckptd.v1 messages.
+// Everything that comes from outside is checked here: sizes of columns, ranges of
+// indices, enum values. Pure functions.
+#ifndef CKPTD_SERVER_RPC_CONVERT_H_
+#define CKPTD_SERVER_RPC_CONVERT_H_
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ckptd/v1/checkpoint_service.pb.h"
+#include "ckptd/v1/group_service.pb.h"
+#include "ckptd/v1/types.pb.h"
+#include "common/base/status.h"
+#include "google/protobuf/duration.pb.h"
+#include "google/protobuf/timestamp.pb.h"
+#include "server/core/domain.h"
+#include "server/core/links.h"
+
+namespace ckptd {
+
+google::protobuf::Duration ToProto(std::chrono::nanoseconds duration);
+std::chrono::nanoseconds FromProto(const google::protobuf::Duration& duration);
+google::protobuf::Timestamp ToProto(std::chrono::system_clock::time_point time);
+
+v1::Progress ToProto(const Progress& progress);
+Progress FromProto(const v1::Progress& progress);
+v1::Failure ToFailure(const absl::Status& status);
+absl::Status FromFailure(const v1::Failure& failure, const Facts& facts);
+v1::Checkpoint ToProto(const CheckpointInfo& info);
+
+absl::StatusOr<AttachMode> FromProto(v1::AttachMode mode);  // UNSPECIFIED is SHARED
+v1::AttachMode ToProto(AttachMode mode);
+
+v1::RankLayout ToProto(const RankLayout& layout);
+absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& layout);
+v1::DtypePolicy ToProto(const DtypePolicy& policy);
+absl::StatusOr<DtypePolicy> FromProto(const v1::DtypePolicy& policy);
+v1::Layout ToProto(const LayoutRequest& layout);
+absl::StatusOr<LayoutRequest> FromProto(const v1::Layout& layout);
+
+absl::StatusOr<LoadRequest> FromProto(const v1::LoadCheckpointRequest& request);
+absl::StatusOr<LoadRequest> FromProto(const v1::PlanLoadRequest& request);
+v1::ProposeRequest ToProto(uint32_t rank, const std::string& incarnation,
+                           const LoadRequest& request);
+absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request);
+
+v1::PrepareRequest ToProto(const PrepareCall& call);
+absl::StatusOr<PrepareCall> FromProto(const v1::PrepareRequest& request);
+v1::PrepareResponse ToProto(const PrepareReply& reply);
+PrepareReply FromProto(const v1::PrepareResponse& response);
+v1::CommitRequest ToProto(const CommitCall& call);
+CommitCall FromProto(const v1::CommitRequest& request);
+
+v1::JoinRequest ToProto(const MemberIdentity& identity,
+                        const std::vector<ResidentCheckpoint>& residents);
+MemberIdentity IdentityFrom(const v1::JoinRequest& request);
+std::vector<ResidentCheckpoint> ResidentsFrom(const v1::JoinRequest& request);
+
+// Tensors [begin, ...) of a shard, as many as `page_size` and the message size
+// allow (0: as many as fit); `next` is where the following page begins.
+v1::TensorTable TensorPage(const Shard& shard, size_t begin, size_t page_size, size_t& next);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_RPC_CONVERT_H_

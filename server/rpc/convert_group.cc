@@ -1,0 +1,206 @@
+// Calls between daemons: proto and domain.
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/rpc/convert.h"
+
+namespace ckptd {
+namespace {
+
+v1::FileIdentity ToProtoFile(const SourceFile& file) {
+  v1::FileIdentity out;
+  out.set_path(file.path);
+  out.set_bytes(file.bytes);
+  out.set_device(file.device);
+  out.set_inode(file.inode);
+  out.set_mtime_ns(file.mtime_ns);
+  out.set_header_hash(file.header_hash);
+  return out;
+}
+
+SourceFile FileFrom(const v1::FileIdentity& file) {
+  return {file.path(), file.bytes(), file.device(), file.inode(), file.mtime_ns(),
+          file.header_hash()};
+}
+
+absl::Status Malformed(const std::string& why) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                   "reading the leader's plan: " + why + "; run the same ckptd on every rank");
+}
+
+absl::StatusOr<CheckpointIndex> IndexFrom(const v1::PrepareRequest& in) {
+  CheckpointIndex index;
+  index.source = in.source();
+  for (const v1::FileIdentity& file : in.files()) index.files.push_back(FileFrom(file));
+  const int count = in.names_size();
+  if (in.dtypes_size() != count || in.ranks_of_shape_size() != count ||
+      in.piece_files_size() != count || in.piece_offsets_size() != count) {
+    return Malformed("columns differ in length");
+  }
+  int dim = 0;
+  for (int i = 0; i < count; ++i) {
+    const uint32_t dims = in.ranks_of_shape(i);
+    const int dtype = in.dtypes(i);
+    if (dims > static_cast<uint32_t>(in.dims_size() - dim) || dtype <= 0 ||
+        dtype >= kDtypeCount || in.piece_files(i) >= index.files.size()) {
+      return Malformed("a column holds an impossible value");
+    }
+    TensorEntry entry;
+    entry.name = in.names(i);
+    entry.dtype = static_cast<Dtype>(dtype);
+    entry.shape.assign(in.dims().begin() + dim, in.dims().begin() + dim + static_cast<int>(dims));
+    dim += static_cast<int>(dims);
+    Piece piece;
+    piece.file = in.piece_files(i);
+    piece.offset = in.piece_offsets(i);
+    piece.bytes = ElementCount(entry.shape) * BitsOf(entry.dtype) / 8;
+    piece.box = {Shape(entry.shape.size(), 0), entry.shape};
+    entry.pieces.push_back(std::move(piece));
+    index.tensors.push_back(std::move(entry));
+  }
+  index.aliases = {in.aliases().begin(), in.aliases().end()};
+  return index;
+}
+
+}  // namespace
+
+v1::PrepareRequest ToProto(const PrepareCall& call) {
+  v1::PrepareRequest out;
+  out.set_epoch(call.epoch);
+  out.set_name(call.name);
+  out.set_source(call.request.source);
+  out.set_load_key(LoadKey(call.request));
+  for (const SourceFile& file : call.index->files) *out.add_files() = ToProtoFile(file);
+  for (const TensorEntry& tensor : call.index->tensors) {
+    out.add_names(tensor.name);
+    out.add_dtypes(static_cast<v1::Dtype>(tensor.dtype));
+    out.add_ranks_of_shape(static_cast<uint32_t>(tensor.shape.size()));
+    out.mutable_dims()->Add(tensor.shape.begin(), tensor.shape.end());
+    out.add_piece_files(tensor.pieces.front().file);
+    out.add_piece_offsets(tensor.pieces.front().offset);
+  }
+  out.mutable_aliases()->insert(call.index->aliases.begin(), call.index->aliases.end());
+  *out.mutable_layout() = ToProto(call.request.layout);
+  *out.mutable_dtype_policy() = ToProto(call.request.policy);
+  out.set_intended_mode(ToProto(call.request.intended));
+  out.set_skip_digests(!call.request.digests);
+  out.set_rank_digest(call.rank_digest);
+  out.set_plan_digest(call.plan_digest);
+  out.mutable_request_digests()->Add(call.request_digests.begin(), call.request_digests.end());
+  return out;
+}
+
+absl::StatusOr<PrepareCall> FromProto(const v1::PrepareRequest& in) {
+  PrepareCall call;
+  call.epoch = in.epoch();
+  call.name = in.name();
+  call.request.source = in.source();
+  CKPTD_ASSIGN_OR_RETURN(call.request.layout, FromProto(in.layout()));
+  CKPTD_ASSIGN_OR_RETURN(call.request.policy, FromProto(in.dtype_policy()));
+  CKPTD_ASSIGN_OR_RETURN(call.request.intended, FromProto(in.intended_mode()));
+  call.request.digests = !in.skip_digests();
+  if (LoadKey(call.request) != in.load_key()) return Malformed("its load key differs");
+  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, IndexFrom(in));
+  call.index = std::make_shared<const CheckpointIndex>(std::move(index));
+  call.rank_digest = in.rank_digest();
+  call.plan_digest = in.plan_digest();
+  call.request_digests = {in.request_digests().begin(), in.request_digests().end()};
+  return call;
+}
+
+v1::PrepareResponse ToProto(const PrepareReply& reply) {
+  v1::PrepareResponse out;
+  out.set_resident(reply.resident);
+  out.set_rank_digest(reply.rank_digest);
+  for (const PeerSlab::PeerSegment& segment : reply.segments) {
+    auto* one = out.add_segments();
+    one->set_id(segment.id);
+    one->set_bytes(segment.bytes);
+  }
+  out.set_memory_endpoint(reply.memory_endpoint);
+  out.mutable_owned_segments()->Add(reply.owned_segments.begin(), reply.owned_segments.end());
+  return out;
+}
+
+PrepareReply FromProto(const v1::PrepareResponse& response) {
+  PrepareReply reply;
+  reply.resident = response.resident();
+  reply.rank_digest = response.rank_digest();
+  for (const v1::SlabSegment& segment : response.segments()) {
+    reply.segments.push_back({segment.id(), segment.bytes()});
+  }
+  reply.memory_endpoint = response.memory_endpoint();
+  reply.owned_segments = {response.owned_segments().begin(), response.owned_segments().end()};
+  return reply;
+}
+
+v1::CommitRequest ToProto(const CommitCall& call) {
+  v1::CommitRequest out;
+  out.set_epoch(call.epoch);
+  out.set_name(call.name);
+  out.set_tensor_bytes(call.tensor_bytes);
+  out.mutable_digests()->Add(call.digests.begin(), call.digests.end());
+  *out.mutable_progress() = ToProto(call.progress);
+  return out;
+}
+
+CommitCall FromProto(const v1::CommitRequest& request) {
+  CommitCall call;
+  call.epoch = request.epoch();
+  call.name = request.name();
+  call.tensor_bytes = request.tensor_bytes();
+  call.digests = {request.digests().begin(), request.digests().end()};
+  call.progress = FromProto(request.progress());
+  return call;
+}
+
+v1::JoinRequest ToProto(const MemberIdentity& identity,
+                        const std::vector<ResidentCheckpoint>& residents) {
+  v1::JoinRequest out;
+  out.set_job(identity.job);
+  out.set_version(identity.version);
+  out.set_rank(static_cast<int32_t>(identity.rank));
+  out.set_world_size(static_cast<int32_t>(identity.world_size));
+  out.set_incarnation(identity.incarnation);
+  out.set_address(identity.address);
+  out.set_host(identity.host);
+  out.set_pid(identity.pid);
+  for (const ResidentCheckpoint& resident : residents) {
+    auto* one = out.add_residents();
+    one->set_name(resident.name);
+    one->set_load_key(resident.load_key);
+    for (const SourceFile& file : resident.files) *one->add_files() = ToProtoFile(file);
+    one->mutable_request_digests()->Add(resident.request_digests.begin(),
+                                        resident.request_digests.end());
+  }
+  return out;
+}
+
+MemberIdentity IdentityFrom(const v1::JoinRequest& request) {
+  return {request.job(),
+          request.version(),
+          static_cast<uint32_t>(request.rank()),
+          static_cast<uint32_t>(request.world_size()),
+          request.incarnation(),
+          request.address(),
+          request.host(),
+          request.pid()};
+}
+
+std::vector<ResidentCheckpoint> ResidentsFrom(const v1::JoinRequest& request) {
+  std::vector<ResidentCheckpoint> residents;
+  for (const v1::ResidentCheckpoint& resident : request.residents()) {
+    ResidentCheckpoint one;
+    one.name = resident.name();
+    one.load_key = resident.load_key();
+    for (const v1::FileIdentity& file : resident.files()) one.files.push_back(FileFrom(file));
+    one.request_digests = {resident.request_digests().begin(), resident.request_digests().end()};
+    residents.push_back(std::move(one));
+  }
+  return residents;
+}
+
+}  // namespace ckptd

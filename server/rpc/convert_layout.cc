@@ -1,0 +1,215 @@
+// Layouts between proto and domain.
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/rpc/convert.h"
+
+namespace ckptd {
+namespace {
+
+// A statement of more than this is no model.
+constexpr int kMaxTensors = 4'000'000;
+constexpr size_t kMaxNameBytes = 64 * 1024;
+
+absl::Status Invalid(const std::string& why) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid,
+                   "reading the layout of a request: " + why);
+}
+
+absl::StatusOr<Sharding> ShardingFrom(const v1::Sharding& in) {
+  Sharding out;
+  if (in.has_mesh()) out.mesh = in.mesh();
+  for (const v1::Placement& placement : in.placements()) {
+    Placement one;
+    switch (placement.kind()) {
+      case v1::Placement::KIND_REPLICATE: one.kind = Placement::Kind::kReplicate; break;
+      case v1::Placement::KIND_SHARD: one.kind = Placement::Kind::kShard; break;
+      case v1::Placement::KIND_STRIDED_SHARD: one.kind = Placement::Kind::kStridedShard; break;
+      default: return Invalid(fmt::format("placement kind {} is unknown",
+                                          static_cast<int>(placement.kind())));
+    }
+    one.dim = placement.dim();
+    one.split_factor = one.kind == Placement::Kind::kStridedShard ? placement.split_factor() : 1;
+    out.placements.push_back(one);
+  }
+  if (in.has_padded_dim()) out.padded_dim = in.padded_dim();
+  for (const v1::Box& box : in.boxes()) {
+    out.boxes.push_back({Shape(box.offsets().begin(), box.offsets().end()),
+                         Shape(box.extents().begin(), box.extents().end())});
+  }
+  return out;
+}
+
+v1::Sharding ToProtoSharding(const Sharding& in) {
+  v1::Sharding out;
+  if (in.mesh.has_value()) out.set_mesh(*in.mesh);
+  for (const Placement& placement : in.placements) {
+    auto* one = out.add_placements();
+    one->set_kind(placement.kind == Placement::Kind::kReplicate ? v1::Placement::KIND_REPLICATE
+                  : placement.kind == Placement::Kind::kShard
+                      ? v1::Placement::KIND_SHARD
+                      : v1::Placement::KIND_STRIDED_SHARD);
+    one->set_dim(placement.dim);
+    one->set_split_factor(placement.split_factor);
+  }
+  if (in.padded_dim.has_value()) out.set_padded_dim(*in.padded_dim);
+  for (const Box& box : in.boxes) {
+    auto* one = out.add_boxes();
+    one->mutable_offsets()->Add(box.offsets.begin(), box.offsets.end());
+    one->mutable_extents()->Add(box.extents.begin(), box.extents.end());
+  }
+  return out;
+}
+
+absl::StatusOr<Dtype> DtypeFrom(int value) {
+  if (value >= 0 && value < kDtypeCount) return static_cast<Dtype>(value);
+  return Invalid(fmt::format("dtype {} is unknown", value));
+}
+
+// The columns of `layout.targets`, before aliases.
+absl::Status ReadTargets(const v1::RankLayout& in, RankLayout& out) {
+  const int count = in.names_size();
+  if (count > kMaxTensors || in.sharding_of_size() != count || in.dtypes_size() != count ||
+      (in.ranks_of_shape_size() != count && in.ranks_of_shape_size() != 0)) {
+    return Invalid(fmt::format("its columns differ in length: {} names, {} shardings, {} dtypes, "
+                               "{} shapes",
+                               count, in.sharding_of_size(), in.dtypes_size(),
+                               in.ranks_of_shape_size()));
+  }
+  int dim = 0;
+  for (int i = 0; i < count; ++i) {
+    TargetSpec target;
+    target.name = in.names(i);
+    if (target.name.size() > kMaxNameBytes) return Invalid("a tensor name is too long");
+    target.sharding = in.sharding_of(i);
+    if (target.sharding >= out.shardings.size()) {
+      return Invalid(fmt::format("tensor {} names sharding {}, there are {}", target.name,
+                                 target.sharding, out.shardings.size()));
+    }
+    CKPTD_ASSIGN_OR_RETURN(target.dtype, DtypeFrom(static_cast<int>(in.dtypes(i))));
+    if (in.ranks_of_shape_size() > 0) {
+      const uint32_t dims = in.ranks_of_shape(i);
+      if (dims > static_cast<uint32_t>(in.dims_size() - dim)) {
+        return Invalid(fmt::format("the shape of tensor {} is cut short", target.name));
+      }
+      target.expected_shape.emplace(in.dims().begin() + dim,
+                                    in.dims().begin() + dim + static_cast<int>(dims));
+      dim += static_cast<int>(dims);
+    }
+    out.targets.push_back(std::move(target));
+  }
+  if (dim != in.dims_size()) return Invalid("it has more dims than its shapes need");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& in) {
+  RankLayout out;
+  if (in.rank() < 0 || in.world_size() <= 0 || in.rank() >= in.world_size()) {
+    return Invalid(fmt::format("rank {} of {} is none", in.rank(), in.world_size()));
+  }
+  out.rank = static_cast<uint32_t>(in.rank());
+  out.world_size = static_cast<uint32_t>(in.world_size());
+  for (const v1::Mesh& mesh : in.meshes()) {
+    out.meshes.push_back({{mesh.shape().begin(), mesh.shape().end()},
+                          {mesh.dim_names().begin(), mesh.dim_names().end()},
+                          {mesh.ranks().begin(), mesh.ranks().end()}});
+  }
+  for (const v1::Sharding& sharding : in.shardings()) {
+    CKPTD_ASSIGN_OR_RETURN(Sharding one, ShardingFrom(sharding));
+    out.shardings.push_back(std::move(one));
+  }
+  CKPTD_RETURN_IF_ERROR(ReadTargets(in, out));
+  if (in.alias_names_size() != in.alias_tensors_size()) {
+    return Invalid("its alias columns differ in length");
+  }
+  for (int i = 0; i < in.alias_names_size(); ++i) {
+    if (in.alias_tensors(i) >= out.targets.size()) {
+      return Invalid(fmt::format("alias {} names tensor {}, there are {}", in.alias_names(i),
+                                 in.alias_tensors(i), out.targets.size()));
+    }
+    out.targets[in.alias_tensors(i)].aliases.push_back(in.alias_names(i));
+  }
+  std::stable_sort(out.targets.begin(), out.targets.end(),
+                   [](const TargetSpec& a, const TargetSpec& b) { return a.name < b.name; });
+  return out;
+}
+
+v1::RankLayout ToProto(const RankLayout& in) {
+  v1::RankLayout out;
+  out.set_rank(static_cast<int32_t>(in.rank));
+  out.set_world_size(static_cast<int32_t>(in.world_size));
+  for (const Mesh& mesh : in.meshes) {
+    auto* one = out.add_meshes();
+    one->mutable_shape()->Add(mesh.shape.begin(), mesh.shape.end());
+    for (const std::string& name : mesh.dim_names) one->add_dim_names(name);
+    one->mutable_ranks()->Add(mesh.ranks.begin(), mesh.ranks.end());
+  }
+  for (const Sharding& sharding : in.shardings) *out.add_shardings() = ToProtoSharding(sharding);
+  // Shapes are a column of their own: all targets state one, or none does.
+  bool shapes = true;
+  for (const TargetSpec& target : in.targets) shapes = shapes && target.expected_shape.has_value();
+  for (size_t i = 0; i < in.targets.size(); ++i) {
+    const TargetSpec& target = in.targets[i];
+    out.add_names(target.name);
+    out.add_sharding_of(target.sharding);
+    out.add_dtypes(static_cast<v1::Dtype>(target.dtype));
+    if (shapes) {
+      out.add_ranks_of_shape(static_cast<uint32_t>(target.expected_shape->size()));
+      out.mutable_dims()->Add(target.expected_shape->begin(), target.expected_shape->end());
+    }
+    for (const std::string& alias : target.aliases) {
+      out.add_alias_names(alias);
+      out.add_alias_tensors(static_cast<uint32_t>(i));
+    }
+  }
+  return out;
+}
+
+v1::DtypePolicy ToProto(const DtypePolicy& policy) {
+  v1::DtypePolicy out;
+  out.set_cast_to(static_cast<v1::Dtype>(policy.cast_to));
+  for (const std::string& pattern : policy.keep_f32) out.add_keep_f32(pattern);
+  return out;
+}
+
+absl::StatusOr<DtypePolicy> FromProto(const v1::DtypePolicy& policy) {
+  DtypePolicy out;
+  CKPTD_ASSIGN_OR_RETURN(out.cast_to, DtypeFrom(policy.cast_to()));
+  if (out.cast_to != Dtype::kUnspecified && !IsCastable(out.cast_to)) {
+    return Invalid(fmt::format("casting to {} is not supported; use F64, F32, F16 or BF16",
+                               NameOf(out.cast_to)));
+  }
+  out.keep_f32.assign(policy.keep_f32().begin(), policy.keep_f32().end());
+  return out;
+}
+
+v1::Layout ToProto(const LayoutRequest& layout) {
+  v1::Layout out;
+  if (const auto* rules = std::get_if<std::string>(&layout)) {
+    out.set_rules(*rules);
+  } else {
+    *out.mutable_rank_layout() = ToProto(*std::get<std::shared_ptr<const RankLayout>>(layout));
+  }
+  return out;
+}
+
+absl::StatusOr<LayoutRequest> FromProto(const v1::Layout& layout) {
+  switch (layout.form_case()) {
+    case v1::Layout::kRules: return LayoutRequest(layout.rules());
+    case v1::Layout::kRankLayout: {
+      CKPTD_ASSIGN_OR_RETURN(RankLayout stated, FromProto(layout.rank_layout()));
+      return LayoutRequest(std::make_shared<const RankLayout>(std::move(stated)));
+    }
+    default:
+      return Invalid("it has none; say fsdp:N, hsdp:RxS, replicate:N, layout rules as JSON, or "
+                     "state the tensors of the calling rank");
+  }
+}
+
+}  // namespace ckptd

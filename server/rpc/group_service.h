@@ -1,0 +1,43 @@
+// ckptd.v1.GroupService, on the peer port. Thread-safe.
+#ifndef CKPTD_SERVER_RPC_GROUP_SERVICE_H_
+#define CKPTD_SERVER_RPC_GROUP_SERVICE_H_
+
+#include "ckptd/v1/group_service.grpc.pb.h"
+#include "server/core/node.h"
+
+namespace ckptd {
+
+class GroupServiceImpl final : public v1::GroupService::Service {
+ public:
+  explicit GroupServiceImpl(Node& node) : node_(node) {}
+
+  grpc::Status Join(grpc::ServerContext* context, const v1::JoinRequest* request,
+                    v1::JoinResponse* response) override;
+  grpc::Status Heartbeat(grpc::ServerContext* context, const v1::HeartbeatRequest* request,
+                         v1::HeartbeatResponse* response) override;
+  grpc::Status Propose(grpc::ServerContext* context, const v1::ProposeRequest* request,
+                       v1::ProposeResponse* response) override;
+  grpc::Status Prepare(grpc::ServerContext* context, const v1::PrepareRequest* request,
+                       v1::PrepareResponse* response) override;
+  grpc::Status Execute(grpc::ServerContext* context,
+                       grpc::ServerReader<v1::ExecuteRequest>* reader,
+                       v1::ExecuteResponse* response) override;
+  grpc::Status Commit(grpc::ServerContext* context, const v1::CommitRequest* request,
+                      v1::CommitResponse* response) override;
+  grpc::Status Abort(grpc::ServerContext* context, const v1::AbortRequest* request,
+                     v1::AbortResponse* response) override;
+  grpc::Status PutValue(grpc::ServerContext* context, const v1::PutValueRequest* request,
+                        v1::PutValueResponse* response) override;
+  grpc::Status GetValue(grpc::ServerContext* context, const v1::GetValueRequest* request,
+                        v1::GetValueResponse* response) override;
+
+ private:
+  // Null with an error when this daemon does not lead.
+  absl::StatusOr<Coordinator*> Leader();
+
+  Node& node_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_RPC_GROUP_SERVICE_H_

@@ -1,0 +1,226 @@
+#include "server/rpc/links.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ckptd/v1/group_service.grpc.pb.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/rpc/convert.h"
+#include "server/rpc/grpc_status.h"
+
+namespace ckptd {
+namespace {
+
+std::shared_ptr<grpc::Channel> Channel(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxPeerMessage);
+  arguments.SetMaxSendMessageSize(kMaxPeerMessage);
+  // A daemon that comes back must be found again at once.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+std::chrono::system_clock::time_point WallDeadline(Deadline deadline) {
+  return std::chrono::system_clock::now() +
+         std::chrono::duration_cast<std::chrono::system_clock::duration>(deadline - Clock::now());
+}
+
+// A daemon that cannot be reached, or does not answer in time, is lost: the
+// error names its rank. What it answers itself is passed on.
+absl::Status Explain(const grpc::Status& status, uint32_t rank, const std::string& doing) {
+  if (status.ok()) return absl::OkStatus();
+  const bool lost = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                    status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
+                    status.error_code() == grpc::StatusCode::CANCELLED;
+  if (!lost || !status.error_details().empty()) return FromGrpc(status);
+  return MakeError(absl::StatusCode::kUnavailable, reason::kRankLost,
+                   fmt::format("{}: rank {} does not answer ({}); look at its log, then try again",
+                               doing, rank, status.error_message()),
+                   {{"rank", std::to_string(rank)}});
+}
+
+class GrpcExecuteStream final : public ExecuteStream {
+ public:
+  GrpcExecuteStream(v1::GroupService::Stub& stub, uint32_t rank, uint64_t epoch, std::string name,
+                    Deadline deadline)
+      : rank_(rank), epoch_(epoch), name_(std::move(name)) {
+    context_.set_deadline(WallDeadline(deadline));
+    writer_ = stub.Execute(&context_, &response_);
+  }
+  ~GrpcExecuteStream() override {
+    if (ended_) return;
+    context_.TryCancel();
+    writer_->Finish();
+  }
+
+  bool Send(const Progress& progress) override {
+    v1::ExecuteRequest message = Message();
+    *message.mutable_progress() = ToProto(progress);
+    return writer_->Write(message);
+  }
+
+  absl::Status Finish() override {
+    if (ended_) return ended_status_;
+    v1::ExecuteRequest message = Message();
+    message.set_finished(true);
+    if (writer_->Write(message)) writer_->WritesDone();
+    ended_ = true;
+    ended_status_ = Explain(writer_->Finish(), rank_, "transferring " + name_);
+    return ended_status_;
+  }
+
+ private:
+  v1::ExecuteRequest Message() const {
+    v1::ExecuteRequest message;
+    message.set_epoch(epoch_);
+    message.set_name(name_);
+    return message;
+  }
+
+  const uint32_t rank_;
+  const uint64_t epoch_;
+  const std::string name_;
+  grpc::ClientContext context_;
+  v1::ExecuteResponse response_;
+  std::unique_ptr<grpc::ClientWriter<v1::ExecuteRequest>> writer_;
+  bool ended_ = false;
+  absl::Status ended_status_;
+};
+
+class GrpcMemberLink final : public MemberLink {
+ public:
+  explicit GrpcMemberLink(const MemberIdentity& member)
+      : member_(member), stub_(v1::GroupService::NewStub(Channel(member.address))) {}
+
+  absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline deadline) override {
+    v1::PrepareResponse response;
+    CKPTD_RETURN_IF_ERROR(Call(&v1::GroupService::Stub::Prepare, ToProto(call), response, deadline,
+                               "preparing " + call.name));
+    return FromProto(response);
+  }
+
+  absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(uint64_t epoch, const std::string& name,
+                                                         Deadline deadline) override {
+    auto stream =
+        std::make_unique<GrpcExecuteStream>(*stub_, member_.rank, epoch, name, deadline);
+    if (!stream->Send({})) return stream->Finish();
+    return stream;
+  }
+
+  absl::Status Commit(const CommitCall& call, Deadline deadline) override {
+    v1::CommitResponse response;
+    return Call(&v1::GroupService::Stub::Commit, ToProto(call), response, deadline,
+                "publishing " + call.name);
+  }
+
+  absl::Status Abort(const std::string& name, const absl::Status& why,
+                     Deadline deadline) override {
+    v1::AbortRequest request;
+    request.set_name(name);
+    *request.mutable_failure() = ToFailure(why);
+    for (const auto& [key, value] : FactsOf(why)) (*request.mutable_facts())[key] = value;
+    v1::AbortResponse response;
+    return Call(&v1::GroupService::Stub::Abort, request, response, deadline, "aborting " + name);
+  }
+
+  absl::Status Probe(Deadline deadline) override {
+    v1::HeartbeatRequest request;
+    v1::HeartbeatResponse response;
+    CKPTD_RETURN_IF_ERROR(Call(&v1::GroupService::Stub::Heartbeat, request, response, deadline,
+                               "probing rank " + std::to_string(member_.rank)));
+    if (response.incarnation() == member_.incarnation) return absl::OkStatus();
+    return MakeError(absl::StatusCode::kUnavailable, reason::kRankLost,
+                     fmt::format("probing rank {}: another process answers", member_.rank));
+  }
+
+ private:
+  template <typename Method, typename Request, typename Response>
+  absl::Status Call(Method method, const Request& request, Response& response, Deadline deadline,
+                    const std::string& doing) {
+    grpc::ClientContext context;
+    context.set_deadline(WallDeadline(deadline));
+    return Explain((stub_.get()->*method)(&context, request, &response), member_.rank, doing);
+  }
+
+  const MemberIdentity member_;
+  std::unique_ptr<v1::GroupService::Stub> stub_;
+};
+
+class GrpcLeaderLink final : public LeaderLink {
+ public:
+  explicit GrpcLeaderLink(const std::string& address)
+      : address_(address), stub_(v1::GroupService::NewStub(Channel(address))) {}
+
+  absl::StatusOr<JoinReply> Join(const MemberIdentity& identity,
+                                 const std::vector<ResidentCheckpoint>& residents,
+                                 Deadline deadline) override {
+    v1::JoinResponse response;
+    CKPTD_RETURN_IF_ERROR(Call(&v1::GroupService::Stub::Join, ToProto(identity, residents),
+                               response, deadline, "joining the group at " + address_));
+    return JoinReply{response.epoch(), response.incarnation(), response.secret(),
+                     ckptd::FromProto(response.heartbeat_interval()),
+                     ckptd::FromProto(response.heartbeat_timeout())};
+  }
+
+  absl::StatusOr<HeartbeatReply> Heartbeat(uint32_t rank, const std::string& incarnation,
+                                           Deadline deadline) override {
+    v1::HeartbeatRequest request;
+    request.set_rank(static_cast<int32_t>(rank));
+    request.set_incarnation(incarnation);
+    v1::HeartbeatResponse response;
+    CKPTD_RETURN_IF_ERROR(Call(&v1::GroupService::Stub::Heartbeat, request, response, deadline,
+                               "heartbeat to " + address_));
+    HeartbeatReply reply;
+    reply.epoch = response.epoch();
+    reply.incarnation = response.incarnation();
+    for (const int32_t missing : response.missing_ranks()) {
+      reply.missing_ranks.push_back(static_cast<uint32_t>(missing));
+    }
+    for (const v1::LoadProgress& load : response.loads()) {
+      reply.loads.emplace_back(load.name(), FromProto(load.progress()));
+    }
+    return reply;
+  }
+
+  absl::StatusOr<std::string> Propose(uint32_t rank, const std::string& incarnation,
+                                      const LoadRequest& request, Deadline deadline) override {
+    v1::ProposeResponse response;
+    CKPTD_RETURN_IF_ERROR(Call(&v1::GroupService::Stub::Propose,
+                               ToProto(rank, incarnation, request), response, deadline,
+                               "proposing the load of " + request.source));
+    return response.name();
+  }
+
+ private:
+  template <typename Method, typename Request, typename Response>
+  absl::Status Call(Method method, const Request& request, Response& response, Deadline deadline,
+                    const std::string& doing) {
+    grpc::ClientContext context;
+    context.set_deadline(WallDeadline(deadline));
+    return Explain((stub_.get()->*method)(&context, request, &response), 0, doing);
+  }
+
+  const std::string address_;
+  std::unique_ptr<v1::GroupService::Stub> stub_;
+};
+
+}  // namespace
+
+std::shared_ptr<MemberLink> ConnectToMember(const MemberIdentity& member) {
+  return std::make_shared<GrpcMemberLink>(member);
+}
+
+std::shared_ptr<LeaderLink> ConnectToLeader(const std::string& address) {
+  return std::make_shared<GrpcLeaderLink>(address);
+}
+
+}  // namespace ckptd

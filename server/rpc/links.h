@@ -1,0 +1,22 @@
+// The group's links over gRPC: core's MemberLink and LeaderLink.
+#ifndef CKPTD_SERVER_RPC_LINKS_H_
+#define CKPTD_SERVER_RPC_LINKS_H_
+
+#include <memory>
+#include <string>
+
+#include "server/core/links.h"
+
+namespace ckptd {
+
+// Neither connects before its first call, and both reconnect by themselves.
+std::shared_ptr<MemberLink> ConnectToMember(const MemberIdentity& member);
+std::shared_ptr<LeaderLink> ConnectToLeader(const std::string& address);
+
+// Largest message between daemons: the index of a source with millions of
+// tensors.
+inline constexpr int kMaxPeerMessage = 512 << 20;
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_RPC_LINKS_H_

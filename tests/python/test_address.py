@@ -1,0 +1,84 @@
+"""Which daemon is called."""
+
+import os
+
+import pytest
+from ckptd import _address
+from ckptd._errors import InvalidArgument
+
+
+@pytest.mark.parametrize("text", ["unix:///run/x/rank-0.sock", "unix:/run/x/rank-0.sock", "/run/x/rank-0.sock"])
+def test_every_spelling_of_a_unix_socket_is_understood(text):
+    assert _address.resolve(text).path == "/run/x/rank-0.sock"
+
+
+def test_the_argument_beats_the_environment(monkeypatch):
+    monkeypatch.setenv("CKPTD_ADDRESS", "/from/environment.sock")
+    assert _address.resolve("/from/argument.sock").path == "/from/argument.sock"
+
+
+def test_the_environment_beats_the_default(monkeypatch):
+    monkeypatch.setenv("CKPTD_ADDRESS", "/from/environment.sock")
+    assert _address.resolve().path == "/from/environment.sock"
+
+
+def test_placeholders_are_torchrun_s_ranks(monkeypatch):
+    monkeypatch.setenv("RANK", "11")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert _address.resolve("/x/{rank}-{local_rank}.sock").path == "/x/11-3.sock"
+
+
+def test_slurm_s_ranks_are_taken_without_torchrun(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "5")
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    assert _address.resolve("/x/{rank}-{local_rank}.sock").path == "/x/5-1.sock"
+
+
+def test_placeholders_are_zero_alone():
+    assert _address.resolve("/x/{rank}-{local_rank}.sock").path == "/x/0-0.sock"
+
+
+def test_a_given_rank_beats_the_environment_s(monkeypatch):
+    monkeypatch.setenv("RANK", "11")
+    assert _address.resolve("/x/{rank}.sock", 2).path == "/x/2.sock"
+
+
+def test_the_default_is_in_the_run_folder_of_the_job(monkeypatch):
+    monkeypatch.setenv("CKPTD_RUN_DIR", "/somewhere")
+    monkeypatch.setenv("CKPTD_JOB", "llama")
+    monkeypatch.setenv("RANK", "4")
+    assert _address.resolve().path == "/somewhere/llama/rank-4.sock"
+
+
+def test_the_default_uses_the_user_s_runtime_folder(monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert _address.resolve().path == "/run/user/7/ckptd/default/rank-0.sock"
+
+
+@pytest.mark.parametrize("uid,folder", [(0, "/run/ckptd"), (7, "/home/me/.ckptd/run")])
+def test_the_default_without_a_runtime_folder_depends_on_the_user(monkeypatch, uid, folder):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert _address.resolve().path == f"{folder}/default/rank-0.sock"
+
+
+@pytest.mark.parametrize("text", ["localhost:9000", "relative.sock", "unix:relative.sock"])
+def test_an_address_that_cannot_carry_descriptors_is_refused(text):
+    with pytest.raises(InvalidArgument, match="absolute path"):
+        _address.resolve(text)
+
+
+def test_a_path_too_long_for_a_socket_is_refused_by_its_length():
+    with pytest.raises(InvalidArgument, match="longer than the 107 bytes"):
+        _address.resolve("/" + "x" * 107)
+
+
+def test_a_rank_that_is_no_number_is_refused_by_name(monkeypatch):
+    monkeypatch.setenv("RANK", "two")
+    with pytest.raises(InvalidArgument, match="RANK='two'"):
+        _address.resolve("/x/{rank}.sock")
+
+
+def test_a_socket_path_with_odd_characters_reaches_grpc_escaped():
+    assert _address.resolve("/x/a b%.sock").target == "unix:/x/a%20b%25.sock"

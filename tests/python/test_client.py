@@ -1,0 +1,233 @@
+"""Calls, their deadlines and their errors."""
+
+import os
+import pickle
+import socket
+import threading
+import time
+
+import ckptd
+import pytest
+from fake_daemon import FakeDaemon, Refusal
+
+
+def test_a_load_waits_until_the_checkpoint_is_active(client, source):
+    assert client.load(source[0]).state == "ACTIVE"
+
+
+def test_a_second_load_finds_the_resident_checkpoint(client, source):
+    first = client.load(source[0])
+    second = client.load(source[0])
+    assert (second.resident, second.name) == (True, first.name)
+
+
+def test_progress_is_reported_while_waiting(daemon, client, source):
+    daemon.stay_loading = True
+    seen = []
+
+    def note(progress):
+        seen.append(progress)
+        with daemon.lock:
+            daemon.stay_loading = False
+            daemon.lock.notify_all()
+
+    client.load(source[0], progress=note)
+    assert seen[0].waiting_ranks == (3, 5)
+
+
+def test_a_load_that_does_not_end_names_the_ranks_it_waits_for(daemon, client, source):
+    daemon.stay_loading = True
+    with pytest.raises(ckptd.DeadlineExceeded, match="ranks 3, 5 to state their tensors"):
+        client.load(source[0], timeout=0.5)
+
+
+def test_the_deadline_of_a_load_is_kept(daemon, client, source):
+    daemon.stay_loading = True
+    start = time.monotonic()
+    with pytest.raises(ckptd.DeadlineExceeded):
+        client.load(source[0], timeout=0.5)
+    assert time.monotonic() - start < 3
+
+
+def test_a_deadline_is_also_a_timeout_error(daemon, client, source):
+    daemon.stay_loading = True
+    with pytest.raises(TimeoutError):
+        client.load(source[0], timeout=0.3)
+
+
+def test_the_layout_travels_as_rules(daemon, client, source):
+    client.load(source[0], layout="fsdp:4")
+    assert daemon.requests[0].layout.rules == "fsdp:4"
+
+
+def test_a_dict_layout_travels_as_json(daemon, client, source):
+    client.load(source[0], layout={"mesh": [2]})
+    assert daemon.requests[0].layout.rules == '{"mesh": [2]}'
+
+
+def test_no_layout_is_a_full_copy_on_each_rank(daemon, client, source, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    client.load(source[0])
+    assert daemon.requests[0].layout.rules == "replicate:4"
+
+
+def test_a_layout_of_another_kind_is_refused(client, source):
+    with pytest.raises(ckptd.InvalidArgument, match="list is no layout"):
+        client.load(source[0], layout=[2])
+
+
+def test_dtype_and_exceptions_travel_as_policy(daemon, client, source):
+    client.load(source[0], dtype="bfloat16", keep_fp32=["*.norm.*"])
+    policy = daemon.requests[0].dtype_policy
+    assert (policy.cast_to, list(policy.keep_f32)) == (15, ["*.norm.*"])
+
+
+def test_an_unknown_dtype_is_refused_with_the_known_ones(client, source):
+    with pytest.raises(ckptd.InvalidArgument, match="BF16"):
+        client.load(source[0], dtype="int3")
+
+
+def test_an_unknown_mode_is_refused_with_the_known_ones(client, source):
+    with pytest.raises(ckptd.InvalidArgument, match="'shared'"):
+        client.load(source[0], mode="borrowed")
+
+
+def test_a_relative_source_is_made_absolute(daemon, client, source, monkeypatch):
+    monkeypatch.chdir(os.path.dirname(source[0]))
+    client.load("model.safetensors")
+    assert daemon.requests[0].source == source[0]
+
+
+def test_an_error_carries_code_reason_sentence_and_facts(client, tmp_path):
+    missing = str(tmp_path / "nothing.safetensors")
+    with pytest.raises(ckptd.NotFound) as caught:
+        client.load(missing)
+    error = caught.value
+    assert (error.code, error.reason, error.facts["file"]) == ("NOT_FOUND", "SOURCE_NOT_FOUND", missing)
+    assert error.message.endswith("check the path")
+
+
+@pytest.mark.parametrize("number,kind", [(3, ckptd.InvalidArgument), (8, ckptd.ResourceExhausted),
+                                         (9, ckptd.FailedPrecondition), (14, ckptd.Unavailable),
+                                         (15, ckptd.DataLoss), (10, ckptd.Aborted)])
+def test_every_code_has_its_class(daemon, client, source, number, kind):
+    daemon.fail_next["LoadCheckpoint"] = [Refusal(number, "SOME_REASON", "sentence")]
+    with pytest.raises(kind) as caught:
+        client.load(source[0])
+    assert caught.value.reason == "SOME_REASON"
+
+
+def test_errors_survive_pickling():
+    error = ckptd.NotFound("doing: why; try", "SOURCE_NOT_FOUND", {"file": "f"})
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), copy.message, copy.reason, copy.facts) == (
+        ckptd.NotFound, error.message, error.reason, error.facts)
+
+
+def test_a_broken_connection_is_retried_under_the_same_request_id(daemon, client, source):
+    daemon.fail_next["LoadCheckpoint"] = [Refusal(14, "", "connection reset"), Refusal(14, "", "again")]
+    client.load(source[0])
+    assert daemon.calls.count("LoadCheckpoint") == 3
+
+
+def test_two_loads_have_different_request_ids(daemon, client, source):
+    client.load(source[0])
+    client.load(source[0])
+    assert len({request.request_id for request in daemon.requests}) == 2
+
+
+def test_a_draining_daemon_is_not_asked_again(daemon, client, source):
+    daemon.fail_next["LoadCheckpoint"] = [Refusal(14, "DRAINING", "the daemon drains")]
+    with pytest.raises(ckptd.Unavailable):
+        client.load(source[0])
+    assert daemon.calls.count("LoadCheckpoint") == 1
+
+
+def test_a_broken_watch_goes_on(daemon, client, source):
+    daemon.stay_loading = True
+    daemon.fail_next["WatchCheckpoint"] = [Refusal(14, "", "connection reset")]
+
+    def finish(_):
+        with daemon.lock:
+            daemon.stay_loading = False
+            daemon.lock.notify_all()
+
+    assert client.load(source[0], progress=finish).state == "ACTIVE"
+
+
+def test_an_absent_daemon_is_named_with_the_way_it_was_chosen(tmp_path, monkeypatch):
+    monkeypatch.setenv("CKPTD_ADDRESS", str(tmp_path / "none.sock"))
+    with pytest.raises(ckptd.Unavailable, match="none.sock.*from CKPTD_ADDRESS.*no socket is there") as caught:
+        ckptd.connect(timeout=0)
+    assert caught.value.reason == "DAEMON_UNREACHABLE"
+
+
+def test_a_dead_daemon_s_socket_is_told_from_a_missing_one(tmp_path):
+    path = str(tmp_path / "dead.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+    with pytest.raises(ckptd.Unavailable, match="no daemon listens"):
+        ckptd.connect(path, timeout=0)
+
+
+def test_connect_waits_for_a_daemon_that_is_still_starting(tmp_path):
+    daemon = FakeDaemon(str(tmp_path))
+    starter = threading.Timer(0.2, daemon.__enter__)
+    starter.start()
+    try:
+        with ckptd.connect(daemon.path, timeout=10) as client:
+            assert client.list() == []
+    finally:
+        starter.join()
+        daemon.__exit__()
+
+
+def test_list_reads_every_page(client, source):
+    names = {client.load(source[0], dtype=dtype).name for dtype in (None, "BF16", "F64")}
+    assert {checkpoint.name for checkpoint in client.list()} == names
+
+
+def test_inspect_reads_every_page(client, source):
+    inspected = client.inspect(source[0])
+    assert {name: t.shape for name, t in inspected.tensors.items()} == {
+        name: array.shape for name, array in source[1].items()}
+
+
+def test_get_takes_a_bare_id(client, source):
+    loaded = client.load(source[0])
+    assert client.get(loaded.name.split("/")[1]).name == loaded.name
+
+
+def test_plan_gives_bytes_per_rank_and_file(client, source):
+    plan = client.plan(source[0], layout="fsdp:1")
+    assert (plan.ranks[0].tensor_bytes, plan.files[0]) == (11, (source[0], 11))
+
+
+def test_verify_names_what_differs(client, source):
+    verification = client.verify(client.load(source[0]))
+    assert (verification.ok, verification.mismatched) == (False, ("w",))
+
+
+def test_a_closed_client_opens_again_on_the_next_call(client):
+    client.list()
+    client.close()
+    assert client.list() == []
+
+
+def test_threads_can_share_a_client(client, source):
+    client.load(source[0])
+    failures = []
+
+    def work():
+        try:
+            for _ in range(20):
+                assert len(client.list()) == 1
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []

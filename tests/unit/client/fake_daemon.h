@@ -1,0 +1,386 @@
+// A daemon that holds one made-up shard: both services on Unix sockets in a
+// temporary folder, and the fd socket. Tests bend its answers before they call.
+#ifndef CKPTD_TESTS_UNIT_CLIENT_FAKE_DAEMON_H_
+#define CKPTD_TESTS_UNIT_CLIENT_FAKE_DAEMON_H_
+
+#include <fcntl.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ckptd/v1/admin_service.grpc.pb.h"
+#include "ckptd/v1/checkpoint_service.grpc.pb.h"
+#include "ckptd/v1/error.pb.h"
+#include "common/base/digest.h"
+#include "common/base/fd_passing.h"
+#include "common/base/mutex.h"
+#include "common/base/posix.h"
+
+namespace ckptd::testing {
+
+inline constexpr char kToken[] = "0123456789abcdef0123456789abcdef";
+
+// A folder that goes away with the test.
+class TempDir {
+ public:
+  TempDir() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "ckptd-XXXXXX").string();
+    EXPECT_NE(::mkdtemp(pattern.data()), nullptr);
+    path_ = pattern;
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+// A memfd with these bytes in it, opened for reading unless `writable`.
+inline UniqueFd MemoryOf(const std::string& bytes, bool writable = false) {
+  UniqueFd fd(::memfd_create("fake", MFD_CLOEXEC));
+  EXPECT_EQ(::write(fd.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+  const std::string path = "/proc/self/fd/" + std::to_string(fd.get());
+  return writable ? std::move(fd) : UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+}
+
+// An error as the daemon sends it.
+inline grpc::Status DaemonError(grpc::StatusCode code, const std::string& reason,
+                                const std::string& message) {
+  v1::ErrorInfo info;
+  info.set_reason(reason);
+  info.set_domain("ckptd");
+  (*info.mutable_metadata())["tensor"] = "model.weight";
+  v1::ErrorStatus status;
+  status.set_code(code);
+  status.set_message(message);
+  auto& any = *status.add_details();
+  any.set_type_url("type.googleapis.com/google.rpc.ErrorInfo");
+  any.set_value(info.SerializeAsString());
+  return {code, message, status.SerializeAsString()};
+}
+
+// The fd socket: answers each connection by `answer` on a thread of its own, and
+// counts the connections that clients have closed.
+class FakeFdSocket {
+ public:
+  using Answer = std::function<void(int socket)>;
+
+  explicit FakeFdSocket(std::string path) : path_(std::move(path)) {
+    listener_ = ListenUnix(path_, 0600).value();
+    acceptor_ = std::thread([this] { Accept(); });
+  }
+  ~FakeFdSocket() {
+    stop_ = true;
+    ::shutdown(listener_.get(), SHUT_RDWR);
+    acceptor_.join();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  FakeFdSocket(const FakeFdSocket&) = delete;
+  FakeFdSocket& operator=(const FakeFdSocket&) = delete;
+
+  const std::string& path() const { return path_; }
+  void set_answer(Answer answer) { answer_ = std::move(answer); }
+  static Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
+
+  static std::string Header(uint32_t status, uint32_t fds, uint32_t remaining) {
+    std::string out = "CKP1";
+    for (const uint32_t field : {status, fds, remaining}) {
+      for (int shift = 0; shift < 32; shift += 8) out.push_back(static_cast<char>(field >> shift));
+    }
+    return out;
+  }
+  static void Send(int socket, const std::string& bytes, const std::vector<int>& fds = {}) {
+    EXPECT_TRUE(SendWithFds(socket, std::as_bytes(std::span(bytes)), fds, Soon()).ok());
+  }
+  // True when `count` connections have ended in time.
+  bool WaitForEnded(int count) {
+    MutexLock lock(mutex_);
+    return changed_.WaitUntil(mutex_, Soon(), [&] { return ended_ >= count; });
+  }
+  int ended() {
+    MutexLock lock(mutex_);
+    return ended_;
+  }
+
+ private:
+  void Accept() {
+    while (!stop_) {
+      if (!WaitForFd(listener_.get(), POLLIN, Soon(), "accepting").ok()) continue;
+      UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket.valid()) continue;
+      threads_.emplace_back([this, fd = socket.Release()] { Serve(UniqueFd(fd)); });
+    }
+  }
+  void Serve(UniqueFd socket) {
+    const auto token = RecvExactly(socket.get(), 32, 0, Soon());
+    if (token.ok() && answer_) answer_(socket.get());
+    // A client sends nothing more: what comes is its end.
+    RecvWithFds(socket.get(), 1, 0, Soon()).status().IgnoreError();
+    MutexLock lock(mutex_);
+    ++ended_;
+    changed_.NotifyAll();
+  }
+
+  const std::string path_;
+  UniqueFd listener_;
+  Answer answer_;
+  std::atomic<bool> stop_ = false;
+  std::thread acceptor_;
+  std::vector<std::thread> threads_;  // of the acceptor until it is joined
+  Mutex mutex_;
+  CondVar changed_;
+  int ended_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// What a test may bend. Set before the first call.
+struct FakeAnswers {
+  v1::LoadCheckpointResponse load;
+  std::vector<v1::Checkpoint> watch;            // sent one after the other
+  std::function<void(grpc::ServerContext*)> before_watch_ends;  // may block
+  std::vector<v1::Checkpoint> list;
+  grpc::Status error = grpc::Status::OK;        // of every call, when not OK
+  int lose_loads = 0;                           // that many loads end as UNAVAILABLE
+  v1::VerifyCheckpointResponse verify;
+  v1::InspectCheckpointResponse inspect;
+  v1::PlanLoadResponse plan;
+  v1::AcquireShardResponse acquire;
+  std::vector<v1::ListShardTensorsResponse> further_pages;
+  v1::GetDaemonInfoResponse info;
+  v1::ListLeasesResponse leases;
+  uint32_t remaining_leases = 0;
+};
+
+class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminService::Service {
+ public:
+  FakeDaemon() : fd_socket_(dir_ / "fd.sock") { MakeShard(); }
+  ~FakeDaemon() override {
+    if (server_) server_->Shutdown(std::chrono::system_clock::now());
+    if (admin_server_) admin_server_->Shutdown(std::chrono::system_clock::now());
+  }
+
+  FakeAnswers answers;
+  std::vector<UniqueFd> segments;  // handed out on the fd socket
+  // What came last.
+  v1::LoadCheckpointRequest last_load;
+  v1::AcquireShardRequest last_acquire;
+  std::vector<std::string> load_ids;
+  std::vector<std::string> released;
+  std::vector<std::string> admin_calls;
+
+  std::string socket() const { return dir_ / "rank-0.sock"; }
+  FakeFdSocket& fd_socket() { return fd_socket_; }
+  const TempDir& dir() const { return dir_; }
+
+  void Start() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("unix:" + socket(), grpc::InsecureServerCredentials());
+    builder.RegisterService(static_cast<v1::CheckpointService::Service*>(this));
+    server_ = builder.BuildAndStart();
+    grpc::ServerBuilder admin;
+    admin.AddListeningPort("unix:" + (dir_ / "rank-0.admin.sock"),
+                           grpc::InsecureServerCredentials());
+    admin.RegisterService(static_cast<v1::AdminService::Service*>(this));
+    admin_server_ = admin.BuildAndStart();
+  }
+
+  static v1::Checkpoint MakeCheckpoint(v1::Checkpoint::State state) {
+    v1::Checkpoint out;
+    out.set_name("checkpoints/ab12");
+    out.set_source("/models/tiny");
+    out.set_state(state);
+    out.set_layout("fsdp:2");
+    out.set_intended_mode(v1::ATTACH_MODE_SHARED);
+    out.set_world_size(2);
+    out.set_slab_bytes(1'500'000'000);
+    out.set_tensor_count(3);
+    out.set_digests(true);
+    out.mutable_create_time()->set_seconds(1'700'000'000);
+    out.mutable_progress()->set_slowest_rank(-1);
+    return out;
+  }
+
+  // The bytes of the shard: 16 floats, 100 bytes, nothing.
+  static std::string SlabBytes() {
+    std::string bytes(8192, '\0');
+    for (size_t i = 0; i < 64; ++i) bytes[i] = static_cast<char>(i + 1);
+    for (size_t i = 0; i < 100; ++i) bytes[4096 + i] = static_cast<char>(200 - i);
+    return bytes;
+  }
+
+ private:
+  void MakeShard() {
+    const std::string bytes = SlabBytes();
+    segments.push_back(MemoryOf(bytes.substr(0, 4096)));
+    segments.push_back(MemoryOf(bytes.substr(4096)));
+    v1::AcquireShardResponse& out = answers.acquire;
+    out.set_lease("checkpoints/ab12/leases/1");
+    out.set_token(kToken);
+    out.set_mode(v1::ATTACH_MODE_SHARED);
+    out.set_slab_bytes(bytes.size());
+    out.set_tensor_count(3);
+    out.mutable_memfd()->set_fd_socket(fd_socket_.path());
+    out.mutable_memfd()->add_segment_bytes(4096);
+    out.mutable_memfd()->add_segment_bytes(4096);
+    AddTensor("b", v1::DTYPE_F32, {4, 4}, 0, 64, 128);
+    AddTensor("a", v1::DTYPE_U8, {100}, 4096, 100, 100);
+    AddTensor("empty", v1::DTYPE_F32, {0, 4}, 1024, 0, 0);
+    out.mutable_tensors()->add_alias_names("tied");
+    out.mutable_tensors()->add_alias_tensors(1);
+    fd_socket_.set_answer([this](int socket) { SendSegments(socket); });
+  }
+
+  void AddTensor(const std::string& name, v1::Dtype dtype, const std::vector<uint64_t>& shape,
+                 uint64_t offset, uint64_t bytes, uint64_t padded) {
+    v1::TensorTable& table = *answers.acquire.mutable_tensors();
+    table.add_names(name);
+    table.add_dtypes(dtype);
+    table.add_ranks_of_shape(static_cast<uint32_t>(shape.size()));
+    table.mutable_dims()->Add(shape.begin(), shape.end());
+    table.add_offsets(offset);
+    table.add_bytes(bytes);
+    table.add_padded_bytes(padded);
+    table.add_digests(
+        TensorDigest(std::as_bytes(std::span(SlabBytes().substr(offset, bytes)))));
+  }
+
+  // One descriptor per message, so that clients must take several.
+  void SendSegments(int socket) const {
+    for (size_t i = 0; i < segments.size(); ++i) {
+      const auto remaining = static_cast<uint32_t>(segments.size() - i - 1);
+      FakeFdSocket::Send(socket, FakeFdSocket::Header(0, 1, remaining), {segments[i].get()});
+    }
+    if (segments.empty()) FakeFdSocket::Send(socket, FakeFdSocket::Header(0, 0, 0));
+  }
+
+  grpc::Status InspectCheckpoint(grpc::ServerContext*, const v1::InspectCheckpointRequest*,
+                                 v1::InspectCheckpointResponse* response) override {
+    *response = answers.inspect;
+    return answers.error;
+  }
+  grpc::Status PlanLoad(grpc::ServerContext*, const v1::PlanLoadRequest*,
+                        v1::PlanLoadResponse* response) override {
+    *response = answers.plan;
+    return answers.error;
+  }
+  grpc::Status LoadCheckpoint(grpc::ServerContext*, const v1::LoadCheckpointRequest* request,
+                              v1::LoadCheckpointResponse* response) override {
+    last_load = *request;
+    load_ids.push_back(request->request_id());
+    if (answers.lose_loads > 0) {
+      --answers.lose_loads;
+      return {grpc::StatusCode::UNAVAILABLE, "connection lost"};
+    }
+    *response = answers.load;
+    return answers.error;
+  }
+  grpc::Status WatchCheckpoint(grpc::ServerContext* context, const v1::WatchCheckpointRequest*,
+                               grpc::ServerWriter<v1::WatchCheckpointResponse>* writer) override {
+    for (const v1::Checkpoint& checkpoint : answers.watch) {
+      v1::WatchCheckpointResponse response;
+      *response.mutable_checkpoint() = checkpoint;
+      writer->Write(response);
+    }
+    if (answers.before_watch_ends) answers.before_watch_ends(context);
+    return answers.error;
+  }
+  grpc::Status GetCheckpoint(grpc::ServerContext*, const v1::GetCheckpointRequest*,
+                             v1::GetCheckpointResponse* response) override {
+    *response->mutable_checkpoint() = MakeCheckpoint(v1::Checkpoint::STATE_ACTIVE);
+    return answers.error;
+  }
+  // One checkpoint a page.
+  grpc::Status ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest* request,
+                               v1::ListCheckpointsResponse* response) override {
+    const int at = request->page_token().empty() ? 0 : std::stoi(request->page_token());
+    const int count = static_cast<int>(answers.list.size());
+    if (at < count) *response->add_checkpoints() = answers.list[static_cast<size_t>(at)];
+    if (at + 1 < count) response->set_next_page_token(std::to_string(at + 1));
+    return answers.error;
+  }
+  grpc::Status AcquireShard(grpc::ServerContext*, const v1::AcquireShardRequest* request,
+                            v1::AcquireShardResponse* response) override {
+    last_acquire = *request;
+    *response = answers.acquire;
+    return answers.error;
+  }
+  grpc::Status ListShardTensors(grpc::ServerContext*, const v1::ListShardTensorsRequest* request,
+                                v1::ListShardTensorsResponse* response) override {
+    const auto at = static_cast<size_t>(std::stoi(request->page_token()));
+    *response = answers.further_pages.at(at);
+    return answers.error;
+  }
+  grpc::Status ReleaseShard(grpc::ServerContext*, const v1::ReleaseShardRequest* request,
+                            v1::ReleaseShardResponse*) override {
+    released.push_back(request->lease());
+    return grpc::Status::OK;
+  }
+  grpc::Status VerifyCheckpoint(grpc::ServerContext*, const v1::VerifyCheckpointRequest*,
+                                v1::VerifyCheckpointResponse* response) override {
+    *response = answers.verify;
+    return answers.error;
+  }
+
+  grpc::Status UnloadCheckpoint(grpc::ServerContext*, const v1::UnloadCheckpointRequest* request,
+                                v1::UnloadCheckpointResponse* response) override {
+    admin_calls.push_back("unload " + request->name() + (request->force() ? " force" : ""));
+    response->set_freed_bytes(1'500'000'000);
+    return answers.error;
+  }
+  grpc::Status PinCheckpoint(grpc::ServerContext*, const v1::PinCheckpointRequest* request,
+                             v1::PinCheckpointResponse* response) override {
+    admin_calls.push_back("pin " + request->name() + (request->pinned() ? " on" : " off"));
+    *response->mutable_checkpoint() = MakeCheckpoint(v1::Checkpoint::STATE_ACTIVE);
+    response->mutable_checkpoint()->set_pinned(request->pinned());
+    return answers.error;
+  }
+  grpc::Status ListLeases(grpc::ServerContext*, const v1::ListLeasesRequest*,
+                          v1::ListLeasesResponse* response) override {
+    *response = answers.leases;
+    return answers.error;
+  }
+  grpc::Status GetDaemonInfo(grpc::ServerContext*, const v1::GetDaemonInfoRequest*,
+                             v1::GetDaemonInfoResponse* response) override {
+    *response = answers.info;
+    return answers.error;
+  }
+  grpc::Status DrainDaemon(grpc::ServerContext*, const v1::DrainDaemonRequest* request,
+                           v1::DrainDaemonResponse* response) override {
+    admin_calls.push_back("drain " + std::to_string(request->timeout().seconds()));
+    response->set_remaining_leases(answers.remaining_leases);
+    return answers.error;
+  }
+  grpc::Status SetLogLevel(grpc::ServerContext*, const v1::SetLogLevelRequest* request,
+                           v1::SetLogLevelResponse* response) override {
+    admin_calls.push_back("log-level " + request->level());
+    response->set_previous_level("info");
+    return answers.error;
+  }
+
+  TempDir dir_;
+  FakeFdSocket fd_socket_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::Server> admin_server_;
+};
+
+}  // namespace ckptd::testing
+
+#endif  // CKPTD_TESTS_UNIT_CLIENT_FAKE_DAEMON_H_

@@ -1,0 +1,116 @@
+#include "server/memory/host/available_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+// A made-up /proc and /sys.
+class FakeMachine : public testing::Test {
+ protected:
+  FakeMachine() {
+    char path[] = "/tmp/ckptd_root_XXXXXX";
+    root_ = std::string(::mkdtemp(path)) + "/";
+    Put("proc/meminfo", "MemTotal:       9000 kB\nMemAvailable:   8000 kB\n");
+  }
+  ~FakeMachine() override { std::filesystem::remove_all(root_); }
+
+  void Put(const std::string& path, const std::string& text) {
+    const std::filesystem::path whole = root_ + path;
+    std::filesystem::create_directories(whole.parent_path());
+    std::ofstream(whole) << text;
+  }
+  void PutV2(const std::string& group, const std::string& limit, const std::string& usage,
+             const std::string& stat = "") {
+    Put("sys/fs/cgroup" + group + "/memory.max", limit + "\n");
+    Put("sys/fs/cgroup" + group + "/memory.current", usage + "\n");
+    Put("sys/fs/cgroup" + group + "/memory.stat", stat);
+  }
+  uint64_t Available() {
+    const auto bytes = AvailableMemory(root_);
+    EXPECT_OK(bytes);
+    return bytes.value_or(0);
+  }
+
+  std::string root_;
+};
+
+TEST_F(FakeMachine, WithoutGroupsTheMachineDecides) { EXPECT_EQ(Available(), 8'192'000U); }
+
+TEST_F(FakeMachine, AVersion2LimitLessItsUsageDecidesWhenSmaller) {
+  Put("proc/self/cgroup", "0::/job\n");
+  PutV2("/job", "1000000", "400000");
+  EXPECT_EQ(Available(), 600'000U);
+}
+
+TEST_F(FakeMachine, PageCacheOfTheGroupIsNotCountedAsUsed) {
+  Put("proc/self/cgroup", "0::/job\n");
+  PutV2("/job", "1000000", "400000", "anon 5\ninactive_file 100000\nactive_file 50000\nshmem 7\n");
+  EXPECT_EQ(Available(), 750'000U);
+}
+
+TEST_F(FakeMachine, AParentsTighterLimitDecides) {
+  Put("proc/self/cgroup", "0::/pod/container\n");
+  PutV2("/pod/container", "max", "1");
+  PutV2("/pod", "500000", "100000");
+  EXPECT_EQ(Available(), 400'000U);
+}
+
+TEST_F(FakeMachine, AGroupWithoutALimitDoesNotDecide) {
+  Put("proc/self/cgroup", "0::/job\n");
+  PutV2("/job", "max", "99999999999");
+  EXPECT_EQ(Available(), 8'192'000U);
+}
+
+TEST_F(FakeMachine, InAContainerTheTopOfTheMountIsAsked) {
+  // The path is the host's, the mount shows only the container's own group.
+  Put("proc/self/cgroup", "0::/kubepods/pod7/abc\n");
+  PutV2("", "300000", "100000");
+  EXPECT_EQ(Available(), 200'000U);
+}
+
+TEST_F(FakeMachine, AGroupOverItsLimitLeavesNothing) {
+  Put("proc/self/cgroup", "0::/job\n");
+  PutV2("/job", "1000", "5000");
+  EXPECT_EQ(Available(), 0U);
+}
+
+TEST_F(FakeMachine, AVersion1LimitDecidesWhenSmaller) {
+  Put("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/job\n0::/\n");
+  Put("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "2000000\n");
+  Put("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "900000\n");
+  Put("sys/fs/cgroup/memory/job/memory.stat", "total_inactive_file 100000\n");
+  EXPECT_EQ(Available(), 1'200'000U);
+}
+
+TEST_F(FakeMachine, APathThatLeavesTheMountIsNotFollowed) {
+  Put("proc/self/cgroup", "0::/../../secret\n");
+  PutV2("/../secret", "1", "1");
+  EXPECT_EQ(Available(), 8'192'000U);
+}
+
+TEST_F(FakeMachine, GarbledFilesAreNoLimit) {
+  Put("proc/self/cgroup", "::::\n\nnonsense\n0::/job");
+  PutV2("/job", "-17x", "");
+  EXPECT_EQ(Available(), 8'192'000U);
+}
+
+TEST_F(FakeMachine, WithoutMeminfoThereIsAnError) {
+  std::filesystem::remove(root_ + "proc/meminfo");
+  EXPECT_FALSE(AvailableMemory(root_).ok());
+}
+
+TEST(AvailableMemory, ThisMachineHasSome) {
+  ASSERT_OK_AND_ASSIGN(const uint64_t bytes, AvailableMemory());
+  EXPECT_GT(bytes, uint64_t{1} << 20);
+}
+
+}  // namespace
+}  // namespace ckptd
