@@ -17,9 +17,9 @@ using Environment = std::function<std::optional<std::string>(const std::string& 
 Environment ProcessEnvironment();
 
 struct AddressQuery {
-  std::string argument;         // empty: not given
-  std::optional<uint32_t> rank; // beats RANK and SLURM_PROCID
-  std::string job;              // beats CKPTD_JOB; empty: not given
+  std::string argument = {};          // empty: not given
+  std::optional<uint32_t> rank = {};  // beats RANK and SLURM_PROCID
+  std::string job = {};               // beats CKPTD_JOB; empty: not given
 };
 
 struct Address {

@@ -25,7 +25,7 @@ inline namespace client {
 using Timeout = std::chrono::milliseconds;
 
 struct ConnectOptions {
-  AddressQuery address;                // empty: CKPTD_ADDRESS, else the default socket
+  AddressQuery address = {};           // empty: CKPTD_ADDRESS, else the default socket
   Timeout connect_timeout{5'000};
   Timeout call_timeout{30'000};        // of each call that is given no other
 };
@@ -35,15 +35,15 @@ struct ConnectOptions {
 using LayoutSpec = std::variant<std::string, RankLayout>;
 
 struct PlanRequest {
-  std::string source;  // absolute, as the daemon sees it
-  LayoutSpec layout;
-  DtypePolicy dtype_policy;
+  std::string source = {};  // absolute, as the daemon sees it
+  LayoutSpec layout = {};
+  DtypePolicy dtype_policy = {};
 };
 
 struct LoadRequest {
-  std::string source;  // absolute, as the daemon sees it
-  LayoutSpec layout;
-  DtypePolicy dtype_policy;
+  std::string source = {};  // absolute, as the daemon sees it
+  LayoutSpec layout = {};
+  DtypePolicy dtype_policy = {};
   AttachMode intended_mode = AttachMode::kShared;
   bool digests = true;
   Timeout timeout{600'000};  // of the whole load; at most 24 hours
@@ -58,7 +58,7 @@ struct LoadResult {
 struct WatchOptions {
   Timeout timeout{3'600'000};
   // Called with each state, on the calling thread.
-  std::function<void(const CheckpointInfo&)> on_update;
+  std::function<void(const CheckpointInfo&)> on_update = {};
   CancelToken* cancel = nullptr;  // not owned; ends the call with Cancelled
 };
 

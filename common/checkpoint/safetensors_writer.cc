@@ -143,7 +143,11 @@ absl::StatusOr<SafetensorsLayout> LayoutSafetensors(
   for (const size_t i : out.order) {
     const TensorToWrite& tensor = tensors[i];
     const absl::StatusOr<uint64_t> bytes = TensorBytesOf(tensor.name, tensor.dtype, tensor.shape);
-    if (!bytes.ok()) return Invalid(MessageOf(bytes.status()), tensor.name);
+    if (!bytes.ok()) {
+      return Invalid(fmt::format("tensor {} of dtype {}: {}", Quoted(tensor.name),
+                                 NameOf(tensor.dtype), FactsOf(bytes.status())["error"]),
+                     tensor.name);
+    }
     out.bytes[i] = *bytes;
     uint64_t end = 0;
     if (__builtin_add_overflow(begin, *bytes, &end)) {
@@ -157,8 +161,7 @@ absl::StatusOr<SafetensorsLayout> LayoutSafetensors(
   out.start = WithLengthAndPadding(std::move(json));
   if (out.start.size() - kHeaderLengthBytes > kMaxHeaderBytes) {
     return Invalid(
-        fmt::format("HeaderTooLarge: {} bytes, at most {} are allowed; write several "
-                    "files",
+        fmt::format("HeaderTooLarge: {} bytes, at most {} are allowed; write several files",
                     out.start.size() - kHeaderLengthBytes, kMaxHeaderBytes));
   }
   return out;

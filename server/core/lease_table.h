@@ -50,7 +50,7 @@ class LeaseTable {
   // Trades a token, once, for descriptors. Errors: Unauthenticated TOKEN_INVALID
   // (unknown, used or expired).
   absl::StatusOr<Redeemed> Redeem(const std::string& token, int32_t pid, uint32_t uid);
-  // The descriptors have been sent: an EXCLUSIVE client owns the memory now.
+  // Descriptors have left: an EXCLUSIVE client owns the memory from now on.
   void HandedOver(const std::string& lease);
   // The connection closed, or the client released it. Idempotent.
   void End(const std::string& lease);

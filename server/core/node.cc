@@ -223,6 +223,10 @@ Node::Info Node::GetInfo() const {
   return info;
 }
 
+std::string Node::group_secret() const {
+  return membership_ == nullptr ? std::string() : membership_->secret();
+}
+
 bool Node::WaitReady(Deadline deadline) const {
   if (follower_ != nullptr) return follower_->WaitReady(deadline);
   return membership_->WaitComplete(deadline);

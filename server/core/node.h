@@ -88,6 +88,8 @@ class Node {
   // Null on members, which lead nothing.
   Coordinator* coordinator() { return coordinator_.get(); }
   KeyValueStore& key_values() { return key_values_; }
+  // Shown by the leader to members' memory sockets; empty on members.
+  std::string group_secret() const;
   // Run on the load worker; a call that cannot start by the deadline fails.
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline deadline);
   absl::Status Clear(const std::string& name, Deadline deadline);

@@ -19,12 +19,20 @@ constexpr std::chrono::minutes kLongestCall{10};
 
 }  // namespace
 
-absl::StatusOr<Coordinator*> GroupServiceImpl::Leader() {
-  if (node_.coordinator() != nullptr) return node_.coordinator();
+absl::StatusOr<Node*> GroupServiceImpl::Ready() const {
+  Node* const node = node_.load();
+  if (node != nullptr) return node;
+  return MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
+                   "calling a daemon that is still starting; try again");
+}
+
+absl::StatusOr<Coordinator*> GroupServiceImpl::Leader() const {
+  CKPTD_ASSIGN_OR_RETURN(Node* const node, Ready());
+  if (node->coordinator() != nullptr) return node->coordinator();
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kJoinRefused,
                    fmt::format("calling the leader: rank {} answers at this address and does not "
                                "lead; --rendezvous must name rank 0's peer port",
-                               node_.options().identity.rank));
+                               node->options().identity.rank));
 }
 
 grpc::Status GroupServiceImpl::Join(grpc::ServerContext*, const v1::JoinRequest* request,
@@ -47,12 +55,14 @@ grpc::Status GroupServiceImpl::Join(grpc::ServerContext*, const v1::JoinRequest*
 grpc::Status GroupServiceImpl::Heartbeat(grpc::ServerContext*,
                                          const v1::HeartbeatRequest* request,
                                          v1::HeartbeatResponse* response) {
-  // A member answers its own heartbeat: the leader probes with it.
-  if (node_.coordinator() == nullptr) {
-    response->set_incarnation(node_.options().identity.incarnation);
+  const auto node = Ready();
+  if (!node.ok()) return ToGrpc(node.status());
+  // A member answers with who it is: the leader probes with it.
+  if ((*node)->coordinator() == nullptr) {
+    response->set_incarnation((*node)->options().identity.incarnation);
     return grpc::Status::OK;
   }
-  const auto reply = node_.coordinator()->Heartbeat(static_cast<uint32_t>(request->rank()),
+  const auto reply = (*node)->coordinator()->Heartbeat(static_cast<uint32_t>(request->rank()),
                                                     request->incarnation());
   if (!reply.ok()) return ToGrpc(reply.status());
   response->set_epoch(reply->epoch);
@@ -72,7 +82,9 @@ grpc::Status GroupServiceImpl::Propose(grpc::ServerContext*, const v1::ProposeRe
                                        v1::ProposeResponse* response) {
   const auto leader = Leader();
   if (!leader.ok()) return ToGrpc(leader.status());
-  if (const absl::Status status = node_.CheckNotDraining(); !status.ok()) return ToGrpc(status);
+  if (const absl::Status status = (*Ready())->CheckNotDraining(); !status.ok()) {
+    return ToGrpc(status);
+  }
   const auto load = FromProto(*request);
   if (!load.ok()) return ToGrpc(load.status());
   const auto name = (*leader)->Propose(static_cast<uint32_t>(request->rank()), *load);
@@ -84,9 +96,11 @@ grpc::Status GroupServiceImpl::Propose(grpc::ServerContext*, const v1::ProposeRe
 grpc::Status GroupServiceImpl::Prepare(grpc::ServerContext* context,
                                        const v1::PrepareRequest* request,
                                        v1::PrepareResponse* response) {
+  const auto node = Ready();
+  if (!node.ok()) return ToGrpc(node.status());
   const auto call = FromProto(*request);
   if (!call.ok()) return ToGrpc(call.status());
-  const auto reply = node_.Prepare(*call, DeadlineOf(*context, kLongestCall));
+  const auto reply = (*node)->Prepare(*call, DeadlineOf(*context, kLongestCall));
   if (!reply.ok()) return ToGrpc(reply.status());
   *response = ToProto(*reply);
   return grpc::Status::OK;
@@ -95,35 +109,41 @@ grpc::Status GroupServiceImpl::Prepare(grpc::ServerContext* context,
 grpc::Status GroupServiceImpl::Execute(grpc::ServerContext* context,
                                        grpc::ServerReader<v1::ExecuteRequest>* reader,
                                        v1::ExecuteResponse*) {
+  const auto node = Ready();
+  if (!node.ok()) return ToGrpc(node.status());
   v1::ExecuteRequest message;
   if (!reader->Read(&message)) return grpc::Status::CANCELLED;
   const std::string name = message.name();
   const Deadline deadline = DeadlineOf(*context, std::chrono::hours(24));
   auto cleared =
-      std::async(std::launch::async, [this, name, deadline] { return node_.Clear(name, deadline); });
+      std::async(std::launch::async, [&] { return (*node)->Clear(name, deadline); });
   bool finished = message.finished();
   while (!finished && reader->Read(&message)) {
     finished = message.finished();
     if (message.has_progress()) {
-      node_.catalog().UpdateProgress(name, FromProto(message.progress()));
+      (*node)->catalog().UpdateProgress(name, FromProto(message.progress()));
     }
   }
   const absl::Status status = cleared.get();
   if (finished) return ToGrpc(status);
   // The leader aborts with its reason where it can; a broken stream is one, too.
-  node_.LeaderLost(name);
+  (*node)->LeaderLost(name);
   return grpc::Status::CANCELLED;
 }
 
 grpc::Status GroupServiceImpl::Commit(grpc::ServerContext* context,
                                       const v1::CommitRequest* request, v1::CommitResponse*) {
-  return ToGrpc(node_.Commit(FromProto(*request), DeadlineOf(*context, kLongestCall)));
+  const auto node = Ready();
+  if (!node.ok()) return ToGrpc(node.status());
+  return ToGrpc((*node)->Commit(FromProto(*request), DeadlineOf(*context, kLongestCall)));
 }
 
 grpc::Status GroupServiceImpl::Abort(grpc::ServerContext*, const v1::AbortRequest* request,
                                      v1::AbortResponse*) {
+  const auto node = Ready();
+  if (!node.ok()) return ToGrpc(node.status());
   const Facts facts(request->facts().begin(), request->facts().end());
-  node_.Abort(request->name(), FromFailure(request->failure(), facts));
+  (*node)->Abort(request->name(), FromFailure(request->failure(), facts));
   return grpc::Status::OK;
 }
 
@@ -131,7 +151,7 @@ grpc::Status GroupServiceImpl::PutValue(grpc::ServerContext*, const v1::PutValue
                                         v1::PutValueResponse* response) {
   const auto leader = Leader();
   if (!leader.ok()) return ToGrpc(leader.status());
-  auto value = node_.key_values().Put(request->key(), request->value());
+  auto value = (*Ready())->key_values().Put(request->key(), request->value());
   if (!value.ok()) return ToGrpc(value.status());
   response->set_value(*std::move(value));
   return grpc::Status::OK;
@@ -144,7 +164,7 @@ grpc::Status GroupServiceImpl::GetValue(grpc::ServerContext* context,
   if (!leader.ok()) return ToGrpc(leader.status());
   const auto longest =
       std::min<std::chrono::nanoseconds>(FromProto(request->timeout()), std::chrono::minutes(10));
-  auto value = node_.key_values().Get(request->key(), DeadlineOf(*context, longest));
+  auto value = (*Ready())->key_values().Get(request->key(), DeadlineOf(*context, longest));
   if (!value.ok()) return ToGrpc(value.status());
   response->set_value(*std::move(value));
   return grpc::Status::OK;

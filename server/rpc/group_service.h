@@ -2,6 +2,8 @@
 #ifndef CKPTD_SERVER_RPC_GROUP_SERVICE_H_
 #define CKPTD_SERVER_RPC_GROUP_SERVICE_H_
 
+#include <atomic>
+
 #include "ckptd/v1/group_service.grpc.pb.h"
 #include "server/core/node.h"
 
@@ -9,7 +11,9 @@ namespace ckptd {
 
 class GroupServiceImpl final : public v1::GroupService::Service {
  public:
-  explicit GroupServiceImpl(Node& node) : node_(node) {}
+  // Until it has its node every call is answered UNAVAILABLE. `node` outlives
+  // the service's server.
+  void SetNode(Node& node) { node_.store(&node); }
 
   grpc::Status Join(grpc::ServerContext* context, const v1::JoinRequest* request,
                     v1::JoinResponse* response) override;
@@ -32,10 +36,11 @@ class GroupServiceImpl final : public v1::GroupService::Service {
                         v1::GetValueResponse* response) override;
 
  private:
-  // Null with an error when this daemon does not lead.
-  absl::StatusOr<Coordinator*> Leader();
+  absl::StatusOr<Node*> Ready() const;
+  // An error when this daemon does not lead.
+  absl::StatusOr<Coordinator*> Leader() const;
 
-  Node& node_;
+  std::atomic<Node*> node_ = nullptr;
 };
 
 }  // namespace ckptd

@@ -19,15 +19,14 @@ constexpr size_t kCastBytes = 8 << 10;
 // Copied in steps of this when the bytes are used more than once, so that the
 // second use finds them in cache.
 constexpr uint64_t kStepBytes = 32 << 10;
-// Rows that several copies share are dealt out in parts of this: each copy
-// leaps through memory, but together they find a part in the first-level cache.
-constexpr size_t kScatterBytes = 32 << 10;
-// Dealing out in parts looks at every copy of the item for each of them.
+// Strided copies that share rows are dealt out row by row, in the order of the
+// file: copy by copy would leap through memory once per copy, three times slower.
+// Rows shorter than this are dealt out several at a time.
+constexpr uint64_t kMinScatterBytes = 4 << 10;
+// Each part looks at every copy of the item.
 constexpr size_t kMaxScatterCopies = 256;
-
-void Prefetch(std::span<const std::byte> data) {
-  for (size_t at = 0; at < data.size(); at += 64) __builtin_prefetch(data.data() + at, 0, 3);
-}
+// No element is longer: a part never ends before it begins.
+constexpr uint64_t kShortestPart = 64;
 
 }  // namespace
 
@@ -49,7 +48,7 @@ absl::Status ItemPlacer::Begin(const WorkItem& item) {
   actives_.clear();
   fills_.clear();
   slots_in_use_ = 0;
-  scatters_ = false;
+  scatter_step_ = 0;
   for (uint32_t i = item.first_copy; i < item.last_copy; ++i) {
     const SharedCopy& copy = schedule_.copies[i];
     if (copy.end <= item.begin || copy.begin >= item.end) continue;
@@ -59,10 +58,14 @@ absl::Status ItemPlacer::Begin(const WorkItem& item) {
     const Destination& first = schedule_.destinations[copy.first_destination];
     active.tensor_bytes = targets_[first.target].plan->tensors[first.tensor].bytes;
     if (board_ != nullptr) FindWholeBlocks(item, active);
-    scatters_ = scatters_ || active.geometry.dims > 0;
+    if (const Geometry& g = active.geometry; g.dims > 0 && scatter_step_ == 0) {
+      const uint64_t row = g.source_stride[g.dims - 1];
+      scatter_step_ = (kMinScatterBytes + row - 1) / row * row;
+      scatter_base_ = g.begin;
+    }
     actives_.push_back(active);
   }
-  scatters_ = scatters_ && actives_.size() > 1 && actives_.size() <= kMaxScatterCopies;
+  if (actives_.size() < 2 || actives_.size() > kMaxScatterCopies) scatter_step_ = 0;
   FindRanges(item);
   return absl::OkStatus();
 }
@@ -78,22 +81,35 @@ void ItemPlacer::FindWholeBlocks(const WorkItem& item, Active& active) const {
 }
 
 void ItemPlacer::FindRanges(const WorkItem& item) {
+  cursors_.clear();
+  for (const Active& active : actives_) cursors_.emplace_back(active.geometry, item.begin);
   ranges_.clear();
-  needed_bytes_ = 0;
-  for (const Active& active : actives_) {
-    const Geometry& g = active.geometry;
-    for (RunCursor run(g, item.begin); !run.done() && run.source() < item.end; run.Next()) {
-      ranges_.push_back({std::max(run.source(), item.begin),
-                         std::min(run.source() + g.run_source, item.end)});
+  // Part by part, because then they come out sorted but for rare layouts.
+  for (uint64_t at = item.begin; at < item.end;) {
+    const uint64_t end = PartEnd(at, item.end);
+    for (size_t i = 0; i < cursors_.size(); ++i) {
+      const uint64_t run_bytes = actives_[i].geometry.run_source;
+      for (RunCursor& run = cursors_[i]; !run.done() && run.source() < end; run.Next()) {
+        ranges_.push_back({std::max(run.source(), item.begin),
+                           std::min(run.source() + run_bytes, item.end)});
+      }
     }
+    at = end;
   }
-  std::sort(ranges_.begin(), ranges_.end(),
-            [](const SourceRange& a, const SourceRange& b) { return a.begin < b.begin; });
+  const auto before = [](const SourceRange& a, const SourceRange& b) { return a.begin < b.begin; };
+  if (!std::is_sorted(ranges_.begin(), ranges_.end(), before)) {
+    std::sort(ranges_.begin(), ranges_.end(), before);
+  }
+  JoinRanges();
+}
+
+void ItemPlacer::JoinRanges() {
+  needed_bytes_ = 0;
   size_t kept = 0;
   uint64_t covered_to = 0;
-  for (const SourceRange& range : ranges_) {
+  for (const SourceRange range : ranges_) {
     if (range.end > covered_to) needed_bytes_ += range.end - std::max(range.begin, covered_to);
-    const bool joins = kept > 0 && range.begin <= ranges_[kept - 1].end + kReadThroughGap;
+    const bool joins = kept > 0 && range.begin <= covered_to + kReadThroughGap;
     covered_to = std::max(covered_to, range.end);
     if (joins) {
       ranges_[kept - 1].end = covered_to;
@@ -129,15 +145,19 @@ const std::string& ItemPlacer::TensorAt(uint64_t offset) const {
   return targets_[where.target].plan->tensors[where.tensor].name;
 }
 
+uint64_t ItemPlacer::PartEnd(uint64_t offset, uint64_t limit) const {
+  if (scatter_step_ == 0) return limit;
+  uint64_t end = offset + scatter_step_ - (offset - scatter_base_) % scatter_step_;
+  if (end - offset < kShortestPart) end += scatter_step_;
+  return CutAtElement(end, limit);
+}
+
 void ItemPlacer::Place(uint64_t offset, std::span<const std::byte> data) {
-  if (!scatters_) return PlacePart(offset, data);
-  Prefetch(data.first(std::min(data.size(), kScatterBytes)));
   while (!data.empty()) {
-    const size_t n = static_cast<size_t>(CutAtElement(offset + kScatterBytes, offset + data.size()) - offset);
-    Prefetch(data.subspan(n, std::min(data.size() - n, kScatterBytes)));
+    const auto n = static_cast<size_t>(PartEnd(offset, offset + data.size()) - offset);
     PlacePart(offset, data.first(n));
-    offset += n;
     data = data.subspan(n);
+    offset += n;
   }
 }
 

@@ -76,6 +76,8 @@ class ItemPlacer {
 
   void FindWholeBlocks(const WorkItem& item, Active& active) const;
   void FindRanges(const WorkItem& item);
+  void JoinRanges();
+  uint64_t PartEnd(uint64_t offset, uint64_t limit) const;
   uint64_t CutAtElement(uint64_t end, uint64_t limit) const;
   void PlacePart(uint64_t offset, std::span<const std::byte> data);
   void PlaceRun(Active& active, const std::byte* data, uint64_t local, uint64_t bytes);
@@ -93,10 +95,14 @@ class ItemPlacer {
   DigestBoard* const board_;
 
   std::vector<Active> actives_;
+  std::vector<RunCursor> cursors_;
   std::vector<SourceRange> ranges_;
   std::vector<PendingFill> fills_;
   uint64_t needed_bytes_ = 0;
-  bool scatters_ = false;  // strided copies share what is read
+  // When strided copies share what is read: length of the parts that are dealt
+  // out, and where some part begins. 0: no parts.
+  uint64_t scatter_step_ = 0;
+  uint64_t scatter_base_ = 0;
   std::vector<Xxh3Stream> streams_;  // kSlots of them, when digests are wanted
   uint64_t slots_in_use_ = 0;        // bit per slot
   std::unique_ptr<std::byte[]> cast_buffer_;

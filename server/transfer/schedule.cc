@@ -17,6 +17,7 @@ namespace {
 constexpr uint32_t kMaxCopiesPerItem = 4096;
 constexpr uint64_t kMaxRunsPerItem = 1 << 16;
 constexpr uint64_t kMinItemBytes = 64 << 10;
+constexpr uint64_t kMaxItemBytes = 32 << 20;
 constexpr uint64_t kJoinGap = 64 << 10;  // copies further apart get items of their own
 
 struct Candidate {
@@ -177,6 +178,26 @@ Cutter CutAtBlocks(const Geometry& g) {
   return cutter;
 }
 
+// Cuts of rows that are dealt out in columns. Where column width divides a
+// block, rows can be cut so that every copy's blocks are whole; otherwise items
+// of several blocks leave few that straddle a cut (those are hashed from the
+// slab, in a second pass over its memory). `runs` is of all copies of the zone.
+Cutter CutAtRows(const WorkItem& zone, const Geometry& g, uint64_t runs) {
+  const uint64_t run_span = std::max<uint64_t>(1, (zone.end - zone.begin) / runs);
+  const uint64_t most = run_span * kMaxRunsPerItem;
+  Cutter cutter;
+  cutter.step = std::clamp(most, kMinItemBytes, kItemBytes);
+  if (g.dims == 1 && g.dense_local) {
+    const uint64_t blocks = kDigestBlockBytes % g.run_local == 0 ? 1 : 4;
+    const uint64_t rows = blocks * kDigestBlockBytes / g.run_local;
+    const uint64_t row = g.source_stride[0];
+    // A wide item keeps one thread busy while the others have nothing left.
+    if (rows > 0 && row <= std::min(kMaxItemBytes, most) / rows) cutter.step = rows * row;
+  }
+  cutter.base = zone.begin + cutter.step;
+  return cutter;
+}
+
 class ItemBuilder {
  public:
   explicit ItemBuilder(Schedule& schedule) : schedule_(schedule) {}
@@ -231,16 +252,12 @@ absl::StatusOr<Cutter> ItemBuilder::CutterFor(const WorkItem& zone,
   for (uint32_t i = zone.first_copy; i < zone.last_copy; ++i) {
     const SharedCopy& copy = schedule_.copies[i];
     CKPTD_ASSIGN_OR_RETURN(const Geometry g, MakeGeometry(*copy.op, copy.tensor_offset));
+    if (g.dims == 0) {
+      cutter = CutAtBlocks(g);
+      break;
+    }
     runs += g.runs;
-    if (g.dims > 0) continue;
-    cutter = CutAtBlocks(g);
-    runs = 0;
-    break;
-  }
-  if (runs > 0) {
-    const uint64_t run_span = std::max<uint64_t>(1, (zone.end - zone.begin) / runs);
-    cutter.step = std::clamp(run_span * kMaxRunsPerItem, kMinItemBytes, kItemBytes);
-    cutter.base = zone.begin + cutter.step;
+    cutter = CutAtRows(zone, g, runs);
   }
   cutter.base -= (cutter.base - grid.at) % grid.size;
   if (cutter.base <= zone.begin) cutter.base += cutter.step;

@@ -80,11 +80,11 @@ def cast(array, source, target):
     row = _dtypes.BY_NUMBER[target]
     if {source.number, target} - _dtypes.CASTABLE:
         raise Refusal(3, "LAYOUT_MISMATCH", f"cannot cast {source.name} to {row.name}")
-    import torch
-
-    tensor = torch.from_numpy(array.copy()).view(getattr(torch, source.torch))
-    words = tensor.to(getattr(torch, row.torch)).view(getattr(torch, f"int{row.bits}"))
-    return words.numpy().view(row.numpy), row
+    wide = array.astype("f8") if source.name != "BF16" else (array.astype("u4") << 16).view("f4").astype("f8")
+    if row.name != "BF16":
+        return wide.astype(row.numpy), row
+    bits = wide.astype("f4").view("u4")
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("u2"), row  # to nearest, ties to even; no NaN here
 
 
 class Slab:

@@ -168,8 +168,14 @@ def test_numpy_reads_views_by_their_interface(shard, source):
     assert np.array_equal(np.asarray(shard.tensors["count"]), source[1]["count"])
 
 
-def test_numpy_takes_views_by_dlpack(shard, source):
-    assert np.array_equal(np.from_dlpack(shard.tensors["big"]), source[1]["big"])
+def test_numpy_takes_views_by_dlpack(client, source):
+    with client.acquire(client.load(source[0]), "private") as shard:
+        assert np.array_equal(np.from_dlpack(shard.tensors["big"]), source[1]["big"])
+
+
+def test_read_only_memory_is_not_exported_to_a_consumer_that_cannot_be_told(shard):
+    with pytest.raises(BufferError):
+        shard.tensors["big"].__dlpack__()
 
 
 def test_bfloat16_is_not_handed_to_numpy_as_something_else(client, source):

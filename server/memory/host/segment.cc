@@ -62,6 +62,10 @@ absl::StatusOr<UniqueFd> Reopen(int fd, int flags) {
 // True when the kernel grants a write lease on `fd`: it is the only open file
 // description that the kernel counts. The lease is given back at once.
 bool IsOnlyUser(int fd) {
+  // Should anyone open the memory in this moment, the kernel tells the lease's
+  // holder by SIGIO, which kills by default; SIGURG is ignored by default. The
+  // kernel forgets the choice with every lease.
+  ::fcntl(fd, F_SETSIG, SIGURG);
   if (::fcntl(fd, F_SETLEASE, F_WRLCK) != 0) return false;
   ::fcntl(fd, F_SETLEASE, F_UNLCK);
   return true;
@@ -76,9 +80,6 @@ absl::StatusOr<std::unique_ptr<HostSegment>> HostSegment::Create(uint64_t id, ui
   }
   CKPTD_ASSIGN_OR_RETURN(UniqueFd original, MakeMemfd(bytes));
   CKPTD_ASSIGN_OR_RETURN(UniqueFd check, Reopen(original.get(), O_RDWR));
-  // Should anyone open the memory in the moment of the check, the kernel tells
-  // the lease's holder by SIGIO, which kills by default; SIGURG is ignored.
-  ::fcntl(check.get(), F_SETSIG, SIGURG);
   const MapSlabOptions map = {.mode = MapMode::kSharedWritable, .populate = false};
   const int fds[] = {original.get()};
   const uint64_t sizes[] = {bytes};
@@ -123,7 +124,6 @@ bool OwnershipCheckWorks() {
   if (!original.ok()) return false;
   absl::StatusOr<UniqueFd> check = Reopen(original->get(), O_RDWR);
   if (!check.ok()) return false;
-  ::fcntl(check->get(), F_SETSIG, SIGURG);
   if (!IsOnlyUser(check->get())) return false;
   absl::StatusOr<UniqueFd> client = Reopen(original->get(), O_RDONLY);
   if (!client.ok() || IsOnlyUser(check->get())) return false;

@@ -272,7 +272,8 @@ TEST_P(MemoryContract, LingeringMemoryMakesRoomWhenTheBudgetIsNeeded) {
   std::unique_ptr<Slab> slab = Published(all, 12);
   const Mapping client = Attach(*slab, AttachMode::kShared, MapMode::kSharedReadOnly);
   slab.reset();
-  EXPECT_NE(Allocate(all), nullptr);
+  const std::unique_ptr<Slab> next = Allocate(all);
+  EXPECT_EQ(backend_->Usage().arena + backend_->Usage().lingering, all);
   EXPECT_EQ(Matching(client.span(), 12), all);
 }
 
@@ -306,6 +307,12 @@ TEST_P(MemoryContract, AfterANewReaderMemorySealedLaterButTakenBeforeIsNotUsedAg
   ASSERT_OK(backend_->Seal(*slab));
   slab.reset();
   EXPECT_FALSE(Overlap(IdsOf(*Allocate(segment_)), ids));
+}
+
+TEST_P(MemoryContract, MemoryTakenAfterANewReaderIsUsedAgainThoughSealed) {
+  backend_->NewReader();
+  const std::vector<uint64_t> ids = IdsOf(*Published(segment_, 17));
+  EXPECT_EQ(IdsOf(*Allocate(segment_)), ids);
 }
 
 TEST_P(MemoryContract, AfterANewReaderUnsealedMemoryIsStillUsedAgain) {

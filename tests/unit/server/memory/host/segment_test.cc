@@ -212,7 +212,7 @@ TEST(OwnershipCheck, SurvivesSomeoneOpeningTheMemoryAtThatMoment) {
   std::thread opener([&] {
     while (!stop) segment->OpenReadOnly().IgnoreError();
   });
-  for (int i = 0; i < 20'000; ++i) segment->HeldByOthers();
+  for (int i = 0; i < 200'000; ++i) segment->HeldByOthers();
   stop = true;
   opener.join();
   EXPECT_FALSE(segment->HeldByOthers());

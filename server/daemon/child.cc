@@ -1,0 +1,97 @@
+#include "server/daemon/child.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "common/base/posix.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+// Between fork and exec: only async-signal-safe calls. Never returns.
+[[noreturn]] void BecomeChild(const ChildOptions& options, char* const* arguments,
+                              char* const* environment, int error_pipe, pid_t parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != parent) ::_exit(127);  // it died before the line above
+  if (options.own_group) ::setpgid(0, 0);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::signal(SIGPIPE, SIG_DFL);
+  if (options.keep_fd >= 0) ::fcntl(options.keep_fd, F_SETFD, 0);
+  ::execvpe(arguments[0], arguments, environment);
+  const int error = errno;
+  const ssize_t ignored = ::write(error_pipe, &error, sizeof(error));
+  (void)ignored;
+  ::_exit(127);
+}
+
+std::vector<std::string> MergedEnvironment(const std::map<std::string, std::string>& added) {
+  std::vector<std::string> merged;
+  for (char** one = environ; *one != nullptr; ++one) {
+    const std::string entry(*one);
+    if (added.count(entry.substr(0, entry.find('='))) == 0) merged.push_back(entry);
+  }
+  for (const auto& [key, value] : added) merged.push_back(key + "=" + value);
+  return merged;
+}
+
+std::vector<char*> Pointers(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (std::string& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+}  // namespace
+
+absl::StatusOr<pid_t> StartChild(const ChildOptions& options) {
+  std::vector<std::string> arguments = options.arguments;
+  std::vector<std::string> environment = MergedEnvironment(options.environment);
+  const std::vector<char*> argument_pointers = Pointers(arguments);
+  const std::vector<char*> environment_pointers = Pointers(environment);
+  int pipe_fds[2] = {-1, -1};
+  if (::pipe2(pipe_fds, O_CLOEXEC) != 0) return ErrnoStatus(errno, "making a pipe");
+  const UniqueFd reader(pipe_fds[0]);
+  UniqueFd writer(pipe_fds[1]);
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) return ErrnoStatus(errno, "starting " + options.arguments[0]);
+  if (pid == 0) {
+    BecomeChild(options, argument_pointers.data(), environment_pointers.data(), writer.get(),
+                parent);
+  }
+  writer.Reset();
+  int error = 0;
+  ssize_t n = 0;
+  do {
+    n = ::read(reader.get(), &error, sizeof(error));
+  } while (n < 0 && errno == EINTR);
+  if (n == 0) return pid;  // closed by exec
+  ::waitpid(pid, nullptr, 0);
+  return MakeError(absl::StatusCode::kNotFound, reason::kInvalidRequest,
+                   fmt::format("starting {}: {}; check the command", options.arguments[0],
+                               std::strerror(error)));
+}
+
+int ExitCodeOf(int wait_status) {
+  return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
+}
+
+std::string DescribeExit(int wait_status) {
+  if (!WIFSIGNALED(wait_status)) return fmt::format("exit code {}", WEXITSTATUS(wait_status));
+  return fmt::format("signal {} ({})", WTERMSIG(wait_status), ::strsignal(WTERMSIG(wait_status)));
+}
+
+}  // namespace ckptd

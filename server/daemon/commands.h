@@ -1,0 +1,39 @@
+// The verbs of the `ckptd` binary.
+#ifndef CKPTD_SERVER_DAEMON_COMMANDS_H_
+#define CKPTD_SERVER_DAEMON_COMMANDS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/daemon/config.h"
+
+namespace ckptd {
+
+// Exit codes of every verb.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitUsage = 2;
+
+// Runs one daemon until SIGTERM or SIGINT.
+int RunCommand(const Config& config);
+
+struct LaunchOptions {
+  uint32_t nproc = 1;      // daemons on this node
+  uint32_t nnodes = 1;
+  uint32_t node_rank = 0;
+  bool rendezvous_given = false;
+  uint32_t max_restarts = 10;       // of one daemon, without a minute of peace between
+  double start_timeout = 60;        // seconds until the group must be complete
+  std::vector<std::string> command; // empty: run until a signal
+};
+// Starts and supervises the daemons of this node; with a command, runs it and
+// returns its exit code (128 + n after signal n).
+int LaunchCommand(const Config& config, const LaunchOptions& options);
+
+// Prints `status` as one line on stderr, "ckptd: ...".
+void PrintError(const absl::Status& status);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_DAEMON_COMMANDS_H_

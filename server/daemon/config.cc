@@ -1,0 +1,215 @@
+#include "server/daemon/config.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+absl::Status Invalid(const std::string& why) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, why);
+}
+
+struct Unit {
+  const char* name;
+  double bytes;
+};
+constexpr Unit kUnits[] = {{"", 1},          {"b", 1},          {"k", 1e3},        {"kb", 1e3},
+                           {"m", 1e6},       {"mb", 1e6},       {"g", 1e9},        {"gb", 1e9},
+                           {"t", 1e12},      {"tb", 1e12},      {"kib", 1024.0},   {"mib", 1048576.0},
+                           {"gib", 1073741824.0}, {"tib", 1099511627776.0}};
+
+}  // namespace
+
+absl::StatusOr<uint64_t> ParseBytes(const std::string& text) {
+  double number = 0;
+  const char* const begin = text.data();
+  const char* const end = begin + text.size();
+  const auto [stop, error] = std::from_chars(begin, end, number);
+  std::string unit;
+  for (const char* c = stop; c != end; ++c) {
+    if (*c != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*c)));
+  }
+  const auto* const known = std::find_if(std::begin(kUnits), std::end(kUnits),
+                                         [&](const Unit& one) { return unit == one.name; });
+  const bool fits = error == std::errc() && std::isfinite(number) && number >= 0 &&
+                    known != std::end(kUnits) && number * known->bytes < 9e18;
+  if (!fits) {
+    return Invalid(fmt::format("reading the size \"{}\": write a number with a unit, such as "
+                               "16GiB, 2.5GB or 800M",
+                               text));
+  }
+  return static_cast<uint64_t>(number * known->bytes);
+}
+
+absl::StatusOr<uint64_t> ParseShare(const std::string& text, uint64_t whole) {
+  if (text.empty() || text.back() != '%') return ParseBytes(text);
+  double percent = 0;
+  const char* const end = text.data() + text.size() - 1;
+  const auto [stop, error] = std::from_chars(text.data(), end, percent);
+  if (error != std::errc() || stop != end || !(percent > 0 && percent <= 100)) {
+    return Invalid(fmt::format("reading the share \"{}\": write 1% to 100%, or a size such as "
+                               "16GiB",
+                               text));
+  }
+  return static_cast<uint64_t>(static_cast<double>(whole) * percent / 100.0);
+}
+
+std::string DefaultRunDir(const EnvironmentReader& read) {
+  if (const auto dir = read("CKPTD_RUN_DIR")) return *dir;
+  if (const auto dir = read("XDG_RUNTIME_DIR")) return *dir + "/ckptd";
+  if (::geteuid() == 0) return "/run/ckptd";
+  return read("HOME").value_or("/nonexistent") + "/.ckptd/run";
+}
+
+Config DefaultConfig(const EnvironmentReader& read) {
+  Config config;
+  const JobFacts facts = ReadJobFacts(read);
+  config.job = facts.job.value_or(config.job);
+  config.rank = facts.rank.value_or(config.rank);
+  config.world_size = facts.world_size.value_or(config.world_size);
+  config.local_size = facts.local_size.value_or(config.local_size);
+  config.run_dir = DefaultRunDir(read);
+  config.rendezvous = fmt::format("{}:{}", facts.leader.value_or("127.0.0.1"), kDefaultPort);
+  return config;
+}
+
+void AddConfigFlags(CLI::App& app, Config& config) {
+  const auto add = [&app](const std::string& name, auto& value, const std::string& help) {
+    std::string twin = "CKPTD_" + name;
+    std::transform(twin.begin(), twin.end(), twin.begin(), [](unsigned char c) {
+      return c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    });
+    app.add_option("--" + name, value, help)->envname(twin)->capture_default_str();
+  };
+  add("job", config.job, "Name of the job; daemons of other jobs are refused");
+  add("rank", config.rank, "Rank of this daemon in the group; rank 0 reads storage and leads");
+  add("world-size", config.world_size, "Daemons in the group, one per trainer process");
+  add("local-size", config.local_size, "Daemons of the group on this host; they share its memory");
+  add("run-dir", config.run_dir, "Directory of the sockets; each job has a folder in it, mode 0700");
+  add("rendezvous", config.rendezvous, "host:port on which rank 0 listens for the others");
+  add("advertise", config.advertise,
+      "Host name or address under which the others reach this daemon (found out if not given)");
+  add("memory", config.memory, "Where shards live: auto or host");
+  add("memory-budget", config.memory_budget,
+      "Most memory for shards: a size (16GiB), or a share of what is available at start, divided "
+      "by local-size");
+  add("arena", config.arena,
+      "Memory faulted in the background at start and reused by loads: a size or a share of the "
+      "budget; 0 lets it grow with the first load");
+  add("segment-bytes", config.segment_bytes, "Size of the arena's memfd segments, a multiple of 2MiB");
+  add("huge-pages", config.huge_pages, "Gather the arena into huge pages: auto or off");
+  add("reader-threads", config.reader_threads, "Threads that read storage; 0 means one per core");
+  add("heartbeat-interval", config.heartbeat_interval, "Seconds between signs of life of a member");
+  add("heartbeat-timeout", config.heartbeat_timeout, "Seconds of silence after which a rank is lost");
+  add("log-level", config.log_level, "trace, debug, info, warn, error or off");
+  app.add_option("--ready-fd", config.ready_fd,
+                 "Descriptor that is written one byte once the group is complete");
+}
+
+absl::Status CheckConfig(const Config& config) {
+  if (config.world_size == 0 || config.rank >= config.world_size) {
+    return Invalid(fmt::format("checking --rank {} of --world-size {}: ranks count from 0 to "
+                               "world-size - 1",
+                               config.rank, config.world_size));
+  }
+  const bool plain = !config.job.empty() && config.job != "." && config.job != ".." &&
+                     config.job.find('/') == std::string::npos;
+  if (!plain) return Invalid("checking --job: it names a folder, so it has no slash and is not empty");
+  if (config.memory != "auto" && config.memory != "host") {
+    return Invalid(fmt::format("checking --memory {}: this build keeps shards in host memory; use "
+                               "auto or host",
+                               config.memory));
+  }
+  if (config.huge_pages != "auto" && config.huge_pages != "off") {
+    return Invalid(fmt::format("checking --huge-pages {}: use auto or off", config.huge_pages));
+  }
+  if (config.local_size == 0) return Invalid("checking --local-size: at least 1");
+  const size_t colon = config.rendezvous.rfind(':');
+  if (colon == std::string::npos || colon == 0 || colon + 1 == config.rendezvous.size()) {
+    return Invalid(fmt::format("checking --rendezvous {}: write host:port", config.rendezvous));
+  }
+  const bool beats = config.heartbeat_interval >= 0.01 &&
+                     config.heartbeat_timeout >= 2 * config.heartbeat_interval &&
+                     config.heartbeat_timeout <= 3600;
+  if (!beats) {
+    return Invalid(fmt::format("checking --heartbeat-timeout {}: it must be at least twice "
+                               "--heartbeat-interval {} (0.01 or more) and at most 3600",
+                               config.heartbeat_timeout, config.heartbeat_interval));
+  }
+  LogLevel level = LogLevel::kInfo;
+  if (!ParseLogLevel(config.log_level, level)) {
+    return Invalid(fmt::format("checking --log-level {}: use trace, debug, info, warn, error or "
+                               "off",
+                               config.log_level));
+  }
+  CKPTD_RETURN_IF_ERROR(ParseBytes(config.segment_bytes).status());
+  CKPTD_RETURN_IF_ERROR(ParseShare(config.memory_budget, 1).status());
+  return ParseShare(config.arena, 1).status();
+}
+
+std::map<std::string, std::string> Describe(const Config& config) {
+  return {{"job", config.job},
+          {"rank", std::to_string(config.rank)},
+          {"world-size", std::to_string(config.world_size)},
+          {"local-size", std::to_string(config.local_size)},
+          {"run-dir", config.run_dir},
+          {"rendezvous", config.rendezvous},
+          {"advertise", config.advertise},
+          {"memory", config.memory},
+          {"memory-budget", config.memory_budget},
+          {"arena", config.arena},
+          {"segment-bytes", config.segment_bytes},
+          {"huge-pages", config.huge_pages},
+          {"reader-threads", std::to_string(config.reader_threads)},
+          {"heartbeat-interval", fmt::format("{}", config.heartbeat_interval)},
+          {"heartbeat-timeout", fmt::format("{}", config.heartbeat_timeout)},
+          {"log-level", config.log_level}};
+}
+
+SocketPaths PathsOf(const Config& config) {
+  SocketPaths paths;
+  paths.directory = config.run_dir + "/" + config.job;
+  const std::string stem = fmt::format("{}/rank-{}", paths.directory, config.rank);
+  paths.workload = stem + ".sock";
+  paths.admin = stem + ".admin.sock";
+  paths.fd = stem + ".fd.sock";
+  paths.memory = stem + ".mem.sock";
+  return paths;
+}
+
+absl::Status MakeRunDirectory(const std::string& directory) {
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(directory).parent_path(), error);
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    return ErrnoStatus(errno, "making the run directory " + directory +
+                                  " (choose another one with --run-dir)");
+  }
+  struct stat info = {};
+  if (::lstat(directory.c_str(), &info) != 0) {
+    return ErrnoStatus(errno, "looking at the run directory " + directory);
+  }
+  if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
+                     fmt::format("using the run directory {}: it must be a directory of this user "
+                                 "that nobody else can enter (mode 0700); remove it, or choose "
+                                 "another --run-dir",
+                                 directory));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,72 @@
+// Configuration of one daemon: every key, its default and its checks. Flags,
+// CKPTD_* variables and the config file spell the keys alike.
+#ifndef CKPTD_SERVER_DAEMON_CONFIG_H_
+#define CKPTD_SERVER_DAEMON_CONFIG_H_
+
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/daemon/environment.h"
+
+namespace ckptd {
+
+inline constexpr uint16_t kDefaultPort = 29511;
+
+struct Config {
+  std::string job = "default";
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  uint32_t local_size = 1;  // daemons on this host: they share its memory
+  std::string run_dir;      // sockets lie in run_dir/job
+  std::string rendezvous;   // host:port of rank 0's peer server
+  std::string advertise;    // host name peers reach this daemon by
+  std::string memory = "auto";
+  std::string memory_budget = "80%";
+  std::string arena = "0";
+  std::string segment_bytes = "256MiB";
+  std::string huge_pages = "auto";
+  uint32_t reader_threads = 0;
+  double heartbeat_interval = 1.0;  // seconds
+  double heartbeat_timeout = 5.0;
+  std::string log_level = "info";
+  int ready_fd = -1;  // written one byte once the group is complete
+};
+
+// Defaults that depend on the environment: job facts, the default run directory.
+Config DefaultConfig(const EnvironmentReader& read);
+// Declares every key as a flag with its CKPTD_* twin. `config` must outlive app.
+void AddConfigFlags(CLI::App& app, Config& config);
+// Checks values against each other. Errors: InvalidArgument CONFIG_INVALID.
+absl::Status CheckConfig(const Config& config);
+// Key -> value, as info and `ckptd config` show it.
+std::map<std::string, std::string> Describe(const Config& config);
+
+// "16GiB", "2.5 GB", "800M" (decimal), "4096". Errors: InvalidArgument.
+absl::StatusOr<uint64_t> ParseBytes(const std::string& text);
+// As ParseBytes, or "80%" of `whole`.
+absl::StatusOr<uint64_t> ParseShare(const std::string& text, uint64_t whole);
+
+// $CKPTD_RUN_DIR, $XDG_RUNTIME_DIR/ckptd, /run/ckptd for root, ~/.ckptd/run.
+std::string DefaultRunDir(const EnvironmentReader& read);
+
+// Files of one daemon in run_dir/job.
+struct SocketPaths {
+  std::string directory;
+  std::string workload;
+  std::string admin;
+  std::string fd;
+  std::string memory;  // for the leader of the group
+};
+SocketPaths PathsOf(const Config& config);
+// Makes run_dir/job, 0700 and ours. Errors: FailedPrecondition when it belongs to
+// somebody else or others may enter it.
+absl::Status MakeRunDirectory(const std::string& directory);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_DAEMON_CONFIG_H_

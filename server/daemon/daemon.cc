@@ -1,0 +1,148 @@
+#include "server/daemon/daemon.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/daemon/network.h"
+#include "server/memory/host/available_memory.h"
+#include "server/rpc/links.h"
+
+namespace ckptd {
+namespace {
+
+constexpr std::chrono::milliseconds kReadyPoll{200};
+// Rank-form statements of very large models pass the default 4 MiB.
+constexpr int kMaxWorkloadMessage = 256 << 20;
+
+std::chrono::nanoseconds Seconds(double seconds) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
+}
+
+}  // namespace
+
+Daemon::Daemon(const Config& config)
+    : config_(config), paths_(PathsOf(config)), host_(BootId()) {}
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
+  CKPTD_RETURN_IF_ERROR(CheckConfig(config));
+  std::unique_ptr<Daemon> daemon(new Daemon(config));
+  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(daemon->paths_.directory));
+  CKPTD_RETURN_IF_ERROR(daemon->StartPeerServer());
+  CKPTD_RETURN_IF_ERROR(daemon->StartClientServers());
+  Log(LogLevel::kInfo, "serving rank {} of {} at {} (peers: {}), memory: {}", config.rank,
+      config.world_size, daemon->paths_.workload, daemon->peer_address_,
+      daemon->memory_->tier());
+  return daemon;
+}
+
+absl::Status Daemon::MakeMemory() {
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
+  HostMemoryOptions options;
+  CKPTD_ASSIGN_OR_RETURN(options.budget_bytes,
+                         ParseShare(config_.memory_budget, available / config_.local_size));
+  CKPTD_ASSIGN_OR_RETURN(options.arena_target_bytes,
+                         ParseShare(config_.arena, options.budget_bytes));
+  CKPTD_ASSIGN_OR_RETURN(options.segment_bytes, ParseBytes(config_.segment_bytes));
+  options.huge_pages = config_.huge_pages == "auto";
+  options.note = [](const std::string& line) { Log(LogLevel::kWarn, "memory: {}", line); };
+  CKPTD_ASSIGN_OR_RETURN(memory_, HostMemory::Create(std::move(options)));
+  peer_memory_ = std::make_unique<HostPeerMemory>(host_);
+  return absl::OkStatus();
+}
+
+Node::Options Daemon::NodeOptions() {
+  Node::Options options;
+  options.identity = {config_.job, CKPTD_VERSION, config_.rank, config_.world_size,
+                      RandomHex(8), peer_address_, host_, static_cast<int32_t>(::getpid())};
+  options.memory_endpoint = paths_.memory;
+  options.reader_threads = config_.reader_threads;
+  options.heartbeat_interval = Seconds(config_.heartbeat_interval);
+  options.heartbeat_timeout = Seconds(config_.heartbeat_timeout);
+  options.connect = ConnectToMember;
+  if (config_.rank != 0) options.leader = ConnectToLeader(config_.rendezvous);
+  options.on_secret = [this](const std::string& secret) { peer_socket_->SetSecret(secret); };
+  options.config = Describe(config_);
+  return options;
+}
+
+// The peer port must be known before the node introduces itself, and the node
+// must exist before the port serves: a port is reserved by the server's start, so
+// the service waits for its node.
+absl::Status Daemon::StartPeerServer() {
+  CKPTD_ASSIGN_OR_RETURN(const HostPort rendezvous, ParseHostPort(config_.rendezvous));
+  std::string own = config_.advertise;
+  if (own.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(own, OwnAddressTowards(rendezvous));
+  }
+  const bool loopback = own == "127.0.0.1" || own == "[::1]" || own == "localhost";
+  const std::string interface = loopback ? own : std::string("[::]");
+  group_service_ = std::make_unique<GroupServiceImpl>();
+  CKPTD_ASSIGN_OR_RETURN(
+      peer_server_,
+      GrpcServer::Start({fmt::format("{}:{}", interface,
+                                     config_.rank == 0 ? rendezvous.port : uint16_t{0}),
+                         kMaxPeerMessage},
+                        {group_service_.get()}));
+  peer_address_ = fmt::format("{}:{}", own, peer_server_->port());
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::StartClientServers() {
+  CKPTD_RETURN_IF_ERROR(MakeMemory());
+  CKPTD_ASSIGN_OR_RETURN(
+      peer_socket_,
+      PeerSocket::Start({paths_.memory}, [this](uint64_t id) { return memory_->OriginalFd(id); }));
+  // From here on this daemon owns the rank's sockets: a second one has failed.
+  node_ = std::make_unique<Node>(*memory_, *peer_memory_, NodeOptions());
+  peer_memory_->SetSecret(node_->group_secret());
+  group_service_->SetNode(*node_);
+  CKPTD_ASSIGN_OR_RETURN(fd_server_, FdServer::Start(paths_.fd, node_->leases()));
+  checkpoint_service_ = std::make_unique<CheckpointServiceImpl>(*node_, paths_.fd);
+  admin_service_ = std::make_unique<AdminServiceImpl>(
+      *node_, AdminServiceImpl::Endpoints{paths_.workload, paths_.fd, peer_address_});
+  CKPTD_ASSIGN_OR_RETURN(workload_server_,
+                         GrpcServer::Start({"unix:" + paths_.workload, kMaxWorkloadMessage, 128},
+                                           {checkpoint_service_.get()}));
+  CKPTD_ASSIGN_OR_RETURN(admin_server_, GrpcServer::Start({"unix:" + paths_.admin},
+                                                          {admin_service_.get()}));
+  return absl::OkStatus();
+}
+
+void Daemon::AnnounceReady(const std::function<bool()>& stop) {
+  const auto start = Clock::now();
+  while (!node_->WaitReady(Clock::now() + kReadyPoll)) {
+    if (stop()) return;
+  }
+  Log(LogLevel::kInfo, "the group of {} is complete, {:.3f} s after the start", config_.world_size,
+      std::chrono::duration<double>(Clock::now() - start).count());
+  if (config_.ready_fd < 0) return;
+  const UniqueFd ready(config_.ready_fd);
+  if (::write(ready.get(), "1", 1) != 1) {
+    Log(LogLevel::kWarn, "telling --ready-fd {}: {}", config_.ready_fd, std::strerror(errno));
+  }
+}
+
+Daemon::~Daemon() {
+  // Stop accepting, end watches and loads, then release; leases end with the fd
+  // server, and clients keep what they have mapped.
+  if (node_ != nullptr) node_->Stop();
+  for (auto* server : {&workload_server_, &admin_server_, &peer_server_}) {
+    if (*server != nullptr) (*server)->SetServing(false);
+  }
+  workload_server_.reset();
+  admin_server_.reset();
+  peer_server_.reset();
+  fd_server_.reset();
+  node_.reset();
+  peer_socket_.reset();
+}
+
+}  // namespace ckptd

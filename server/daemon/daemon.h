@@ -1,0 +1,65 @@
+// One running daemon: builds the parts, names the backends (the only place that
+// does), and takes everything down in order.
+#ifndef CKPTD_SERVER_DAEMON_DAEMON_H_
+#define CKPTD_SERVER_DAEMON_DAEMON_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/comm/host/host_peer_memory.h"
+#include "server/comm/host/peer_socket.h"
+#include "server/core/node.h"
+#include "server/daemon/config.h"
+#include "server/memory/host/host_memory.h"
+#include "server/rpc/admin_service.h"
+#include "server/rpc/checkpoint_service.h"
+#include "server/rpc/fd_server.h"
+#include "server/rpc/group_service.h"
+#include "server/rpc/grpc_server.h"
+
+namespace ckptd {
+
+class Daemon {
+ public:
+  // Starts to serve; the group may still be incomplete. Errors: CONFIG_INVALID,
+  // an address that is taken, memory that cannot be had.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Config& config);
+  ~Daemon();
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
+
+  Node& node() { return *node_; }
+  const SocketPaths& paths() const { return paths_; }
+  // Reports health, waits for the group, and writes the ready byte; returns when
+  // the group is complete or `stop` says so.
+  void AnnounceReady(const std::function<bool()>& stop);
+
+ private:
+  explicit Daemon(const Config& config);
+  absl::Status MakeMemory();
+  absl::Status StartPeerServer();
+  absl::Status StartClientServers();
+  Node::Options NodeOptions();
+
+  const Config config_;
+  const SocketPaths paths_;
+  const std::string host_;  // boot id
+  std::string peer_address_;
+  std::unique_ptr<HostMemory> memory_;
+  std::unique_ptr<HostPeerMemory> peer_memory_;
+  std::unique_ptr<PeerSocket> peer_socket_;
+  std::unique_ptr<Node> node_;
+  std::unique_ptr<GroupServiceImpl> group_service_;
+  std::unique_ptr<CheckpointServiceImpl> checkpoint_service_;
+  std::unique_ptr<AdminServiceImpl> admin_service_;
+  std::unique_ptr<FdServer> fd_server_;
+  std::unique_ptr<GrpcServer> peer_server_;
+  std::unique_ptr<GrpcServer> workload_server_;
+  std::unique_ptr<GrpcServer> admin_server_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_DAEMON_DAEMON_H_

@@ -1,0 +1,263 @@
+// `ckptd launch`: one daemon per slot of this node, kept running.
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "common/base/logging.h"
+#include "common/base/posix.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/daemon/child.h"
+#include "server/daemon/commands.h"
+#include "server/daemon/network.h"
+
+namespace ckptd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kFirstBackoff{200};
+constexpr std::chrono::seconds kLastBackoff{10};
+constexpr std::chrono::minutes kPeace{1};
+constexpr std::chrono::seconds kStopPatience{10};
+constexpr timespec kTick = {0, 100'000'000};
+
+// One daemon of this node.
+struct Slot {
+  uint32_t rank = 0;
+  pid_t pid = -1;
+  bool ready = false;
+  UniqueFd ready_pipe;
+  Clock::time_point started;
+  Clock::time_point next_start;
+  std::chrono::milliseconds backoff = kFirstBackoff;
+  uint32_t restarts = 0;  // since the last minute of peace
+};
+
+class Launcher {
+ public:
+  Launcher(Config config, const LaunchOptions& options) : config_(std::move(config)), options_(options) {
+    for (uint32_t i = 0; i < options_.nproc; ++i) {
+      Slot slot;
+      slot.rank = options_.node_rank * options_.nproc + i;
+      slots_.push_back(std::move(slot));
+    }
+    start_deadline_ = Clock::now() + std::chrono::milliseconds(
+                                         static_cast<int64_t>(options_.start_timeout * 1000));
+    ::sigemptyset(&signals_);
+    for (const int signal : {SIGCHLD, SIGTERM, SIGINT}) ::sigaddset(&signals_, signal);
+    ::sigprocmask(SIG_BLOCK, &signals_, nullptr);
+  }
+
+  int Run() {
+    while (!exit_code_.has_value()) {
+      StartDue();
+      ReadReady();
+      StartCommandWhenReady();
+      CheckStart();
+      if (exit_code_.has_value()) break;
+      const int signal = ::sigtimedwait(&signals_, nullptr, &kTick);
+      if (signal == SIGTERM || signal == SIGINT) OnStop(signal);
+      Reap();
+    }
+    StopDaemons();
+    return *exit_code_;
+  }
+
+ private:
+  void StartDue() {
+    for (Slot& slot : slots_) {
+      if (slot.pid < 0 && Clock::now() >= slot.next_start) StartDaemon(slot);
+    }
+  }
+
+  void StartDaemon(Slot& slot) {
+    int fds[2] = {-1, -1};
+    if (::pipe2(fds, O_CLOEXEC) != 0) return Fail(ErrnoStatus(errno, "making a pipe"));
+    slot.ready_pipe = UniqueFd(fds[0]);
+    ::fcntl(fds[0], F_SETFL, O_NONBLOCK);
+    const UniqueFd writer(fds[1]);
+    Config config = config_;
+    config.rank = slot.rank;
+    ChildOptions child;
+    child.arguments = {"/proc/self/exe", "run"};
+    for (const auto& [key, value] : Describe(config)) {
+      if (!value.empty()) child.arguments.push_back(fmt::format("--{}={}", key, value));
+    }
+    child.arguments.push_back(fmt::format("--ready-fd={}", writer.get()));
+    child.own_group = true;
+    child.keep_fd = writer.get();
+    auto pid = StartChild(child);
+    if (!pid.ok()) return Fail(pid.status());
+    slot.pid = *pid;
+    slot.ready = false;
+    slot.started = Clock::now();
+  }
+
+  void ReadReady() {
+    for (Slot& slot : slots_) {
+      char byte = 0;
+      if (slot.ready || !slot.ready_pipe.valid()) continue;
+      if (::read(slot.ready_pipe.get(), &byte, 1) == 1) slot.ready = true;
+    }
+  }
+
+  bool AllReady() const {
+    return std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.ready; });
+  }
+
+  void StartCommandWhenReady() {
+    if (announced_ || !AllReady()) return;
+    announced_ = true;
+    const std::string address =
+        fmt::format("unix://{}/{}/rank-{{rank}}.sock", config_.run_dir, config_.job);
+    Log(LogLevel::kInfo, "{} daemons are ready: {}", slots_.size(), address);
+    if (options_.command.empty()) return;
+    ChildOptions child;
+    child.arguments = options_.command;
+    child.environment = {{"CKPTD_ADDRESS", address},
+                         {"CKPTD_RUN_DIR", config_.run_dir},
+                         {"CKPTD_JOB", config_.job}};
+    auto pid = StartChild(child);
+    if (!pid.ok()) return Fail(pid.status());
+    command_ = *pid;
+  }
+
+  void CheckStart() {
+    if (announced_ || Clock::now() < start_deadline_) return;
+    std::vector<uint32_t> late;
+    for (const Slot& slot : slots_) {
+      if (!slot.ready) late.push_back(slot.rank);
+    }
+    Fail(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
+                   fmt::format("starting the group: after {} s the daemons of rank {} still wait "
+                               "for the group to be complete; look at their lines above, or give "
+                               "--start-timeout more seconds",
+                               options_.start_timeout, fmt::join(late, ", "))));
+  }
+
+  void OnStop(int signal) {
+    if (command_ < 0) {
+      exit_code_ = options_.command.empty() ? kExitOk : 128 + signal;
+      return;
+    }
+    // The terminal has sent SIGINT to the command as well; then it ends by itself.
+    ::kill(command_, signal == SIGINT && !interrupted_ ? SIGINT : SIGTERM);
+    interrupted_ = true;
+  }
+
+  void Reap() {
+    int status = 0;
+    for (pid_t pid = ::waitpid(-1, &status, WNOHANG); pid > 0;
+         pid = ::waitpid(-1, &status, WNOHANG)) {
+      if (pid == command_) {
+        exit_code_ = ExitCodeOf(status);
+        command_ = -1;
+        Log(LogLevel::kInfo, "the command ended: {}", DescribeExit(status));
+        continue;
+      }
+      for (Slot& slot : slots_) {
+        if (slot.pid == pid) OnDaemonEnd(slot, status);
+      }
+    }
+  }
+
+  void OnDaemonEnd(Slot& slot, int status) {
+    slot.pid = -1;
+    slot.ready = announced_ && slot.ready;
+    if (Clock::now() - slot.started > kPeace) {
+      slot.restarts = 0;
+      slot.backoff = kFirstBackoff;
+    }
+    if (++slot.restarts > options_.max_restarts) {
+      return Fail(MakeError(absl::StatusCode::kAborted, reason::kRankLost,
+                            fmt::format("keeping rank {} running: it ended {} times in a row, the "
+                                        "last time with {}; look at its lines above",
+                                        slot.rank, slot.restarts, DescribeExit(status))));
+    }
+    Log(LogLevel::kWarn, "rank {} ended with {}, restart in {} ms", slot.rank,
+        DescribeExit(status), slot.backoff.count());
+    slot.next_start = Clock::now() + slot.backoff;
+    slot.backoff = std::min<std::chrono::milliseconds>(slot.backoff * 2, kLastBackoff);
+  }
+
+  void Fail(const absl::Status& status) {
+    PrintError(status);
+    if (!exit_code_.has_value()) exit_code_ = kExitFailed;
+  }
+
+  void StopDaemons() {
+    const auto deadline = Clock::now() + kStopPatience;
+    std::vector<pid_t> left;
+    if (command_ > 0) left.push_back(command_);
+    for (const Slot& slot : slots_) {
+      if (slot.pid > 0) left.push_back(slot.pid);
+    }
+    for (const pid_t pid : left) ::kill(pid, SIGTERM);
+    while (!left.empty()) {
+      left.erase(std::remove_if(left.begin(), left.end(),
+                                [](pid_t pid) { return ::waitpid(pid, nullptr, WNOHANG) != 0; }),
+                 left.end());
+      if (left.empty()) return;
+      if (Clock::now() > deadline) break;
+      ::sigtimedwait(&signals_, nullptr, &kTick);
+    }
+    for (const pid_t pid : left) {
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+    }
+  }
+
+  const Config config_;
+  const LaunchOptions& options_;
+  std::vector<Slot> slots_;
+  sigset_t signals_ = {};
+  Clock::time_point start_deadline_;
+  bool announced_ = false;
+  bool interrupted_ = false;
+  pid_t command_ = -1;
+  std::optional<int> exit_code_;
+};
+
+}  // namespace
+
+int LaunchCommand(const Config& given, const LaunchOptions& options) {
+  Config config = given;
+  config.local_size = options.nproc;
+  config.world_size = options.nproc * options.nnodes;
+  config.rank = options.node_rank * options.nproc;
+  LogLevel level = LogLevel::kInfo;
+  ParseLogLevel(config.log_level, level);
+  InitLogging("launch", level);
+  if (options.nnodes > 1 && !options.rendezvous_given && config.rendezvous.rfind("127.", 0) == 0) {
+    PrintError(MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                         "launching on several nodes: say where rank 0 listens with --rendezvous "
+                         "HOST:PORT, the same on each node"));
+    return kExitUsage;
+  }
+  if (options.nnodes == 1 && !options.rendezvous_given) {
+    const auto port = FreePort();
+    if (!port.ok()) {
+      PrintError(port.status());
+      return kExitFailed;
+    }
+    config.rendezvous = fmt::format("127.0.0.1:{}", *port);
+  }
+  if (const absl::Status status = CheckConfig(config); !status.ok()) {
+    PrintError(status);
+    return kExitUsage;
+  }
+  return Launcher(std::move(config), options).Run();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,29 @@
+// Addresses of a daemon: where it listens and how its peers reach it.
+#ifndef CKPTD_SERVER_DAEMON_NETWORK_H_
+#define CKPTD_SERVER_DAEMON_NETWORK_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace ckptd {
+
+struct HostPort {
+  std::string host;
+  uint16_t port = 0;
+};
+absl::StatusOr<HostPort> ParseHostPort(const std::string& text);
+
+// Address of this host on the way to `target` (no packet is sent).
+absl::StatusOr<std::string> OwnAddressTowards(const HostPort& target);
+
+// A TCP port nobody listens on at this moment.
+absl::StatusOr<uint16_t> FreePort();
+
+// Identifies the running kernel: equal on all processes of one host.
+std::string BootId();
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_DAEMON_NETWORK_H_

@@ -1,0 +1,61 @@
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <atomic>
+#include <cstdio>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/status.h"
+#include "server/daemon/commands.h"
+#include "server/daemon/daemon.h"
+
+namespace ckptd {
+namespace {
+
+sigset_t StopSignals() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGTERM);
+  ::sigaddset(&set, SIGINT);
+  return set;
+}
+
+}  // namespace
+
+void PrintError(const absl::Status& status) {
+  fmt::print(stderr, "ckptd: {} [{}]\n", MessageOf(status), ReasonOf(status));
+}
+
+int RunCommand(const Config& config) {
+  LogLevel level = LogLevel::kInfo;
+  ParseLogLevel(config.log_level, level);
+  InitLogging(fmt::format("rank {}", config.rank), level);
+  // Shard memory must not be readable through /proc by processes of this user.
+  ::prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGIO, SIG_IGN);  // the ownership check takes leases on memfds
+  // Blocked before the first thread: only this one takes them.
+  const sigset_t signals = StopSignals();
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  auto daemon = Daemon::Start(config);
+  if (!daemon.ok()) {
+    PrintError(daemon.status());
+    return kExitFailed;
+  }
+  std::atomic<bool> stopping = false;
+  std::thread announcer([&] { (*daemon)->AnnounceReady([&] { return stopping.load(); }); });
+  int signal = 0;
+  ::sigwait(&signals, &signal);
+  Log(LogLevel::kInfo, "stopping: {}", signal == SIGTERM ? "SIGTERM" : "SIGINT");
+  stopping = true;
+  announcer.join();
+  daemon->reset();
+  Log(LogLevel::kInfo, "stopped");
+  return kExitOk;
+}
+
+}  // namespace ckptd

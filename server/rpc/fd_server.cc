@@ -1,0 +1,185 @@
+#include "server/rpc/fd_server.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "common/base/fd_passing.h"
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+// Answers fit any socket buffer; a client that does not read loses its lease.
+constexpr std::chrono::milliseconds kSendPatience{500};
+constexpr int kTickMs = 500;
+
+// Header of every message, 16 bytes little-endian.
+struct Header {
+  std::array<char, 4> magic = {'C', 'K', 'P', '1'};
+  uint32_t status = 0;
+  uint32_t fds_here = 0;
+  uint32_t fds_to_come = 0;
+};
+static_assert(sizeof(Header) == 16);
+
+absl::Status SendDescriptors(int socket, const std::vector<UniqueFd>& fds, Deadline deadline) {
+  size_t sent = 0;
+  do {
+    const size_t count = std::min(fds.size() - sent, kMaxFdsPerMessage);
+    Header header;
+    header.fds_here = static_cast<uint32_t>(count);
+    header.fds_to_come = static_cast<uint32_t>(fds.size() - sent - count);
+    std::vector<int> raw;
+    for (size_t i = 0; i < count; ++i) raw.push_back(fds[sent + i].get());
+    CKPTD_RETURN_IF_ERROR(
+        SendWithFds(socket, std::as_bytes(std::span(&header, 1)), raw, deadline));
+    sent += count;
+  } while (sent < fds.size());
+  return absl::OkStatus();
+}
+
+void SendError(int socket, const absl::Status& status) {
+  const std::string sentence = MessageOf(status);
+  Header header;
+  header.status = static_cast<uint32_t>(status.code());
+  const auto length = static_cast<uint32_t>(sentence.size());
+  std::string message(sizeof(header) + sizeof(length), '\0');
+  std::memcpy(message.data(), &header, sizeof(header));
+  std::memcpy(message.data() + sizeof(header), &length, sizeof(length));
+  message += sentence;
+  // Nobody is owed an error that it does not read.
+  (void)SendWithFds(socket, std::as_bytes(std::span(message)), {}, Clock::now() + kSendPatience);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<FdServer>> FdServer::Start(const std::string& path,
+                                                          LeaseTable& leases) {
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd listener, ListenUnix(path, 0600));
+  UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) return ErrnoStatus(errno, "creating an eventfd");
+  return std::unique_ptr<FdServer>(
+      new FdServer(path, leases, std::move(listener), std::move(wake)));
+}
+
+FdServer::FdServer(std::string path, LeaseTable& leases, UniqueFd listener, UniqueFd wake)
+    : path_(std::move(path)),
+      leases_(leases),
+      listener_(std::move(listener)),
+      wake_(std::move(wake)),
+      thread_([this] { Loop(); }) {}
+
+FdServer::~FdServer() {
+  const uint64_t one = 1;
+  if (::write(wake_.get(), &one, sizeof(one)) < 0) {
+    Log(LogLevel::kWarn, "stopping the fd socket: {}", std::strerror(errno));
+  }
+  thread_.join();
+  ::unlink(path_.c_str());
+}
+
+bool FdServer::Poll(std::vector<bool>& ready) {
+  std::vector<pollfd> polled;
+  polled.push_back({wake_.get(), POLLIN, 0});
+  polled.push_back({listener_.get(), POLLIN, 0});
+  for (const Connection& connection : connections_) {
+    polled.push_back({connection.socket.get(), POLLIN, 0});
+  }
+  ::poll(polled.data(), polled.size(), kTickMs);
+  ready.assign(connections_.size(), false);
+  for (size_t i = 0; i < connections_.size(); ++i) ready[i] = polled[i + 2].revents != 0;
+  if (polled[1].revents != 0) Accept();
+  return polled[0].revents == 0;
+}
+
+void FdServer::Loop() {
+  std::vector<bool> ready;
+  while (Poll(ready)) {
+    for (size_t i = 0; i < ready.size(); ++i) {
+      if (ready[i] && !Serve(connections_[i])) Close(connections_[i]);
+    }
+    leases_.ExpireTokens();
+    DropImpatient();
+    connections_.erase(
+        std::remove_if(connections_.begin(), connections_.end(),
+                       [](const Connection& connection) { return !connection.socket.valid(); }),
+        connections_.end());
+  }
+  for (Connection& connection : connections_) Close(connection);
+}
+
+void FdServer::Accept() {
+  for (;;) {
+    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) return;
+    const auto who = CredentialsOf(socket.get());
+    // The socket is 0600; a connection that root opened, or passed on, is fine.
+    if (!who.ok() || (who->uid != ::geteuid() && who->uid != 0)) {
+      Log(LogLevel::kWarn, "fd socket: a client of another user was refused");
+      continue;
+    }
+    connections_.push_back({std::move(socket), {}, {}, Clock::now() + kTokenPatience});
+  }
+}
+
+bool FdServer::Serve(Connection& connection) {
+  if (connection.lease.empty()) return ReadToken(connection);
+  // A lease holder has nothing to say: data or hang-up, only the latter ends it.
+  std::array<char, 64> ignored = {};
+  const ssize_t n = ::recv(connection.socket.get(), ignored.data(), ignored.size(), 0);
+  return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
+bool FdServer::ReadToken(Connection& connection) {
+  std::array<char, LeaseTable::kTokenLength> bytes = {};
+  const size_t missing = LeaseTable::kTokenLength - connection.token.size();
+  const ssize_t n = ::recv(connection.socket.get(), bytes.data(), missing, 0);
+  if (n < 0) return errno == EAGAIN || errno == EINTR;
+  if (n == 0) return false;
+  connection.token.append(bytes.data(), static_cast<size_t>(n));
+  if (connection.token.size() < LeaseTable::kTokenLength) return true;
+  return Answer(connection);
+}
+
+bool FdServer::Answer(Connection& connection) {
+  const auto who = CredentialsOf(connection.socket.get());
+  auto redeemed = leases_.Redeem(connection.token, who.ok() ? who->pid : 0,
+                                 who.ok() ? static_cast<uint32_t>(who->uid) : 0);
+  if (!redeemed.ok()) {
+    SendError(connection.socket.get(), redeemed.status());
+    return false;
+  }
+  connection.lease = redeemed->lease;
+  const absl::Status sent = SendDescriptors(connection.socket.get(), redeemed->handle.fds,
+                                            Clock::now() + kSendPatience);
+  // Even when not all was sent: a client may write to what it has got.
+  leases_.HandedOver(connection.lease);
+  if (!sent.ok()) Log(LogLevel::kWarn, "{}: {}", connection.lease, MessageOf(sent));
+  return sent.ok();
+}
+
+void FdServer::Close(Connection& connection) {
+  if (!connection.lease.empty()) leases_.End(connection.lease);
+  connection.socket.Reset();
+}
+
+void FdServer::DropImpatient() {
+  size_t unproven = 0;
+  // Newest first: past the limit, the oldest go.
+  for (auto at = connections_.rbegin(); at != connections_.rend(); ++at) {
+    if (!at->socket.valid() || !at->lease.empty()) continue;
+    if (++unproven > kMaxUnproven || Clock::now() > at->patience) Close(*at);
+  }
+}
+
+}  // namespace ckptd

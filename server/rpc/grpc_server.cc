@@ -1,0 +1,105 @@
+#include "server/rpc/grpc_server.h"
+
+#include <fcntl.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <mutex>
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+constexpr char kUnixPrefix[] = "unix:";
+// sizeof(sockaddr_un::sun_path) - 1.
+constexpr size_t kMaxSocketPath = 107;
+
+absl::Status Busy(const std::string& address) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
+                   fmt::format("listening on {}: another daemon has it; stop that one, or choose "
+                               "another --job, --run-dir or port",
+                               address));
+}
+
+absl::StatusOr<UniqueFd> LockBeside(const std::string& path, const std::string& address) {
+  if (path.size() > kMaxSocketPath) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                     fmt::format("listening on {}: the path has {} bytes, Unix sockets allow {}; "
+                                 "choose a shorter --run-dir or --job",
+                                 address, path.size(), kMaxSocketPath));
+  }
+  UniqueFd lock(::open((path + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!lock.valid()) return ErrnoStatus(errno, "creating " + path + ".lock");
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return Busy(address);
+  return lock;
+}
+
+void PrepareBuilder(grpc::ServerBuilder& builder, const GrpcServer::Options& options) {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  });
+  grpc::ResourceQuota quota("ckptd");
+  quota.SetMaxThreads(options.max_threads);
+  builder.SetResourceQuota(quota);
+  builder.SetMaxReceiveMessageSize(options.max_receive_bytes);
+  // SO_REUSEPORT would let a second daemon share the port silently.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
+    Options options, const std::vector<grpc::Service*>& services) {
+  std::unique_ptr<GrpcServer> result(new GrpcServer);
+  const bool is_unix = options.address.rfind(kUnixPrefix, 0) == 0;
+  std::string path;
+  if (is_unix) {
+    path = options.address.substr(sizeof(kUnixPrefix) - 1);
+    CKPTD_ASSIGN_OR_RETURN(result->lock_, LockBeside(path, options.address));
+    result->lock_path_ = path + ".lock";
+  }
+  grpc::ServerBuilder builder;
+  PrepareBuilder(builder, options);
+  builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &result->port_);
+  for (grpc::Service* service : services) builder.RegisterService(service);
+  // The directory is 0700 already; the socket itself is made 0600, too. The
+  // umask is process-wide: servers are started before threads that make files.
+  const mode_t before = ::umask(0177);
+  result->server_ = builder.BuildAndStart();
+  ::umask(before);
+  if (result->server_ == nullptr || (!is_unix && result->port_ == 0)) return Busy(options.address);
+  return result;
+}
+
+void GrpcServer::SetServing(bool serving) {
+  if (auto* health = server_->GetHealthCheckService(); health != nullptr) {
+    health->SetServingStatus(serving);
+  }
+}
+
+void GrpcServer::Shutdown(std::chrono::milliseconds patience) {
+  if (server_ == nullptr) return;
+  server_->Shutdown(std::chrono::system_clock::now() + patience);
+  server_->Wait();
+  server_.reset();
+  if (!lock_path_.empty()) ::unlink(lock_path_.c_str());
+}
+
+GrpcServer::~GrpcServer() { Shutdown(std::chrono::seconds(1)); }
+
+}  // namespace ckptd

@@ -1,0 +1,53 @@
+// One gRPC server on one socket, with health and reflection. A live socket or
+// port is refused, a stale socket is recovered.
+#ifndef CKPTD_SERVER_RPC_GRPC_SERVER_H_
+#define CKPTD_SERVER_RPC_GRPC_SERVER_H_
+
+#include <grpcpp/server.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/posix.h"
+
+namespace ckptd {
+
+// Stops (deadline: 1 s for calls under way) and removes its socket on destruction.
+class GrpcServer {
+ public:
+  struct Options {
+    // unix:/absolute/path (made 0600) or host:port (port 0: any).
+    std::string address;
+    int max_receive_bytes = 4 << 20;
+    int max_threads = 64;
+  };
+  // `services` outlive the server. Errors: FailedPrecondition when another
+  // daemon holds the address.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
+      Options options, const std::vector<grpc::Service*>& services);
+  ~GrpcServer();
+  GrpcServer(const GrpcServer&) = delete;
+  GrpcServer& operator=(const GrpcServer&) = delete;
+
+  // The port that was bound (TCP).
+  int port() const { return port_; }
+  // What grpc.health.v1 says from now on.
+  void SetServing(bool serving);
+  void Shutdown(std::chrono::milliseconds patience);
+
+ private:
+  GrpcServer() = default;
+
+  std::unique_ptr<grpc::Server> server_;
+  UniqueFd lock_;  // flock beside a Unix socket: gRPC itself would take over a live one
+  std::string lock_path_;
+  int port_ = 0;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_RPC_GRPC_SERVER_H_

@@ -1,0 +1,61 @@
+"""What importing costs, and what the package offers."""
+
+import os
+import subprocess
+import sys
+
+import ckptd
+import pytest
+
+
+def run(program, *arguments, **environment):
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("module", ["torch", "grpc", "numpy", "google.protobuf"])
+def test_importing_the_package_does_not_import(module):
+    assert run(f"import sys, ckptd; print({module!r} in sys.modules)") == "False"
+
+
+def test_every_public_name_exists():
+    assert [name for name in ckptd.__all__ if not hasattr(ckptd, name)] == []
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'laod'"):
+        ckptd.laod
+
+
+def test_a_client_works_in_a_forked_child_that_calls_on_its_own(daemon, source):
+    # In a process of its own: a fork beside a gRPC server is not what trainers do.
+    program = (
+        "import os, sys, ckptd\n"
+        "client = ckptd.connect(sys.argv[1])\n"
+        "shard = client.acquire(client.load(sys.argv[2]))\n"
+        "client.close()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(0 if len(client.list()) == 1 else 1)\n"
+        "print(os.waitpid(child, 0)[1])\n")
+    assert run(program, daemon.path, source[0]) == "0"
+
+
+def test_a_process_that_ends_without_closing_ends_its_lease(daemon, source):
+    run("import sys, ckptd; keep = ckptd.connect(sys.argv[1]); s = keep.acquire(keep.load(sys.argv[2]))",
+        daemon.path, source[0])
+    daemon.wait_for(lambda: daemon.leases == 0 and "AcquireShard" in daemon.calls)
+
+
+def test_a_killed_process_ends_its_lease(daemon, source):
+    program = ("import os, sys, ckptd; c = ckptd.connect(sys.argv[1]); s = c.acquire(c.load(sys.argv[2]));"
+               "print('held', flush=True); sys.stdin.read()")
+    holder = subprocess.Popen([sys.executable, "-c", program, daemon.path, source[0]], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert holder.stdout.readline() == b"held\n"
+    daemon.wait_for(lambda: daemon.leases == 1)
+    holder.kill()
+    holder.communicate(timeout=30)
+    daemon.wait_for(lambda: daemon.leases == 0)

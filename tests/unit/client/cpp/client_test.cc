@@ -1,0 +1,221 @@
+#include "client/cpp/client.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "client/cpp/admin.h"
+#include "common/base/reasons.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/client/fake_daemon.h"
+
+namespace ckptd {
+namespace {
+
+using fake::FakeDaemon;
+
+constexpr auto kActive = v1::Checkpoint::STATE_ACTIVE;
+constexpr auto kLoading = v1::Checkpoint::STATE_LOADING;
+
+class ClientTest : public ::testing::Test {
+ protected:
+  // Starts the daemon, with the answers it has by now.
+  Client Connect() {
+    daemon_.Start();
+    return Client::Connect(Options()).value();
+  }
+  ConnectOptions Options() const {
+    ConnectOptions options;
+    options.address.argument = daemon_.socket();
+    return options;
+  }
+
+  FakeDaemon daemon_;
+};
+
+TEST_F(ClientTest, SaysWhoIsNotThereAndWhatToDo) {
+  const auto client = Client::Connect(Options());
+  EXPECT_THAT(client.status(),
+              FailsWith(absl::StatusCode::kUnavailable, reason::kDaemonUnreachable));
+  EXPECT_THAT(client.status(), Says("chosen by the argument"));
+}
+
+TEST_F(ClientTest, SaysThatWhatListensIsNoDaemon) {
+  ConnectOptions options = Options();
+  options.address.argument = daemon_.fd_socket().path();
+  options.connect_timeout = std::chrono::milliseconds(100);
+  EXPECT_THAT(Client::Connect(options).status(), Says("no gRPC server"));
+}
+
+TEST_F(ClientTest, AsksForALoadInTheContractsWords) {
+  *daemon_.answers.load.mutable_checkpoint() = FakeDaemon::MakeCheckpoint(kActive);
+  daemon_.answers.load.set_resident(true);
+  daemon_.answers.load.add_differs("layout");
+  Client client = Connect();
+  LoadRequest request;
+  request.source = "/models/tiny";
+  request.layout = std::string("fsdp:2");
+  request.dtype_policy.cast_to = Dtype::kBF16;
+  request.dtype_policy.keep_f32 = {"*.norm.*"};
+  request.intended_mode = AttachMode::kExclusive;
+  request.digests = false;
+  request.timeout = std::chrono::milliseconds(1500);
+  ASSERT_OK_AND_ASSIGN(const LoadResult result, client.Load(request));
+  EXPECT_TRUE(result.resident);
+  EXPECT_THAT(result.differs, ::testing::ElementsAre("layout"));
+  EXPECT_EQ(result.checkpoint.state, CheckpointState::kActive);
+  const v1::LoadCheckpointRequest& sent = daemon_.last_load;
+  EXPECT_EQ(sent.layout().rules(), "fsdp:2");
+  EXPECT_EQ(sent.dtype_policy().cast_to(), v1::DTYPE_BF16);
+  EXPECT_EQ(sent.intended_mode(), v1::ATTACH_MODE_EXCLUSIVE);
+  EXPECT_TRUE(sent.skip_digests());
+  EXPECT_EQ(sent.timeout().nanos(), 500'000'000);
+}
+
+TEST_F(ClientTest, StatesARanksOwnLayout) {
+  Client client = Connect();
+  RankLayout layout;
+  layout.rank = 1;
+  layout.world_size = 2;
+  layout.meshes = {{{2}, {"dp"}, {0, 1}}};
+  Sharding padded;
+  padded.mesh = 0;
+  padded.placements = {{Placement::Kind::kShard, 0, 1}};
+  padded.padded_dim = 0;
+  Sharding boxes;
+  boxes.boxes = {{{0, 2}, {3, 4}}};
+  layout.shardings = {padded, boxes};
+  layout.targets = {{"a", 0, Dtype::kBF16, Shape{4, 5}, {"tied"}}, {"b", 1, {}, Shape{9}, {}}};
+  ASSERT_OK(client.Load({.source = "/models/tiny", .layout = layout}));
+  const v1::RankLayout& sent = daemon_.last_load.layout().rank_layout();
+  EXPECT_EQ(sent.rank(), 1);
+  EXPECT_EQ(sent.meshes(0).dim_names(0), "dp");
+  EXPECT_EQ(sent.shardings(0).placements(0).kind(), v1::Placement::KIND_SHARD);
+  EXPECT_TRUE(sent.shardings(0).has_padded_dim());
+  EXPECT_FALSE(sent.shardings(1).has_mesh());
+  EXPECT_EQ(sent.shardings(1).boxes(0).extents(1), 4U);
+  EXPECT_THAT(sent.dims(), ::testing::ElementsAre(4, 5, 9));
+  EXPECT_EQ(sent.alias_names(0), "tied");
+}
+
+TEST_F(ClientTest, RepeatsALostLoadUnderTheSameId) {
+  daemon_.answers.lose_loads = 2;
+  Client client = Connect();
+  ASSERT_OK(client.Load({.source = "/m", .layout = std::string("fsdp:1")}));
+  ASSERT_EQ(daemon_.load_ids.size(), 3U);
+  EXPECT_EQ(daemon_.load_ids[0], daemon_.load_ids[2]);
+  EXPECT_FALSE(daemon_.load_ids[0].empty());
+}
+
+TEST_F(ClientTest, DoesNotRepeatALoadThatTheDaemonRefused) {
+  daemon_.answers.error =
+      fake::DaemonError(grpc::StatusCode::UNAVAILABLE, "DRAINING", "the daemon is draining");
+  Client client = Connect();
+  EXPECT_THAT(client.Load({.source = "/m", .layout = std::string("fsdp:1")}).status(),
+              FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
+  EXPECT_EQ(daemon_.load_ids.size(), 1U);
+}
+
+TEST_F(ClientTest, KeepsTheDaemonsCodeSentenceReasonAndFacts) {
+  daemon_.answers.error = fake::DaemonError(grpc::StatusCode::NOT_FOUND, "CHECKPOINT_NOT_FOUND",
+                                            "there is no checkpoints/zz");
+  Client client = Connect();
+  const absl::Status status = client.Get("checkpoints/zz").status();
+  EXPECT_THAT(status, FailsWith(absl::StatusCode::kNotFound, reason::kCheckpointNotFound));
+  EXPECT_EQ(MessageOf(status), "there is no checkpoints/zz");
+  EXPECT_EQ(FactsOf(status).at("tensor"), "model.weight");
+}
+
+TEST_F(ClientTest, ReadsAnErrorWithLongDetails) {
+  const std::string message(60'000, 'x');
+  daemon_.answers.error = fake::DaemonError(grpc::StatusCode::NOT_FOUND, "TENSOR_NOT_FOUND", message);
+  Client client = Connect();
+  EXPECT_EQ(MessageOf(client.Get("checkpoints/zz").status()), message);
+}
+
+TEST_F(ClientTest, GivesUpOnASlowAnswerInTime) {
+  daemon_.answers.before_watch_ends = [](grpc::ServerContext* context) {
+    while (!context->IsCancelled()) std::this_thread::yield();
+  };
+  v1::Checkpoint loading = FakeDaemon::MakeCheckpoint(kLoading);
+  loading.mutable_progress()->set_stage(v1::STAGE_GATHERING);
+  loading.mutable_progress()->add_waiting_ranks(3);
+  daemon_.answers.watch = {loading};
+  Client client = Connect();
+  const auto last = client.Watch("checkpoints/ab12", {.timeout = std::chrono::milliseconds(200)});
+  EXPECT_THAT(last.status(), FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+  EXPECT_THAT(last.status(), Says("waiting for ranks 3"));
+}
+
+TEST_F(ClientTest, WatchesUntilTheLoadIsDone) {
+  daemon_.answers.watch = {FakeDaemon::MakeCheckpoint(kLoading),
+                           FakeDaemon::MakeCheckpoint(kActive)};
+  Client client = Connect();
+  std::vector<CheckpointState> seen;
+  WatchOptions options;
+  options.on_update = [&seen](const CheckpointInfo& info) { seen.push_back(info.state); };
+  ASSERT_OK_AND_ASSIGN(const CheckpointInfo last, client.Watch("checkpoints/ab12", options));
+  EXPECT_EQ(last.state, CheckpointState::kActive);
+  EXPECT_THAT(seen,
+              ::testing::ElementsAre(CheckpointState::kLoading, CheckpointState::kActive));
+}
+
+TEST_F(ClientTest, DoesNotTakeABrokenOffWatchForAFinishedLoad) {
+  daemon_.answers.watch = {FakeDaemon::MakeCheckpoint(kLoading)};
+  Client client = Connect();
+  EXPECT_THAT(client.Watch("checkpoints/ab12").status(), Says("ended before the load did"));
+}
+
+TEST_F(ClientTest, EndsAWatchThatIsCancelled) {
+  daemon_.answers.watch = {FakeDaemon::MakeCheckpoint(kLoading)};
+  daemon_.answers.before_watch_ends = [](grpc::ServerContext* context) {
+    while (!context->IsCancelled()) std::this_thread::yield();
+  };
+  Client client = Connect();
+  CancelToken token;
+  WatchOptions options;
+  options.cancel = &token;
+  options.on_update = [&token](const CheckpointInfo&) { EXPECT_TRUE(token.Cancel()); };
+  EXPECT_TRUE(absl::IsCancelled(client.Watch("checkpoints/ab12", options).status()));
+}
+
+TEST_F(ClientTest, EndsAtOnceWhenItWasCancelledBefore) {
+  Client client = Connect();
+  CancelToken token;
+  EXPECT_FALSE(token.Cancel());
+  WatchOptions options;
+  options.cancel = &token;
+  EXPECT_TRUE(absl::IsCancelled(client.Watch("checkpoints/ab12", options).status()));
+}
+
+TEST_F(ClientTest, ListsAllPages) {
+  for (const char* name : {"checkpoints/1", "checkpoints/2", "checkpoints/3"}) {
+    daemon_.answers.list.push_back(FakeDaemon::MakeCheckpoint(kActive));
+    daemon_.answers.list.back().set_name(name);
+  }
+  Client client = Connect();
+  ASSERT_OK_AND_ASSIGN(const std::vector<CheckpointInfo> all, client.List());
+  ASSERT_EQ(all.size(), 3U);
+  EXPECT_EQ(all[2].name, "checkpoints/3");
+}
+
+TEST_F(ClientTest, CallsTheAdminSocketForOperators) {
+  daemon_.Start();
+  ASSERT_OK_AND_ASSIGN(AdminClient admin, AdminClient::Connect(Options()));
+  EXPECT_EQ(admin.Unload("checkpoints/ab12", true).value(), 1'500'000'000U);
+  EXPECT_TRUE(admin.Pin("checkpoints/ab12", true).value().pinned);
+  EXPECT_EQ(admin.SetLogLevel("debug").value(), "info");
+  ASSERT_OK(admin.Drain(std::chrono::seconds(7)));
+  EXPECT_THAT(daemon_.admin_calls,
+              ::testing::ElementsAre("unload checkpoints/ab12 force", "pin checkpoints/ab12 on",
+                                     "log-level debug", "drain 7"));
+}
+
+TEST(CheckpointNames, MayBeGivenShort) {
+  EXPECT_EQ(CheckpointName("ab12"), "checkpoints/ab12");
+  EXPECT_EQ(CheckpointName("checkpoints/ab12"), "checkpoints/ab12");
+}
+
+}  // namespace
+}  // namespace ckptd

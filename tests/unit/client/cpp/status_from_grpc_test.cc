@@ -1,0 +1,84 @@
+#include "client/cpp/status_from_grpc.h"
+
+#include <gtest/gtest.h>
+
+#include "ckptd/v1/error.pb.h"
+#include "client/cpp/types.h"
+#include "common/base/reasons.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+absl::Status Convert(const grpc::Status& status) {
+  return StatusFromGrpc(status, "loading /m", {"unix:/d/rank-0.sock", "/d/rank-0.sock", "a test"});
+}
+
+std::string Details(const std::string& type_url, const std::string& reason) {
+  v1::ErrorInfo info;
+  info.set_reason(reason);
+  v1::ErrorStatus status;
+  auto& any = *status.add_details();
+  any.set_type_url(type_url);
+  any.set_value(info.SerializeAsString());
+  return status.SerializeAsString();
+}
+
+constexpr char kUrl[] = "type.googleapis.com/google.rpc.ErrorInfo";
+
+TEST(StatusFromGrpc, ReadsTheReason) {
+  const grpc::Status status(grpc::StatusCode::FAILED_PRECONDITION, "no", Details(kUrl, "TAKEN"));
+  EXPECT_THAT(Convert(status), FailsWith(absl::StatusCode::kFailedPrecondition, reason::kTaken));
+}
+
+TEST(StatusFromGrpc, CallsATransportErrorAnUnreachableDaemon) {
+  const absl::Status status = Convert({grpc::StatusCode::UNAVAILABLE, "Socket closed"});
+  EXPECT_THAT(status, FailsWith(absl::StatusCode::kUnavailable, reason::kDaemonUnreachable));
+  EXPECT_THAT(status, Says("loading /m"));
+}
+
+TEST(StatusFromGrpc, NamesADeadline) {
+  EXPECT_THAT(Convert({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"}),
+              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+}
+
+TEST(StatusFromGrpc, HintsAtTheOtherSocketWhenACallIsUnknown) {
+  EXPECT_THAT(Convert({grpc::StatusCode::UNIMPLEMENTED, ""}), Says("admin.sock"));
+}
+
+TEST(StatusFromGrpc, SurvivesDetailsOfAnotherKind) {
+  const grpc::Status other(grpc::StatusCode::INTERNAL, "x", Details("type.example/Other", "A_B"));
+  EXPECT_THAT(Convert(other), FailsWith(absl::StatusCode::kInternal, "INTERNAL"));
+  const grpc::Status garbage(grpc::StatusCode::INTERNAL, "x", "\xff\xff garbage");
+  EXPECT_THAT(Convert(garbage), FailsWith(absl::StatusCode::kInternal, "INTERNAL"));
+}
+
+TEST(StatusFromGrpc, DoesNotTrustAReasonThatIsNone) {
+  const grpc::Status status(grpc::StatusCode::INTERNAL, "x", Details(kUrl, "oh\x1b[2J no"));
+  EXPECT_THAT(Convert(status), FailsWith(absl::StatusCode::kInternal, "INTERNAL"));
+}
+
+TEST(StatusFromGrpc, NeverMakesAnErrorOutOfRangeOk) {
+  EXPECT_EQ(Convert({static_cast<grpc::StatusCode>(99), "x"}).code(), absl::StatusCode::kUnknown);
+}
+
+TEST(CheckActive, SaysWhyALoadFailed) {
+  CheckpointInfo info;
+  info.name = "checkpoints/1";
+  info.state = CheckpointState::kFailed;
+  info.failure = LoadFailure{absl::StatusCode::kResourceExhausted, "no room", "NO_MEMORY", 3};
+  const absl::Status status = CheckActive(info);
+  EXPECT_THAT(status, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+  EXPECT_EQ(FactsOf(status).at("rank"), "3");
+}
+
+TEST(CheckActive, TellsALoadingOneFromATakenOne) {
+  CheckpointInfo info;
+  info.state = CheckpointState::kLoading;
+  EXPECT_EQ(ReasonOf(CheckActive(info)), reason::kNotActive);
+  info.state = CheckpointState::kTaken;
+  EXPECT_EQ(ReasonOf(CheckActive(info)), reason::kTaken);
+}
+
+}  // namespace
+}  // namespace ckptd

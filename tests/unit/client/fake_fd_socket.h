@@ -1,0 +1,132 @@
+// The fd socket of a daemon that never was: tests say what it answers.
+#ifndef CKPTD_TESTS_UNIT_CLIENT_FAKE_FD_SOCKET_H_
+#define CKPTD_TESTS_UNIT_CLIENT_FAKE_FD_SOCKET_H_
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/base/fd_passing.h"
+#include "common/base/mutex.h"
+#include "common/base/posix.h"
+
+namespace ckptd::fake {
+
+inline constexpr char kToken[] = "0123456789abcdef0123456789abcdef";
+
+// A folder that goes away with the test.
+class TempDir {
+ public:
+  TempDir() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "ckptd-XXXXXX").string();
+    EXPECT_NE(::mkdtemp(pattern.data()), nullptr);
+    path_ = pattern;
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+// A memfd with these bytes in it, opened for reading unless `writable`.
+inline UniqueFd MemoryOf(const std::string& bytes, bool writable = false) {
+  UniqueFd fd(::memfd_create("fake", MFD_CLOEXEC));
+  EXPECT_EQ(::write(fd.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+  const std::string path = "/proc/self/fd/" + std::to_string(fd.get());
+  return writable ? std::move(fd) : UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+}
+
+// The fd socket: answers each connection by `answer` on a thread of its own, and
+// counts the connections that clients have closed.
+class FakeFdSocket {
+ public:
+  using Answer = std::function<void(int socket)>;
+
+  explicit FakeFdSocket(std::string path) : path_(std::move(path)) {
+    listener_ = ListenUnix(path_, 0600).value();
+    acceptor_ = std::thread([this] { Accept(); });
+  }
+  ~FakeFdSocket() {
+    stop_ = true;
+    ::shutdown(listener_.get(), SHUT_RDWR);
+    acceptor_.join();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  FakeFdSocket(const FakeFdSocket&) = delete;
+  FakeFdSocket& operator=(const FakeFdSocket&) = delete;
+
+  const std::string& path() const { return path_; }
+  void set_answer(Answer answer) { answer_ = std::move(answer); }
+  static Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
+
+  static std::string Header(uint32_t status, uint32_t fds, uint32_t remaining) {
+    std::string out = "CKP1";
+    for (const uint32_t field : {status, fds, remaining}) {
+      for (int shift = 0; shift < 32; shift += 8) out.push_back(static_cast<char>(field >> shift));
+    }
+    return out;
+  }
+  static void Send(int socket, const std::string& bytes, const std::vector<int>& fds = {}) {
+    EXPECT_TRUE(SendWithFds(socket, std::as_bytes(std::span(bytes)), fds, Soon()).ok());
+  }
+  // True when `count` connections have ended in time.
+  bool WaitForEnded(int count) {
+    MutexLock lock(mutex_);
+    return changed_.WaitUntil(mutex_, Soon(), [&] { return ended_ >= count; });
+  }
+  int ended() {
+    MutexLock lock(mutex_);
+    return ended_;
+  }
+
+ private:
+  void Accept() {
+    while (!stop_) {
+      if (!WaitForFd(listener_.get(), POLLIN, Soon(), "accepting").ok()) continue;
+      UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket.valid()) continue;
+      threads_.emplace_back([this, fd = socket.Release()] { Serve(UniqueFd(fd)); });
+    }
+  }
+  void Serve(UniqueFd socket) {
+    const auto token = RecvExactly(socket.get(), 32, 0, Soon());
+    if (token.ok() && answer_) answer_(socket.get());
+    // A client sends nothing more: what comes is its end.
+    RecvWithFds(socket.get(), 1, 0, Soon()).status().IgnoreError();
+    MutexLock lock(mutex_);
+    ++ended_;
+    changed_.NotifyAll();
+  }
+
+  const std::string path_;
+  UniqueFd listener_;
+  Answer answer_;
+  std::atomic<bool> stop_ = false;
+  std::thread acceptor_;
+  std::vector<std::thread> threads_;  // of the acceptor until it is joined
+  Mutex mutex_;
+  CondVar changed_;
+  int ended_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace ckptd::fake
+
+#endif  // CKPTD_TESTS_UNIT_CLIENT_FAKE_FD_SOCKET_H_
