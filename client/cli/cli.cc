@@ -1,7 +1,10 @@
 #include "client/cli/cli.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <optional>
 
 #include "client/cli/context.h"
 #include "client/cli/exit_codes.h"
@@ -76,9 +79,8 @@ const CLI::App& Named(const CLI::App& app) {
 
 int ReportUsage(const CLI::App& app, const std::string& what, const Context& context) {
   const CLI::App& named = Named(app);
-  std::string hint = "ckptctl --help";
-  if (&named != &app) hint = "ckptctl " + named.get_name() + " --help";
-  context.PrintError(UsageError(what + "; see `" + hint + "`"));
+  const std::string verb = &named == &app ? "" : named.get_name() + " ";
+  context.PrintError(UsageError(fmt::format("{}; see `ckptctl {}--help`", what, verb)));
   return kExitUsage;
 }
 
@@ -97,7 +99,7 @@ std::optional<int> Parse(CLI::App& app, std::vector<std::string> arguments, Cont
   } catch (const CLI::RequiredError& error) {
     const std::vector<std::string> extra = app.remaining();
     if (app.get_subcommands().empty() && !extra.empty()) {
-      return ReportUsage(app, "`" + extra.front() + "` is no verb of ckptctl", context);
+      return ReportUsage(app, fmt::format("`{}` is no verb of ckptctl", extra.front()), context);
     }
     return ReportUsage(app, error.what(), context);
   } catch (const CLI::ParseError& error) {

@@ -48,7 +48,7 @@ std::vector<std::string> NamesOf(const std::vector<VerbWords>& verbs) {
 // Descriptions go between single quotes.
 std::string Quoted(std::string text) {
   text.erase(std::remove(text.begin(), text.end(), '\''), text.end());
-  return "'" + text + "'";
+  return fmt::format("'{}'", text);
 }
 
 std::string Bash(const std::vector<VerbWords>& verbs, const std::vector<std::string>& global) {

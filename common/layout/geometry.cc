@@ -34,9 +34,9 @@ absl::StatusOr<size_t> CutDim(int64_t dim, const Shape& shape) {
   const int64_t normal = dim < 0 ? dim + dims : dim;
   if (normal < 0 || normal >= dims) {
     return Mismatch(fmt::format(
-        "dimension {} of a tensor with {} dimension(s) ({}) cannot be sharded; use replicate or "
+        "dimension {} of a tensor with {} dimension(s) ([{}]) cannot be sharded; use replicate or "
         "another dimension",
-        dim, dims, fmt::join(shape, "x")));
+        dim, dims, ShapeText(shape)));
   }
   return static_cast<size_t>(normal);
 }
@@ -155,8 +155,8 @@ absl::StatusOr<std::vector<PlacedBox>> BoxesOf(const std::vector<DimResult>& dim
 }
 
 absl::Status TooLarge(const Shape& shape) {
-  return Mismatch(fmt::format("a tensor of shape {} has more elements than 64 bits can count",
-                              fmt::join(shape, "x")));
+  return Mismatch(fmt::format("a tensor of shape [{}] has more elements than 64 bits can count",
+                              ShapeText(shape)));
 }
 
 // Sets padded_elements; `padded` is the local shape with its padding.
@@ -176,9 +176,9 @@ absl::StatusOr<Shape> PaddedShape(const Sharding& sharding, const std::vector<Di
   CKPTD_ASSIGN_OR_RETURN(const size_t dim, CutDim(*sharding.padded_dim, global_shape));
   if (dim != 0 && !dims[dim].last_cut_even) {
     return Mismatch(fmt::format(
-        "dimension {} of shape {} does not divide evenly; FSDP2 pads only dimension 0: shard "
+        "dimension {} of shape [{}] does not divide evenly; FSDP2 pads only dimension 0: shard "
         "dimension 0 or choose another number of ranks",
-        dim, fmt::join(global_shape, "x")));
+        dim, ShapeText(global_shape)));
   }
   padded[dim] = dims[dim].first_chunk;
   return padded;
@@ -215,16 +215,16 @@ absl::StatusOr<LocalGeometry> ResolvePlacements(const Sharding& sharding, const 
 }
 
 absl::Status CheckBoxFits(const Box& box, const Box& first, const Shape& shape) {
-  const std::string text = fmt::format("box [{}] + [{}]", fmt::join(box.offsets, ","),
-                                       fmt::join(box.extents, ","));
+  const std::string text = fmt::format("box [{}] + [{}]", ShapeText(box.offsets),
+                                       ShapeText(box.extents));
   if (box.offsets.size() != shape.size() || box.extents.size() != shape.size()) {
-    return Mismatch(fmt::format("{} needs {} offsets and extents, as shape {} has", text,
-                                shape.size(), fmt::join(shape, "x")));
+    return Mismatch(fmt::format("{} needs {} offsets and extents, as shape [{}] has", text,
+                                shape.size(), ShapeText(shape)));
   }
   for (size_t dim = 0; dim < shape.size(); ++dim) {
     if (box.offsets[dim] > shape[dim] || box.extents[dim] > shape[dim] - box.offsets[dim]) {
-      return Mismatch(fmt::format("{} ends outside of shape {} in dimension {}", text,
-                                  fmt::join(shape, "x"), dim));
+      return Mismatch(fmt::format("{} ends outside of shape [{}] in dimension {}", text,
+                                  ShapeText(shape), dim));
     }
     if (dim > 0 && box.extents[dim] != first.extents[dim]) {
       return Mismatch(fmt::format(
@@ -262,7 +262,7 @@ absl::StatusOr<LocalGeometry> ResolveBoxes(const std::vector<Box>& boxes, const 
   if (const auto overlap = FindOverlap(solid); overlap.has_value()) {
     const Box& box = solid[*overlap];
     return Mismatch(fmt::format("box [{}] + [{}] overlaps another box of the same tensor",
-                                fmt::join(box.offsets, ","), fmt::join(box.extents, ",")));
+                                ShapeText(box.offsets), ShapeText(box.extents)));
   }
   geometry.local_shape = boxes.front().extents;
   if (!shape.empty()) geometry.local_shape[0] = rows;
@@ -276,6 +276,7 @@ absl::StatusOr<LocalGeometry> ResolveSharding(const Sharding& sharding,
                                               const std::vector<Mesh>& meshes,
                                               const Shape& global_shape, uint32_t rank) {
   CKPTD_RETURN_IF_ERROR(CheckSharding(sharding, meshes));
+  CKPTD_RETURN_IF_ERROR(CheckDims(global_shape));
   if (!CheckedElements(global_shape).has_value()) return TooLarge(global_shape);
   if (sharding.mesh.has_value()) {
     return ResolvePlacements(sharding, meshes[*sharding.mesh], global_shape, rank);

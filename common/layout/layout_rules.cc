@@ -14,6 +14,27 @@
 namespace ckptd {
 namespace {
 
+struct Named {
+  const std::string* name = nullptr;
+  const TensorEntry* tensor = nullptr;
+};
+
+// Tensors and aliases together, sorted by name.
+std::vector<Named> AllNames(const CheckpointIndex& index) {
+  std::vector<Named> names;
+  names.reserve(index.tensors.size() + index.aliases.size());
+  for (const TensorEntry& tensor : index.tensors) names.push_back({&tensor.name, &tensor});
+  for (const auto& [alias, name] : index.aliases) {
+    const TensorEntry* tensor = index.Find(name);
+    if (tensor != nullptr) names.push_back({&alias, tensor});
+  }
+  std::inplace_merge(names.begin(),
+                     names.begin() + static_cast<std::ptrdiff_t>(index.tensors.size()),
+                     names.end(),
+                     [](const Named& a, const Named& b) { return *a.name < *b.name; });
+  return names;
+}
+
 absl::Status NoRuleMatches(const std::string& name) {
   return MakeError(
       absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch,
@@ -63,31 +84,18 @@ absl::StatusOr<RankLayout> LayoutRules::ForRank(const CheckpointIndex& index,
   }
   const auto whole = static_cast<uint32_t>(layout.shardings.size());
   layout.shardings.emplace_back();
-  layout.targets.reserve(index.tensors.size() + index.aliases.size());
-  const auto add = [&](const std::string& name, const TensorEntry& tensor) {
-    const Rule* rule = Match(name);
-    if (rule == nullptr) return NoRuleMatches(name);
+  const std::vector<Named> names = AllNames(index);
+  layout.targets.reserve(names.size());
+  for (const Named& named : names) {
+    const Rule* rule = Match(*named.name);
+    if (rule == nullptr) return NoRuleMatches(*named.name);
     const auto number = static_cast<uint32_t>(rule - rules_.data());
-    if (!gives[number]) return absl::OkStatus();
+    if (!gives[number]) continue;
     TargetSpec& target = layout.targets.emplace_back();
-    target.name = name;
-    target.sharding = tensor.shape.empty() ? whole : number;
+    target.name = *named.name;
+    target.sharding = named.tensor->shape.empty() ? whole : number;
     target.dtype = rule->dtype;
-    return absl::OkStatus();
-  };
-  auto alias = index.aliases.begin();
-  const auto add_aliases_before = [&](const std::string* name) -> absl::Status {
-    for (; alias != index.aliases.end() && (name == nullptr || alias->first < *name); ++alias) {
-      const TensorEntry* tensor = index.Find(alias->second);
-      if (tensor != nullptr) CKPTD_RETURN_IF_ERROR(add(alias->first, *tensor));
-    }
-    return absl::OkStatus();
-  };
-  for (const TensorEntry& tensor : index.tensors) {
-    CKPTD_RETURN_IF_ERROR(add_aliases_before(&tensor.name));
-    CKPTD_RETURN_IF_ERROR(add(tensor.name, tensor));
   }
-  CKPTD_RETURN_IF_ERROR(add_aliases_before(nullptr));
   return layout;
 }
 

@@ -55,8 +55,8 @@ std::string NeighbourHint(const CheckpointIndex& index, const std::string& name)
 
 absl::Status MissingTensors(const CheckpointIndex& index, const std::vector<std::string>& missing,
                             uint32_t rank) {
-  const std::vector<std::string> first(
-      missing.begin(), missing.begin() + static_cast<std::ptrdiff_t>(std::min(kNamed, missing.size())));
+  const auto named = static_cast<std::ptrdiff_t>(std::min(kNamed, missing.size()));
+  const std::vector<std::string> first(missing.begin(), missing.begin() + named);
   std::string hint = PrefixHint(index, missing.front());
   if (hint.empty()) hint = NeighbourHint(index, missing.front());
   const std::string more =

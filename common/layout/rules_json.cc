@@ -16,6 +16,7 @@ namespace {
 // Rules are tried in order for every tensor: more than this is no rule form.
 constexpr size_t kMaxRules = 4096;
 constexpr size_t kMaxMeshes = 64;
+constexpr size_t kMaxNameBytes = 1024;
 
 absl::StatusOr<Mesh> ReadMesh(const rapidjson::Value& value, const std::string& where) {
   CKPTD_ASSIGN_OR_RETURN(const JsonObject object,
@@ -45,20 +46,27 @@ absl::StatusOr<Mesh> ReadMesh(const rapidjson::Value& value, const std::string& 
 // A string or a list of strings.
 absl::StatusOr<std::vector<std::string>> ReadPatterns(const JsonObject& object) {
   const rapidjson::Value* value = object.Get("match");
+  std::vector<std::string> patterns;
   if (value == nullptr) {
     return LayoutTextError(fmt::format(
         "\"{}\" lacks the key \"match\": name patterns such as [\"model.layers.*.weight\"]",
         object.where()));
   }
   if (value->IsString()) {
-    return std::vector<std::string>{std::string(value->GetString(), value->GetStringLength())};
+    patterns.emplace_back(value->GetString(), value->GetStringLength());
+  } else {
+    CKPTD_ASSIGN_OR_RETURN(auto list, object.GetStrings("match"));
+    patterns = *std::move(list);
   }
-  CKPTD_ASSIGN_OR_RETURN(auto patterns, object.GetStrings("match"));
-  if (patterns->empty()) {
-    return LayoutTextError(fmt::format("\"{}\" is empty; name at least one pattern",
-                                       object.Path("match")));
+  const bool too_long = std::any_of(patterns.begin(), patterns.end(), [](const std::string& text) {
+    return text.size() > kMaxNameBytes;
+  });
+  if (patterns.empty() || too_long) {
+    return LayoutTextError(fmt::format("\"{}\" must hold at least one pattern, each of at most {} "
+                                       "bytes",
+                                       object.Path("match"), kMaxNameBytes));
   }
-  return *std::move(patterns);
+  return patterns;
 }
 
 absl::StatusOr<std::vector<Placement>> ReadPlacements(const JsonObject& object) {
@@ -111,6 +119,10 @@ absl::Status LayoutRulesParser::ReadMeshes(const JsonObject& top) {
   }
   for (const auto& member : many->GetObject()) {
     std::string name(member.name.GetString(), member.name.GetStringLength());
+    if (name.empty() || name.size() > kMaxNameBytes) {
+      return LayoutTextError(fmt::format("\"meshes\" has a name of {} bytes; 1 to {} are allowed",
+                                         name.size(), kMaxNameBytes));
+    }
     if (std::find(mesh_names_.begin(), mesh_names_.end(), name) != mesh_names_.end()) {
       return LayoutTextError(fmt::format("\"meshes\" has the mesh \"{}\" twice", name));
     }

@@ -44,6 +44,20 @@ absl::Status CheckNamesDiffer(const std::vector<TargetSpec>& targets) {
 
 }  // namespace
 
+absl::Status CheckDims(const Shape& shape) {
+  if (shape.size() <= kMaxTensorDims) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch,
+                   fmt::format("a tensor has {} dimensions; at most {} are possible", shape.size(),
+                               kMaxTensorDims));
+}
+
+std::string ShapeText(const Shape& shape) {
+  const size_t shown = std::min(shape.size(), kMaxTensorDims);
+  std::string text = fmt::format(
+      "{}", fmt::join(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(shown), ","));
+  return shown < shape.size() ? text + ",..." : text;
+}
+
 absl::Status CheckMeshShape(const Mesh& mesh) {
   if (mesh.shape.empty() || mesh.shape.size() > kMaxMeshDims) {
     return Invalid(fmt::format("a mesh has 1 to {} dimensions, not {}", kMaxMeshDims,
@@ -54,7 +68,8 @@ absl::Status CheckMeshShape(const Mesh& mesh) {
   for (const uint32_t size : mesh.shape) {
     count *= size;
     if (size == 0 || count > LayoutRules::kMaxWorldSize) {
-      return Invalid(fmt::format("a {} must hold 1 to {} ranks", text(), LayoutRules::kMaxWorldSize));
+      return Invalid(
+          fmt::format("a {} must hold 1 to {} ranks", text(), LayoutRules::kMaxWorldSize));
     }
   }
   if (!mesh.dim_names.empty() && mesh.dim_names.size() != mesh.shape.size()) {

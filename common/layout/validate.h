@@ -6,12 +6,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/layout/layout.h"
 
 namespace ckptd {
+
+// As many dimensions as torch can have; more in a file is an attack or an error.
+inline constexpr size_t kMaxTensorDims = 64;
+
+// LAYOUT_MISMATCH when a shape has more than kMaxTensorDims dimensions.
+absl::Status CheckDims(const Shape& shape);
+
+// "4,2" for messages; long ones end in "...".
+std::string ShapeText(const Shape& shape);
 
 // Mesh: 1 to 8 dimensions, none 0, as many ranks as the shape says, each once.
 // InvalidArgument LAYOUT_INVALID.

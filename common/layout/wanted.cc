@@ -8,6 +8,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/layout/glob.h"
+#include "common/layout/validate.h"
 
 namespace ckptd {
 namespace {
@@ -39,11 +40,11 @@ absl::Status CheckAlias(const TargetSpec& target, const std::string& alias,
                         const TensorEntry& source, const TensorEntry& other) {
   if (source.shape == other.shape && source.dtype == other.dtype) return absl::OkStatus();
   return Mismatch(target.name,
-                  fmt::format("tensors '{}' and '{}' are to share memory but the source has {} [{}] "
-                              "and {} [{}]; ask for them separately",
+                  fmt::format("tensors '{}' and '{}' are to share memory but the source has {} "
+                              "[{}] and {} [{}]; ask for them separately",
                               target.name, alias, NameOf(source.dtype),
-                              fmt::join(source.shape, ","), NameOf(other.dtype),
-                              fmt::join(other.shape, ",")));
+                              ShapeText(source.shape), NameOf(other.dtype),
+                              ShapeText(other.shape)));
 }
 
 // The source tensor of a target; nullptr when the source has none of its names.
@@ -100,10 +101,10 @@ absl::Status CheckShape(const TargetSpec& target, const TensorEntry& source) {
     return absl::OkStatus();
   }
   return Mismatch(target.name,
-                  fmt::format("tensor '{}' has shape [{}] in the source and [{}] in the layout; the "
-                              "checkpoint belongs to another model or configuration",
-                              target.name, fmt::join(source.shape, ","),
-                              fmt::join(*target.expected_shape, ",")));
+                  fmt::format("tensor '{}' has shape [{}] in the source and [{}] in the layout; "
+                              "the checkpoint belongs to another model or configuration",
+                              target.name, ShapeText(source.shape),
+                              ShapeText(*target.expected_shape)));
 }
 
 absl::StatusOr<std::vector<Wanted>> Resolve(const CheckpointIndex& index, const RankLayout& layout,

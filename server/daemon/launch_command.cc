@@ -179,6 +179,12 @@ class Launcher {
       slot.restarts = 0;
       slot.backoff = kFirstBackoff;
     }
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kExitUsage) {
+      return Fail(MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                            fmt::format("starting rank {}: its configuration is refused; see its "
+                                        "line above",
+                                        slot.rank)));
+    }
     if (++slot.restarts > options_.max_restarts) {
       return Fail(MakeError(absl::StatusCode::kAborted, reason::kRankLost,
                             fmt::format("keeping rank {} running: it ended {} times in a row, the "

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "common/base/logging.h"
+#include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/daemon/commands.h"
 #include "server/daemon/daemon.h"
@@ -44,7 +45,9 @@ int RunCommand(const Config& config) {
   auto daemon = Daemon::Start(config);
   if (!daemon.ok()) {
     PrintError(daemon.status());
-    return kExitFailed;
+    // A mistake in the configuration does not go away by itself: the supervisor
+    // gives up on this code.
+    return ReasonOf(daemon.status()) == reason::kConfigInvalid ? kExitUsage : kExitFailed;
   }
   std::atomic<bool> stopping = false;
   std::thread announcer([&] { (*daemon)->AnnounceReady([&] { return stopping.load(); }); });

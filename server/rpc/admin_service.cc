@@ -13,10 +13,10 @@ namespace ckptd {
 namespace {
 
 void FillMemory(const Node::Info& info, v1::MemoryInfo& out) {
-  // The backend says "host: why".
-  const size_t colon = info.tier.find(':');
-  out.set_tier(info.tier.substr(0, colon));
-  if (colon != std::string::npos) out.set_why(info.tier.substr(colon + 2));
+  // The backend says "host (why)".
+  const size_t open = info.tier.find(" (");
+  out.set_tier(info.tier.substr(0, open));
+  if (open != std::string::npos) out.set_why(info.tier.substr(open + 2, info.tier.size() - open - 3));
   out.set_budget_bytes(info.memory.budget);
   out.set_used_bytes(info.memory.used);
   out.set_arena_bytes(info.memory.arena);

@@ -21,10 +21,10 @@ namespace {
 constexpr uint64_t kReadAheadBytes = 16 << 20;
 
 absl::Status Changed(const SourceFile& file, std::string_view how) {
-  return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
-                   fmt::format("reading {}: {}; let the writer finish and load again", file.path,
-                               how),
-                   {{"file", file.path}});
+  return MakeError(
+      absl::StatusCode::kAborted, reason::kSourceChanged,
+      fmt::format("reading {}: {}; let the writer finish and load again", file.path, how),
+      {{"file", file.path}});
 }
 
 absl::Status CheckIdentity(int fd, const SourceFile& file) {

@@ -23,8 +23,8 @@ namespace ckptd {
 // One open source file.
 struct OpenSource {
   UniqueFd fd;
-  Mapping mapping;                            // whole file, read-only; may be invalid
-  std::atomic<uint64_t> read_ahead_to = 0;    // bytes asked of the kernel so far
+  Mapping mapping;                          // whole file, read-only; may be invalid
+  std::atomic<uint64_t> read_ahead_to = 0;  // bytes asked of the kernel so far
 };
 
 // The files of a transfer: each is opened when its first item comes up and

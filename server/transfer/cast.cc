@@ -7,8 +7,8 @@
 namespace ckptd {
 namespace internal {
 
-#define CKPTD_DECLARE_CAST(isa)                                                             \
-  namespace isa {                                                                           \
+#define CKPTD_DECLARE_CAST(isa)                                                                \
+  namespace isa {                                                                              \
   void CastElements(Dtype from, Dtype to, const std::byte* src, std::byte* dst, size_t count); \
   }
 CKPTD_DECLARE_CAST(sse2)

@@ -29,8 +29,8 @@ Floats Load(const std::byte* p) {
   if constexpr (T == Dtype::kF64) {
     const __m256 low = _mm512_cvtpd_ps(_mm512_loadu_pd(p));
     const __m256 high = _mm512_cvtpd_ps(_mm512_loadu_pd(p + 64));
-    return _mm512_castpd_ps(_mm512_insertf64x4(
-        _mm512_castps_pd(_mm512_castps256_ps512(low)), _mm256_castps_pd(high), 1));
+    return _mm512_castpd_ps(_mm512_insertf64x4(_mm512_castps_pd(_mm512_castps256_ps512(low)),
+                                               _mm256_castps_pd(high), 1));
   } else if constexpr (T == Dtype::kF32) {
     return _mm512_loadu_ps(p);
   } else {
@@ -52,8 +52,7 @@ __m256i ToBf16(Floats v) {
 template <Dtype T>
 void Store(std::byte* p, Floats v) {
   if constexpr (T == Dtype::kF64) {
-    const __m256 high =
-        _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
+    const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
     _mm512_storeu_pd(p, _mm512_cvtps_pd(_mm512_castps512_ps256(v)));
     _mm512_storeu_pd(p + 64, _mm512_cvtps_pd(high));
   } else if constexpr (T == Dtype::kF32) {

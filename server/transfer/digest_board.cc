@@ -44,7 +44,7 @@ size_t DigestBoard::BlockIndex(const Destination& where, uint64_t block) const {
 
 void DigestBoard::Store(const Destination& where, uint64_t block, uint64_t digest) {
   Block& slot = blocks_[BlockIndex(where, block)];
-  slot.digest = digest;
+  slot.digest.store(digest, std::memory_order_relaxed);
   // Added, not set: a plan that writes bytes twice must come out as too many.
   slot.filled.fetch_add(BlockBytes(tensor(where).bytes, block), std::memory_order_acq_rel);
 }
@@ -57,10 +57,11 @@ bool DigestBoard::Fill(const Destination& where, uint64_t block, uint64_t bytes)
   if (filled < whole) return true;
   if (filled > whole) return false;
   Xxh3Stream stream;
-  slabs_[where.target].ForEach(
-      tensor(where).offset + block * kDigestBlockBytes, whole,
-      [&stream](const std::byte* data, size_t n) { stream.Update({data, n}); });
-  slot.digest = stream.Value();
+  slabs_[where.target].ForEach(tensor(where).offset + block * kDigestBlockBytes, whole,
+                               [&stream](const std::byte* data, size_t n) {
+                                 stream.Update({data, n});
+                               });
+  slot.digest.store(stream.Value(), std::memory_order_relaxed);
   return true;
 }
 
@@ -83,7 +84,7 @@ absl::StatusOr<std::vector<std::vector<uint64_t>>> DigestBoard::Combine() const 
                           plan.tensors[i].name, plan.rank, filled, BlockBytes(bytes, b), b),
               {{"tensor", plan.tensors[i].name}, {"rank", std::to_string(plan.rank)}});
         }
-        parts.push_back(block.digest);
+        parts.push_back(block.digest.load(std::memory_order_relaxed));
       }
       digests[t].push_back(parts.empty() ? TensorDigest({}) : CombineBlockDigests(parts));
     }

@@ -35,7 +35,9 @@ class DigestBoard {
  private:
   struct Block {
     std::atomic<uint64_t> filled = 0;
-    uint64_t digest = 0;  // written once, by the thread that completes the block
+    // Written by the thread that completes the block; atomic for the sake of
+    // plans that, wrongly, fill a block twice.
+    std::atomic<uint64_t> digest = 0;
   };
 
   const PlannedTensor& tensor(const Destination& where) const;

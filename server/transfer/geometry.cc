@@ -11,10 +11,11 @@ namespace ckptd {
 namespace {
 
 absl::Status Malformed(const CopyOp& op, std::string_view why) {
-  return MakeError(absl::StatusCode::kInternal, reason::kCoverage,
-                   fmt::format("reading a plan: the copy of file {} at byte {} {}; this is a defect "
-                               "of the planner, report it with the layout",
-                               op.file, op.file_offset, why));
+  return MakeError(
+      absl::StatusCode::kInternal, reason::kCoverage,
+      fmt::format("reading a plan: the copy of file {} at byte {} {}; this is a defect "
+                  "of the planner, report it with the layout",
+                  op.file, op.file_offset, why));
 }
 
 // Span of `count` steps of `stride` over something `span` long. False when
@@ -52,8 +53,8 @@ bool TakeLoops(const CopyOp& op, Geometry& g, uint64_t& source_span, uint64_t& l
     const uint64_t count = op.count[d];
     if (count == 1) continue;
     g.dense_local = g.dense_local && op.slab_stride[d] == local_span;
-    const bool folds = g.dims == 0 && op.file_stride[d] == g.run_source &&
-                       op.slab_stride[d] == g.run_local;
+    const bool folds =
+        g.dims == 0 && op.file_stride[d] == g.run_source && op.slab_stride[d] == g.run_local;
     if (!GrowSpan(count, op.file_stride[d], source_span)) return false;
     if (!GrowSpan(count, op.slab_stride[d], local_span)) return false;
     if (folds) {

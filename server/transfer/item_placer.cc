@@ -90,8 +90,8 @@ void ItemPlacer::FindRanges(const WorkItem& item) {
     for (size_t i = 0; i < cursors_.size(); ++i) {
       const uint64_t run_bytes = actives_[i].geometry.run_source;
       for (RunCursor& run = cursors_[i]; !run.done() && run.source() < end; run.Next()) {
-        ranges_.push_back({std::max(run.source(), item.begin),
-                           std::min(run.source() + run_bytes, item.end)});
+        ranges_.push_back(
+            {std::max(run.source(), item.begin), std::min(run.source() + run_bytes, item.end)});
       }
     }
     at = end;

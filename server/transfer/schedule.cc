@@ -66,11 +66,12 @@ absl::StatusOr<Candidate> CheckOp(const CheckpointIndex& index, const RankPlan& 
   }
   const SourceFile& file = index.files[op.file];
   if (g.end > file.bytes) {
-    return MakeError(absl::StatusCode::kDataLoss, reason::kSourceInvalid,
-                     fmt::format("reading tensor {} of {}: its bytes end at {}, past the file's end "
-                                 "at {}; the file is damaged, fetch it again",
-                                 tensor.name, file.path, g.end, file.bytes),
-                     {{"file", file.path}, {"tensor", tensor.name}});
+    return MakeError(
+        absl::StatusCode::kDataLoss, reason::kSourceInvalid,
+        fmt::format("reading tensor {} of {}: its bytes end at {}, past the file's end "
+                    "at {}; the file is damaged, fetch it again",
+                    tensor.name, file.path, g.end, file.bytes),
+        {{"file", file.path}, {"tensor", tensor.name}});
   }
   Candidate candidate;
   candidate.op = &op;
@@ -159,7 +160,7 @@ absl::StatusOr<ElementGrid> GridOf(const Schedule& schedule, const WorkItem& zon
 
 // Where a zone may be cut.
 struct Cutter {
-  uint64_t base = 0;   // cuts lie at base + k * step
+  uint64_t base = 0;  // cuts lie at base + k * step
   uint64_t step = kItemBytes;
 
   uint64_t NextAfter(uint64_t position) const {
@@ -171,7 +172,8 @@ struct Cutter {
 // Cuts of a contiguous copy follow the digest blocks of its tensor, so that a
 // block is hashed from the source while it is in cache.
 Cutter CutAtBlocks(const Geometry& g) {
-  const uint64_t to_boundary = (kDigestBlockBytes - g.local % kDigestBlockBytes) % kDigestBlockBytes;
+  const uint64_t to_boundary =
+      (kDigestBlockBytes - g.local % kDigestBlockBytes) % kDigestBlockBytes;
   Cutter cutter;
   cutter.base = g.begin + g.ToSource(to_boundary);
   cutter.step = g.ToSource(kDigestBlockBytes);
@@ -245,8 +247,7 @@ class ItemBuilder {
   WorkItem open_;
 };
 
-absl::StatusOr<Cutter> ItemBuilder::CutterFor(const WorkItem& zone,
-                                              const ElementGrid& grid) const {
+absl::StatusOr<Cutter> ItemBuilder::CutterFor(const WorkItem& zone, const ElementGrid& grid) const {
   uint64_t runs = 0;
   Cutter cutter;
   for (uint32_t i = zone.first_copy; i < zone.last_copy; ++i) {

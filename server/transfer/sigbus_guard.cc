@@ -2,6 +2,7 @@
 
 #include <setjmp.h>
 #include <signal.h>
+#include <ucontext.h>
 
 #include <atomic>
 #include <cstdint>
@@ -42,6 +43,9 @@ void OnSigbus(int signal, siginfo_t* info, void* context) {
   Guard* guard = current_guard;
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
   if (guard != nullptr && info->si_code > 0 && address >= guard->begin && address < guard->end) {
+    // As returning from the handler would, at no cost when nothing goes wrong
+    // (sigsetjmp that saves the mask is a system call per use).
+    ::pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(context)->uc_sigmask, nullptr);
     siglongjmp(guard->resume, 1);
   }
   PassOn(signal, info, context);
@@ -63,9 +67,7 @@ bool SigbusGuardInForce() {
   std::call_once(once, [] {
     struct sigaction action = {};
     action.sa_sigaction = OnSigbus;
-    // SA_NODEFER: siglongjmp without a saved mask (a system call per use) must
-    // not leave the signal blocked.
-    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     ::sigemptyset(&action.sa_mask);
     ::sigaction(SIGBUS, nullptr, &previous_action);
     ::sigaction(SIGBUS, &action, nullptr);

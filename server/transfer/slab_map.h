@@ -28,8 +28,8 @@ class SlabMap {
   // [offset, offset + bytes), in order. The range must lie in the slab.
   template <typename Visit>
   void ForEach(uint64_t offset, uint64_t bytes, const Visit& visit) const {
-    auto at = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), offset) -
-                                  ends_.begin());
+    auto at =
+        static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), offset) - ends_.begin());
     while (bytes > 0) {
       const std::span<std::byte> segment = segments_[at];
       const uint64_t into = offset - (ends_[at] - segment.size());

@@ -10,9 +10,9 @@
 namespace ckptd {
 namespace internal {
 
-#define CKPTD_DECLARE_LINES(isa)                                         \
-  namespace isa {                                                        \
-  void StreamLines(std::byte* dst, const std::byte* src, size_t lines);  \
+#define CKPTD_DECLARE_LINES(isa)                                        \
+  namespace isa {                                                       \
+  void StreamLines(std::byte* dst, const std::byte* src, size_t lines); \
   }
 CKPTD_DECLARE_LINES(sse2)
 CKPTD_DECLARE_LINES(avx2)

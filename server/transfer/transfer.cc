@@ -52,16 +52,17 @@ class Job {
 
   absl::Status Run() {
     const unsigned wanted = options_.threads == 0 ? DefaultThreads() : options_.threads;
-    const auto useful = static_cast<unsigned>(std::min<size_t>(schedule_.items.size(), kMaxThreads));
+    const auto useful =
+        static_cast<unsigned>(std::min<size_t>(schedule_.items.size(), kMaxThreads));
     std::vector<std::thread> threads;
     for (unsigned i = 0; i < std::clamp(wanted, 1U, std::max(useful, 1U)); ++i) {
       try {
         threads.emplace_back([this] { Work(); });
       } catch (const std::system_error& error) {
         if (!threads.empty()) break;  // fewer will do
-        return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
-                         fmt::format("starting a reader thread: {}; raise the limit of threads",
-                                     error.what()));
+        return MakeError(
+            absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+            fmt::format("starting a reader thread: {}; raise the limit of threads", error.what()));
       }
     }
     for (std::thread& thread : threads) thread.join();
@@ -76,12 +77,13 @@ class Job {
     for (size_t t = 0; t < targets_.size(); ++t) {
       const RankPlan& plan = *targets_[t].plan;
       if (totals_[t] == plan.tensor_bytes) continue;
-      return MakeError(absl::StatusCode::kInternal, reason::kCoverage,
-                       fmt::format("placing the shard of rank {}: {} bytes were written, its tensors "
-                                   "have {}; this is a defect of the planner, report it with the "
-                                   "layout",
-                                   plan.rank, totals_[t], plan.tensor_bytes),
-                       {{"rank", std::to_string(plan.rank)}});
+      return MakeError(
+          absl::StatusCode::kInternal, reason::kCoverage,
+          fmt::format("placing the shard of rank {}: {} bytes were written, its tensors "
+                      "have {}; this is a defect of the planner, report it with the "
+                      "layout",
+                      plan.rank, totals_[t], plan.tensor_bytes),
+          {{"rank", std::to_string(plan.rank)}});
     }
     if (board_ != nullptr) {
       CKPTD_ASSIGN_OR_RETURN(result.digests, board_->Combine());
@@ -119,13 +121,19 @@ class Job {
                       std::span<uint64_t> done) {
     CKPTD_RETURN_IF_ERROR(placer.Begin(item));
     CKPTD_RETURN_IF_ERROR(Blame(reader.Begin(item), placer, item.begin));
+    uint64_t unpolled = 0;
     for (const SourceRange& range : placer.ranges()) {
       for (uint64_t at = range.begin; at < range.end;) {
+        if (unpolled >= kItemBytes) {  // an item may be much longer
+          unpolled = 0;
+          CKPTD_RETURN_IF_ERROR(Poll());
+        }
         const uint64_t end = placer.BlockEnd(at, range.end);
         const absl::Status status =
             reader.Use(at, static_cast<size_t>(end - at),
                        [&placer, at](std::span<const std::byte> data) { placer.Place(at, data); });
         CKPTD_RETURN_IF_ERROR(Blame(status, placer, at));
+        unpolled += end - at;
         at = end;
       }
     }
@@ -133,8 +141,7 @@ class Job {
     return placer.Finish(done);
   }
 
-  static absl::Status Blame(const absl::Status& status, const ItemPlacer& placer,
-                            uint64_t offset) {
+  static absl::Status Blame(const absl::Status& status, const ItemPlacer& placer, uint64_t offset) {
     if (status.ok()) return status;
     const std::string& tensor = placer.TensorAt(offset);
     return WithFact(WithContext(status, "loading tensor " + tensor), "tensor", tensor);
@@ -142,6 +149,8 @@ class Job {
 
   // One thread at a time: callers need not make `interrupted` thread-safe.
   absl::Status Poll() {
+    // Any error will do: the first one is kept.
+    if (stop_.load(std::memory_order_relaxed)) return absl::CancelledError("stopped");
     if (!options_.interrupted) return absl::OkStatus();
     MutexLock lock(poll_mutex_);
     return options_.interrupted();

@@ -48,7 +48,7 @@ struct TransferProgress {
   // Needed bytes read from files, each once. Gaps of less than a page that are
   // read along are not counted.
   std::atomic<uint64_t> storage_bytes = 0;
-  std::vector<std::atomic<uint64_t>> done;   // target bytes placed, per target
+  std::vector<std::atomic<uint64_t>> done;  // target bytes placed, per target
 };
 
 struct TransferResult {

@@ -52,8 +52,8 @@ double Median(std::vector<double> values) {
 Mapping FaultedMemfd(uint64_t bytes) {
   const UniqueFd fd(::memfd_create("bench", MFD_CLOEXEC));
   if (!fd.valid() || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) Die("memfd_create");
-  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
-                         fd.get(), 0);
+  void* address =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd.get(), 0);
   if (address == MAP_FAILED) Die("mmap of the target");
   return Mapping(address, bytes);
 }
@@ -182,14 +182,12 @@ void RunVariant(Variant& variant, unsigned threads) {
   options.digests = variant.digests;
   options.map_cached_files = variant.map;
   options.threads = threads;
-  const auto result =
-      RunTransfer(variant.setup->index, variant.setup->targets, options, progress);
+  const auto result = RunTransfer(variant.setup->index, variant.setup->targets, options, progress);
   if (!result.ok()) Die(std::string(result.status().message()));
 }
 
 int Main(int argc, char** argv) {
-  const std::string folder =
-      argc > 1 ? argv[1] : std::filesystem::temp_directory_path().string();
+  const std::string folder = argc > 1 ? argv[1] : std::filesystem::temp_directory_path().string();
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 15;
   const auto threads = static_cast<unsigned>(argc > 3 ? std::atoi(argv[3]) : 2);
   uint64_t bytes = 4096 + 8;
@@ -224,7 +222,8 @@ int Main(int argc, char** argv) {
       {"replicated to 4, digests", &replicated, true, true, {}},
   };
   if (argc > 4) {
-    std::erase_if(variants, [&](const Variant& v) { return v.name.find(argv[4]) == std::string::npos; });
+    std::erase_if(variants,
+                  [&](const Variant& v) { return v.name.find(argv[4]) == std::string::npos; });
   }
   const auto floor = [&] {
     return Seconds([&] { ReadFloor(fd.get(), bytes, floor_memory.data(), threads); });

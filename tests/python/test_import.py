@@ -29,18 +29,20 @@ def test_an_unknown_name_is_an_attribute_error():
         ckptd.laod
 
 
-def test_a_client_works_in_a_forked_child_that_calls_on_its_own(daemon, source):
+@pytest.mark.parametrize("before_the_fork", ["client.close()", "pass"])
+def test_a_client_works_in_a_forked_child_that_calls_on_its_own(daemon, source, before_the_fork):
     # In a process of its own: a fork beside a gRPC server is not what trainers do.
     program = (
-        "import os, sys, ckptd\n"
+        "import os, signal, sys, ckptd\n"
         "client = ckptd.connect(sys.argv[1])\n"
         "shard = client.acquire(client.load(sys.argv[2]))\n"
-        "client.close()\n"
+        f"{before_the_fork}\n"
         "child = os.fork()\n"
         "if child == 0:\n"
+        "    signal.alarm(20)\n"
         "    os._exit(0 if len(client.list()) == 1 else 1)\n"
-        "print(os.waitpid(child, 0)[1])\n")
-    assert run(program, daemon.path, source[0]) == "0"
+        "print(os.waitpid(child, 0)[1], len(client.list()))\n")
+    assert run(program, daemon.path, source[0]) == "0 1"
 
 
 def test_a_process_that_ends_without_closing_ends_its_lease(daemon, source):

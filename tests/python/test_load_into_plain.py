@@ -136,6 +136,15 @@ def test_a_gradient_survives_a_second_load(make):
     assert torch.equal(model.up.weight.grad, gradient)
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_registered_before_the_load_are_called(make, register):
+    model, seen = on_meta(), []
+    getattr(model.up.weight, register)(lambda tensor: seen.append(tensor.shape))
+    make.load(model, numbers(Net()))
+    model(torch.arange(4)).sum().backward()
+    assert seen == [(12, 8)]
+
+
 def test_parameters_keep_whether_they_are_trainable(make):
     model = on_meta()
     model.up.requires_grad_(False)
@@ -347,6 +356,19 @@ def test_a_buffer_may_be_filled_in_place(make):
     model = on_meta()
     assert make.load(model, numbers(Net())).made == ["freq"]
     assert torch.equal(model.freq, torch.arange(8.0))
+
+
+def test_a_buffer_that_two_modules_share_stays_one(make):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Module(), nn.Module()
+            self.first.register_buffer("table", torch.zeros(3))
+            self.second.register_buffer("table", self.first.table)
+
+    model = on_meta(Pair)
+    make.load(model, {"first.table": torch.arange(3.0)})
+    assert model.second.table is model.first.table and model.first.table.tolist() == [0, 1, 2]
 
 
 def test_a_buffer_may_be_replaced(make):

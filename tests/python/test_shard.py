@@ -18,11 +18,14 @@ def mapped_segments():
 
 
 def open_memfds():
-    """Descriptors of the fake daemon's memory in this process, which it shares; None in a race."""
-    try:
-        return sum("memfd:fake" in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
-    except FileNotFoundError:
-        return None
+    """Descriptors of the fake daemon's memory in this process, which it shares."""
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            count += "memfd:fake" in os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:  # the one that listed the folder
+            continue
+    return count
 
 
 def without_the_last(fds):
@@ -123,6 +126,16 @@ def test_the_lease_s_connection_is_not_inherited_by_programs(client, source):
         assert not os.get_inheritable(shard._lease._connection.fileno())
 
 
+def test_received_descriptors_are_not_inherited_by_programs_either(client, source, monkeypatch):
+    from ckptd._mapping import Mapping
+
+    inheritable = []
+    monkeypatch.setattr(Mapping, "add", lambda self, fd, add=Mapping.add: (
+        inheritable.append(os.get_inheritable(fd)), add(self, fd)))
+    client.acquire(client.load(source[0]))
+    assert set(inheritable) == {False}
+
+
 def test_a_forked_child_does_not_prolong_the_lease(daemon, client, source):
     shard = client.acquire(client.load(source[0]))
     client.close()
@@ -208,8 +221,11 @@ def test_a_dlpack_tensor_keeps_the_memory(client, source):
 def test_memory_survives_until_the_interpreter_is_gone(daemon, client, source):
     client.load(source[0])
     program = (
-        "import sys, ckptd; c = ckptd.connect(sys.argv[1]); s = c.acquire(c.list()[0]);"
-        "keep = s.tensors['big'].numpy(); import atexit; atexit.register(lambda: print(float(keep.sum())))")
+        "import atexit, sys, ckptd\n"
+        "keep = []\n"
+        "atexit.register(lambda: print(float(keep[0].sum())))\n"  # registered first, so run last
+        "client = ckptd.connect(sys.argv[1])\n"
+        "keep.append(client.acquire(client.list()[0]).tensors['big'].numpy())\n")
     done = subprocess.run([sys.executable, "-c", program, daemon.path], capture_output=True, text=True, timeout=60,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert (done.returncode, float(done.stdout)) == (0, float(source[1]["big"].sum())), done.stderr

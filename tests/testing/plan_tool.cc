@@ -1,6 +1,7 @@
 // Plans on request, for tests in other languages. Reads one JSON request per
 // line from stdin, writes one JSON reply per line to stdout:
-//   {"tensors": [{"name", "dtype", "shape", "pieces": [{"offset", "bytes", "offsets", "extents"}]}],
+//   {"tensors": [{"name", "dtype", "shape",
+//                 "pieces": [{"offset", "bytes", "offsets", "extents"}]}],
 //    "aliases": {name: name}, "file_bytes": N,
 //    "rules": text | "layout": {"meshes", "shardings", "targets", "world_size"},
 //    "cast_to": "BF16", "keep_f32": [globs], "ranks": [0, 1]}

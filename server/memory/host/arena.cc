@@ -173,15 +173,6 @@ absl::Status Arena::EnsureAvailable(uint64_t asked, uint64_t fresh) {
                   "this machine or its container has no more memory; free some or raise the limit");
 }
 
-absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeSegment(uint64_t bytes, unsigned threads) {
-  uint64_t id = 0;
-  {
-    MutexLock lock(mutex_);
-    id = next_id_++;
-  }
-  return HostSegment::Create(id, bytes, {.huge_pages = options_.huge_pages, .threads = threads});
-}
-
 absl::Status Arena::MakeFresh(Draft& draft) {
   for (size_t i = 0; i < draft.pieces.size(); ++i) {
     if (draft.capacity[i] == 0) continue;

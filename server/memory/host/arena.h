@@ -10,6 +10,7 @@
 #ifndef CKPTD_SERVER_MEMORY_HOST_ARENA_H_
 #define CKPTD_SERVER_MEMORY_HOST_ARENA_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>

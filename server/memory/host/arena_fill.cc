@@ -1,4 +1,4 @@
-// Arena: the background fill, and what it tells about itself.
+// Arena: making segments, the background fill, and what it tells about itself.
 #include <algorithm>
 #include <system_error>
 #include <utility>
@@ -78,6 +78,15 @@ void Arena::FillLoop() {
     }
     FillOnce(bytes);
   }
+}
+
+absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeSegment(uint64_t bytes, unsigned threads) {
+  uint64_t id = 0;
+  {
+    MutexLock lock(mutex_);
+    id = next_id_++;
+  }
+  return HostSegment::Create(id, bytes, {.huge_pages = options_.huge_pages, .threads = threads});
 }
 
 void Arena::FillOnce(uint64_t bytes) {

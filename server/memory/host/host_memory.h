@@ -11,6 +11,7 @@
 #ifndef CKPTD_SERVER_MEMORY_HOST_HOST_MEMORY_H_
 #define CKPTD_SERVER_MEMORY_HOST_HOST_MEMORY_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>

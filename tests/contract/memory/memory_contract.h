@@ -3,97 +3,17 @@
 #ifndef CKPTD_TESTS_CONTRACT_MEMORY_MEMORY_CONTRACT_H_
 #define CKPTD_TESTS_CONTRACT_MEMORY_MEMORY_CONTRACT_H_
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/base/reasons.h"
-#include "common/base/slab_mapping.h"
-#include "server/memory/memory.h"
-#include "tests/testing/status_matchers.h"
+#include "tests/contract/memory/memory_contract_fixture.h"
 
 namespace ckptd {
-
-struct MemoryCase {
-  std::string name;
-  // A backend with that budget whose segments are `segment_bytes` long.
-  std::function<absl::StatusOr<std::unique_ptr<MemoryBackend>>(uint64_t budget)> make;
-  uint64_t segment_bytes = 0;
-};
-
-inline std::string MemoryCaseName(const testing::TestParamInfo<MemoryCase>& info) {
-  return info.param.name;
-}
-
-class MemoryContract : public testing::TestWithParam<MemoryCase> {
- protected:
-  static constexpr uint64_t kBudgetSegments = 16;
-
-  void SetUp() override {
-    segment_ = GetParam().segment_bytes;
-    ASSERT_OK_AND_ASSIGN(backend_, GetParam().make(kBudgetSegments * segment_));
-  }
-
-  std::unique_ptr<Slab> Allocate(uint64_t bytes, AttachMode mode = AttachMode::kShared) {
-    absl::StatusOr<std::unique_ptr<Slab>> slab = backend_->Allocate(bytes, mode);
-    EXPECT_OK(slab);
-    return slab.ok() ? std::move(*slab) : nullptr;
-  }
-
-  // A slab whose byte i is Expected(seed, i), sealed.
-  std::unique_ptr<Slab> Published(uint64_t bytes, unsigned seed) {
-    std::unique_ptr<Slab> slab = Allocate(bytes);
-    Fill(*slab, seed);
-    EXPECT_OK(backend_->Seal(*slab));
-    return slab;
-  }
-
-  static std::byte Expected(unsigned seed, uint64_t i) {
-    return static_cast<std::byte>((i * 31 + i / 4096 + seed * 97) & 0xff);
-  }
-
-  static void Fill(Slab& slab, unsigned seed) {
-    uint64_t i = 0;
-    for (const Segment& segment : slab.segments()) {
-      for (uint64_t k = 0; k < segment.bytes; ++k) segment.data[k] = Expected(seed, i++);
-    }
-  }
-
-  // How many of the first bytes are as Fill left them.
-  static uint64_t Matching(std::span<const std::byte> bytes, unsigned seed) {
-    uint64_t i = 0;
-    while (i < bytes.size() && bytes[i] == Expected(seed, i)) ++i;
-    return i;
-  }
-
-  Mapping Attach(Slab& slab, AttachMode mode, MapMode map) {
-    absl::StatusOr<SlabHandle> handle = backend_->Export(slab, mode);
-    EXPECT_OK(handle);
-    if (!handle.ok()) return Mapping();
-    absl::StatusOr<Mapping> mapping = MapSlab(handle->fds, handle->segment_bytes, {.mode = map});
-    EXPECT_OK(mapping);
-    return mapping.ok() ? std::move(*mapping) : Mapping();
-  }
-
-  static std::vector<uint64_t> IdsOf(const Slab& slab) {
-    std::vector<uint64_t> ids;
-    for (const Segment& segment : slab.segments()) ids.push_back(segment.id);
-    return ids;
-  }
-
-  static bool Overlap(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b) {
-    return std::find_first_of(a.begin(), a.end(), b.begin(), b.end()) != a.end();
-  }
-
-  uint64_t segment_ = 0;
-  std::unique_ptr<MemoryBackend> backend_;
-};
 
 // --- Allocation and budget ---
 
@@ -286,7 +206,7 @@ TEST_P(MemoryContract, NothingOfAnEarlierSlabIsInAnExport) {
   const uint64_t whole[] = {segment_};
   ASSERT_OK_AND_ASSIGN(const Mapping client, MapSlab(handle.fds, whole, {}));
   const auto behind = client.span().subspan(bytes);
-  EXPECT_TRUE(std::all_of(behind.begin(), behind.end(), [](std::byte b) { return b == std::byte{0}; }));
+  EXPECT_EQ(std::count(behind.begin(), behind.end(), std::byte{0}), std::ssize(behind));
 }
 
 TEST_P(MemoryContract, AfterANewReaderSealedMemoryIsNeverUsedAgain) {

@@ -143,8 +143,8 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
     table.add_offsets(offset);
     table.add_bytes(bytes);
     table.add_padded_bytes(padded);
-    table.add_digests(
-        TensorDigest(std::as_bytes(std::span(SlabBytes().substr(offset, bytes)))));
+    const std::string content = SlabBytes().substr(offset, bytes);
+    table.add_digests(TensorDigest(std::as_bytes(std::span(content))));
   }
 
   // One descriptor per message, so that clients must take several.

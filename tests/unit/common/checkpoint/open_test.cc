@@ -14,6 +14,7 @@
 
 #include "common/base/digest.h"
 #include "common/base/reasons.h"
+#include "common/checkpoint/safetensors_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/common/checkpoint/open_helpers.h"
 #include "tests/unit/common/checkpoint/temp_folder.h"
@@ -127,6 +128,10 @@ TEST(OpenCheckpoint, RefusesAFifoWithoutWaitingForAWriter) {
 
 TEST(OpenCheckpoint, RefusesADevice) {
   EXPECT_THAT(OpenCheckpoint("/dev/zero"), Says("it is a device"));
+}
+
+TEST(CheckRegular, RefusesADeviceWithoutOpeningIt) {
+  EXPECT_THAT(CheckRegular("/dev/null"), FailsWith(kInvalid, reason::kSourceInvalid));
 }
 
 TEST(OpenCheckpoint, RefusesAFifoInPlaceOfAnIndex) {

@@ -13,6 +13,7 @@
 
 #include "common/checkpoint/index.h"
 #include "common/layout/plan.h"
+#include "tests/testing/status_matchers.h"
 
 namespace ckptd {
 
@@ -139,6 +140,19 @@ inline RankLayout AskFor(const std::vector<std::string>& names, const Sharding& 
   layout.shardings = {sharding};
   for (const std::string& name : names) layout.targets.emplace_back().name = name;
   return layout;
+}
+
+// A plan that must succeed.
+inline RankPlan Plan(FakeSource& source, const RankLayout& layout, const DtypePolicy& policy = {}) {
+  auto plan = PlanRank(source.index(), layout, policy);
+  EXPECT_THAT(plan, IsOk());
+  return plan.ok() ? *std::move(plan) : RankPlan{};
+}
+
+// One rank's plan for the named tensors, all with the same sharding.
+inline RankPlan PlanRow(FakeSource& source, const std::vector<std::string>& names,
+                 const Sharding& sharding, const Mesh& mesh, uint32_t rank) {
+  return Plan(source, AskFor(names, sharding, mesh, rank));
 }
 
 }  // namespace ckptd

@@ -144,6 +144,12 @@ TEST(Geometry, RefusesShapesWhoseElementsCannotBeCounted) {
   EXPECT_THAT(geometry, FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch));
 }
 
+TEST(Geometry, RefusesMoreDimensionsThanTorchHas) {
+  EXPECT_OK(ResolveSharding(Sharding{}, {}, Shape(64, 1), 0));
+  EXPECT_THAT(ResolveSharding(Sharding{}, {}, Shape(65, 1), 0),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch));
+}
+
 TEST(StridedShard, GivesFsdpOverTensorParallelEvenRows) {
   const Mesh mesh = MeshOf({2, 2});
   const std::vector<Placement> placements = {StridedShardOf(0, 2), ShardOf(0)};

@@ -228,7 +228,8 @@ TEST(JsonLayout, RefusesAKeyThatOccursTwice) {
 
 TEST(JsonLayout, NamesTheKeyOfAWrongType) {
   ExpectInvalid(R"j({"world_size": "2", "default": {}})j", "\"world_size\" must be a whole number");
-  ExpectInvalid(R"j({"mesh": {"shape": [2.5]}})j", "\"mesh.shape\" must be a list of whole numbers");
+  ExpectInvalid(R"j({"mesh": {"shape": [2.5]}})j",
+                "\"mesh.shape\" must be a list of whole numbers");
   ExpectInvalid(R"j({"mesh": {"shape": [-2]}})j", "\"mesh.shape\" must be a list of whole numbers");
   ExpectInvalid(R"j({"mesh": [2]})j", "\"mesh\" must be an object");
   ExpectInvalid(R"j({"mesh": {"shape": [2]}, "rules": {}})j", "\"rules\" must be a list");
@@ -269,6 +270,14 @@ TEST(JsonLayout, RefusesToSayNothing) {
   ExpectInvalid(R"j({"world_size": 1, "mesh": {"shape": [2]}, "default": {}})j", "holds rank 1");
   ExpectInvalid(R"j({"world_size": 1, "rules": [{"drop": true}]})j", "lacks the key \"match\"");
   ExpectInvalid(R"j({"world_size": 1, "rules": [{"match": []}]})j", "at least one pattern");
+}
+
+TEST(JsonLayout, BoundsTheNamesThatItKeeps) {
+  const std::string name(1025, 'a');
+  ExpectInvalid(fmt::format(R"j({{"world_size": 1, "rules": [{{"match": "{}"}}]}})j", name),
+                "at most 1024");
+  ExpectInvalid(fmt::format(R"j({{"meshes": {{"{}": {{"shape": [1]}}}}}})j", name),
+                "name of 1025 bytes");
 }
 
 TEST(JsonLayout, SaysWhereTheTextIsNotJson) {

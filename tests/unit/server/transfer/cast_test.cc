@@ -17,8 +17,8 @@ namespace {
 using internal::CastKernel;
 
 struct Format {
-  int fraction;   // stored mantissa bits
-  int exponent;   // exponent bits
+  int fraction;  // stored mantissa bits
+  int exponent;  // exponent bits
   int bias() const { return (1 << (exponent - 1)) - 1; }
 };
 
@@ -69,8 +69,8 @@ uint64_t NanBits(uint64_t bits, Format from, Dtype to_dtype) {
   if (to_dtype == Dtype::kBF16) return 0x7fc0;
   const Format to = FormatOf(to_dtype);
   const int shift = to.fraction - from.fraction;
-  const uint64_t payload = shift >= 0 ? FractionOf(bits, from) << shift
-                                      : FractionOf(bits, from) >> -shift;
+  const uint64_t payload =
+      shift >= 0 ? FractionOf(bits, from) << shift : FractionOf(bits, from) >> -shift;
   return SignOf(bits, from) << (to.fraction + to.exponent) |
          ((uint64_t{1} << to.exponent) - 1) << to.fraction | uint64_t{1} << (to.fraction - 1) |
          payload;
@@ -82,8 +82,8 @@ uint64_t Reference(uint64_t bits, Dtype from_dtype, Dtype to_dtype) {
   if (from_dtype == Dtype::kBF16 && to_dtype == Dtype::kF32) return bits << 16;
   if (IsNan(bits, from)) return NanBits(bits, from, to_dtype);
   if (IsSpecial(bits, from)) {
-    return SignOf(bits, from) << (to.fraction + to.exponent) |
-           ((uint64_t{1} << to.exponent) - 1) << to.fraction;
+    return SignOf(bits, from) << (to.fraction + to.exponent) | ((uint64_t{1} << to.exponent) - 1)
+                                                                   << to.fraction;
   }
   const bool by_way_of_f32 = from_dtype == Dtype::kF64 && to.fraction < 23;
   if (!by_way_of_f32) return Encode(Value(bits, from), to);

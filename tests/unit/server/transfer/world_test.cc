@@ -2,6 +2,7 @@
 // folder is compiled into one binary.
 #include "tests/unit/server/transfer/world.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +22,7 @@ World::World(size_t files, size_t ranks)
   folder_ = ::mkdtemp(pattern.data());
   for (size_t i = 0; i < files; ++i) {
     SourceFile file;
-    file.path = folder_ + "/part" + std::to_string(i);
+    file.path = folder_ + fmt::format("/part{}", i);
     index.files.push_back(file);
   }
   for (size_t r = 0; r < ranks; ++r) plans[r].rank = static_cast<uint32_t>(r);
@@ -79,7 +80,7 @@ void World::AddTensor(size_t rank, size_t file, uint64_t offset, Dtype dtype, Dt
                       const uint64_t (&shape)[3], const Box3& box, uint64_t columns) {
   RankPlan& plan = plans[rank];
   PlannedTensor tensor;
-  tensor.name = "t" + std::to_string(plan.tensors.size());
+  tensor.name = fmt::format("t{}", plan.tensors.size());
   tensor.dtype = to;
   tensor.shape = {box.size[0], box.size[1], box.size[2]};
   tensor.offset = plan.slab_bytes;
@@ -112,9 +113,10 @@ void World::Finish(uint64_t segment_bytes) {
     index.files[i].bytes = contents_[i].size();
   }
   for (size_t r = 0; r < plans.size(); ++r) {
-    std::stable_sort(plans[r].ops.begin(), plans[r].ops.end(), [](const CopyOp& a, const CopyOp& b) {
-      return a.file != b.file ? a.file < b.file : a.file_offset < b.file_offset;
-    });
+    std::stable_sort(plans[r].ops.begin(), plans[r].ops.end(),
+                     [](const CopyOp& a, const CopyOp& b) {
+                       return a.file != b.file ? a.file < b.file : a.file_offset < b.file_offset;
+                     });
     TransferTarget target;
     target.plan = &plans[r];
     segments_[r].reserve(plans[r].slab_bytes / segment_bytes + 1);
@@ -155,7 +157,8 @@ Box3 Chunk(const uint64_t (&shape)[3], int dimension, size_t rank, size_t ranks)
   Box3 box = {{0, 0, 0}, {shape[0], shape[1], shape[2]}};
   const uint64_t chunk = (shape[dimension] + ranks - 1) / ranks;
   box.from[dimension] = std::min(shape[dimension], rank * chunk);
-  box.size[dimension] = std::min(shape[dimension], box.from[dimension] + chunk) - box.from[dimension];
+  box.size[dimension] =
+      std::min(shape[dimension], box.from[dimension] + chunk) - box.from[dimension];
   return box;
 }
 
@@ -177,8 +180,7 @@ void FillAtRandom(World& world, uint64_t seed, uint64_t largest_bytes) {
       const uint64_t columns = 1 + below(std::min<uint64_t>(most, 3000));
       const uint64_t planes = 1 + below(3);
       const uint64_t shape[3] = {planes, 1 + most / columns / planes, columns};
-      const uint64_t offset =
-          world.AddBytes(file, shape[0] * shape[1] * shape[2] * size, random());
+      const uint64_t offset = world.AddBytes(file, shape[0] * shape[1] * shape[2] * size, random());
       const uint64_t kind = below(6);
       for (size_t rank = 0; rank < ranks; ++rank) {
         Box3 box = Chunk(shape, static_cast<int>(below(3)), rank, ranks);

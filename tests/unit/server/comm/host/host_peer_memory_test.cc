@@ -198,7 +198,8 @@ TEST_F(HostPeerMemoryTest, ARankThatDoesNotAnswerIsLostAtTheDeadline) {
   const auto slab = Allocate(kSegment);
   PeerSlab described = Describe(*slab);
   described.endpoint = mute;
-  EXPECT_THAT(leader_.Map(described, std::chrono::steady_clock::now() + std::chrono::milliseconds(50)),
+  const auto shortly = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+  EXPECT_THAT(leader_.Map(described, shortly),
               FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
   ::unlink(mute.c_str());
 }

@@ -64,6 +64,21 @@ TEST(HostSegment, ReportsTheHugePagesTheKernelReports) {
   EXPECT_EQ(segment->huge_bytes(), SmapsKb(segment->data(), "ShmemPmdMapped:") * 1024);
 }
 
+// Whether this kernel makes a huge page of shared memory when told to.
+bool KernelCollapses() {
+  const UniqueFd fd(::memfd_create("probe", MFD_CLOEXEC));
+  const uint64_t bytes[] = {kHugePageBytes};
+  const int fds[] = {fd.get()};
+  if (::ftruncate(fd.get(), kHugePageBytes) != 0) return false;
+  const auto probe = MapSlab(fds, bytes, {.mode = MapMode::kSharedWritable});
+  return probe.ok() && ::madvise(probe->data(), kHugePageBytes, 25 /* MADV_COLLAPSE */) == 0;
+}
+
+TEST(HostSegment, IsInHugePagesWhereTheKernelGivesThem) {
+  if (!KernelCollapses()) GTEST_SKIP() << "this kernel gives no huge pages for shared memory now";
+  EXPECT_GT(Make()->huge_bytes(), 0U);
+}
+
 TEST(HostSegment, HasNoHugePagesWhenNoneAreWanted) {
   const auto segment = Make(kBytes, {.huge_pages = false});
   EXPECT_EQ(segment->huge_bytes(), 0U);

@@ -1,0 +1,106 @@
+"""The folder table is law: who may include whom, and how long a file may be."""
+
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# Folder prefix -> prefixes it may include. The longest prefix that matches a
+# file decides.
+ALLOWED = {
+    "common/base": ["common/base"],
+    "common/checkpoint": ["common/checkpoint", "common/base"],
+    "common/layout": ["common/layout", "common/checkpoint", "common/base"],
+    "server/memory": ["server/memory/memory.h", "common"],
+    "server/memory/host": ["server/memory/host", "server/memory/memory.h", "common"],
+    "server/transfer": ["server/transfer", "common"],
+    "server/comm": ["server/comm/peer_memory.h", "server/transfer/transfer.h", "common"],
+    "server/comm/host": ["server/comm/host", "server/comm/peer_memory.h", "server/transfer/transfer.h", "common"],
+    "server/core": ["server/core", "server/memory/memory.h", "server/comm/peer_memory.h",
+                    "server/transfer/transfer.h", "common"],
+    "server/rpc": ["server/rpc", "server/core", "ckptd/v1", "common"],
+    "server/daemon": ["server", "ckptd/v1", "common"],
+    "client/cpp": ["client/cpp", "ckptd/v1", "common"],
+    "client/cli": ["client/cli", "client/cpp", "ckptd/v1", "common"],
+}
+# Third-party headers that only these folders may see.
+CONFINED = {
+    re.compile(r"^grpcpp/"): ["server/rpc", "client/cpp"],
+    re.compile(r"^google/protobuf/"): ["server/rpc", "client/cpp"],
+    re.compile(r"^spdlog/"): ["common/base"],
+    re.compile(r"^CLI/"): ["server/daemon", "client/cli"],
+    re.compile(r"^(cuda|nccl)"): ["server/memory/cuda", "server/comm/nccl"],
+}
+OURS = ("common/", "server/", "client/", "ckptd/", "tests/")
+HARD_CAP = 500
+
+
+def tracked(*patterns):
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
+                            cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    return [name for name in listed if name and (ROOT / name).exists()]
+
+
+def rule_for(path):
+    matching = [prefix for prefix in ALLOWED if path.startswith(prefix + "/")]
+    return max(matching, key=len) if matching else None
+
+
+def includes_of(path):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return re.findall(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', text, flags=re.M)
+
+
+def violations(path, includes):
+    folder = rule_for(path)
+    if folder is None:
+        return [f"{path}: lies in no folder of the table"]
+    found = []
+    for header in includes:
+        if header.startswith(OURS):
+            allowed = any(header == one or header.startswith(one + "/") for one in ALLOWED[folder])
+            if not allowed:
+                found.append(f"{path} includes {header}")
+        for pattern, folders in CONFINED.items():
+            if pattern.search(header) and folder not in folders:
+                found.append(f"{path} includes {header}, which is confined to {', '.join(folders)}")
+    return found
+
+
+def test_every_include_follows_the_folder_table():
+    sources = tracked("common/*.h", "common/*.cc", "server/*.h", "server/*.cc", "client/*.h", "client/*.cc")
+    assert len(sources) > 50
+    found = [line for path in sources for line in violations(path, includes_of(path))]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("path,header", [
+    ("common/layout/x.cc", "server/core/node.h"),
+    ("server/core/x.cc", "server/memory/host/arena.h"),
+    ("server/core/x.cc", "grpcpp/server.h"),
+    ("client/cpp/x.cc", "server/core/node.h"),
+    ("common/base/x.cc", "common/layout/plan.h"),
+])
+def test_an_include_that_breaks_the_table_is_found(path, header):
+    assert violations(path, [header])
+
+
+def test_no_file_is_longer_than_the_hard_cap():
+    sources = tracked("*.h", "*.cc", "*.py", "*.proto")
+    long = [f"{path}: {count} lines" for path in sources
+            if (count := len((ROOT / path).read_text(encoding="utf-8").splitlines())) > HARD_CAP]
+    assert not long, "\n".join(long)
+
+
+def test_every_cpp_test_file_belongs_to_a_declared_test_binary():
+    cmake = (ROOT / "tests/CMakeLists.txt").read_text()
+    declared = set(re.findall(r"DIRECTORY (\S+)", cmake))
+    parts = re.search(r"foreach\(part IN ITEMS ([^)]*)\)", cmake)
+    for part in parts.group(1).split():
+        declared.add(f"unit/common/{part}")
+    orphans = [path for path in tracked("tests/*_test.cc")
+               if str(pathlib.Path(path).parent.relative_to("tests")) not in declared]
+    assert not orphans, "\n".join(orphans)

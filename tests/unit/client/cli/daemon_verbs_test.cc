@@ -1,0 +1,271 @@
+// Verbs that talk to a daemon, here a made-up one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/unit/client/cli/cli_fixture.h"
+#include "tests/unit/client/fake_daemon.h"
+
+namespace ckptd::cli {
+namespace {
+
+using fake::FakeDaemon;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr auto kActive = v1::Checkpoint::STATE_ACTIVE;
+constexpr auto kLoading = v1::Checkpoint::STATE_LOADING;
+
+class DaemonVerbs : public ::testing::Test {
+ protected:
+  Outcome Run(std::vector<std::string> arguments) {
+    if (!started_) daemon_.Start();
+    started_ = true;
+    arguments.insert(arguments.end(), {"--address", daemon_.socket()});
+    return run_(arguments);
+  }
+  // A load that is under way, and the states a watch shows next.
+  void Loading(const std::vector<v1::Checkpoint>& watch) {
+    *daemon_.answers.load.mutable_checkpoint() = FakeDaemon::MakeCheckpoint(kLoading);
+    daemon_.answers.watch = watch;
+  }
+  static v1::Checkpoint Transferring() {
+    v1::Checkpoint out = FakeDaemon::MakeCheckpoint(kLoading);
+    out.mutable_progress()->set_stage(v1::STAGE_TRANSFERRING);
+    out.mutable_progress()->set_bytes_total(1000);
+    out.mutable_progress()->set_bytes_done(250);
+    return out;
+  }
+
+  FakeDaemon daemon_;
+  bool started_ = false;
+  Runner run_;
+};
+
+TEST_F(DaemonVerbs, LoadShowsProgressOnStderrAndTheResultOnStdout) {
+  Loading({Transferring(), FakeDaemon::MakeCheckpoint(kActive)});
+  const Outcome outcome = Run({"load", "/models/tiny", "--layout", "fsdp:2"});
+  EXPECT_EQ(outcome.code, kExitFine) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("TRANSFERRING  25%"));
+  EXPECT_EQ(outcome.out,
+            "checkpoints/ab12 is ACTIVE: rank 0 of 2 holds 3 tensors, 1.5 GB\n");
+}
+
+TEST_F(DaemonVerbs, LoadDrawsABarOnATerminal) {
+  Loading({Transferring(), FakeDaemon::MakeCheckpoint(kActive)});
+  run_.terminal = true;
+  EXPECT_THAT(Run({"load", "/m", "--layout", "fsdp:2"}).err, HasSubstr("[######......"));
+}
+
+TEST_F(DaemonVerbs, LoadPrintsOnlyTheNameWhenQuiet) {
+  Loading({Transferring(), FakeDaemon::MakeCheckpoint(kActive)});
+  const Outcome outcome = Run({"load", "/m", "--layout", "fsdp:2", "--quiet"});
+  EXPECT_EQ(outcome.out, "checkpoints/ab12\n");
+  EXPECT_EQ(outcome.err, "");
+}
+
+TEST_F(DaemonVerbs, LoadGivesOneJsonObject) {
+  Loading({Transferring(), FakeDaemon::MakeCheckpoint(kActive)});
+  daemon_.answers.load.add_differs("dtype_policy");
+  const auto json =
+      nlohmann::json::parse(Run({"load", "/m", "--layout", "fsdp:2", "--output", "json"}).out);
+  EXPECT_EQ(json["checkpoint"]["state"], "ACTIVE");
+  EXPECT_EQ(json["checkpoint"]["slab_bytes"], 1'500'000'000);
+  EXPECT_EQ(json["differs"][0], "dtype_policy");
+}
+
+TEST_F(DaemonVerbs, LoadSaysWhatWasAskedFor) {
+  Loading({FakeDaemon::MakeCheckpoint(kActive)});
+  Run({"load", "tiny", "--layout", "fsdp:2", "--mode", "exclusive", "--digest", "off", "--dtype",
+       "f16", "--keep-fp32", "*.norm", "--timeout", "90s"});
+  const v1::LoadCheckpointRequest& sent = daemon_.last_load;
+  EXPECT_EQ(sent.source(), (std::filesystem::current_path() / "tiny").string());
+  EXPECT_EQ(sent.intended_mode(), v1::ATTACH_MODE_EXCLUSIVE);
+  EXPECT_TRUE(sent.skip_digests());
+  EXPECT_EQ(sent.dtype_policy().cast_to(), v1::DTYPE_F16);
+  EXPECT_EQ(sent.dtype_policy().keep_f32(0), "*.norm");
+  EXPECT_EQ(sent.timeout().seconds(), 90);
+}
+
+TEST_F(DaemonVerbs, LoadFailsWithTheLoadsOwnReason) {
+  v1::Checkpoint failed = FakeDaemon::MakeCheckpoint(v1::Checkpoint::STATE_FAILED);
+  failed.mutable_failure()->set_code(8);
+  failed.mutable_failure()->set_reason("NO_MEMORY");
+  failed.mutable_failure()->set_message("rank 1 has no room\x1b[2J");
+  Loading({Transferring(), failed});
+  const Outcome outcome = Run({"load", "/m", "--layout", "fsdp:2"});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 has no room\\x1b[2J"));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("\x1b")));
+}
+
+TEST_F(DaemonVerbs, LoadReturnsAtOnceWhenToldNotToWait) {
+  Loading({});
+  const Outcome outcome = Run({"load", "/m", "--layout", "fsdp:2", "--no-wait"});
+  EXPECT_EQ(outcome.code, kExitFine);
+  EXPECT_THAT(outcome.out, HasSubstr("LOADING"));
+}
+
+TEST_F(DaemonVerbs, LoadIsStillLoadingWhenTimeRunsOut) {
+  Loading({Transferring()});
+  daemon_.answers.before_watch_ends = [](grpc::ServerContext* context) {
+    while (!context->IsCancelled()) std::this_thread::yield();
+  };
+  const Outcome outcome = Run({"load", "/m", "--layout", "fsdp:2", "--timeout", "300ms"});
+  EXPECT_EQ(outcome.code, kExitNotReady);
+  EXPECT_THAT(outcome.err, HasSubstr("250 of 1000 bytes"));
+}
+
+TEST_F(DaemonVerbs, LoadGoesOnWhenTheWatcherIsInterrupted) {
+  Loading({Transferring()});
+  daemon_.answers.before_watch_ends = [this](grpc::ServerContext* context) {
+    EXPECT_TRUE(run_.interrupt.Cancel());
+    while (!context->IsCancelled()) std::this_thread::yield();
+  };
+  const Outcome outcome = Run({"load", "/m", "--layout", "fsdp:2"});
+  EXPECT_EQ(outcome.code, kExitInterrupted);
+  EXPECT_THAT(outcome.err, HasSubstr("ckptctl watch checkpoints/ab12"));
+}
+
+TEST_F(DaemonVerbs, WatchTakesAShortName) {
+  daemon_.answers.watch = {FakeDaemon::MakeCheckpoint(kActive)};
+  const Outcome outcome = Run({"watch", "ab12"});
+  EXPECT_EQ(outcome.code, kExitFine);
+  EXPECT_THAT(outcome.out, HasSubstr("state:      ACTIVE"));
+}
+
+TEST_F(DaemonVerbs, ListAlignsWhatTheDaemonHolds) {
+  daemon_.answers.list = {FakeDaemon::MakeCheckpoint(kActive), Transferring()};
+  EXPECT_EQ(Run({"list"}).out,
+            "NAME              STATE          SIZE  TENSORS  LEASES  PINNED         AGE  LAYOUT  "
+            "SOURCE\n"
+            "checkpoints/ab12  ACTIVE       1.5 GB        3       0  no      1 min 30 s  fsdp:2  "
+            "/models/tiny\n"
+            "checkpoints/ab12  LOADING 25%  1.5 GB        3       0  no      1 min 30 s  fsdp:2  "
+            "/models/tiny\n");
+}
+
+TEST_F(DaemonVerbs, ListPrintsNamesOnlyWhenQuiet) {
+  daemon_.answers.list = {FakeDaemon::MakeCheckpoint(kActive)};
+  EXPECT_EQ(Run({"list", "-q"}).out, "checkpoints/ab12\n");
+}
+
+TEST_F(DaemonVerbs, GetPassesTheDaemonsErrorOn) {
+  daemon_.answers.error = fake::DaemonError(grpc::StatusCode::NOT_FOUND, "CHECKPOINT_NOT_FOUND",
+                                            "there is no checkpoints/zz; see `ckptctl list`");
+  const Outcome outcome = Run({"get", "zz", "--output", "json"});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  const auto error = nlohmann::json::parse(outcome.err)["error"];
+  EXPECT_EQ(error["code"], "NOT_FOUND");
+  EXPECT_EQ(error["facts"]["tensor"], "model.weight");
+}
+
+TEST_F(DaemonVerbs, VerifyTellsAMismatchByItsExitCode) {
+  daemon_.answers.verify.set_tensor_count(3);
+  daemon_.answers.verify.add_mismatched("model.weight");
+  const Outcome outcome = Run({"verify", "ab12"});
+  EXPECT_EQ(outcome.code, kExitMismatch);
+  EXPECT_EQ(outcome.out, "model.weight\n");
+  EXPECT_THAT(outcome.err, HasSubstr("1 tensor no longer"));
+}
+
+TEST_F(DaemonVerbs, VerifyOfOneThatIsLoadingIsNotReady) {
+  daemon_.answers.error = fake::DaemonError(grpc::StatusCode::FAILED_PRECONDITION, "NOT_ACTIVE",
+                                            "checkpoints/ab12 is LOADING");
+  EXPECT_EQ(Run({"verify", "ab12"}).code, kExitNotReady);
+}
+
+TEST_F(DaemonVerbs, VerifyAttachedChecksTheMappedBytes) {
+  const Outcome outcome = Run({"verify", "ab12", "--attached"});
+  EXPECT_EQ(outcome.code, kExitFine) << outcome.err;
+  EXPECT_EQ(outcome.out,
+            "checkpoints/ab12: 3 tensors, 164 B: digests over the memory mapped here are right\n");
+}
+
+TEST_F(DaemonVerbs, VerifyAttachedFindsAChangedByte) {
+  std::string bytes = FakeDaemon::SlabBytes().substr(4096);
+  bytes[99] ^= 1;
+  daemon_.segments[1] = fake::MemoryOf(bytes);
+  const Outcome outcome = Run({"verify", "ab12", "--attached"});
+  EXPECT_EQ(outcome.code, kExitMismatch);
+  EXPECT_EQ(outcome.out, "a\n");
+}
+
+TEST_F(DaemonVerbs, VerifyAttachedFindsDirtyPadding) {
+  std::string bytes = FakeDaemon::SlabBytes().substr(0, 4096);
+  bytes[127] = 1;
+  daemon_.segments[0] = fake::MemoryOf(bytes);
+  EXPECT_EQ(Run({"verify", "ab12", "--attached"}).out, "b\n");
+}
+
+TEST_F(DaemonVerbs, VerifyAttachedNeedsDigests) {
+  daemon_.answers.acquire.mutable_tensors()->clear_digests();
+  const Outcome outcome = Run({"verify", "ab12", "--attached", "--output", "json"});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_EQ(nlohmann::json::parse(outcome.err)["error"]["reason"], "NO_DIGESTS");
+}
+
+TEST_F(DaemonVerbs, UnloadSaysWhatItFreed) {
+  EXPECT_EQ(Run({"unload", "ab12", "--force"}).out,
+            "checkpoints/ab12 is unloaded, 1.5 GB freed\n");
+  EXPECT_THAT(daemon_.admin_calls, ::testing::ElementsAre("unload checkpoints/ab12 force"));
+}
+
+TEST_F(DaemonVerbs, PinGoesBothWays) {
+  Run({"pin", "ab12"});
+  Run({"pin", "ab12", "--off"});
+  EXPECT_THAT(daemon_.admin_calls,
+              ::testing::ElementsAre("pin checkpoints/ab12 on", "pin checkpoints/ab12 off"));
+}
+
+TEST_F(DaemonVerbs, DrainWaitsAsLongAsTold) {
+  daemon_.answers.remaining_leases = 1;
+  EXPECT_THAT(Run({"drain", "--wait", "5m"}).out, HasSubstr("1 lease is left"));
+  EXPECT_THAT(daemon_.admin_calls, ::testing::ElementsAre("drain 300"));
+}
+
+TEST_F(DaemonVerbs, LogLevelTellsTheOneBefore) {
+  const auto json = nlohmann::json::parse(Run({"log-level", "debug", "--output", "json"}).out);
+  EXPECT_EQ(json["previous_level"], "info");
+}
+
+TEST_F(DaemonVerbs, LeasesNameTheirHolders) {
+  v1::Lease& lease = *daemon_.answers.leases.add_leases();
+  lease.set_name("checkpoints/ab12/leases/1");
+  lease.set_mode(v1::ATTACH_MODE_PRIVATE);
+  lease.set_pid(77);
+  lease.set_connected(true);
+  EXPECT_THAT(Run({"leases"}).out, HasSubstr("checkpoints/ab12/leases/1  PRIVATE   77    0  yes"));
+}
+
+TEST_F(DaemonVerbs, InfoShowsTheGroupAndTheMemory) {
+  v1::GetDaemonInfoResponse& info = daemon_.answers.info;
+  info.set_state("JOINING");
+  info.set_detail("waiting for rank 1");
+  info.mutable_memory()->set_budget_bytes(64'000'000'000);
+  info.add_members()->set_rank(1);
+  (*info.mutable_config())["arena_bytes"] = "8GiB";
+  const Outcome outcome = Run({"info", "--config"});
+  EXPECT_THAT(outcome.out, HasSubstr("waiting for rank 1"));
+  EXPECT_THAT(outcome.out, HasSubstr("0 B of 64.0 GB used"));
+  EXPECT_THAT(outcome.out, HasSubstr("arena_bytes  8GiB"));
+}
+
+TEST_F(DaemonVerbs, InspectRemoteAsksTheDaemon) {
+  daemon_.answers.inspect.set_source("/models/tiny");
+  daemon_.answers.inspect.set_tensor_count(7);
+  const auto json =
+      nlohmann::json::parse(Run({"inspect", "/models/tiny", "--remote", "--output", "json"}).out);
+  EXPECT_EQ(json["tensor_count"], 7);
+}
+
+TEST_F(DaemonVerbs, PlanRemoteAsksTheDaemon) {
+  daemon_.answers.plan.set_plan_digest("0123456789abcdef");
+  EXPECT_THAT(Run({"plan", "/models/tiny", "--layout", "fsdp:2", "--remote"}).out,
+              HasSubstr("0123456789abcdef"));
+}
+
+}  // namespace
+}  // namespace ckptd::cli

@@ -1,0 +1,141 @@
+// Verbs that need files only.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/unit/client/cli/cli_fixture.h"
+
+namespace ckptd::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class OfflineVerbs : public ::testing::Test {
+ protected:
+  OfflineVerbs() : model_(dir_ / "model.safetensors") { WriteTinyModel(model_); }
+
+  fake::TempDir dir_;
+  std::string model_;
+  Runner run_;
+};
+
+TEST_F(OfflineVerbs, InspectSumsTheFilesUp) {
+  const Outcome outcome = run_({"inspect", model_});
+  EXPECT_EQ(outcome.code, kExitFine);
+  EXPECT_THAT(outcome.out, HasSubstr("tensors:  3 (216 B)"));
+  EXPECT_THAT(outcome.out, HasSubstr("BF16         1   48 B"));
+}
+
+TEST_F(OfflineVerbs, InspectListsTensorsWithEscapedNames) {
+  const Outcome outcome = run_({"inspect", model_, "--tensors"});
+  EXPECT_THAT(outcome.out, HasSubstr("model.\\x1b[31m  BF16   [8, 3]"));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("\x1b")));
+}
+
+TEST_F(OfflineVerbs, InspectFiltersByName) {
+  const Outcome outcome = run_({"inspect", model_, "--filter", "*.weight"});
+  EXPECT_THAT(outcome.out, HasSubstr("model.a.weight"));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("step")));
+}
+
+TEST_F(OfflineVerbs, InspectGivesExactJson) {
+  const auto json = nlohmann::json::parse(run_({"inspect", model_, "--output", "json"}).out);
+  EXPECT_EQ(json["tensor_bytes"], 216);
+  EXPECT_EQ(json["metadata"]["format"], "pt");
+  EXPECT_FALSE(json.contains("tensors"));
+}
+
+TEST_F(OfflineVerbs, InspectSaysWhatIsNotThere) {
+  const Outcome outcome = run_({"inspect", dir_ / "none"});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_THAT(outcome.err, HasSubstr("ckptctl: "));
+}
+
+TEST_F(OfflineVerbs, PlanSaysWhatEachRankGets) {
+  const Outcome outcome = run_({"plan", model_, "--layout", "fsdp:2", "--output", "json"});
+  ASSERT_EQ(outcome.code, kExitFine) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(json["storage_bytes"], 216);
+  ASSERT_EQ(json["ranks"].size(), 2U);
+  EXPECT_EQ(json["ranks"][0]["tensor_bytes"], 80 + 24 + 8);
+  EXPECT_EQ(json["ranks"][0]["received_bytes"], 0);
+  EXPECT_EQ(json["ranks"][1]["received_bytes"], 80 + 24 + 8);
+  EXPECT_EQ(json["plan_digest"].get<std::string>().size(), 16U);
+}
+
+TEST_F(OfflineVerbs, PlanWarnsOfWhatRounds) {
+  const Outcome outcome = run_({"plan", model_, "--layout", "fsdp:2", "--dtype", "bf16"});
+  EXPECT_THAT(outcome.out, HasSubstr("plan digest:"));
+  EXPECT_THAT(outcome.err, HasSubstr("smaller dtype"));
+}
+
+TEST_F(OfflineVerbs, PlanCastsNothingThatIsKept) {
+  const Outcome outcome = run_({"plan", "--layout", "fsdp:2", "--dtype", "BF16", "--keep-fp32",
+                                "*.weight", "--keep-fp32", "x", model_});
+  EXPECT_EQ(outcome.code, kExitFine);
+  EXPECT_THAT(outcome.err, Not(HasSubstr("smaller dtype")));
+}
+
+TEST_F(OfflineVerbs, PlanReadsALayoutFromAFileEitherWay) {
+  const std::string expected =
+      run_({"plan", model_, "--layout", "replicate:2", "--output", "json"}).out;
+  WriteFile(dir_ / "spelling.txt", "replicate:2");
+  EXPECT_EQ(run_({"plan", model_, "--layout", "@" + (dir_ / "spelling.txt"), "--output", "json"}).out,
+            expected);
+  EXPECT_EQ(run_({"plan", model_, "--layout", dir_ / "spelling.txt", "--output", "json"}).out,
+            expected);
+}
+
+TEST_F(OfflineVerbs, PlanSaysThatALayoutFileIsMissing) {
+  const Outcome outcome = run_({"plan", model_, "--layout", dir_ / "none.json"});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_THAT(outcome.err, HasSubstr("none.json"));
+}
+
+TEST_F(OfflineVerbs, PlanTellsAWrongLayout) {
+  const Outcome outcome = run_({"plan", model_, "--layout", "fsdp:x", "--output", "json"});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_EQ(nlohmann::json::parse(outcome.err)["error"]["reason"], "LAYOUT_INVALID");
+}
+
+TEST_F(OfflineVerbs, VerifyAcceptsGoodFiles) {
+  const Outcome outcome = run_({"verify", model_});
+  EXPECT_EQ(outcome.code, kExitFine);
+  EXPECT_THAT(outcome.out, HasSubstr("3 tensors, 216 B"));
+}
+
+TEST_F(OfflineVerbs, VerifyFindsACutFile) {
+  std::filesystem::resize_file(model_, std::filesystem::file_size(model_) - 1);
+  const Outcome outcome = run_({"verify", model_});
+  EXPECT_EQ(outcome.code, kExitMismatch);
+  EXPECT_THAT(outcome.err, HasSubstr("model.safetensors"));
+}
+
+TEST_F(OfflineVerbs, VerifyDoesNotCallAMissingFileDamaged) {
+  EXPECT_EQ(run_({"verify", dir_ / "none.safetensors"}).code, kExitFailed);
+}
+
+TEST_F(OfflineVerbs, VerifyCannotAttachToFiles) {
+  EXPECT_EQ(run_({"verify", model_, "--attached"}).code, kExitUsage);
+}
+
+TEST_F(OfflineVerbs, CompletionKnowsEveryVerbAndOption) {
+  for (const char* shell : {"bash", "zsh", "fish"}) {
+    const Outcome outcome = run_({"completion", shell});
+    EXPECT_EQ(outcome.code, kExitFine);
+    for (const char* word : {"inspect", "log-level", "keep-fp32", "no-wait", "timeout"}) {
+      EXPECT_THAT(outcome.out, HasSubstr(word)) << shell;
+    }
+  }
+}
+
+TEST_F(OfflineVerbs, VersionIsPrintedBothWays) {
+  EXPECT_EQ(run_({"version"}).out, "ckptctl " CKPTD_VERSION "\n");
+  EXPECT_EQ(run_({"--version"}).out, "ckptctl " CKPTD_VERSION "\n");
+}
+
+}  // namespace
+}  // namespace ckptd::cli

@@ -1,0 +1,98 @@
+#include "client/cli/progress.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "client/cli/text.h"
+
+namespace ckptd::cli {
+namespace {
+
+LoadProgress Halfway() {
+  LoadProgress progress;
+  progress.stage = LoadStage::kTransferring;
+  progress.bytes_total = 15'200'000'000;
+  progress.bytes_done = 7'600'000'000;
+  progress.bytes_per_second = 3.8e9;
+  progress.slowest_rank = 3;
+  return progress;
+}
+
+TEST(ProgressLine, SaysHowFarAndHowLong) {
+  EXPECT_EQ(ProgressLine(Halfway()),
+            "TRANSFERRING  50%  7.6 GB of 15.2 GB  3.8 GB/s  ETA 2.0 s  slowest rank 3");
+}
+
+TEST(ProgressLine, NamesTheRanksALoadWaitsFor) {
+  LoadProgress progress;
+  progress.stage = LoadStage::kGathering;
+  progress.waiting_ranks = {1, 2};
+  EXPECT_EQ(ProgressLine(progress), "GATHERING  waiting for ranks 1, 2");
+}
+
+TEST(ProgressLine, DoesNotListAThousandRanks) {
+  LoadProgress progress;
+  progress.stage = LoadStage::kGathering;
+  for (int rank = 0; rank < 1000; ++rank) progress.waiting_ranks.push_back(rank);
+  EXPECT_EQ(ProgressLine(progress),
+            "GATHERING  waiting for ranks 0, 1, 2, 3, 4, 5, 6, 7 and 992 more");
+}
+
+TEST(ProgressBar, FitsTheTerminal) {
+  EXPECT_EQ(ProgressBar(Halfway(), 200),
+            "TRANSFERRING [############............]  50%  7.6 GB of 15.2 GB  3.8 GB/s  ETA 2.0 s"
+            "  slowest rank 3");
+  EXPECT_EQ(Columns(ProgressBar(Halfway(), 40)), 40U);
+}
+
+TEST(ProgressBar, StaysWithinItsFrameWhenCountsAreOff) {
+  LoadProgress progress = Halfway();
+  progress.bytes_done = progress.bytes_total * 2;
+  const std::string bar = ProgressBar(progress, 200);
+  EXPECT_EQ(std::count(bar.begin(), bar.end(), '#'), 24);
+}
+
+class ProgressViewTest : public ::testing::Test {
+ protected:
+  std::ostringstream out_;
+  std::ostringstream err_;
+  TimePoint now_;
+  Io io_{out_, err_, false, 80, nullptr, [this] { return now_; }};
+};
+
+TEST_F(ProgressViewTest, PrintsALinePerStageAndEveryFiveSeconds) {
+  ProgressView view(io_, false);
+  view.Update(Halfway());
+  now_ += std::chrono::milliseconds(4999);
+  view.Update(Halfway());
+  now_ += std::chrono::milliseconds(1);
+  view.Update(Halfway());
+  LoadProgress publishing = Halfway();
+  publishing.stage = LoadStage::kPublishing;
+  view.Update(publishing);
+  const std::string text = err_.str();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);
+}
+
+TEST_F(ProgressViewTest, RedrawsOneLineOnATerminalAndRemovesItAtTheEnd) {
+  io_.err_terminal = true;
+  {
+    ProgressView view(io_, false);
+    view.Update(Halfway());
+    view.Update(Halfway());
+  }
+  const std::string text = err_.str();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 0);
+  EXPECT_EQ(text.substr(text.size() - 4), "\r\x1b[K");
+}
+
+TEST_F(ProgressViewTest, KeepsQuietWhenToldTo) {
+  ProgressView view(io_, true);
+  view.Update(Halfway());
+  EXPECT_EQ(err_.str(), "");
+}
+
+}  // namespace
+}  // namespace ckptd::cli

@@ -1,0 +1,156 @@
+#include "common/base/reasons.h"
+#include "common/layout/plan.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/common/layout/fake_source.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+class TiedNames : public ::testing::Test {
+ protected:
+  TiedNames() {
+    source_.Add("embed", {4, 2});
+    source_.index().aliases["a.head"] = "embed";
+    source_.index().aliases["z.head"] = "embed";
+  }
+  FakeSource source_;
+};
+
+TEST_F(TiedNames, ShareOneTensorUnderTheSourcesName) {
+  const RankPlan plan =
+      PlanRow(source_, {"a.head", "embed", "z.head"}, OnMesh({ShardOf(0)}), MeshOf({2}), 1);
+  ASSERT_THAT(plan.tensors, SizeIs(1));
+  EXPECT_EQ(plan.tensors[0].name, "embed");
+  EXPECT_THAT(plan.tensors[0].aliases, ElementsAre("a.head", "z.head"));
+  EXPECT_THAT(source_.Load(plan, "embed"), ElementsAre(4, 5, 6, 7));
+}
+
+TEST_F(TiedNames, TakeTheFirstNameWhenTheSourcesOwnIsNotAskedFor) {
+  const RankPlan plan = PlanRow(source_, {"a.head", "z.head"}, Sharding{}, MeshOf({1}), 0);
+  ASSERT_THAT(plan.tensors, SizeIs(1));
+  EXPECT_EQ(plan.tensors[0].name, "a.head");
+  EXPECT_THAT(plan.tensors[0].aliases, ElementsAre("z.head"));
+}
+
+TEST_F(TiedNames, ShareMemoryForEqualShardingsOfDifferentNumber) {
+  RankLayout layout = AskFor({"a.head", "embed"}, OnMesh({ShardOf(0)}), MeshOf({2}), 1);
+  layout.shardings.push_back(layout.shardings[0]);
+  layout.targets[1].sharding = 1;
+  EXPECT_THAT(Plan(source_, layout).tensors, SizeIs(1));
+}
+
+TEST_F(TiedNames, AreSeparateWhenTheyAreLaidOutDifferently) {
+  RankLayout layout = AskFor({"a.head", "embed"}, OnMesh({ShardOf(0)}), MeshOf({2}), 1);
+  layout.shardings.push_back(OnMesh({ShardOf(1)}));
+  layout.targets[1].sharding = 1;
+  const RankPlan plan = Plan(source_, layout);
+  ASSERT_THAT(plan.tensors, SizeIs(2));
+  EXPECT_THAT(source_.Load(plan, "a.head"), ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(source_.Load(plan, "embed"), ElementsAre(1, 3, 5, 7));
+}
+
+TEST_F(TiedNames, AreSeparateWhenTheirDtypesDiffer) {
+  source_.Add("half", {2}, Dtype::kF16);
+  source_.index().aliases["other"] = "half";
+  RankLayout layout = AskFor({"half", "other"}, Sharding{}, MeshOf({1}));
+  layout.targets[1].dtype = Dtype::kF32;
+  EXPECT_THAT(Plan(source_, layout).tensors, SizeIs(2));
+}
+
+TEST_F(TiedNames, MayBeStatedByTheTrainerOnly) {
+  RankLayout layout = AskFor({"tied.a"}, Sharding{}, MeshOf({1}));
+  layout.targets[0].aliases = {"embed", "tied.c"};
+  const RankPlan plan = Plan(source_, layout);
+  ASSERT_THAT(plan.tensors, SizeIs(1));
+  EXPECT_EQ(plan.tensors[0].name, "embed");
+  EXPECT_THAT(plan.tensors[0].aliases, ElementsAre("tied.a", "tied.c"));
+}
+
+TEST_F(TiedNames, MustNotStandForTensorsOfDifferentShape) {
+  source_.Add("other", {8});
+  RankLayout layout = AskFor({"embed"}, Sharding{}, MeshOf({1}));
+  layout.targets[0].aliases = {"other"};
+  EXPECT_THAT(PlanRank(source_.index(), layout, {}),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch));
+}
+
+std::string MissingMessage(const std::vector<std::string>& have,
+                           const std::vector<std::string>& ask) {
+  FakeSource source;
+  for (const std::string& name : have) source.Add(name, {1});
+  const auto plan = PlanRank(source.index(), AskFor(ask, Sharding{}, MeshOf({1})), {});
+  EXPECT_THAT(plan, FailsWith(absl::StatusCode::kNotFound, reason::kTensorNotFound));
+  return MessageOf(plan.status());
+}
+
+TEST(MissingNames, AreCountedAndTheFirstFewNamed) {
+  const std::string message =
+      MissingMessage({"x"}, {"m0", "m1", "m2", "m3", "m4", "m5", "m6", "x"});
+  EXPECT_THAT(message, HasSubstr("lacks 7 tensor(s)"));
+  EXPECT_THAT(message, HasSubstr("'m0', 'm1', 'm2', 'm3', 'm4' and 2 more"));
+}
+
+TEST(MissingNames, ComeWithThePrefixThatTheSourceHas) {
+  EXPECT_THAT(MissingMessage({"model.layers.0.w"}, {"layers.0.w"}),
+              HasSubstr("'model.layers.0.w': add the prefix 'model.'"));
+}
+
+TEST(MissingNames, ComeWithThePrefixThatTheSourceLacks) {
+  EXPECT_THAT(MissingMessage({"layers.0.w"}, {"module.model.layers.0.w"}),
+              HasSubstr("remove the prefix 'module.model.'"));
+}
+
+TEST(MissingNames, ComeWithTheirNeighbours) {
+  EXPECT_THAT(MissingMessage({"layers.0.q", "layers.0.v"}, {"layers.0.qq"}),
+              HasSubstr("'layers.0.q' and 'layers.0.v'"));
+  EXPECT_THAT(MissingMessage({}, {"w"}), HasSubstr("no tensors"));
+}
+
+TEST(RankForm, RefusesAShapeThatTheTrainerDoesNotExpect) {
+  FakeSource source;
+  source.Add("x", {4, 2});
+  RankLayout layout = AskFor({"x"}, Sharding{}, MeshOf({1}));
+  layout.targets[0].expected_shape = Shape{2, 4};
+  const auto plan = PlanRank(source.index(), layout, {});
+  EXPECT_THAT(plan, FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch));
+  EXPECT_THAT(plan, Says("[4,2] in the source and [2,4] in the layout"));
+}
+
+TEST(RankForm, RefusesANameThatIsAskedForTwice) {
+  FakeSource source;
+  source.Add("x", {4});
+  RankLayout layout = AskFor({"a", "x"}, Sharding{}, MeshOf({1}));
+  layout.targets[0].aliases = {"x"};
+  EXPECT_THAT(PlanRank(source.index(), layout, {}),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid));
+}
+
+TEST(RankForm, RefusesAShardingThatDoesNotExist) {
+  FakeSource source;
+  source.Add("x", {4});
+  RankLayout layout = AskFor({"x"}, Sharding{}, MeshOf({1}));
+  layout.targets[0].sharding = 1;
+  EXPECT_THAT(PlanRank(source.index(), layout, {}),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid));
+}
+
+TEST(RankForm, RefusesARankOutsideOfTheWorld) {
+  FakeSource source;
+  EXPECT_THAT(PlanRank(source.index(), AskFor({}, Sharding{}, MeshOf({2}), 2), {}),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kWrongRank));
+}
+
+TEST(RankForm, NeedNotBeSorted) {
+  FakeSource source;
+  for (const char* name : {"a", "b", "c"}) source.Add(name, {2});
+  const RankPlan sorted = Plan(source, AskFor({"a", "b", "c"}, Sharding{}, MeshOf({1})));
+  const RankPlan mixed = Plan(source, AskFor({"c", "a", "b"}, Sharding{}, MeshOf({1})));
+  EXPECT_EQ(sorted.digest, mixed.digest);
+}
+
+}  // namespace
+}  // namespace ckptd
