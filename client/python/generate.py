@@ -14,7 +14,11 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 # What clients speak; the daemons' own service between each other is not among it.
-FILES = ("ckptd/v1/checkpoint_service.proto", "ckptd/v1/admin_service.proto", "ckptd/v1/error.proto")
+FILES = (
+    "ckptd/v1/checkpoint_service.proto",
+    "ckptd/v1/admin_service.proto",
+    "ckptd/v1/error.proto",
+)
 OUTPUT = HERE / "src" / "ckptd" / "_proto" / "descriptors.pb"
 
 
@@ -36,7 +40,8 @@ def generate() -> pathlib.Path:
         from grpc_tools import protoc as bundled
     except ImportError:
         raise SystemExit(
-            "generate.py: no protoc on the PATH and no grpc_tools; install protobuf-compiler or grpcio-tools"
+            "generate.py: no protoc on the PATH and no grpc_tools; install protobuf-compiler or "
+            "grpcio-tools"
         ) from None
     well_known = pathlib.Path(grpc_tools.__file__).parent / "_proto"
     if bundled.main(["protoc", f"-I{well_known}", *arguments]) != 0:

@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -49,10 +51,17 @@ bool Cached(int fd, uint64_t offset) {
   return ::preadv2(fd, &part, 1, static_cast<off_t>(offset), RWF_NOWAIT) == 1;
 }
 
+// tmpfs refuses to read without waiting, though it never would.
+bool InMemory(int fd) {
+  struct statfs info = {};
+  return ::fstatfs(fd, &info) == 0 && info.f_type == TMPFS_MAGIC;
+}
+
 // Looks at a few pages: a wrong guess costs time, never correctness.
-bool Cached(int fd, const WorkItem& item) {
-  return Cached(fd, item.begin) && Cached(fd, item.end - 1) &&
-         Cached(fd, item.begin + (item.end - item.begin) / 2);
+bool Cached(const OpenSource& source, const WorkItem& item) {
+  const int fd = source.fd.get();
+  return source.in_memory || (Cached(fd, item.begin) && Cached(fd, item.end - 1) &&
+                              Cached(fd, item.begin + (item.end - item.begin) / 2));
 }
 
 void ReadAhead(OpenSource& source, uint64_t position) {
@@ -92,6 +101,7 @@ absl::StatusOr<std::shared_ptr<OpenSource>> SourceFiles::Acquire(uint32_t file) 
     // Without a mapping the file is read through the buffer.
     if (address != MAP_FAILED) source->mapping = Mapping(address, wanted.bytes);
   }
+  source->in_memory = InMemory(fd.get());
   source->fd = std::move(fd);
   slot.open = source;
   return source;
@@ -107,7 +117,7 @@ void SourceFiles::ItemDone(uint32_t file) {
 absl::Status BlockReader::Begin(const WorkItem& item) {
   CKPTD_ASSIGN_OR_RETURN(source_, files_.Acquire(item.file));
   file_ = item.file;
-  const bool cached = Cached(source_->fd.get(), item);
+  const bool cached = Cached(*source_, item);
   if (!cached) ReadAhead(*source_, item.begin);
   mapped_ = cached && source_->mapping.valid();
   return absl::OkStatus();

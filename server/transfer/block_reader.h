@@ -25,6 +25,7 @@ struct OpenSource {
   UniqueFd fd;
   Mapping mapping;                          // whole file, read-only; may be invalid
   std::atomic<uint64_t> read_ahead_to = 0;  // bytes asked of the kernel so far
+  bool in_memory = false;                   // of a file system that is memory
 };
 
 // The files of a transfer: each is opened when its first item comes up and

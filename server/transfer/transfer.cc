@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "common/base/mutex.h"
 #include "common/base/reasons.h"
@@ -149,7 +150,7 @@ class Job {
 
   // One thread at a time: callers need not make `interrupted` thread-safe.
   absl::Status Poll() {
-    // Any error will do: the first one is kept.
+    // Never seen by the caller: the error that stopped us came first.
     if (stop_.load(std::memory_order_relaxed)) return absl::CancelledError("stopped");
     if (!options_.interrupted) return absl::OkStatus();
     MutexLock lock(poll_mutex_);
@@ -157,9 +158,10 @@ class Job {
   }
 
   void Stop(absl::Status status) {
-    stop_.store(true, std::memory_order_relaxed);
     MutexLock lock(mutex_);
     if (error_.ok()) error_ = std::move(status);
+    // Last, so that whoever stops because of it finds the true error in place.
+    stop_.store(true, std::memory_order_relaxed);
   }
 
   void Count(uint64_t storage_bytes, std::span<const uint64_t> done) {

@@ -14,7 +14,9 @@ for path in (str(HERE), str(SOURCES / "src")):
         sys.path.insert(0, path)
 
 if not (SOURCES / "src" / "ckptd" / "_proto" / "descriptors.pb").exists():
-    subprocess.run([sys.executable, str(SOURCES / "generate.py")], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, str(SOURCES / "generate.py")], check=True, stdout=subprocess.DEVNULL
+    )
 
 
 def pytest_configure(config):
@@ -23,8 +25,17 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True)
 def no_ambient_daemon(monkeypatch):
-    for name in ("CKPTD_ADDRESS", "CKPTD_JOB", "CKPTD_RUN_DIR", "RANK", "LOCAL_RANK", "WORLD_SIZE",
-                 "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"):
+    for name in (
+        "CKPTD_ADDRESS",
+        "CKPTD_JOB",
+        "CKPTD_RUN_DIR",
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NTASKS",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -51,7 +62,9 @@ def source(tmp_path):
     from safetensors.numpy import save_file
 
     generator = np.random.default_rng(3)
-    tensors = {f"layer.{i}.weight": generator.standard_normal((5, 7 + i)).astype("f4") for i in range(9)}
+    tensors = {
+        f"layer.{i}.weight": generator.standard_normal((5, 7 + i)).astype("f4") for i in range(9)
+    }
     tensors["big"] = generator.standard_normal((300, 400)).astype("f4")
     tensors["count"] = np.arange(4, dtype="i8")
     tensors["empty"] = np.zeros((0, 3), dtype="f4")
@@ -60,14 +73,50 @@ def source(tmp_path):
     return str(path), tensors
 
 
+@pytest.fixture
+def make(tmp_path, daemon):
+    """Saves tensors and loads them into a model."""
+
+    import ckptd.torch
+    from fsdp_cases import init_buffers
+    from safetensors.torch import save_file
+
+    class Maker:
+        def save(self, tensors, name="m.safetensors"):
+            save_file(tensors, str(tmp_path / name))
+            return str(tmp_path / name)
+
+        def load(self, model, tensors, name="m.safetensors", **options):
+            options.setdefault("init_buffers", init_buffers)
+            return ckptd.torch.load_into(
+                model, self.save(tensors, name), address=daemon.path, **options
+            )
+
+    return Maker()
+
+
 def run_group(folder, world, cases=(), timeout=150):
     """case -> {rank: traceback or None}, of fsdp_worker on `world` ranks."""
-    env = {"PYTHONPATH": f"{SOURCES / 'src'}:{HERE}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1",
-           "HOME": str(folder)}
+    env = {
+        "PYTHONPATH": f"{SOURCES / 'src'}:{HERE}",
+        "PATH": "/usr/bin:/bin",
+        "OMP_NUM_THREADS": "1",
+        "HOME": str(folder),
+    }
     workers = [
-        subprocess.Popen([sys.executable, str(HERE / "fsdp_worker.py"), str(folder), str(rank), str(world),
-                          *cases], env=env, stdout=subprocess.DEVNULL,
-                         stderr=open(folder / f"stderr-{rank}", "wb"))
+        subprocess.Popen(
+            [
+                sys.executable,
+                str(HERE / "fsdp_worker.py"),
+                str(folder),
+                str(rank),
+                str(world),
+                *cases,
+            ],
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=open(folder / f"stderr-{rank}", "wb"),
+        )
         for rank in range(world)
     ]
     try:

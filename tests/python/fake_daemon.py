@@ -2,14 +2,11 @@
 
 Serves CheckpointService on a Unix socket and descriptors on another. Loads are
 immediate; memory is real sealed memfds in several segments, so a client is
-tested against what it would map. Placement is worked out on index lists with
-NumPy, independently of the daemon's own arithmetic. Knobs (attributes of
+tested against what it would map (fake_slab). Knobs (attributes of
 FakeDaemon) bend replies for tests of what must be refused.
 """
 
 import concurrent.futures
-import fcntl
-import json
 import os
 import socket
 import struct
@@ -18,107 +15,7 @@ import threading
 import grpc
 import numpy as np
 from ckptd import _dtypes, _proto
-
-ALIGNMENT = 512
-F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE = 2, 4, 16
-
-
-class Refusal(Exception):
-    def __init__(self, code, reason, message, facts=None):
-        super().__init__(message)
-        self.code, self.reason, self.message, self.facts = code, reason, message, facts or {}
-
-
-def read_file(path):
-    """name -> (Dtype, shape, file offset, bytes)."""
-    with open(path, "rb") as file:
-        data = file.read()
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + length])
-    header.pop("__metadata__", None)
-    base = 8 + length
-    return {
-        name: (_dtypes.BY_NAME[entry["dtype"]], tuple(entry["shape"]), base + entry["data_offsets"][0],
-               data[base + entry["data_offsets"][0]:base + entry["data_offsets"][1]])
-        for name, entry in header.items()
-    }
-
-
-def chunk(indices, parts, which):
-    size = -(-len(indices) // parts)
-    return indices[which * size:(which + 1) * size]
-
-
-def local_indices(sharding, meshes, shape, rank):
-    """Index list per dimension, and the length of chunk 0 along the padded dimension."""
-    lists = [list(range(size)) for size in shape]
-    mesh = meshes[sharding.mesh]
-    where = np.argwhere(np.array(mesh.ranks).reshape(tuple(mesh.shape)) == rank)[0]
-    steps = list(enumerate(sharding.placements))
-    if sharding.HasField("padded_dim"):
-        # FSDP2 cuts what tensor parallelism has left: strided placements come last.
-        steps = [s for s in steps if s[1].kind != 3] + [s for s in steps if s[1].kind == 3]
-    padded = None
-    for at, placement in steps:
-        if placement.kind == 1:
-            continue
-        dim = placement.dim % max(len(shape), 1)
-        before, parts = lists[dim], mesh.shape[at]
-        if placement.kind == 2 or sharding.HasField("padded_dim"):
-            lists[dim] = chunk(before, parts, where[at])
-        else:
-            pieces = [chunk(before, placement.split_factor, i) for i in range(placement.split_factor)]
-            lists[dim] = [i for piece in pieces for i in chunk(piece, parts, where[at])]
-        if sharding.HasField("padded_dim") and dim == sharding.padded_dim:
-            padded = len(chunk(before, parts, 0))
-    return lists, padded
-
-
-def cast(array, source, target):
-    if not target or target == source.number:
-        return array, source
-    row = _dtypes.BY_NUMBER[target]
-    if {source.number, target} - _dtypes.CASTABLE:
-        raise Refusal(3, "LAYOUT_MISMATCH", f"cannot cast {source.name} to {row.name}")
-    wide = array.astype("f8") if source.name != "BF16" else (array.astype("u4") << 16).view("f4").astype("f8")
-    if row.name != "BF16":
-        return wide.astype(row.numpy), row
-    bits = wide.astype("f4").view("u4")
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("u2"), row  # to nearest, ties to even; no NaN here
-
-
-class Slab:
-    """Tensors laid out one after another in sealed memfd segments."""
-
-    def __init__(self, segment_bytes):
-        self.segment_bytes = segment_bytes
-        self.rows, self.aliases, self.parts, self.size = [], [], [], 0
-
-    def add(self, name, row, array, padded_count):
-        data = np.ascontiguousarray(array).tobytes()
-        padded = padded_count * row.bits // 8
-        self.rows.append((name, row.number, array.shape, self.size, len(data), padded))
-        self.parts.append((self.size, data))
-        self.size = -(-(self.size + padded) // ALIGNMENT) * ALIGNMENT
-
-    def finish(self, writable):
-        memory = bytearray(self.size)
-        for offset, data in self.parts:
-            memory[offset:offset + len(data)] = data
-        self.segments, self.sizes = [], []
-        for at in range(0, self.size, self.segment_bytes):
-            part = memory[at:at + self.segment_bytes]
-            fd = os.memfd_create("fake", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-            os.write(fd, part)
-            if not writable:
-                fcntl.fcntl(fd, 1033, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE)
-            self.segments.append(fd)
-            self.sizes.append(len(part))
-        self.parts = []
-
-    def close(self):
-        for fd in self.segments:
-            os.close(fd)
+from fake_slab import Refusal, Slab, cast, local_indices, read_file
 
 
 class FakeDaemon:
@@ -150,12 +47,20 @@ class FakeDaemon:
             service, _, method = name.partition(".")
             if service != "CheckpointService" or not hasattr(self, method):
                 continue
-            make = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+            make = (
+                grpc.unary_stream_rpc_method_handler
+                if streams
+                else grpc.unary_unary_rpc_method_handler
+            )
             wrap = self._stream if streams else self._unary
-            handlers[method] = make(wrap(method), _proto.message(request).FromString,
-                                    _proto.message(response).SerializeToString)
+            handlers[method] = make(
+                wrap(method),
+                _proto.message(request).FromString,
+                _proto.message(response).SerializeToString,
+            )
         self.server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("ckptd.v1.CheckpointService", handlers),))
+            (grpc.method_handlers_generic_handler("ckptd.v1.CheckpointService", handlers),)
+        )
         self.server.add_insecure_port(f"unix:{self.path}")
         self.server.start()
         self.listener = socket.socket(socket.AF_UNIX)
@@ -176,12 +81,18 @@ class FakeDaemon:
 
     def wait_for(self, condition, timeout=10.0):
         with self.lock:
-            assert self.lock.wait_for(condition, timeout), "the fake daemon never came to that state"
+            assert self.lock.wait_for(condition, timeout), (
+                "the fake daemon never came to that state"
+            )
 
     def _fail(self, context, refusal):
-        info = _proto.message("ErrorInfo")(reason=refusal.reason, domain="ckptd", metadata=refusal.facts)
+        info = _proto.message("ErrorInfo")(
+            reason=refusal.reason, domain="ckptd", metadata=refusal.facts
+        )
         status = _proto.message("ErrorStatus")(code=refusal.code, message=refusal.message)
-        status.details.add(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=info.SerializeToString())
+        status.details.add(
+            type_url="type.googleapis.com/google.rpc.ErrorInfo", value=info.SerializeToString()
+        )
         context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
         code = next(c for c in grpc.StatusCode if c.value[0] == refusal.code)
         context.abort(code, refusal.message)
@@ -204,6 +115,7 @@ class FakeDaemon:
                 return getattr(self, method)(request)
             except Refusal as refusal:
                 self._fail(context, refusal)
+
         return handle
 
     def _stream(self, method):
@@ -211,6 +123,7 @@ class FakeDaemon:
             self._enter_call(method, context)
             context.add_callback(self._wake)
             yield from getattr(self, method)(request, context)
+
         return handle
 
     def _wake(self):
@@ -221,18 +134,24 @@ class FakeDaemon:
 
     def _open(self, source):
         if not os.path.exists(source):
-            raise Refusal(5, "SOURCE_NOT_FOUND", f"opening {source}: no such file; check the path",
-                          {"file": source})
+            raise Refusal(
+                5,
+                "SOURCE_NOT_FOUND",
+                f"opening {source}: no such file; check the path",
+                {"file": source},
+            )
         return read_file(source)
 
     def InspectCheckpoint(self, request):
         tensors = self._open(request.source)
         names = sorted(tensors)
         start = int(request.page_token or 0)
-        reply = _proto.message("InspectCheckpointResponse")(source=request.source, tensor_count=len(names))
+        reply = _proto.message("InspectCheckpointResponse")(
+            source=request.source, tensor_count=len(names)
+        )
         reply.files.add(path=request.source, bytes=os.path.getsize(request.source))
         reply.metadata["format"] = "pt"
-        for name in names[start:start + self.page]:
+        for name in names[start : start + self.page]:
             row, shape, offset, data = tensors[name]
             table = reply.tensors
             table.names.append(name)
@@ -249,9 +168,13 @@ class FakeDaemon:
     def LoadCheckpoint(self, request):
         tensors = self._open(request.source)
         with self.lock:
-            key = (request.source, os.stat(request.source).st_mtime_ns,
-                   request.layout.SerializeToString(deterministic=True),
-                   request.dtype_policy.SerializeToString(deterministic=True), request.intended_mode == 3)
+            key = (
+                request.source,
+                os.stat(request.source).st_mtime_ns,
+                request.layout.SerializeToString(deterministic=True),
+                request.dtype_policy.SerializeToString(deterministic=True),
+                request.intended_mode == 3,
+            )
             self.requests.append(request)
             name, resident = self.checkpoints.get(key), True
             if name is None:
@@ -277,8 +200,11 @@ class FakeDaemon:
         if request.layout.WhichOneof("form") == "rules":
             for name in sorted(tensors):
                 row, shape, _, data = tensors[name]
-                array, row = cast(np.frombuffer(data, row.numpy), row,
-                                  request.dtype_policy.cast_to if row.number in _dtypes.CASTABLE else 0)
+                array, row = cast(
+                    np.frombuffer(data, row.numpy),
+                    row,
+                    request.dtype_policy.cast_to if row.number in _dtypes.CASTABLE else 0,
+                )
                 slab.add(name, row, array.reshape(shape), array.size)
         else:
             self._fill_stated(slab, tensors, request.layout.rank_layout)
@@ -287,17 +213,28 @@ class FakeDaemon:
 
     def _fill_stated(self, slab, tensors, layout):
         if layout.world_size != self.world_size or layout.rank != self.rank:
-            raise Refusal(3, "WRONG_RANK", f"rank {layout.rank} of {layout.world_size} asked rank "
-                                           f"{self.rank} of {self.world_size}")
+            raise Refusal(
+                3,
+                "WRONG_RANK",
+                f"rank {layout.rank} of {layout.world_size} asked rank "
+                f"{self.rank} of {self.world_size}",
+            )
         at = 0
         for i, name in enumerate(layout.names):
-            shape = tuple(layout.dims[at:at + layout.ranks_of_shape[i]])
+            shape = tuple(layout.dims[at : at + layout.ranks_of_shape[i]])
             at += len(shape)
             if name not in tensors:
-                raise Refusal(5, "TENSOR_NOT_FOUND", f"planning: {name} is not in the source", {"tensor": name})
+                raise Refusal(
+                    5,
+                    "TENSOR_NOT_FOUND",
+                    f"planning: {name} is not in the source",
+                    {"tensor": name},
+                )
             row, full, _, data = tensors[name]
             if full != shape:
-                raise Refusal(3, "LAYOUT_MISMATCH", f"planning {name}: {full} in the source, {shape} wanted")
+                raise Refusal(
+                    3, "LAYOUT_MISMATCH", f"planning {name}: {full} in the source, {shape} wanted"
+                )
             array, row = cast(np.frombuffer(data, row.numpy), row, layout.dtypes[i])
             array, padded = array.reshape(shape), None
             sharding = layout.shardings[layout.sharding_of[i]]
@@ -306,7 +243,9 @@ class FakeDaemon:
                 array = array[np.ix_(*lists)] if shape else array
             count = array.size
             if padded is not None:
-                others = [size for dim, size in enumerate(array.shape) if dim != sharding.padded_dim]
+                others = [
+                    size for dim, size in enumerate(array.shape) if dim != sharding.padded_dim
+                ]
                 count = int(np.prod(others, dtype=int)) * padded
             slab.add(name, row, array, count)
         slab.aliases = list(zip(layout.alias_names, layout.alias_tensors))
@@ -335,7 +274,7 @@ class FakeDaemon:
         names = sorted(self.slabs)
         start = int(request.page_token or 0)
         reply = _proto.message("ListCheckpointsResponse")()
-        for name in names[start:start + 1]:
+        for name in names[start : start + 1]:
             self._describe(reply.checkpoints.add(), name)
         if start + 1 < len(names):
             reply.next_page_token = str(start + 1)
@@ -354,7 +293,7 @@ class FakeDaemon:
         return _proto.message("ReleaseShardResponse")()
 
     def _table(self, table, slab, start):
-        for name, dtype, shape, offset, size, padded in slab.rows[start:start + self.page]:
+        for name, dtype, shape, offset, size, padded in slab.rows[start : start + self.page]:
             table.names.append(name)
             table.dtypes.append(dtype)
             table.ranks_of_shape.append(len(shape))
@@ -372,8 +311,12 @@ class FakeDaemon:
         slab = self.slabs[request.name]
         token = os.urandom(16).hex()
         reply = _proto.message("AcquireShardResponse")(
-            lease=f"{request.name}/leases/1", token=token, mode=request.mode or 1, slab_bytes=slab.size,
-            tensor_count=len(slab.rows))
+            lease=f"{request.name}/leases/1",
+            token=token,
+            mode=request.mode or 1,
+            slab_bytes=slab.size,
+            tensor_count=len(slab.rows),
+        )
         reply.memfd.fd_socket = self.fd_path
         reply.memfd.segment_bytes.extend(slab.sizes)
         reply.memfd.writable = request.mode == 3
@@ -436,7 +379,7 @@ class FakeDaemon:
     def _send(self, connection, fds):
         step = self.fds_per_message
         for at in range(0, max(len(fds), 1), step):
-            part = fds[at:at + step]
+            part = fds[at : at + step]
             left = max(len(fds) - at - step, 0)
             header = struct.pack("<4sIII", b"CKP1", 0, len(part), left)
             try:

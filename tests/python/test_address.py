@@ -7,7 +7,9 @@ from ckptd import _address
 from ckptd._errors import InvalidArgument
 
 
-@pytest.mark.parametrize("text", ["unix:///run/x/rank-0.sock", "unix:/run/x/rank-0.sock", "/run/x/rank-0.sock"])
+@pytest.mark.parametrize(
+    "text", ["unix:///run/x/rank-0.sock", "unix:/run/x/rank-0.sock", "/run/x/rank-0.sock"]
+)
 def test_every_spelling_of_a_unix_socket_is_understood(text):
     assert _address.resolve(text).path == "/run/x/rank-0.sock"
 

@@ -103,13 +103,25 @@ def test_an_error_carries_code_reason_sentence_and_facts(client, tmp_path):
     with pytest.raises(ckptd.NotFound) as caught:
         client.load(missing)
     error = caught.value
-    assert (error.code, error.reason, error.facts["file"]) == ("NOT_FOUND", "SOURCE_NOT_FOUND", missing)
+    assert (error.code, error.reason, error.facts["file"]) == (
+        "NOT_FOUND",
+        "SOURCE_NOT_FOUND",
+        missing,
+    )
     assert error.message.endswith("check the path")
 
 
-@pytest.mark.parametrize("number,kind", [(3, ckptd.InvalidArgument), (8, ckptd.ResourceExhausted),
-                                         (9, ckptd.FailedPrecondition), (14, ckptd.Unavailable),
-                                         (15, ckptd.DataLoss), (10, ckptd.Aborted)])
+@pytest.mark.parametrize(
+    "number,kind",
+    [
+        (3, ckptd.InvalidArgument),
+        (8, ckptd.ResourceExhausted),
+        (9, ckptd.FailedPrecondition),
+        (14, ckptd.Unavailable),
+        (15, ckptd.DataLoss),
+        (10, ckptd.Aborted),
+    ],
+)
 def test_every_code_has_its_class(daemon, client, source, number, kind):
     daemon.fail_next["LoadCheckpoint"] = [Refusal(number, "SOME_REASON", "sentence")]
     with pytest.raises(kind) as caught:
@@ -121,11 +133,18 @@ def test_errors_survive_pickling():
     error = ckptd.NotFound("doing: why; try", "SOURCE_NOT_FOUND", {"file": "f"})
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), copy.message, copy.reason, copy.facts) == (
-        ckptd.NotFound, error.message, error.reason, error.facts)
+        ckptd.NotFound,
+        error.message,
+        error.reason,
+        error.facts,
+    )
 
 
 def test_a_broken_connection_is_retried_under_the_same_request_id(daemon, client, source):
-    daemon.fail_next["LoadCheckpoint"] = [Refusal(14, "", "connection reset"), Refusal(14, "", "again")]
+    daemon.fail_next["LoadCheckpoint"] = [
+        Refusal(14, "", "connection reset"),
+        Refusal(14, "", "again"),
+    ]
     client.load(source[0])
     assert daemon.calls.count("LoadCheckpoint") == 3
 
@@ -157,7 +176,9 @@ def test_a_broken_watch_goes_on(daemon, client, source):
 
 def test_an_absent_daemon_is_named_with_the_way_it_was_chosen(tmp_path, monkeypatch):
     monkeypatch.setenv("CKPTD_ADDRESS", str(tmp_path / "none.sock"))
-    with pytest.raises(ckptd.Unavailable, match="none.sock.*from CKPTD_ADDRESS.*no socket is there") as caught:
+    with pytest.raises(
+        ckptd.Unavailable, match="none.sock.*from CKPTD_ADDRESS.*no socket is there"
+    ) as caught:
         ckptd.connect(timeout=0)
     assert caught.value.reason == "DAEMON_UNREACHABLE"
 
@@ -190,7 +211,8 @@ def test_list_reads_every_page(client, source):
 def test_inspect_reads_every_page(client, source):
     inspected = client.inspect(source[0])
     assert {name: t.shape for name, t in inspected.tensors.items()} == {
-        name: array.shape for name, array in source[1].items()}
+        name: array.shape for name, array in source[1].items()
+    }
 
 
 def test_get_takes_a_bare_id(client, source):

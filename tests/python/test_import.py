@@ -9,8 +9,13 @@ import pytest
 
 
 def run(program, *arguments, **environment):
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -41,21 +46,32 @@ def test_a_client_works_in_a_forked_child_that_calls_on_its_own(daemon, source, 
         "if child == 0:\n"
         "    signal.alarm(20)\n"
         "    os._exit(0 if len(client.list()) == 1 else 1)\n"
-        "print(os.waitpid(child, 0)[1], len(client.list()))\n")
+        "print(os.waitpid(child, 0)[1], len(client.list()))\n"
+    )
     assert run(program, daemon.path, source[0]) == "0 1"
 
 
 def test_a_process_that_ends_without_closing_ends_its_lease(daemon, source):
-    run("import sys, ckptd; keep = ckptd.connect(sys.argv[1]); s = keep.acquire(keep.load(sys.argv[2]))",
-        daemon.path, source[0])
+    run(
+        "import sys, ckptd; keep = ckptd.connect(sys.argv[1]); s = "
+        "keep.acquire(keep.load(sys.argv[2]))",
+        daemon.path,
+        source[0],
+    )
     daemon.wait_for(lambda: daemon.leases == 0 and "AcquireShard" in daemon.calls)
 
 
 def test_a_killed_process_ends_its_lease(daemon, source):
-    program = ("import os, sys, ckptd; c = ckptd.connect(sys.argv[1]); s = c.acquire(c.load(sys.argv[2]));"
-               "print('held', flush=True); sys.stdin.read()")
-    holder = subprocess.Popen([sys.executable, "-c", program, daemon.path, source[0]], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    program = (
+        "import os, sys, ckptd; c = ckptd.connect(sys.argv[1]); s = c.acquire(c.load(sys.argv[2]));"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, daemon.path, source[0]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert holder.stdout.readline() == b"held\n"
     daemon.wait_for(lambda: daemon.leases == 1)
     holder.kill()

@@ -9,34 +9,22 @@ torch = pytest.importorskip("torch")
 
 import ckptd.torch  # noqa: E402
 from ckptd.torch import _fsdp  # noqa: E402
-from fsdp_cases import Net, assert_in_daemon_memory, init_buffers, numbers  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
+from fsdp_cases import (  # noqa: E402
+    Net,
+    assert_in_daemon_memory,
+    init_buffers,
+    numbers,
+    on_meta,
+)
 from torch import nn  # noqa: E402
 
 
-@pytest.fixture
-def make(tmp_path, daemon):
-    """Saves tensors and loads them into a model."""
-
-    class Maker:
-        def save(self, tensors, name="m.safetensors"):
-            save_file(tensors, str(tmp_path / name))
-            return str(tmp_path / name)
-
-        def load(self, model, tensors, name="m.safetensors", **options):
-            options.setdefault("init_buffers", init_buffers)
-            return ckptd.torch.load_into(model, self.save(tensors, name), address=daemon.path, **options)
-
-    return Maker()
-
-
-def on_meta(build=Net):
-    with torch.device("meta"):
-        return build()
-
-
 def equal_to(model, state):
-    return all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items() if name in state)
+    return all(
+        torch.equal(tensor, state[name])
+        for name, tensor in model.state_dict().items()
+        if name in state
+    )
 
 
 def test_a_model_on_meta_gets_the_checkpoint_s_bytes(make):
@@ -189,7 +177,10 @@ def test_the_model_s_dtype_is_what_is_asked_for(make):
 def test_dtype_changes_floating_parameters_only(make):
     model, state = on_meta(), numbers(Net())
     make.load(model, state, dtype=torch.bfloat16)
-    assert torch.equal(model.up.weight, state["up.weight"].bfloat16()) and model.steps.dtype == torch.int64
+    assert (
+        torch.equal(model.up.weight, state["up.weight"].bfloat16())
+        and model.steps.dtype == torch.int64
+    )
 
 
 def test_a_dtype_nothing_can_be_cast_to_is_refused(make):
@@ -252,6 +243,7 @@ def test_a_shard_that_differs_from_what_was_stated_is_refused_untouched(make, da
     def transposed(slab, tensors, layout, fill=daemon._fill_stated):
         fill(slab, tensors, layout)
         slab.rows = [(n, d, tuple(reversed(s)), o, b, p) for n, d, s, o, b, p in slab.rows]
+
     monkeypatch.setattr(daemon, "_fill_stated", transposed)
     model = on_meta()
     with pytest.raises(ckptd.DataLoss, match="understood differently"):
@@ -335,137 +327,3 @@ def test_a_model_on_another_device_is_refused(make, monkeypatch):
     monkeypatch.setattr(targets[0], "tensor", type("T", (), {"device": Elsewhere()})())
     with pytest.raises(ckptd.Unimplemented, match="belongs on cuda"):
         _load._check_devices(targets)
-
-
-# -- buffers no checkpoint holds ----------------------------------------------
-
-
-def test_buffers_left_on_meta_are_an_error_that_names_them(make):
-    with pytest.raises(ckptd.FailedPrecondition, match=r"\(freq\); pass init_buffers="):
-        make.load(on_meta(), numbers(Net()), init_buffers=None)
-
-
-def test_buffers_nobody_filled_are_not_left_with_arbitrary_values(make):
-    model = on_meta()
-    with pytest.raises(ckptd.FailedPrecondition):
-        make.load(model, numbers(Net()), init_buffers=lambda m, names: None)
-    assert model.freq.is_meta
-
-
-def test_a_buffer_may_be_filled_in_place(make):
-    model = on_meta()
-    assert make.load(model, numbers(Net())).made == ["freq"]
-    assert torch.equal(model.freq, torch.arange(8.0))
-
-
-def test_a_buffer_that_two_modules_share_stays_one(make):
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Module(), nn.Module()
-            self.first.register_buffer("table", torch.zeros(3))
-            self.second.register_buffer("table", self.first.table)
-
-    model = on_meta(Pair)
-    make.load(model, {"first.table": torch.arange(3.0)})
-    assert model.second.table is model.first.table and model.first.table.tolist() == [0, 1, 2]
-
-
-def test_a_buffer_may_be_replaced(make):
-    def replace(model, names):
-        model.freq = torch.full((8,), 2.0)
-    model = on_meta()
-    make.load(model, numbers(Net()), init_buffers=replace)
-    assert torch.equal(model.freq, torch.full((8,), 2.0))
-
-
-def test_a_real_non_persistent_buffer_is_left_alone(make):
-    model = Net()
-    model.freq.fill_(9)
-    make.load(model, numbers(Net()))
-    assert torch.equal(model.freq, torch.full((8,), 9.0))
-
-
-def test_a_non_persistent_buffer_in_the_checkpoint_fills_one_on_meta(make):
-    model = on_meta()
-    make.load(model, {**numbers(Net()), "freq": torch.full((8,), 4.0)}, init_buffers=None)
-    assert torch.equal(model.freq, torch.full((8,), 4.0))
-
-
-class Rotary(nn.Module):
-    """As transformers has it: frequencies that only _init_weights can compute."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("inv_freq", torch.zeros(4), persistent=False)
-
-
-class Pretrained(nn.Module):
-    config = object()
-
-    def __init__(self):
-        super().__init__()
-        self.rotary = Rotary()
-        self.proj = nn.Linear(2, 2)
-        self.touched = []
-
-    def _init_weights(self, module):
-        self.touched.append(type(module).__name__)
-        for parameter in module.parameters():
-            if not getattr(parameter, "_is_hf_initialized", False):
-                parameter.fill_(float("nan"))
-        if isinstance(module, Rotary):
-            module.inv_freq.copy_(torch.tensor([1.0, 0.5, 0.25, 0.125]))
-
-
-def test_a_hugging_face_model_computes_its_own_buffers(make):
-    model = on_meta(Pretrained)
-    result = make.load(model, numbers(Pretrained()), init_buffers=None)
-    assert result.made == ["rotary.inv_freq"] and model.rotary.inv_freq.tolist() == [1.0, 0.5, 0.25, 0.125]
-
-
-def test_a_hugging_face_model_initialises_only_modules_with_open_buffers(make):
-    model = on_meta(Pretrained)
-    make.load(model, numbers(Pretrained()), init_buffers=None)
-    assert model.touched == ["Rotary"]
-
-
-def test_a_hugging_face_model_that_does_not_fill_them_is_an_error(make, monkeypatch):
-    monkeypatch.setattr(Pretrained, "_init_weights", lambda self, module: None)
-    with pytest.raises(ckptd.FailedPrecondition, match="rotary.inv_freq"):
-        make.load(on_meta(Pretrained), numbers(Pretrained()), init_buffers=None)
-
-
-# -- load_file ----------------------------------------------------------------
-
-
-def test_load_file_gives_every_tensor(make, daemon):
-    state = numbers(Net())
-    loaded = ckptd.torch.load_file(make.save(state), address=daemon.path)
-    assert loaded.keys() == state.keys() and all(torch.equal(loaded[n], state[n]) for n in state)
-
-
-def test_load_file_s_tensors_may_be_written(make, daemon):
-    path = make.save(numbers(Net()))
-    first = ckptd.torch.load_file(path, address=daemon.path)
-    first["up.weight"].zero_()
-    assert not torch.equal(ckptd.torch.load_file(path, address=daemon.path)["up.weight"], first["up.weight"])
-
-
-def test_load_file_s_tensors_keep_the_memory(make, daemon):
-    state = numbers(Net())
-    weight = ckptd.torch.load_file(make.save(state), address=daemon.path)["up.weight"]
-    gc.collect()
-    assert torch.equal(weight, state["up.weight"])
-
-
-def test_load_file_carries_scalars_and_empty_tensors(make, daemon):
-    state = {"scalar": torch.tensor(3.5), "empty": torch.empty(0, 4), "fp8": torch.ones(8).to(torch.float8_e4m3fn)}
-    loaded = ckptd.torch.load_file(make.save(state), address=daemon.path)
-    assert loaded["scalar"].item() == 3.5 and loaded["empty"].shape == (0, 4)
-    assert torch.equal(loaded["fp8"].view(torch.uint8), state["fp8"].view(torch.uint8))
-
-
-def test_load_file_to_another_device_is_refused(make, daemon):
-    with pytest.raises(ckptd.Unimplemented, match="cuda"):
-        ckptd.torch.load_file(make.save(numbers(Net())), "cuda", address=daemon.path)

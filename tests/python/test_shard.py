@@ -46,7 +46,9 @@ def test_every_tensor_has_the_bytes_of_the_file(shard, source):
 
 def test_a_tensor_across_segments_is_in_one_piece(daemon, shard, source):
     view = shard.tensors["big"]
-    assert view.offset // daemon.segment_bytes != (view.offset + view.nbytes) // daemon.segment_bytes
+    assert (
+        view.offset // daemon.segment_bytes != (view.offset + view.nbytes) // daemon.segment_bytes
+    )
     assert np.array_equal(view.numpy(), source[1]["big"])
 
 
@@ -71,7 +73,10 @@ def test_private_memory_can_be_written_and_stays_private(client, source):
 
 def test_exclusive_memory_is_the_daemon_s_own(client, source):
     checkpoint = client.load(source[0], mode="exclusive")
-    with client.acquire(checkpoint, "exclusive") as first, client.acquire(checkpoint, "exclusive") as second:
+    with (
+        client.acquire(checkpoint, "exclusive") as first,
+        client.acquire(checkpoint, "exclusive") as second,
+    ):
         first.tensors["big"].numpy()[0, 0] = 42.5
         assert second.tensors["big"].numpy()[0, 0] == 42.5
 
@@ -130,8 +135,14 @@ def test_received_descriptors_are_not_inherited_by_programs_either(client, sourc
     from ckptd._mapping import Mapping
 
     inheritable = []
-    monkeypatch.setattr(Mapping, "add", lambda self, fd, add=Mapping.add: (
-        inheritable.append(os.get_inheritable(fd)), add(self, fd)))
+    monkeypatch.setattr(
+        Mapping,
+        "add",
+        lambda self, fd, add=Mapping.add: (
+            inheritable.append(os.get_inheritable(fd)),
+            add(self, fd),
+        ),
+    )
     client.acquire(client.load(source[0]))
     assert set(inheritable) == {False}
 
@@ -225,9 +236,15 @@ def test_memory_survives_until_the_interpreter_is_gone(daemon, client, source):
         "keep = []\n"
         "atexit.register(lambda: print(float(keep[0].sum())))\n"  # registered first, so run last
         "client = ckptd.connect(sys.argv[1])\n"
-        "keep.append(client.acquire(client.list()[0]).tensors['big'].numpy())\n")
-    done = subprocess.run([sys.executable, "-c", program, daemon.path], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        "keep.append(client.acquire(client.list()[0]).tensors['big'].numpy())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, daemon.path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert (done.returncode, float(done.stdout)) == (0, float(source[1]["big"].sum())), done.stderr
 
 
@@ -243,24 +260,28 @@ def acquire_bent(daemon, client, source, bend):
 def set_item(column, index, value):
     def bend(reply):
         getattr(reply.tensors, column)[index] = value
+
     return bend
 
 
-@pytest.mark.parametrize("bend,why", [
-    (set_item("offsets", 0, 1 << 40), "lies at bytes"),
-    (set_item("offsets", 0, 8), "lies at bytes"),
-    (set_item("padded_bytes", 0, 1), "lies at bytes"),
-    (set_item("padded_bytes", 0, 1 << 50), "lies at bytes"),
-    (set_item("bytes", 0, 4), "cannot have 4 bytes"),
-    (set_item("dims", 0, 1 << 60), "cannot have"),
-    (set_item("dtypes", 0, 99), "unknown element type 99"),
-    (set_item("names", 0, "count"), "listed twice"),
-    (lambda reply: reply.tensors.offsets.append(0), "different lengths"),
-    (lambda reply: reply.tensors.dims.append(1), "dimensions are listed"),
-    (lambda reply: setattr(reply, "tensor_count", 3), "tensors arrived, 3 were announced"),
-    (lambda reply: reply.memfd.segment_bytes.append(4096), "are announced for a slab"),
-    (lambda reply: setattr(reply, "slab_bytes", 1 << 60), "more than any machine"),
-])
+@pytest.mark.parametrize(
+    "bend,why",
+    [
+        (set_item("offsets", 0, 1 << 40), "lies at bytes"),
+        (set_item("offsets", 0, 8), "lies at bytes"),
+        (set_item("padded_bytes", 0, 1), "lies at bytes"),
+        (set_item("padded_bytes", 0, 1 << 50), "lies at bytes"),
+        (set_item("bytes", 0, 4), "cannot have 4 bytes"),
+        (set_item("dims", 0, 1 << 60), "cannot have"),
+        (set_item("dtypes", 0, 99), "unknown element type 99"),
+        (set_item("names", 0, "count"), "listed twice"),
+        (lambda reply: reply.tensors.offsets.append(0), "different lengths"),
+        (lambda reply: reply.tensors.dims.append(1), "dimensions are listed"),
+        (lambda reply: setattr(reply, "tensor_count", 3), "tensors arrived, 3 were announced"),
+        (lambda reply: reply.memfd.segment_bytes.append(4096), "are announced for a slab"),
+        (lambda reply: setattr(reply, "slab_bytes", 1 << 60), "more than any machine"),
+    ],
+)
 def test_a_table_that_does_not_fit_its_slab_is_refused(daemon, client, source, bend, why):
     with pytest.raises(ckptd.DataLoss, match=why):
         acquire_bent(daemon, client, source, bend)
@@ -285,6 +306,7 @@ def test_a_segment_shorter_than_announced_is_refused_before_it_is_touched(daemon
         fds[0] = os.memfd_create("fake-short")
         os.ftruncate(fds[0], mmap.PAGESIZE)
         return fds
+
     daemon.bend_segments = cut
     with pytest.raises(ckptd.DataLoss, match="has 4096 bytes"):
         client.acquire(client.load(source[0]))
@@ -324,7 +346,11 @@ def test_a_silent_fd_socket_ends_at_the_deadline(daemon, client, source, monkeyp
 
 
 def test_garbage_from_the_fd_socket_is_refused(daemon, client, source, monkeypatch):
-    monkeypatch.setattr(daemon, "_send", lambda connection, fds: connection.sendall(struct.pack("<4sIII", b"HTTP", 0, 0, 0)))
+    monkeypatch.setattr(
+        daemon,
+        "_send",
+        lambda connection, fds: connection.sendall(struct.pack("<4sIII", b"HTTP", 0, 0, 0)),
+    )
     with pytest.raises(ckptd.DataLoss, match="HTTP"):
         client.acquire(client.load(source[0]))
 
@@ -332,5 +358,6 @@ def test_garbage_from_the_fd_socket_is_refused(daemon, client, source, monkeypat
 def test_an_fd_socket_that_is_gone_is_unavailable(daemon, client, source):
     def bend(reply):
         reply.memfd.fd_socket += ".gone"
+
     with pytest.raises(ckptd.Unavailable, match="still running"):
         acquire_bent(daemon, client, source, bend)

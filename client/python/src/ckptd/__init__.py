@@ -53,13 +53,28 @@ __all__ = ["__version__", *_LAZY]
 
 if TYPE_CHECKING:
     from ._client import Client, connect
-    from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error,
-                          FailedPrecondition, Internal, InvalidArgument, NotFound, OutOfRange,
-                          PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable,
-                          Unimplemented, Unknown)
+    from ._errors import (
+        Aborted,
+        AlreadyExists,
+        Cancelled,
+        DataLoss,
+        DeadlineExceeded,
+        Error,
+        FailedPrecondition,
+        Internal,
+        InvalidArgument,
+        NotFound,
+        OutOfRange,
+        PermissionDenied,
+        ResourceExhausted,
+        Unauthenticated,
+        Unavailable,
+        Unimplemented,
+        Unknown,
+    )
     from ._layout import Mesh, RankLayout, Sharding
     from ._shard import Shard, TensorView
-    from ._types import (Checkpoint, Plan, Progress, RankPlan, Source, SourceTensor, Verification)
+    from ._types import Checkpoint, Plan, Progress, RankPlan, Source, SourceTensor, Verification
 
 
 def __getattr__(name: str):

@@ -73,7 +73,7 @@ def _run_dir() -> str:
 def _socket_path(text: str, chosen_by: str) -> str:
     path = text
     if path.startswith("unix:"):
-        path = path[len("unix:"):]
+        path = path[len("unix:") :]
         if path.startswith("//"):
             path = path[2:]
     if not path.startswith("/"):
@@ -86,7 +86,8 @@ def _socket_path(text: str, chosen_by: str) -> str:
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
         raise InvalidArgument(
             f"reading the daemon's address {path} ({chosen_by}): it is longer than the "
-            f"{_MAX_SOCKET_PATH} bytes a Unix socket can have; give the daemon a shorter run folder",
+            f"{_MAX_SOCKET_PATH} bytes a Unix socket can have; give the daemon a shorter run "
+            "folder",
             "INVALID_REQUEST",
             {"address": path},
         )

@@ -15,8 +15,9 @@ _LOAD_SECONDS = 600.0
 _MAX_LOAD_SECONDS = 86400.0
 
 
-def connect(address: Optional[str] = None, timeout: float = 10.0, *,
-            rank: Optional[int] = None) -> "Client":
+def connect(
+    address: Optional[str] = None, timeout: float = 10.0, *, rank: Optional[int] = None
+) -> "Client":
     """Finds the daemon of this process: `address`, CKPTD_ADDRESS, or the default socket.
 
     Waits up to `timeout` seconds for a daemon that is still starting. {rank} and
@@ -34,7 +35,9 @@ def mode_number(mode: str) -> int:
     if number is None:
         raise InvalidArgument(
             f"reading mode={mode!r}: there is no such mode; use 'shared' (read-only), 'private' "
-            "(copy on write) or 'exclusive' (the memory itself)", "INVALID_REQUEST")
+            "(copy on write) or 'exclusive' (the memory itself)",
+            "INVALID_REQUEST",
+        )
     return number
 
 
@@ -64,9 +67,18 @@ class Client:
     def _call(self, method: str, request, doing: str, deadline: Optional[Deadline] = None):
         return self._connection.call(method, request, doing, deadline or Deadline(_CALL_SECONDS))
 
-    def load(self, source: Union[str, os.PathLike], *, layout=None, mode: str = "shared",
-             dtype=None, keep_fp32: Sequence[str] = (), timeout: float = _LOAD_SECONDS,
-             digest: bool = True, progress: Optional[Callable[[Progress], None]] = None) -> Checkpoint:
+    def load(
+        self,
+        source: Union[str, os.PathLike],
+        *,
+        layout=None,
+        mode: str = "shared",
+        dtype=None,
+        keep_fp32: Sequence[str] = (),
+        timeout: float = _LOAD_SECONDS,
+        digest: bool = True,
+        progress: Optional[Callable[[Progress], None]] = None,
+    ) -> Checkpoint:
         """Loads `source` (or finds it resident) and waits until it is ACTIVE.
 
         layout: "fsdp:8", "hsdp:2x4", "replicate:8", a dict of rules, a RankLayout,
@@ -78,8 +90,11 @@ class Client:
         """
         deadline = Deadline(min(timeout, _MAX_LOAD_SECONDS))
         request = _proto.message("LoadCheckpointRequest")(
-            source=os.path.abspath(os.fspath(source)), intended_mode=mode_number(mode),
-            request_id=uuid.uuid4().hex, skip_digests=not digest)
+            source=os.path.abspath(os.fspath(source)),
+            intended_mode=mode_number(mode),
+            request_id=uuid.uuid4().hex,
+            skip_digests=not digest,
+        )
         _layout.fill_layout(request.layout, layout)
         _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)
         whole, part = divmod(deadline.timeout, 1)
@@ -95,9 +110,15 @@ class Client:
         while checkpoint.state == "LOADING":
             try:
                 for reply in self._connection.stream(
-                        "WatchCheckpoint", _proto.message("WatchCheckpointRequest")(name=checkpoint.name),
-                        doing, deadline):
-                    checkpoint, lost = _types.checkpoint_of(reply.checkpoint, resident, differs), None
+                    "WatchCheckpoint",
+                    _proto.message("WatchCheckpointRequest")(name=checkpoint.name),
+                    doing,
+                    deadline,
+                ):
+                    checkpoint, lost = (
+                        _types.checkpoint_of(reply.checkpoint, resident, differs),
+                        None,
+                    )
                     if progress is not None:
                         progress(checkpoint.progress)
             except Error as error:
@@ -116,21 +137,28 @@ class Client:
         if checkpoint.state != "ACTIVE":
             raise FailedPrecondition(
                 f"{doing}: {checkpoint.name} is {checkpoint.state} and holds no weights any more; "
-                "load it again", "NOT_ACTIVE", {"checkpoint": checkpoint.name})
+                "load it again",
+                "NOT_ACTIVE",
+                {"checkpoint": checkpoint.name},
+            )
         return checkpoint
 
     def watch(self, checkpoint: Union[str, Checkpoint], timeout: float = _LOAD_SECONDS):
         """Yields the checkpoint at each change until it leaves LOADING."""
         name = _name(checkpoint)
         for reply in self._connection.stream(
-                "WatchCheckpoint", _proto.message("WatchCheckpointRequest")(name=name),
-                f"watching {name}", Deadline(timeout)):
+            "WatchCheckpoint",
+            _proto.message("WatchCheckpointRequest")(name=name),
+            f"watching {name}",
+            Deadline(timeout),
+        ):
             yield _types.checkpoint_of(reply.checkpoint)
 
     def get(self, checkpoint: Union[str, Checkpoint]) -> Checkpoint:
         name = _name(checkpoint)
-        reply = self._call("GetCheckpoint", _proto.message("GetCheckpointRequest")(name=name),
-                           f"asking for {name}")
+        reply = self._call(
+            "GetCheckpoint", _proto.message("GetCheckpointRequest")(name=name), f"asking for {name}"
+        )
         return _types.checkpoint_of(reply.checkpoint)
 
     def list(self) -> List[Checkpoint]:
@@ -152,15 +180,26 @@ class Client:
         while True:
             reply = self._call("InspectCheckpoint", request, f"inspecting {path}", deadline)
             if result is None:
-                result = Source(reply.source or path, [(f.path, f.bytes) for f in reply.files],
-                                reply.tensor_count, reply.tensor_bytes, dict(reply.metadata))
+                result = Source(
+                    reply.source or path,
+                    [(f.path, f.bytes) for f in reply.files],
+                    reply.tensor_count,
+                    reply.tensor_bytes,
+                    dict(reply.metadata),
+                )
             _types.add_page(result, reply.tensors)
             if not reply.next_page_token:
                 return result
             request.page_token = reply.next_page_token
 
-    def plan(self, source: Union[str, os.PathLike], *, layout=None, dtype=None,
-             keep_fp32: Sequence[str] = ()) -> Plan:
+    def plan(
+        self,
+        source: Union[str, os.PathLike],
+        *,
+        layout=None,
+        dtype=None,
+        keep_fp32: Sequence[str] = (),
+    ) -> Plan:
         """Dry run: bytes per rank and file, and peak memory. Nothing is loaded."""
         path = os.path.abspath(os.fspath(source))
         request = _proto.message("PlanLoadRequest")(source=path)
@@ -168,19 +207,32 @@ class Client:
         _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)
         return _types.plan_of(self._call("PlanLoad", request, f"planning a load of {path}"))
 
-    def verify(self, checkpoint: Union[str, Checkpoint], timeout: float = _LOAD_SECONDS) -> Verification:
+    def verify(
+        self, checkpoint: Union[str, Checkpoint], timeout: float = _LOAD_SECONDS
+    ) -> Verification:
         """Has the daemon compute the digests of its shard again and compare."""
         name = _name(checkpoint)
-        reply = self._call("VerifyCheckpoint", _proto.message("VerifyCheckpointRequest")(name=name),
-                           f"verifying {name}", Deadline(timeout))
+        reply = self._call(
+            "VerifyCheckpoint",
+            _proto.message("VerifyCheckpointRequest")(name=name),
+            f"verifying {name}",
+            Deadline(timeout),
+        )
         return Verification(reply.tensor_count, reply.bytes, tuple(reply.mismatched))
 
-    def acquire(self, checkpoint: Union[str, Checkpoint], mode: str = "shared", *,
-                timeout: float = _CALL_SECONDS):
+    def acquire(
+        self,
+        checkpoint: Union[str, Checkpoint],
+        mode: str = "shared",
+        *,
+        timeout: float = _CALL_SECONDS,
+    ):
         """This rank's shard of an ACTIVE checkpoint, mapped into this process. See Shard."""
         from . import _shard
 
-        return _shard.acquire(self._connection, _name(checkpoint), mode_number(mode), Deadline(timeout))
+        return _shard.acquire(
+            self._connection, _name(checkpoint), mode_number(mode), Deadline(timeout)
+        )
 
 
 def _name(checkpoint: Union[str, Checkpoint]) -> str:

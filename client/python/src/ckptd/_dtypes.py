@@ -54,7 +54,7 @@ def parse(dtype) -> Dtype:
         return dtype
     text = str(dtype).strip()
     if text.startswith("torch."):
-        text = text[len("torch."):]
+        text = text[len("torch.") :]
     row = BY_NAME.get(text.upper()) or BY_TORCH.get(text.lower())
     if row is None:
         raise ValueError(f"{dtype!r} is no element type; use one of {', '.join(BY_NAME)}")

@@ -54,7 +54,10 @@ class Lease:
 def _garbled(path: str, what: str) -> DataLoss:
     return DataLoss(
         f"receiving memory from the daemon's fd socket {path}: {what}; the daemon and this client "
-        "do not fit together, update both", "INVALID_REPLY", {"socket": path})
+        "do not fit together, update both",
+        "INVALID_REPLY",
+        {"socket": path},
+    )
 
 
 def _read_exactly(connection: socket.socket, count: int, path: str) -> bytes:
@@ -71,13 +74,16 @@ def _receive_message(connection: socket.socket, path: str):
     """One header and its descriptors, which the caller then owns."""
     fds = array.array("i")
     data, ancillary, flags, _ = connection.recvmsg(
-        _HEADER.size, socket.CMSG_SPACE(_MAX_PER_MESSAGE * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+        _HEADER.size, socket.CMSG_SPACE(_MAX_PER_MESSAGE * fds.itemsize), socket.MSG_CMSG_CLOEXEC
+    )
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(payload[:len(payload) - len(payload) % fds.itemsize])
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     try:
         if flags & socket.MSG_CTRUNC:
-            raise _garbled(path, "descriptors were lost; this process may have too few left (ulimit -n)")
+            raise _garbled(
+                path, "descriptors were lost; this process may have too few left (ulimit -n)"
+            )
         if not data:
             raise _garbled(path, "it closed the connection without an answer")
         data += _read_exactly(connection, _HEADER.size - len(data), path)
@@ -87,8 +93,9 @@ def _receive_message(connection: socket.socket, path: str):
         if status:
             (length,) = struct.unpack("<I", _read_exactly(connection, 4, path))
             sentence = _read_exactly(connection, min(length, _MAX_SENTENCE), path)
-            raise make(status, sentence.decode("utf-8", "replace"),
-                       "TOKEN_INVALID" if status == 16 else "")
+            raise make(
+                status, sentence.decode("utf-8", "replace"), "TOKEN_INVALID" if status == 16 else ""
+            )
         if count != len(fds):
             raise _garbled(path, f"it announced {count} descriptors and sent {len(fds)}")
     except BaseException:
@@ -98,8 +105,9 @@ def _receive_message(connection: socket.socket, path: str):
     return list(fds), remaining
 
 
-def receive(path: str, token: str, count: int, deadline: Deadline,
-            use: Callable[[int], None]) -> Lease:
+def receive(
+    path: str, token: str, count: int, deadline: Deadline, use: Callable[[int], None]
+) -> Lease:
     """Fetches `count` descriptors, calling use(fd) for each in order, then closing it.
 
     Only a message's worth of descriptors is open at a time. Raises ckptd.Error;
@@ -117,8 +125,11 @@ def receive(path: str, token: str, count: int, deadline: Deadline,
             remaining -= len(fds)
             try:
                 if announced != remaining:
-                    raise _garbled(path, f"{received + len(fds) + announced} descriptors are announced "
-                                         f"for {count} segments")
+                    raise _garbled(
+                        path,
+                        f"{received + len(fds) + announced} descriptors are announced "
+                        f"for {count} segments",
+                    )
                 for fd in fds:
                     use(fd)
             finally:
@@ -133,12 +144,18 @@ def receive(path: str, token: str, count: int, deadline: Deadline,
         return Lease(connection)
     except socket.timeout:
         connection.close()
-        raise deadline.exceeded("receiving a shard's memory", f"the daemon's fd socket {path}") from None
+        raise deadline.exceeded(
+            "receiving a shard's memory", f"the daemon's fd socket {path}"
+        ) from None
     except OSError as error:
         connection.close()
-        raise make(14, f"receiving memory from the daemon's fd socket {path}: "
-                       f"{error.strerror or error}; is the daemon still running?",
-                   "DAEMON_UNREACHABLE", {"socket": path}) from None
+        raise make(
+            14,
+            f"receiving memory from the daemon's fd socket {path}: "
+            f"{error.strerror or error}; is the daemon still running?",
+            "DAEMON_UNREACHABLE",
+            {"socket": path},
+        ) from None
     except BaseException:
         connection.close()
         raise

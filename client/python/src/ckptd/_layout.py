@@ -51,9 +51,15 @@ class RankLayout:
     shapes: List[Sequence[int]] = field(default_factory=list)
     aliases: Dict[str, int] = field(default_factory=dict)
 
-    def add(self, name: str, shape: Sequence[int], sharding: int, dtype: int = 0,
-            aliases: Sequence[str] = ()) -> None:
-        """One tensor: its global shape, an index into `shardings`, a Dtype number (0: the file's)."""
+    def add(
+        self,
+        name: str,
+        shape: Sequence[int],
+        sharding: int,
+        dtype: int = 0,
+        aliases: Sequence[str] = (),
+    ) -> None:
+        """One tensor: global shape, index into `shardings`, Dtype number (0: the file's)."""
         for alias in aliases:
             self.aliases[alias] = len(self.names)
         self.names.append(name)
@@ -95,7 +101,8 @@ def fill_layout(message, layout) -> None:
         layout.fill(message.rank_layout)
     else:
         raise InvalidArgument(
-            f"reading layout=: {type(layout).__name__} is no layout; use a string such as 'fsdp:8', "
+            f"reading layout=: {type(layout).__name__} is no layout; use a string such as "
+            "'fsdp:8', "
             "a dict of layout rules, or a ckptd.RankLayout",
             "LAYOUT_INVALID",
         )
@@ -109,5 +116,3 @@ def fill_policy(message, dtype, keep_fp32: Sequence[str]) -> None:
         except ValueError as error:
             raise InvalidArgument(f"reading dtype=: {error}", "INVALID_REQUEST") from None
     message.keep_f32.extend([keep_fp32] if isinstance(keep_fp32, str) else keep_fp32)
-
-

@@ -28,8 +28,14 @@ MAX_SEGMENTS = 1 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
-                       ctypes.c_long]
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 _libc.munmap.restype = ctypes.c_int
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.restype = ctypes.c_int
@@ -43,14 +49,23 @@ def _round_up(value: int, unit: int) -> int:
 def check_segments(segment_bytes: List[int], slab_bytes: int) -> None:
     """Refuses figures that cannot describe a slab, before any of them is used."""
     if slab_bytes > MAX_SLAB_BYTES or len(segment_bytes) > MAX_SEGMENTS:
-        raise DataLoss(f"mapping a shard: {slab_bytes} bytes in {len(segment_bytes)} segments is more "
-                       "than any machine can map; update the daemon and this client", "INVALID_REPLY")
+        raise DataLoss(
+            f"mapping a shard: {slab_bytes} bytes in {len(segment_bytes)} segments is more "
+            "than any machine can map; update the daemon and this client",
+            "INVALID_REPLY",
+        )
     if sum(segment_bytes) != slab_bytes or any(size <= 0 for size in segment_bytes):
-        raise DataLoss(f"mapping a shard: segments of {sum(segment_bytes)} bytes are announced for a "
-                       f"slab of {slab_bytes}; update the daemon and this client", "INVALID_REPLY")
+        raise DataLoss(
+            f"mapping a shard: segments of {sum(segment_bytes)} bytes are announced for a "
+            f"slab of {slab_bytes}; update the daemon and this client",
+            "INVALID_REPLY",
+        )
     if any(size % _PAGE for size in segment_bytes[:-1]):
-        raise DataLoss("mapping a shard: a segment inside the slab is no whole number of pages, so the "
-                       "next cannot follow it; update the daemon and this client", "INVALID_REPLY")
+        raise DataLoss(
+            "mapping a shard: a segment inside the slab is no whole number of pages, so the "
+            "next cannot follow it; update the daemon and this client",
+            "INVALID_REPLY",
+        )
 
 
 class Mapping:
@@ -86,14 +101,19 @@ class Mapping:
     def add(self, fd: int) -> None:
         """Maps the next segment from `fd`, which stays the caller's."""
         if self._next >= len(self._segments):
-            raise DataLoss("mapping a shard: more descriptors arrived than segments were announced",
-                           "INVALID_REPLY")
+            raise DataLoss(
+                "mapping a shard: more descriptors arrived than segments were announced",
+                "INVALID_REPLY",
+            )
         size = self._segments[self._next]
         actual = os.fstat(fd).st_size
         if actual < size:
             # Touching pages beyond a file's end is SIGBUS.
-            raise DataLoss(f"mapping a shard: segment {self._next} has {actual} bytes, {size} were "
-                           "announced; acquire the shard again", "INVALID_REPLY")
+            raise DataLoss(
+                f"mapping a shard: segment {self._next} has {actual} bytes, {size} were "
+                "announced; acquire the shard again",
+                "INVALID_REPLY",
+            )
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if self.writable else 0)
         sharing = mmap.MAP_PRIVATE if self.mode == "private" else mmap.MAP_SHARED
         at = self.address + self._offset
@@ -109,8 +129,10 @@ class Mapping:
         or anything made from its buffer, and the memory stays.
         """
         if self._next != len(self._segments):
-            raise DataLoss(f"mapping a shard: {self._next} of {len(self._segments)} segments arrived",
-                           "INVALID_REPLY")
+            raise DataLoss(
+                f"mapping a shard: {self._next} of {len(self._segments)} segments arrived",
+                "INVALID_REPLY",
+            )
         if not self.nbytes:
             array = (ctypes.c_char * 0)()
         else:

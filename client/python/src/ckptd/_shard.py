@@ -3,7 +3,7 @@
 import collections.abc
 from typing import Iterator, Optional, Tuple
 
-from . import _dtypes, _fds, _proto, _types
+from . import _fds, _proto, _types
 from ._errors import FailedPrecondition
 from ._mapping import Mapping, check_segments
 from ._rpc import Connection, Deadline
@@ -22,8 +22,18 @@ class TensorView:
     SIGSEGV.
     """
 
-    __slots__ = ("name", "shape", "offset", "nbytes", "padded_nbytes", "digest", "writable", "_dtype",
-                 "_array", "__weakref__")
+    __slots__ = (
+        "name",
+        "shape",
+        "offset",
+        "nbytes",
+        "padded_nbytes",
+        "digest",
+        "writable",
+        "_dtype",
+        "_array",
+        "__weakref__",
+    )
 
     def __init__(self, shard: "Shard", index: int):
         table = shard.table
@@ -51,26 +61,30 @@ class TensorView:
     @property
     def buffer(self) -> memoryview:
         """The bytes, without padding. Read-only where the memory is."""
-        view = memoryview(self._array).cast("B")[self.offset:self.offset + self.nbytes]
+        view = memoryview(self._array).cast("B")[self.offset : self.offset + self.nbytes]
         return view if self.writable else view.toreadonly()
 
     @property
     def padded_buffer(self) -> memoryview:
-        view = memoryview(self._array).cast("B")[self.offset:self.offset + self.padded_nbytes]
+        view = memoryview(self._array).cast("B")[self.offset : self.offset + self.padded_nbytes]
         return view if self.writable else view.toreadonly()
 
     def _typed(self):
         import numpy
 
         if self._dtype.numpy is None:
-            raise TypeError(f"{self.name} is {self.dtype}, elements smaller than a byte; use .buffer")
+            raise TypeError(
+                f"{self.name} is {self.dtype}, elements smaller than a byte; use .buffer"
+            )
         return numpy.frombuffer(self.buffer, dtype=self._dtype.numpy).reshape(self.shape)
 
     def numpy(self):
         """A NumPy array over the memory. Raises TypeError for types NumPy has not (BF16, FP8)."""
         if not self._dtype.exact:
-            raise TypeError(f"{self.name} is {self.dtype}, which NumPy has not; use .buffer, "
-                            "torch.from_dlpack or ml_dtypes over numpy.frombuffer(view.buffer)")
+            raise TypeError(
+                f"{self.name} is {self.dtype}, which NumPy has not; use .buffer, "
+                "torch.from_dlpack or ml_dtypes over numpy.frombuffer(view.buffer)"
+            )
         return self._typed()
 
     @property
@@ -78,8 +92,13 @@ class TensorView:
         if not self._dtype.exact:
             # AttributeError makes NumPy look for another way instead of misreading bytes.
             raise AttributeError(f"{self.dtype} has no NumPy type")
-        return {"version": 3, "shape": self.shape, "typestr": self._dtype.numpy,
-                "data": self.buffer if self.nbytes else (0, not self.writable), "strides": None}
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": self._dtype.numpy,
+            "data": self.buffer if self.nbytes else (0, not self.writable),
+            "strides": None,
+        }
 
     def __dlpack_device__(self) -> Tuple[int, int]:
         return (1, 0)
@@ -118,7 +137,9 @@ class Shard:
     stays valid as long as anything uses it, closed or not, daemon or not.
     """
 
-    def __init__(self, reply, checkpoint: str, table: Table, mapping: Mapping, array, lease: _fds.Lease):
+    def __init__(
+        self, reply, checkpoint: str, table: Table, mapping: Mapping, array, lease: _fds.Lease
+    ):
         self.checkpoint = checkpoint
         self.lease_name: str = reply.lease
         self.mode: str = mapping.mode
@@ -136,7 +157,8 @@ class Shard:
 
     def __repr__(self) -> str:
         state = "leased" if self._lease.open else "closed"
-        return f"<ckptd.Shard of {self.checkpoint}, {len(self.table.names)} tensors, {self.mode}, {state}>"
+        count = len(self.table.names)
+        return f"<ckptd.Shard of {self.checkpoint}, {count} tensors, {self.mode}, {state}>"
 
     @property
     def tensors(self) -> _Tensors:
@@ -162,8 +184,11 @@ def _read_table(connection: Connection, name: str, reply, deadline: Deadline) ->
     token = reply.next_page_token
     while token:
         page = connection.call(
-            "ListShardTensors", _proto.message("ListShardTensorsRequest")(name=name, page_token=token),
-            f"reading the tensor table of {name}", deadline)
+            "ListShardTensors",
+            _proto.message("ListShardTensorsRequest")(name=name, page_token=token),
+            f"reading the tensor table of {name}",
+            deadline,
+        )
         table.add_page(page.tensors)
         token = page.next_page_token
     table.finish(reply.tensor_count)
@@ -173,8 +198,13 @@ def _read_table(connection: Connection, name: str, reply, deadline: Deadline) ->
 def _release(connection: Connection, lease: str) -> None:
     """Gives back a lease that never got its connection; the daemon would time it out anyway."""
     try:
-        connection.call("ReleaseShard", _proto.message("ReleaseShardRequest")(lease=lease),
-                        "releasing a shard", Deadline(1.0), retry=False)
+        connection.call(
+            "ReleaseShard",
+            _proto.message("ReleaseShardRequest")(lease=lease),
+            "releasing a shard",
+            Deadline(1.0),
+            retry=False,
+        )
     except Exception:  # the error that led here matters more
         return
 
@@ -182,17 +212,27 @@ def _release(connection: Connection, lease: str) -> None:
 def acquire(connection: Connection, name: str, mode: int, deadline: Deadline) -> Shard:
     request = _proto.message("AcquireShardRequest")(name=name, mode=mode, accepted_kinds=[_MEMFD])
     # An EXCLUSIVE answer that got lost may have handed the memory over: not tried again.
-    reply = connection.call("AcquireShard", request, f"acquiring {name}", deadline,
-                            retry=mode != _types.MODES["exclusive"])
+    reply = connection.call(
+        "AcquireShard",
+        request,
+        f"acquiring {name}",
+        deadline,
+        retry=mode != _types.MODES["exclusive"],
+    )
     try:
         if reply.WhichOneof("handle") != "memfd":
-            raise FailedPrecondition(f"acquiring {name}: the daemon offers memory of a kind this client "
-                                     "cannot map; update the Python package", "HANDLE_KIND")
+            raise FailedPrecondition(
+                f"acquiring {name}: the daemon offers memory of a kind this client "
+                "cannot map; update the Python package",
+                "HANDLE_KIND",
+            )
         segments = list(reply.memfd.segment_bytes)
         check_segments(segments, reply.slab_bytes)
         mapping = Mapping(segments, _types.MODE_NAMES.get(reply.mode, "shared"))
         table = _read_table(connection, name, reply, deadline)
-        lease = _fds.receive(reply.memfd.fd_socket, reply.token, len(segments), deadline, mapping.add)
+        lease = _fds.receive(
+            reply.memfd.fd_socket, reply.token, len(segments), deadline, mapping.add
+        )
     except BaseException:
         _release(connection, reply.lease)
         raise

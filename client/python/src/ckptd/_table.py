@@ -26,8 +26,11 @@ class Table:
         self.index: Dict[str, int] = {}
 
     def _refuse(self, why: str):
-        raise DataLoss(f"reading {self._what}: {why}; the daemon's answer cannot be trusted, update the "
-                       "daemon and this client", "INVALID_REPLY")
+        raise DataLoss(
+            f"reading {self._what}: {why}; the daemon's answer cannot be trusted, update the "
+            "daemon and this client",
+            "INVALID_REPLY",
+        )
 
     def add_page(self, page) -> None:
         names, ranks = list(page.names), list(page.ranks_of_shape)
@@ -35,7 +38,8 @@ class Table:
         sizes, padded, digests = list(page.bytes), list(page.padded_bytes), list(page.digests)
         count = len(names)
         if any(len(column) != count for column in (ranks, dtypes, offsets, sizes, padded)) or len(
-                digests) not in (0, count):
+            digests
+        ) not in (0, count):
             self._refuse("its columns have different lengths")
         shapes = _types.shapes_of(ranks, list(page.dims), self._what)
         rows = [self._row(*entry) for entry in zip(names, dtypes, shapes, offsets, sizes, padded)]
@@ -53,10 +57,14 @@ class Table:
         if row is None:
             self._refuse(f"tensor {name!r} has the unknown element type {dtype}")
         if math.prod(shape) * row.bits != size * 8:
-            self._refuse(f"tensor {name!r} of shape {list(shape)} in {row.name} cannot have {size} bytes")
+            self._refuse(
+                f"tensor {name!r} of shape {list(shape)} in {row.name} cannot have {size} bytes"
+            )
         if offset % _ALIGNMENT or padded < size or offset + padded > self._slab_bytes:
-            self._refuse(f"tensor {name!r} lies at bytes {offset} to {offset + max(size, padded)} of a "
-                         f"slab of {self._slab_bytes}")
+            self._refuse(
+                f"tensor {name!r} lies at bytes {offset} to {offset + max(size, padded)} of a "
+                f"slab of {self._slab_bytes}"
+            )
         return row
 
     def finish(self, tensor_count: int) -> None:

@@ -79,7 +79,9 @@ def progress_of(message) -> Progress:
         waiting_ranks=tuple(message.waiting_ranks),
         storage_bytes=message.storage_bytes,
         sent_bytes=message.sent_bytes,
-        stages=tuple((_STAGES.get(t.stage, str(t.stage)), seconds(t.duration)) for t in message.stages),
+        stages=tuple(
+            (_STAGES.get(t.stage, str(t.stage)), seconds(t.duration)) for t in message.stages
+        ),
     )
 
 
@@ -149,7 +151,7 @@ def shapes_of(ranks: List[int], dims: List[int], what: str) -> List[Tuple[int, .
         )
     shapes, at = [], 0
     for rank in ranks:
-        shapes.append(tuple(dims[at:at + rank]))
+        shapes.append(tuple(dims[at : at + rank]))
         at += rank
     return shapes
 
@@ -157,19 +159,36 @@ def shapes_of(ranks: List[int], dims: List[int], what: str) -> List[Tuple[int, .
 def add_page(source: Source, table) -> None:
     """Adds one page of an InspectCheckpoint reply."""
     columns = [
-        list(c) for c in (table.names, table.dtypes, table.ranks_of_shape, table.files, table.offsets,
-                          table.bytes)
+        list(c)
+        for c in (
+            table.names,
+            table.dtypes,
+            table.ranks_of_shape,
+            table.files,
+            table.offsets,
+            table.bytes,
+        )
     ]
     what = f"the tensors of {source.source}"
-    if len({len(column) for column in columns}) > 1 or any(f >= len(source.files) for f in columns[3]):
-        raise DataLoss(f"reading {what}: the columns of the daemon's table do not fit together; "
-                       "update the daemon and this client", "INVALID_REPLY")
+    if len({len(column) for column in columns}) > 1 or any(
+        f >= len(source.files) for f in columns[3]
+    ):
+        raise DataLoss(
+            f"reading {what}: the columns of the daemon's table do not fit together; "
+            "update the daemon and this client",
+            "INVALID_REPLY",
+        )
     names, dtypes, ranks, files, offsets, sizes = columns
     for i, shape in enumerate(shapes_of(ranks, list(table.dims), what)):
         row = _dtypes.BY_NUMBER.get(dtypes[i])
         source.tensors[names[i]] = SourceTensor(
-            names[i], row.name if row else str(dtypes[i]), shape, source.files[files[i]][0],
-            offsets[i], sizes[i])
+            names[i],
+            row.name if row else str(dtypes[i]),
+            shape,
+            source.files[files[i]][0],
+            offsets[i],
+            sizes[i],
+        )
     source.aliases.update(zip(table.alias_names, table.alias_targets))
 
 
@@ -198,7 +217,8 @@ def plan_of(message) -> Plan:
     return Plan(
         ranks=tuple(
             RankPlan(r.rank, r.slab_bytes, r.tensor_bytes, r.tensor_count, r.received_bytes)
-            for r in message.ranks),
+            for r in message.ranks
+        ),
         files=tuple((f.path, f.read_bytes) for f in message.files),
         storage_bytes=message.storage_bytes,
         peak_rank_bytes=message.peak_rank_bytes,

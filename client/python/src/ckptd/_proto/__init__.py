@@ -40,7 +40,7 @@ def message(name: str):
 def enum_names(name: str, prefix: str) -> dict:
     """Number -> value name without its prefix, of an enum of ckptd.v1."""
     enum = _pool.FindEnumTypeByName(f"{_PACKAGE}.{name}")
-    return {value.number: value.name[len(prefix):] for value in enum.values}
+    return {value.number: value.name[len(prefix) :] for value in enum.values}
 
 
 def _methods() -> dict:

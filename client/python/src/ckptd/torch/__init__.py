@@ -1,11 +1,11 @@
 """Fills PyTorch models, sharded or not, with the daemon's memory instead of copies.
 
-    with torch.device("meta"):
-        model = Model()
-    for layer in model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-    result = ckptd.torch.load_into(model, "/models/llama")
+with torch.device("meta"):
+    model = Model()
+for layer in model.layers:
+    fully_shard(layer)
+fully_shard(model)
+result = ckptd.torch.load_into(model, "/models/llama")
 """
 
 from ._files import load_file

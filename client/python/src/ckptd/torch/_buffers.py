@@ -40,9 +40,9 @@ class _Blank:
 
 
 def remake(model: nn.Module, left: List[Target], init_buffers: Optional[InitBuffers]) -> List[str]:
-    """Fills the buffers of `left`, all on meta. Returns their names, or raises naming those it could not.
+    """Fills the buffers of `left`, all on meta. Returns their names.
 
-    Buffers nobody filled go back to meta before the error is raised.
+    Those nobody filled go back to meta and are named in the error.
     """
     blanks = [_Blank(target) for target in left]
     for blank in blanks:
@@ -61,9 +61,14 @@ def remake(model: nn.Module, left: List[Target], init_buffers: Optional[InitBuff
     if unfilled:
         names = sorted(blank.target.name for blank in unfilled)
         raise FailedPrecondition(
-            f"filling the model: {len(names)} buffers are in no checkpoint and still without values "
-            f"({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}); pass init_buffers=, a function "
-            "of (model, names) that computes them", "BUFFERS_LEFT", {"buffers": ",".join(names)})
+            f"filling the model: {len(names)} buffers are in no checkpoint and still without "
+            "values "
+            f"({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}); pass init_buffers=, a "
+            "function "
+            "of (model, names) that computes them",
+            "BUFFERS_LEFT",
+            {"buffers": ",".join(names)},
+        )
     return sorted(blank.target.name for blank in blanks)
 
 
@@ -73,7 +78,11 @@ def _by_hugging_face(model: nn.Module, blanks: List[_Blank]) -> None:
     for blank in blanks:
         for module, _ in blank.target.slots:
             owners[id(module)] = module
-    roots = [m for m in model.modules() if callable(getattr(m, "_init_weights", None)) and hasattr(m, "config")]
+    roots = [
+        m
+        for m in model.modules()
+        if callable(getattr(m, "_init_weights", None)) and hasattr(m, "config")
+    ]
     if not owners or not roots:
         return
     # The flag by which transformers knows weights that hold values already.
@@ -82,7 +91,11 @@ def _by_hugging_face(model: nn.Module, blanks: List[_Blank]) -> None:
         param._is_hf_initialized = True
     kept = {id(b): b for owner in owners.values() for b in owner._buffers.values() if b is not None}
     empties = {id(blank.empty) for blank in blanks}
-    real = [b for key, b in kept.items() if key not in empties and not getattr(b, "_is_hf_initialized", False)]
+    real = [
+        b
+        for key, b in kept.items()
+        if key not in empties and not getattr(b, "_is_hf_initialized", False)
+    ]
     for buffer in real:
         buffer._is_hf_initialized = True
     try:

@@ -17,10 +17,23 @@ except ImportError:  # a torch built without distributed
 
 from .._errors import FailedPrecondition
 
-_PARAM_NAMES = ("sharded_param", "_sharded_param_data", "padded_sharded_param_size", "sharded_size",
-                "fsdp_placement", "_sharding_spec", "_module_info")
-_GROUP_NAMES = ("_training_state", "_all_gather_result", "wait_for_unshard", "_sharded_state",
-                "_to_sharded", "fsdp_params")
+_PARAM_NAMES = (
+    "sharded_param",
+    "_sharded_param_data",
+    "padded_sharded_param_size",
+    "sharded_size",
+    "fsdp_placement",
+    "_sharding_spec",
+    "_module_info",
+)
+_GROUP_NAMES = (
+    "_training_state",
+    "_all_gather_result",
+    "wait_for_unshard",
+    "_sharded_state",
+    "_to_sharded",
+    "fsdp_params",
+)
 _HOOK_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
 
@@ -62,8 +75,11 @@ class Groups:
             state = holder._training_state
             if state.name != "IDLE":
                 raise FailedPrecondition(
-                    f"filling an FSDP2 model: it is in state {state.name}, inside a forward or before its "
-                    "backward; load between two steps", "MODEL_BUSY")
+                    f"filling an FSDP2 model: it is in state {state.name}, inside a forward or "
+                    "before its "
+                    "backward; load between two steps",
+                    "MODEL_BUSY",
+                )
         for group in self.groups:
             if group._all_gather_result is not None:
                 group.wait_for_unshard()
@@ -84,11 +100,12 @@ def _require(thing, names: Iterable[str]) -> None:
         raise FailedPrecondition(
             f"filling an FSDP2 model: PyTorch {torch.__version__} has no {', '.join(lacking)} in "
             f"{type(thing).__name__}; use a PyTorch that this ckptd was tried with (2.6 to 2.13)",
-            "TORCH_UNSUPPORTED")
+            "TORCH_UNSUPPORTED",
+        )
 
 
 def managed_elsewhere(slots) -> bool:
-    """Whether FSDP2 manages the parameter in one of `slots` (module, name), by the hook it leaves there."""
+    """Whether FSDP2 manages the parameter in one of `slots`, by the hook it leaves there."""
     for module, name in slots:
         for hook in module._load_state_dict_post_hooks.values():
             if getattr(hook, "__module__", "") != _HOOK_MODULE:
@@ -181,7 +198,11 @@ def in_place_works(param, spec) -> bool:
         fresh = torch.zeros(local.shape, dtype=local.dtype)
         before = id(scratch)
         put(scratch, fresh, spec)
-        return (id(scratch) == before and scratch.device == fresh.device
-                and scratch._local_tensor.data_ptr() == fresh.data_ptr() and scratch._spec is spec)
+        return (
+            id(scratch) == before
+            and scratch.device == fresh.device
+            and scratch._local_tensor.data_ptr() == fresh.data_ptr()
+            and scratch._spec is spec
+        )
     except Exception:  # any failure means: take the public path
         return False

@@ -36,11 +36,19 @@ class _Clock:
         self._last = now
 
 
-def load_into(model: nn.Module, source: Union[str, os.PathLike], *, mode: str = "auto",
-              dtype: Optional[torch.dtype] = None, strict: bool = True, timeout: float = 600.0,
-              digest: bool = True, address: Optional[str] = None,
-              client: Optional[_client.Client] = None,
-              init_buffers: Optional[_buffers.InitBuffers] = None) -> LoadResult:
+def load_into(
+    model: nn.Module,
+    source: Union[str, os.PathLike],
+    *,
+    mode: str = "auto",
+    dtype: Optional[torch.dtype] = None,
+    strict: bool = True,
+    timeout: float = 600.0,
+    digest: bool = True,
+    address: Optional[str] = None,
+    client: Optional[_client.Client] = None,
+    init_buffers: Optional[_buffers.InitBuffers] = None,
+) -> LoadResult:
     """Makes the daemon's memory the storage of every parameter and buffer of `model`.
 
     Call it once on each rank, after fully_shard (or parallelize_module, or nothing),
@@ -68,11 +76,23 @@ def load_into(model: nn.Module, source: Union[str, os.PathLike], *, mode: str = 
     for BUFFERS_LEFT, which comes after the weights are in.
     """
     with _no_collection():
-        return _load_into(model, source, mode, dtype, strict, Deadline(timeout), digest, address, client,
-                          init_buffers)
+        return _load_into(
+            model,
+            source,
+            mode,
+            dtype,
+            strict,
+            Deadline(timeout),
+            digest,
+            address,
+            client,
+            init_buffers,
+        )
 
 
-def _load_into(model, source, mode, dtype, strict, deadline, digest, address, client, init_buffers) -> LoadResult:
+def _load_into(
+    model, source, mode, dtype, strict, deadline, digest, address, client, init_buffers
+) -> LoadResult:
     seconds: dict = {}
     clock = _Clock(seconds)
     targets = _list_targets(model, dtype)
@@ -86,16 +106,25 @@ def _load_into(model, source, mode, dtype, strict, deadline, digest, address, cl
         clock.lap("inspect")
         layout = _targets.state(wanted, rank, world_size)
         clock.lap("layout")
-        checkpoint = own.load(source, layout=layout, mode=mode, timeout=max(deadline.left(), 1e-3),
-                              digest=digest)
+        checkpoint = own.load(
+            source, layout=layout, mode=mode, timeout=max(deadline.left(), 1e-3), digest=digest
+        )
         clock.lap("load")
         shard = own.acquire(checkpoint, mode, timeout=max(deadline.left(), 1e-3))
         clock.lap("acquire")
     finally:
         if client is None:
             own.close()
-    result = LoadResult(checkpoint.name, mode, sum(shard.table.nbytes), len(shard.table.names),
-                        checkpoint.resident, missing, unexpected, seconds=seconds)
+    result = LoadResult(
+        checkpoint.name,
+        mode,
+        sum(shard.table.nbytes),
+        len(shard.table.names),
+        checkpoint.resident,
+        missing,
+        unexpected,
+        seconds=seconds,
+    )
     try:
         entries = _place.prepare(wanted, shard)
     except Error:
@@ -131,9 +160,13 @@ def _choose_mode(mode: str, targets: List[Target]) -> str:
     trainable = [t.name for t in targets if not t.is_buffer and t.tensor.requires_grad]
     if mode == "shared" and trainable:
         raise InvalidArgument(
-            f"filling a model with mode='shared': that memory is read-only, and {len(trainable)} parameters "
-            f"({', '.join(trainable[:_SHOWN])}{', ...' if len(trainable) > _SHOWN else ''}) are trainable; "
-            "use mode='private', or model.requires_grad_(False) first", "INVALID_REQUEST")
+            f"filling a model with mode='shared': that memory is read-only, and {len(trainable)} "
+            "parameters "
+            f"({', '.join(trainable[:_SHOWN])}{', ...' if len(trainable) > _SHOWN else ''}) are "
+            "trainable; "
+            "use mode='private', or model.requires_grad_(False) first",
+            "INVALID_REQUEST",
+        )
     return mode
 
 
@@ -148,9 +181,12 @@ def _check_devices(targets: List[Target]) -> None:
             continue
         if wanted not in ("cpu", "meta"):
             raise Unimplemented(
-                f"filling {target.name}: it belongs on {wanted}, and this client maps host memory; build "
-                "the mesh for 'cpu', or use CPUOffloadPolicy(pin_memory=False)", "DEVICE_UNSUPPORTED",
-                {"tensor": target.name})
+                f"filling {target.name}: it belongs on {wanted}, and this client maps host "
+                "memory; build "
+                "the mesh for 'cpu', or use CPUOffloadPolicy(pin_memory=False)",
+                "DEVICE_UNSUPPORTED",
+                {"tensor": target.name},
+            )
         fine.add(id(holder))
 
 
@@ -166,7 +202,9 @@ def _no_collection():
             gc.enable()
 
 
-def _match(own: _client.Client, source, targets: List[Target], strict: bool, rank: int, deadline: Deadline):
+def _match(
+    own: _client.Client, source, targets: List[Target], strict: bool, rank: int, deadline: Deadline
+):
     """(targets to load, buffers left on meta, missing names, unexpected names)."""
     index = _inspect(own, source, strict, rank, deadline)
     wanted, left, missing, known = [], [], [], set()
@@ -192,7 +230,9 @@ def _match(own: _client.Client, source, targets: List[Target], strict: bool, ran
     return wanted, left, sorted(missing), sorted(unexpected)
 
 
-def _inspect(own: _client.Client, source, strict: bool, rank: int, deadline: Deadline) -> Optional[Source]:
+def _inspect(
+    own: _client.Client, source, strict: bool, rank: int, deadline: Deadline
+) -> Optional[Source]:
     try:
         return own.inspect(source, timeout=max(deadline.left(), 1e-3))
     except Error as error:
@@ -201,8 +241,10 @@ def _inspect(own: _client.Client, source, strict: bool, rank: int, deadline: Dea
         unseen = error.reason in ("SOURCE_NOT_FOUND", "SOURCE_UNREADABLE")
         if not (strict and rank > 0 and unseen):
             raise
-        warnings.warn(f"ckptd: rank {rank} cannot see {source}; unexpected names are checked on rank 0 only",
-                      stacklevel=4)
+        warnings.warn(
+            f"ckptd: rank {rank} cannot see {source}; unexpected names are checked on rank 0 only",
+            stacklevel=4,
+        )
         return None
 
 
@@ -216,6 +258,9 @@ def _mismatch(source, missing: List[str], unexpected: List[str]) -> Error:
     if unexpected:
         parts.append(f"it has {len(unexpected)} the model has not ({shown(unexpected)})")
     kind = NotFound if missing else InvalidArgument
-    return kind(f"loading {source} into the model: {' and '.join(parts)}; pass strict=False to load what "
-                "both have", "TENSOR_NOT_FOUND" if missing else "UNEXPECTED_TENSORS",
-                {"missing": ",".join(sorted(missing)), "unexpected": ",".join(sorted(unexpected))})
+    return kind(
+        f"loading {source} into the model: {' and '.join(parts)}; pass strict=False to load what "
+        "both have",
+        "TENSOR_NOT_FOUND" if missing else "UNEXPECTED_TENSORS",
+        {"missing": ",".join(sorted(missing)), "unexpected": ",".join(sorted(unexpected))},
+    )

@@ -9,7 +9,8 @@ from .._errors import FailedPrecondition
 
 _FROM_NUMBER = {
     row.number: getattr(torch, row.torch)
-    for row in _dtypes.BY_NUMBER.values() if row.torch and hasattr(torch, row.torch)
+    for row in _dtypes.BY_NUMBER.values()
+    if row.torch and hasattr(torch, row.torch)
 }
 _TO_NUMBER = {dtype: number for number, dtype in _FROM_NUMBER.items()}
 
@@ -27,8 +28,11 @@ def torch_dtype(row: _dtypes.Dtype, name: str) -> torch.dtype:
     dtype = _FROM_NUMBER.get(row.number)
     if dtype is None:
         raise FailedPrecondition(
-            f"making a tensor of {name}: this PyTorch has no type for {row.name}; update PyTorch, or "
-            "use the bytes by client.acquire(...).tensors[name].buffer", "DTYPE_UNSUPPORTED")
+            f"making a tensor of {name}: this PyTorch has no type for {row.name}; update "
+            "PyTorch, or "
+            "use the bytes by client.acquire(...).tensors[name].buffer",
+            "DTYPE_UNSUPPORTED",
+        )
     return dtype
 
 

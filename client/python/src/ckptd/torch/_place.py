@@ -50,15 +50,21 @@ def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
         if mesh not in tried:
             tried[mesh] = _fsdp.in_place_works(target.tensor, target.spec)
         if not tried[mesh]:
-            entry.public = f"PyTorch {torch.__version__} does not let a DTensor's memory be exchanged"
+            entry.public = (
+                f"PyTorch {torch.__version__} does not let a DTensor's memory be exchanged"
+            )
     return entries
 
 
 def _entry(target: Target, table) -> Entry:
     index = table.index.get(target.name)
     if index is None:
-        raise DataLoss(f"filling {target.name}: the shard lacks it although it was asked for; update the "
-                       "daemon and this client", "INVALID_REPLY", {"tensor": target.name})
+        raise DataLoss(
+            f"filling {target.name}: the shard lacks it although it was asked for; update the "
+            "daemon and this client",
+            "INVALID_REPLY",
+            {"tensor": target.name},
+        )
     local, padded = _local_shapes(target)
     row, shape = table.dtypes[index], table.shapes[index]
     if row.number != _memory.number_of(target.dtype):
@@ -67,7 +73,10 @@ def _entry(target: Target, table) -> Entry:
         _differs(target, f"shape {list(shape)} instead of {list(local)}")
     count = math.prod(padded)
     if table.padded_nbytes[index] < count * row.bits // 8:
-        _differs(target, f"{table.padded_nbytes[index]} bytes with padding, fewer than {count} elements need")
+        _differs(
+            target,
+            f"{table.padded_nbytes[index]} bytes with padding, fewer than {count} elements need",
+        )
     # An empty shape still gets storage: FSDP2 gathers its padding.
     entry = Entry(target, target.dtype, table.offsets[index], count, local)
     if not target.is_buffer:
@@ -79,9 +88,12 @@ def _entry(target: Target, table) -> Entry:
 
 
 def _differs(target: Target, what: str) -> None:
-    raise DataLoss(f"filling {target.name}: the daemon's shard has {what}; the placements were understood "
-                   "differently, so nothing was loaded; update the daemon and this client",
-                   "LAYOUT_MISMATCH", {"tensor": target.name})
+    raise DataLoss(
+        f"filling {target.name}: the daemon's shard has {what}; the placements were understood "
+        "differently, so nothing was loaded; update the daemon and this client",
+        "LAYOUT_MISMATCH",
+        {"tensor": target.name},
+    )
 
 
 def _local_shapes(target: Target):
@@ -93,12 +105,17 @@ def _local_shapes(target: Target):
 
 
 def _check_dtype_change(target: Target) -> None:
-    used = target.tensor.grad is not None or (target.fsdp is not None and _fsdp.was_used(target.fsdp))
+    used = target.tensor.grad is not None or (
+        target.fsdp is not None and _fsdp.was_used(target.fsdp)
+    )
     if used:
         raise FailedPrecondition(
-            f"filling {target.name}: it was already trained with as {target.tensor.dtype} and cannot become "
-            f"{target.dtype} in place; load before the first forward, or without dtype=", "MODEL_IN_USE",
-            {"tensor": target.name})
+            f"filling {target.name}: it was already trained with as {target.tensor.dtype} and "
+            "cannot become "
+            f"{target.dtype} in place; load before the first forward, or without dtype=",
+            "MODEL_IN_USE",
+            {"tensor": target.name},
+        )
 
 
 def _refuse_subclass(target: Target) -> None:
@@ -110,9 +127,12 @@ def _refuse_subclass(target: Target) -> None:
         kind = type(tensor).__name__
     if kind is not None:
         raise FailedPrecondition(
-            f"filling {target.name}: it is a {kind}, whose bytes only its own code knows; load before it is "
-            "converted, or read the tensors with ckptd.torch.load_file", "TENSOR_SUBCLASS",
-            {"tensor": target.name})
+            f"filling {target.name}: it is a {kind}, whose bytes only its own code knows; load "
+            "before it is "
+            "converted, or read the tensors with ckptd.torch.load_file",
+            "TENSOR_SUBCLASS",
+            {"tensor": target.name},
+        )
 
 
 def _refusal(target: Target) -> Optional[str]:
@@ -174,8 +194,14 @@ def _fill_publicly(entry: Entry, shard: Shard, result: LoadResult) -> None:
         target.fsdp._sharded_param_data = flat
     if target.spec is not None:
         tensor = target.tensor
-        value = _fsdp.DTensor.from_local(value, tensor.device_mesh, tensor.placements, run_check=False,
-                                         shape=tensor.shape, stride=tensor.stride())
+        value = _fsdp.DTensor.from_local(
+            value,
+            tensor.device_mesh,
+            tensor.placements,
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
     module, name = target.slots[0]
     before = target.tensor
     module.load_state_dict({name: value}, strict=False, assign=True)
@@ -199,9 +225,11 @@ def _note_copies(entries: List[Entry], shard: Shard, result: LoadResult) -> None
         elif target.fsdp is not None and entry.count != math.prod(entry.local_shape):
             if not _short_shards_stay():
                 result.copied[target.name] = (
-                    f"FSDP2 of PyTorch {torch.__version__} copies short shards out at the first forward")
+                    f"FSDP2 of PyTorch {torch.__version__} copies short shards out at the first "
+                    "forward"
+                )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _short_shards_stay() -> bool:
     return _fsdp.keeps_short_shards()

@@ -44,6 +44,7 @@ class LoadResult:
             f"{self.tensor_count} tensors, {self.nbytes / 1e9:.3g} GB on this rank",
             f"{self.seconds.get('total', 0.0):.3g} s",
             f"{self.mode}, {'resident' if self.resident else 'loaded'} as {self.checkpoint}",
-            f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, {len(self.copied)} copied",
+            f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, {len(self.copied)} "
+            "copied",
         ]
         return "; ".join(parts)

@@ -83,8 +83,11 @@ def _attribute(target: Target, groups: _fsdp.Groups) -> None:
     target.spec = _fsdp.spec_of(tensor, target.fsdp)
     if target.fsdp is None and _fsdp.managed_elsewhere(target.slots):
         raise FailedPrecondition(
-            f"filling {target.name}: FSDP2 manages it from a module outside of the one given; pass the "
-            "whole model to load_into", "MODEL_PART")
+            f"filling {target.name}: FSDP2 manages it from a module outside of the one given; "
+            "pass the "
+            "whole model to load_into",
+            "MODEL_PART",
+        )
 
 
 def _check_all_managed(targets: List[Target], groups: _fsdp.Groups) -> None:
@@ -92,8 +95,11 @@ def _check_all_managed(targets: List[Target], groups: _fsdp.Groups) -> None:
     for key, param in groups.params.items():
         if key not in reached:
             raise FailedPrecondition(
-                f"filling an FSDP2 model: its parameter {param} is no longer the one in the module; "
-                "load before parameters are replaced", "MODEL_CHANGED")
+                f"filling an FSDP2 model: its parameter {param} is no longer the one in the "
+                "module; "
+                "load before parameters are replaced",
+                "MODEL_CHANGED",
+            )
 
 
 def choose_dtypes(targets: List[Target], dtype: Optional[torch.dtype]) -> None:
@@ -101,14 +107,18 @@ def choose_dtypes(targets: List[Target], dtype: Optional[torch.dtype]) -> None:
     if dtype is not None and not _memory.is_castable(dtype):
         raise InvalidArgument(
             f"reading dtype={dtype}: weights can be cast to float16, bfloat16, float32 and float64",
-            "INVALID_REQUEST")
+            "INVALID_REQUEST",
+        )
     for target in targets:
         own = target.tensor.dtype
         cast = dtype is not None and target.persistent and _memory.is_castable(own)
         target.dtype = dtype if cast else own
         if not _memory.number_of(own):
-            raise Unimplemented(f"filling {target.name}: checkpoints hold no {own}",
-                                "DTYPE_UNSUPPORTED", {"tensor": target.name})
+            raise Unimplemented(
+                f"filling {target.name}: checkpoints hold no {own}",
+                "DTYPE_UNSUPPORTED",
+                {"tensor": target.name},
+            )
 
 
 @dataclass
@@ -148,8 +158,11 @@ class _Statement:
         index = self.meshes.get(id(mesh))
         if index is None:
             ranks = mesh.mesh
-            stated = Mesh(tuple(ranks.shape), tuple(ranks.flatten().tolist()),
-                          tuple(mesh.mesh_dim_names or ()))
+            stated = Mesh(
+                tuple(ranks.shape),
+                tuple(ranks.flatten().tolist()),
+                tuple(mesh.mesh_dim_names or ()),
+            )
             if stated not in self.layout.meshes:
                 self.layout.meshes.append(stated)
             index = self.meshes[id(mesh)] = self.layout.meshes.index(stated)
@@ -167,7 +180,10 @@ def _placement(placement, target: Target) -> Tuple[int, int, int]:
         return (STRIDED_SHARD, placement.dim, placement.split_factor)
     raise InvalidArgument(
         f"filling {target.name}: it is placed as {placement}, which no checkpoint can fill; only "
-        "Replicate, Shard and _StridedShard can be loaded", "LAYOUT_INVALID", {"tensor": target.name})
+        "Replicate, Shard and _StridedShard can be loaded",
+        "LAYOUT_INVALID",
+        {"tensor": target.name},
+    )
 
 
 def state(targets: List[Target], rank: int, world_size: int) -> RankLayout:
@@ -175,6 +191,11 @@ def state(targets: List[Target], rank: int, world_size: int) -> RankLayout:
     layout = RankLayout(rank, world_size)
     statement = _Statement(layout)
     for target in sorted(targets, key=lambda each: each.names[0]):
-        layout.add(target.names[0], tuple(target.tensor.shape), statement.sharding(target),
-                   _memory.number_of(target.dtype), target.names[1:])
+        layout.add(
+            target.names[0],
+            tuple(target.tensor.shape),
+            statement.sharding(target),
+            _memory.number_of(target.dtype),
+            target.names[1:],
+        )
     return layout

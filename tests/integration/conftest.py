@@ -1,0 +1,77 @@
+"""Shared parts of the integration tests: groups of daemons and small checkpoints."""
+
+import pathlib
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+for path in (str(HERE), str(HERE.parent / "python"), str(HERE.parents[1] / "client/python/src")):
+    if path not in sys.path:
+        sys.path.insert(0, path)
+
+from group import BINARIES, Group, clean_environment  # noqa: E402
+
+
+def pytest_collection_modifyitems(items):
+    if items and not (BINARIES / "ckptd").exists():
+        pytest.exit(f"there is no {BINARIES}/ckptd; run deploy/setup --build first", returncode=3)
+
+
+@pytest.fixture(autouse=True)
+def no_ambient_daemon(monkeypatch):
+    import os
+    for name in set(os.environ) - set(clean_environment()):
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def start(tmp_path_factory):
+    """start(ranks, *launch options) -> a Group that is ready; stopped after the test."""
+    started = []
+
+    def make(ranks, *options, **named):
+        # Unix socket paths are short: the test's own name would not fit.
+        folder = tmp_path_factory.mktemp("g")
+        group = Group(folder, ranks, *options, **named)
+        started.append(group)
+        return group.__enter__()
+
+    yield make
+    for group in started:
+        group.stop()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two ranks, shared by the tests of a module that leave the group healthy."""
+    with Group(tmp_path_factory.mktemp("p"), 2) as group:
+        yield group
+
+
+def save(path, tensors):
+    from safetensors.torch import save_file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, str(path))
+    return str(path)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """(path, tensors) of a checkpoint with even, uneven, empty, scalar and odd tensors."""
+    import torch
+    generator = torch.Generator().manual_seed(11)
+    tensors = {
+        "embed.weight": torch.randn(37, 16, generator=generator).to(torch.bfloat16),
+        "layer.0.weight": torch.randn(64, 32, generator=generator),
+        "layer.0.bias": torch.randn(3, generator=generator),
+        "layer.1.weight": torch.randn(5, 3, 7, generator=generator).to(torch.float16),
+        "one": torch.randn(1, generator=generator).double(),
+        "scalar": torch.tensor(7, dtype=torch.int64),
+        "empty": torch.zeros(0, 4),
+        "mask": torch.tensor([True, False, True]),
+        "quantised": torch.randint(-128, 127, (9, 2), generator=generator, dtype=torch.int8),
+        "fp8": torch.randn(6, 4, generator=generator).to(torch.float8_e4m3fn),
+        "large": torch.randn(700, 1111, generator=generator),
+    }
+    return save(tmp_path / "ein Modell ü" / "model.safetensors", tensors), tensors

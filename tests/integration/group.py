@@ -1,0 +1,104 @@
+"""A group of real daemons under `ckptd launch`, for tests. Everything it starts ends with it."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARIES = pathlib.Path(os.environ.get("CKPTD_BUILD_DIR", ROOT / "build")) / "bin"
+PATIENCE = 60
+
+
+def wait_until(condition, what, seconds=PATIENCE):
+    """The first true value of condition(); fails naming `what` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {seconds} s in vain for {what}")
+
+
+def clean_environment():
+    foreign = ("CKPTD_", "SLURM_", "TORCHELASTIC_")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+    return {k: v for k, v in os.environ.items() if not k.startswith(foreign) and k not in names}
+
+
+class Group:
+    def __init__(self, folder, ranks, *options, job="job", command=()):
+        self.ranks, self.job, self.run_dir = ranks, job, pathlib.Path(folder)
+        self.environment = {**clean_environment(), "CKPTD_RUN_DIR": str(self.run_dir), "CKPTD_JOB": job}
+        self.log_path = self.run_dir / f"{job}.log"
+        arguments = ["launch", "--nproc", str(ranks), "--segment-bytes", "2MiB", *options]
+        if command:
+            arguments += ["--", *map(str, command)]
+        with open(self.log_path, "w") as log:
+            self.process = subprocess.Popen([BINARIES / "ckptd", *arguments], env=self.environment,
+                                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                                            text=True)
+
+    def __enter__(self):
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *error):
+        self.stop()
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=PATIENCE)
+
+    def log(self):
+        return self.log_path.read_text()
+
+    def address(self, rank):
+        return f"unix://{self.run_dir}/{self.job}/rank-{rank}.sock"
+
+    def ctl(self, *arguments, rank=0):
+        return subprocess.run([BINARIES / "ckptctl", "--output", "json", "--rank", str(rank), *map(str, arguments)],
+                              env=self.environment, capture_output=True, text=True, timeout=PATIENCE)
+
+    def json(self, *arguments, rank=0):
+        answer = self.ctl(*arguments, rank=rank)
+        assert answer.returncode == 0, answer.stderr
+        return json.loads(answer.stdout)
+
+    def error(self, *arguments, rank=0):
+        answer = self.ctl(*arguments, rank=rank)
+        assert answer.returncode != 0, answer.stdout
+        return json.loads(answer.stderr.strip().splitlines()[-1] if answer.stderr.count("\n") == 1
+                          else answer.stderr)["error"]
+
+    def info(self, rank=0):
+        answer = self.ctl("info", rank=rank)
+        return json.loads(answer.stdout) if answer.returncode == 0 else None
+
+    def ready(self):
+        infos = [self.info(rank) for rank in range(self.ranks)]
+        return all(infos) and all(i["state"] == "READY" for i in infos) and infos
+
+    def wait_ready(self):
+        def probe():
+            assert self.process.poll() is None, f"launch ended early:\n{self.log()}"
+            return self.ready()
+        return wait_until(probe, f"a complete group:\n{self.log()}")
+
+    def pid(self, rank):
+        return self.info(rank)["pid"]
+
+    def kill(self, rank, number=signal.SIGKILL):
+        """Kills a daemon and waits until launch has brought another one into the group."""
+        before = self.pid(rank)
+        os.kill(before, number)
+        wait_until(lambda: (lambda infos: infos and infos[rank]["pid"] != before)(self.ready()),
+                   f"rank {rank} to be back:\n{self.log()}")
