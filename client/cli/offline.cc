@@ -37,9 +37,7 @@ RankBytes ToRankBytes(const RankPlan& plan) {
   out.tensor_bytes = plan.tensor_bytes;
   out.tensor_count = static_cast<uint32_t>(plan.tensors.size());
   // Rank 0 reads; what it keeps itself is sent to nobody.
-  if (plan.rank != 0) {
-    for (const CopyOp& op : plan.ops) out.received_bytes += op.target_bytes();
-  }
+  out.received_bytes = plan.rank == 0 ? 0 : plan.tensor_bytes;
   return out;
 }
 

@@ -129,7 +129,7 @@ def run_group(folder, world, cases=(), timeout=150):
             worker.kill()
             worker.wait()
     outcome = {}
-    for rank, worker in enumerate(workers):
+    for rank in range(world):
         result = folder / f"rank-{rank}.json"
         for case, failure in (json.loads(result.read_text()) if result.exists() else {}).items():
             outcome.setdefault(case, {})[rank] = failure

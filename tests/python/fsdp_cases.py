@@ -79,9 +79,9 @@ def local(tensor):
 
 
 def daemon_ranges():
-    """Address ranges of this process that map the fake daemon's memory."""
+    """Address ranges of this process that map a daemon's memory."""
     with open("/proc/self/maps") as maps:
-        spans = [line.split()[0].split("-") for line in maps if "memfd:fake" in line]
+        spans = [line.split()[0].split("-") for line in maps if "memfd:" in line]
     return [(int(low, 16), int(high, 16)) for low, high in spans]
 
 
@@ -134,14 +134,17 @@ def train(model, optimizer, steps=2):
 class Bench:
     """What a case needs: the fake daemon's address, a folder, rank and size."""
 
-    def __init__(self, address, folder, rank, world):
+    def __init__(self, address, folder, rank, world, case):
         self.address, self.folder, self.rank, self.world = address, folder, rank, world
+        self.case, self.saved = case, 0
 
     def save(self, tensors):
-        path = os.path.join(
-            self.folder, f"rank{self.rank}-{len(os.listdir(self.folder))}.safetensors"
-        )
-        save_file(tensors, path)
+        """One file for all ranks, written by the first."""
+        self.saved += 1
+        path = os.path.join(self.folder, f"{self.case}-{self.saved}.safetensors")
+        if self.rank == 0:
+            save_file(tensors, path)
+        torch.distributed.barrier()
         return path
 
     def load(self, model, path, **options):

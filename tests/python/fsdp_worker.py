@@ -1,8 +1,12 @@
 """Runs the cases of fsdp_cases on one rank: python fsdp_worker.py FOLDER RANK WORLD [CASE ...].
 
+With CKPTD_TEST_ADDRESS (holding {rank}) the cases run against real daemons, one
+per rank, instead of a fake one in each process.
+
 Writes FOLDER/rank-RANK.json: case name -> null, or the traceback of its failure.
 """
 
+import contextlib
 import datetime
 import json
 import os
@@ -23,15 +27,18 @@ def main(folder, rank, world, only):
         "gloo", store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=60)
     )
     outcome = {}
-    files = os.path.join(folder, f"files-{rank}")
-    os.makedirs(files)
-    with FakeDaemon(folder, rank, world, segment_bytes=4096) as daemon:
+    files = os.path.join(folder, "files")
+    os.makedirs(files, exist_ok=True)
+    real = os.environ.get("CKPTD_TEST_ADDRESS", "")
+    daemon = contextlib.nullcontext() if real else FakeDaemon(folder, rank, world, 4096)
+    with daemon:
+        address = real.replace("{rank}", str(rank)) if real else daemon.path
         for case in CASES[world]:
             if only and case.__name__ not in only:
                 continue
             torch.manual_seed(0)
             try:
-                case(Bench(daemon.path, files, rank, world))
+                case(Bench(address, files, rank, world, case.__name__))
                 outcome[case.__name__] = None
             except BaseException:
                 outcome[case.__name__] = traceback.format_exc()
