@@ -13,6 +13,11 @@ constexpr std::chrono::seconds kBetweenLines{5};
 constexpr size_t kBarColumns = 24;
 constexpr size_t kMaxRanksShown = 8;
 
+// A load that has just been accepted is in no stage yet.
+std::string_view StageName(LoadStage stage) {
+  return stage == LoadStage::kUnspecified ? "STARTING" : NameOf(stage);
+}
+
 double ShareOf(const LoadProgress& progress) {
   if (progress.bytes_total == 0) return 0;
   const double share =
@@ -52,7 +57,7 @@ std::string Details(const LoadProgress& progress) {
 }  // namespace
 
 std::string ProgressLine(const LoadProgress& progress) {
-  std::string out(NameOf(progress.stage));
+  std::string out(StageName(progress.stage));
   if (progress.bytes_total > 0) out += fmt::format("  {:.0f}%", ShareOf(progress) * 100);
   return out + Details(progress);
 }
@@ -61,7 +66,7 @@ std::string ProgressBar(const LoadProgress& progress, size_t width) {
   if (progress.bytes_total == 0) return Shorten(ProgressLine(progress), width);
   const double share = ShareOf(progress);
   const auto full = static_cast<size_t>(share * static_cast<double>(kBarColumns));
-  return Shorten(fmt::format("{} [{}{}] {:3.0f}%{}", NameOf(progress.stage),
+  return Shorten(fmt::format("{} [{}{}] {:3.0f}%{}", StageName(progress.stage),
                              std::string(full, '#'), std::string(kBarColumns - full, '.'),
                              share * 100, Details(progress)),
                  width);

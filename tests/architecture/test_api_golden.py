@@ -19,7 +19,7 @@ from google.protobuf import descriptor_pb2, text_format
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROTO = ROOT / "proto"
 GOLDEN = ROOT / "tests/golden/api_v1.txtpb"
-HINT = "after a wanted change: python tests/architecture/test_api_golden.py --refresh"
+HINT = "After a wanted change: python tests/architecture/test_api_golden.py --refresh"
 SERVICE_FIELD, METHOD_FIELD = 6, 2  # in FileDescriptorProto, in ServiceDescriptorProto
 
 
@@ -56,8 +56,7 @@ def bare(files):
 
 
 def as_text(files):
-    head = f"# Generated from proto/. {HINT[0].upper()}{HINT[1:]}\n"
-    return head + text_format.MessageToString(bare(files))
+    return f"# Generated from proto/. {HINT}\n" + text_format.MessageToString(bare(files))
 
 
 def snake(name):
@@ -113,16 +112,13 @@ def service_problems(file, index, service):
         for kind, given in (("Request", method.input_type), ("Response", method.output_type)):
             if given != f".{file.package}.{method.name}{kind}":
                 yield f"{where} does not use {method.name}{kind} of its package"
-        if method.client_streaming or method.server_streaming or "Reasons" not in comments.get(
-                (SERVICE_FIELD, index, METHOD_FIELD, number), ""):
-            continue
-        for reason in reasons_in(comments[SERVICE_FIELD, index, METHOD_FIELD, number]):
-            if reason not in known_reasons():
-                yield f"{where} names the reason {reason}, which reasons.h lacks"
+        comment = comments.get((SERVICE_FIELD, index, METHOD_FIELD, number), "")
+        for reason in sorted(reasons_in(comment) - known_reasons()):
+            yield f"{where} names the reason {reason}, which reasons.h lacks"
 
 
 def reasons_in(comment):
-    return re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", comment.partition("Reasons")[2])
+    return set(re.findall(r"\b[A-Z][A-Z_]{3,}\b", comment.partition("Reasons:")[2]))
 
 
 def known_reasons():
@@ -151,7 +147,7 @@ def test_the_api_is_what_was_reviewed(api):
     if golden != now:
         lines = difflib.unified_diff(text_format.MessageToString(golden).splitlines(),
                                      text_format.MessageToString(now).splitlines(), "golden", "now", lineterm="")
-        pytest.fail("the API changed; " + HINT + "\n" + "\n".join(lines), pytrace=False)
+        pytest.fail("The API changed. " + HINT + "\n" + "\n".join(lines), pytrace=False)
 
 
 def test_the_api_follows_the_style_rules(api):

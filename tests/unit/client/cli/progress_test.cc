@@ -40,6 +40,10 @@ TEST(ProgressLine, DoesNotListAThousandRanks) {
             "GATHERING  waiting for ranks 0, 1, 2, 3, 4, 5, 6, 7 and 992 more");
 }
 
+TEST(ProgressLine, HasAWordForALoadThatHasJustBegun) {
+  EXPECT_EQ(ProgressLine(LoadProgress()), "STARTING");
+}
+
 TEST(ProgressBar, FitsTheTerminal) {
   EXPECT_EQ(ProgressBar(Halfway(), 200),
             "TRANSFERRING [############............]  50%  7.6 GB of 15.2 GB  3.8 GB/s  ETA 2.0 s"

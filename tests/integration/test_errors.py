@@ -1,0 +1,152 @@
+"""Ordinary mistakes: a canonical code, one sentence, a reason, and the daemon lives on."""
+
+import subprocess
+import threading
+import time
+
+import ckptd
+import pytest
+import torch
+from conftest import save
+from group import BINARIES, clean_environment
+
+
+@pytest.fixture
+def good(tmp_path):
+    return save(tmp_path / "good.safetensors", {"w": torch.arange(8.0), "v": torch.arange(6.0).view(2, 3)})
+
+
+def load_error(pair, path, layout="fsdp:2", rank=0, **options):
+    with ckptd.connect(pair.address(rank)) as client:
+        with pytest.raises(ckptd.Error) as caught:
+            client.load(str(path), layout=layout, **options)
+    return caught.value
+
+
+def assert_still_works(pair, good):
+    for rank in range(2):
+        with ckptd.connect(pair.address(rank)) as client:
+            with client.acquire(client.load(good, layout="fsdp:2")) as shard:
+                assert len(shard.tensors) == 2
+
+
+def test_a_path_that_is_not_there(pair, tmp_path, good):
+    error = load_error(pair, tmp_path / "nothing")
+    assert (error.code, error.reason) == ("NOT_FOUND", "SOURCE_NOT_FOUND")
+    assert str(tmp_path / "nothing") in error.message
+    assert_still_works(pair, good)
+
+
+def test_a_truncated_file_is_named_with_safetensors_own_error(pair, tmp_path, good):
+    path = tmp_path / "cut.safetensors"
+    path.write_bytes(open(good, "rb").read()[:-5])
+    for rank in range(2):
+        error = load_error(pair, path, rank=rank)
+        assert (error.code, error.reason) == ("DATA_LOSS", "SOURCE_INVALID")
+        assert "MetadataIncompleteBuffer" in error.message and str(path) in error.message
+    assert_still_works(pair, good)
+
+
+def test_an_unknown_layout(pair, good):
+    error = load_error(pair, good, layout="zigzag:2")
+    assert (error.code, error.reason) == ("INVALID_ARGUMENT", "LAYOUT_INVALID")
+    assert "zigzag" in error.message and "fsdp:N" in error.message
+    assert_still_works(pair, good)
+
+
+def test_a_layout_that_does_not_fit_the_model(pair, good):
+    rules = '{"mesh": {"shape": [2]}, "rules": [{"match": ["*"], "placements": ["shard(1)"]}]}'
+    error = load_error(pair, good, layout=rules)
+    assert (error.code, error.reason) == ("INVALID_ARGUMENT", "LAYOUT_MISMATCH")
+    assert "w" in error.message
+    assert_still_works(pair, good)
+
+
+def test_a_layout_for_another_world_size(pair, good):
+    error = load_error(pair, good, layout="fsdp:4")
+    assert (error.code, error.reason) == ("INVALID_ARGUMENT", "WRONG_WORLD_SIZE")
+    assert "4" in error.message and "2" in error.message
+
+
+def test_no_daemon_at_the_address(tmp_path, good):
+    began = time.monotonic()
+    with pytest.raises(ckptd.Error) as caught:
+        with ckptd.connect(f"unix://{tmp_path}/none.sock", timeout=1) as client:
+            client.load(good, layout="fsdp:2")
+    assert caught.value.reason == "DAEMON_UNREACHABLE" and f"{tmp_path}/none.sock" in caught.value.message
+    assert time.monotonic() - began < 10
+    answer = subprocess.run([BINARIES / "ckptctl", "--address", f"unix://{tmp_path}/none.sock", "--timeout", "1",
+                             "list"], capture_output=True, text=True, env=clean_environment(), timeout=30)
+    assert answer.returncode == 3 and str(tmp_path) in answer.stderr
+
+
+def test_ranks_that_do_not_state_their_tensors_are_named_at_the_deadline(pair, good):
+    program = (
+        "import sys, torch, ckptd, ckptd.torch\n"
+        "from torch import nn\n"
+        "m = nn.Module(); m.w = nn.Parameter(torch.empty(8, device='meta')); m.v = nn.Parameter(torch.empty(2, 3, device='meta'))\n"
+        "try:\n"
+        "    ckptd.torch.load_into(m, sys.argv[1], timeout=2)\n"
+        "except ckptd.Error as error:\n"
+        "    print(error.code, error.reason, error.message)\n")
+    import os
+    import sys
+    env = {**clean_environment(), "CKPTD_ADDRESS": pair.address(0), "RANK": "0", "WORLD_SIZE": "2",
+           "PYTHONPATH": os.pathsep.join(p for p in sys.path if "client/python" in p)}
+    answer = subprocess.run([sys.executable, "-c", program, good], env=env, capture_output=True, text=True, timeout=60)
+    assert "DEADLINE_EXCEEDED" in answer.stdout, answer.stdout + answer.stderr
+    assert "ranks 1" in answer.stdout or "rank 1" in answer.stdout, answer.stdout
+    assert_still_works(pair, good)
+
+
+def test_too_little_memory_is_refused_with_the_numbers_before_a_byte_is_read(start, tmp_path):
+    group = start(2, "--memory-budget", "8MiB")
+    path = save(tmp_path / "large.safetensors", {"w": torch.zeros(6 << 20)})  # 12 MiB a rank
+    for rank in range(2):
+        error = load_error(group, path, rank=rank)
+        assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", "NO_MEMORY")
+        assert "12" in error.message and "8" in error.message, error.message
+    failed = group.json("list")["checkpoints"][0]
+    assert int(failed["progress"]["storage_bytes"]) == 0
+
+
+def test_one_rank_s_error_reaches_the_clients_of_all_ranks(start, tmp_path):
+    """Only rank 1 is to receive more than its budget; rank 0's client learns why, and whose it is."""
+    group = start(2, "--memory-budget", "8MiB")
+    rules = ('{"mesh": {"shape": [2]}, "rules": ['
+             '{"match": ["big"], "placements": ["replicate"], "only_ranks": [1]},'
+             '{"match": ["*"], "placements": ["replicate"]}]}')
+    path = save(tmp_path / "uneven.safetensors", {"big": torch.zeros(6 << 20), "small": torch.zeros(1)})
+    for rank in range(2):
+        error = load_error(group, path, layout=rules, rank=rank)
+        assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", "NO_MEMORY")
+        assert "rank 1" in error.message, error.message
+    small = save(tmp_path / "small.safetensors", {"small": torch.zeros(1)})
+    with ckptd.connect(group.address(0)) as client:
+        assert client.load(small, layout=rules).name
+
+
+def test_a_daemon_that_is_draining_takes_nothing_new(start, good):
+    group = start(1)
+    assert group.ctl("drain").returncode == 0
+    error = load_error(group, good, layout="fsdp:1")
+    assert (error.code, error.reason) == ("UNAVAILABLE", "DRAINING")
+
+
+def test_many_clients_at_once_all_get_the_one_load(pair, tmp_path):
+    path = save(tmp_path / "shared.safetensors", {"w": torch.arange(100_000.0)})
+    names, errors = set(), []
+
+    def load(rank):
+        try:
+            with ckptd.connect(pair.address(rank)) as client:
+                names.add(client.load(path, layout="fsdp:2").name)
+        except ckptd.Error as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=load, args=(i % 2,)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors and len(names) == 1

@@ -1,0 +1,132 @@
+"""Daemons that die and come back, and trainers that do."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import ckptd
+import pytest
+import torch
+from conftest import save
+from group import BINARIES, Group, clean_environment, wait_until
+
+
+@pytest.fixture
+def path(tmp_path):
+    return save(tmp_path / "m.safetensors", {f"w{i}": torch.randn(33, 17) for i in range(5)})
+
+
+def map_all(group, path, layout):
+    """name -> bytes of each rank, through a fresh client."""
+    result = []
+    for rank in range(group.ranks):
+        with ckptd.connect(group.address(rank)) as client:
+            with client.acquire(client.load(path, layout=layout)) as shard:
+                result.append({name: bytes(view.buffer) for name, view in shard.tensors.items()})
+    return result
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_killed_daemon_is_restarted_joins_again_and_the_next_load_works(start, path, victim):
+    group = start(3)
+    before = map_all(group, path, "fsdp:3")
+    began = time.monotonic()
+    group.kill(victim)
+    assert time.monotonic() - began < 10
+    assert map_all(group, path, "fsdp:3") == before
+
+
+def test_only_the_rank_that_lost_its_shard_is_loaded_again(start, path):
+    group = start(3)
+    map_all(group, path, "fsdp:3")
+    name = group.json("list")["checkpoints"][0]["name"]
+    group.kill(2)
+    with ckptd.connect(group.address(2)) as client:
+        again = client.load(path, layout="fsdp:3")
+    assert again.name == name and not again.resident
+    progress = group.json("get", name, rank=2)["progress"]
+    # Its third of the rows, nothing else.
+    assert int(progress["storage_bytes"]) == 5 * 11 * 17 * 4
+
+
+def test_a_trainer_keeps_its_memory_when_every_daemon_dies(start, path):
+    group = start(1)
+    with ckptd.connect(group.address(0)) as client:
+        shard = client.acquire(client.load(path, layout="fsdp:1"), "private")
+    expected = {name: bytes(view.buffer) for name, view in shard.tensors.items()}
+    group.kill(0)
+    assert {name: bytes(view.buffer) for name, view in shard.tensors.items()} == expected
+    shard.close()
+
+
+def test_the_lease_of_a_killed_client_ends_at_once(start, path):
+    group = start(1)
+    program = ("import sys, time, ckptd\n"
+               "client = ckptd.connect(sys.argv[1])\n"
+               "shard = client.acquire(client.load(sys.argv[2], layout='fsdp:1'))\n"
+               "print('held', flush=True)\n"
+               "time.sleep(600)\n")
+    env = {**clean_environment(), "PYTHONPATH": os.pathsep.join(p for p in sys.path if "client/python" in p)}
+    client = subprocess.Popen([sys.executable, "-c", program, group.address(0), path], env=env,
+                              stdout=subprocess.PIPE, text=True)
+    try:
+        assert client.stdout.readline() == "held\n"
+        leases = group.json("leases")["leases"]
+        assert [lease["pid"] for lease in leases] == [client.pid]
+        client.kill()
+        wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
+    finally:
+        client.kill()
+        client.wait()
+
+
+def test_a_stopped_rank_is_named_to_all_within_ten_seconds(start, tmp_path):
+    group = start(3, "--heartbeat-interval", "0.5", "--heartbeat-timeout", "2")
+    source = save(tmp_path / "s.safetensors", {"w": torch.zeros(4096)})
+    victim = group.pid(2)
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with ckptd.connect(group.address(0)) as client:
+            with pytest.raises(ckptd.Error) as caught:
+                client.load(source, layout="fsdp:3", timeout=8)
+        assert time.monotonic() - began < 10
+        assert "2" in caught.value.message, caught.value.message
+        assert caught.value.reason in ("RANK_LOST", "RANK_MISSING")
+    finally:
+        os.kill(victim, signal.SIGCONT)
+    group.wait_ready()
+    with ckptd.connect(group.address(1)) as client:
+        assert client.load(source, layout="fsdp:3").name
+
+
+def test_a_second_daemon_for_a_live_rank_is_refused(start):
+    group = start(1)
+    answer = subprocess.run([BINARIES / "ckptd", "run", "--rendezvous", "127.0.0.1:0"], env=group.environment,
+                            capture_output=True, text=True, timeout=20)
+    assert answer.returncode == 2 and "rank-0" in answer.stderr, answer.stderr
+    assert group.ready()
+
+
+def test_launch_ends_with_the_exit_code_of_its_command(tmp_path):
+    group = Group(tmp_path, 2, command=["sh", "-c", "echo $CKPTD_ADDRESS; exit 7"])
+    out, _ = group.process.communicate(timeout=60)
+    assert group.process.returncode == 7
+    assert out.strip() == f"unix://{tmp_path}/job/rank-{{rank}}.sock"
+    assert list((tmp_path / "job").iterdir()) == []
+
+
+def test_launch_reports_a_command_that_a_signal_ended(tmp_path):
+    group = Group(tmp_path, 1, command=["sh", "-c", "kill -9 $$"])
+    group.process.communicate(timeout=60)
+    assert group.process.returncode == 128 + 9
+
+
+def test_killing_launch_takes_its_daemons_down(tmp_path):
+    with Group(tmp_path, 2) as group:
+        pids = [group.pid(rank) for rank in range(2)]
+        group.process.kill()
+        group.process.wait()
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the daemons to end", 10)

@@ -1,0 +1,124 @@
+"""Attach modes, leases, eviction: whose memory it is, and for how long."""
+
+import ckptd
+import pytest
+import torch
+from conftest import save
+
+
+@pytest.fixture
+def path(tmp_path):
+    return save(tmp_path / "m.safetensors", {"w": torch.arange(4096.0)})
+
+
+def words(shard):
+    return memoryview(shard.tensors["w"].buffer).cast("B").cast("f")
+
+
+def test_shared_readers_map_one_memory_that_none_can_write(start, path):
+    group = start(1)
+    with ckptd.connect(group.address(0)) as client:
+        checkpoint = client.load(path, layout="fsdp:1")
+        with client.acquire(checkpoint) as one, client.acquire(checkpoint) as two:
+            assert list(words(one)[:3]) == list(words(two)[:3]) == [0, 1, 2]
+            assert memoryview(one.tensors["w"].buffer).readonly
+            assert group.json("list")["checkpoints"][0]["lease_count"] == 2
+
+
+def test_a_private_client_writes_for_itself_alone(start, path):
+    group = start(1)
+    with ckptd.connect(group.address(0)) as client:
+        checkpoint = client.load(path, layout="fsdp:1")
+        with client.acquire(checkpoint, "private") as mine, client.acquire(checkpoint) as other:
+            words(mine)[0] = 99.0
+            assert words(mine)[0] == 99.0 and words(other)[0] == 0.0
+        assert client.verify(checkpoint).mismatched == []
+
+
+def test_an_exclusive_client_takes_the_memory_and_the_next_load_reads_again(start, path):
+    group = start(1)
+    with ckptd.connect(group.address(0)) as client:
+        checkpoint = client.load(path, layout="fsdp:1", mode="exclusive")
+        with client.acquire(checkpoint, "exclusive") as shard:
+            words(shard)[0] = 5.0
+            assert group.json("get", checkpoint.name)["state"] == "TAKEN"
+            with pytest.raises(ckptd.Error) as caught:
+                client.acquire(checkpoint)
+            assert caught.value.reason == "TAKEN"
+            again = client.load(path, layout="fsdp:1", mode="exclusive")
+            assert again.name != checkpoint.name
+            with client.acquire(again) as pristine:
+                assert words(pristine)[0] == 0.0 and words(shard)[0] == 5.0
+
+
+def test_exclusive_on_memory_that_readers_had_says_that_it_needs_a_copy(start, path):
+    group = start(1)
+    with ckptd.connect(group.address(0)) as client:
+        checkpoint = client.load(path, layout="fsdp:1")
+        with pytest.raises(ckptd.Error) as caught:
+            client.acquire(checkpoint, "exclusive")
+        assert caught.value.reason == "EXCLUSIVE_NEEDS_COPY"
+
+
+def test_the_least_recently_used_unleased_unpinned_checkpoint_is_evicted(start, tmp_path):
+    group = start(1, "--memory-budget", "16MiB")
+    paths = [save(tmp_path / f"{i}.safetensors", {"w": torch.full((1 << 20,), float(i))}) for i in range(4)]
+    with ckptd.connect(group.address(0)) as client:
+        pinned = client.load(paths[0], layout="fsdp:1")
+        group.json("pin", pinned.name)
+        leased = client.load(paths[1], layout="fsdp:1")
+        with client.acquire(leased) as shard:
+            idle = client.load(paths[2], layout="fsdp:1")
+            client.load(paths[3], layout="fsdp:1")
+            left = {c["name"] for c in group.json("list")["checkpoints"]}
+            assert pinned.name in left and leased.name in left
+            more = [save(tmp_path / f"more-{i}.safetensors", {"w": torch.zeros(1 << 20)}) for i in range(2)]
+            for one in more:
+                client.load(one, layout="fsdp:1")
+            left = {c["name"] for c in group.json("list")["checkpoints"]}
+            assert idle.name not in left and pinned.name in left and leased.name in left
+            assert words(shard)[0] == 1.0
+
+
+def test_a_leased_checkpoint_is_not_unloaded_unless_forced_and_clients_keep_their_memory(start, path):
+    group = start(1)
+    with ckptd.connect(group.address(0)) as client:
+        checkpoint = client.load(path, layout="fsdp:1")
+        with client.acquire(checkpoint) as shard:
+            assert group.error("unload", checkpoint.name)["reason"] == "LEASED"
+            group.json("unload", checkpoint.name, "--force")
+            # Another load may not touch what this client still maps.
+            client.load(path, layout="replicate:1")
+            assert list(words(shard)[:4]) == [0, 1, 2, 3]
+
+
+def test_no_byte_of_one_checkpoint_shows_in_the_padding_of_the_next(start, tmp_path):
+    group = start(1)
+    ones = save(tmp_path / "ones.safetensors", {"w": torch.full((1 << 18,), -1, dtype=torch.int32)})
+    tiny = save(tmp_path / "tiny.safetensors", {"a": torch.zeros(1, dtype=torch.uint8),
+                                                "b": torch.zeros(3, dtype=torch.uint8)})
+    with ckptd.connect(group.address(0)) as client:
+        first = client.load(ones, layout="fsdp:1")
+        with client.acquire(first):
+            pass
+        group.json("unload", first.name)
+        with client.acquire(client.load(tiny, layout="fsdp:1")) as shard:
+            assert bytes(shard.buffer) == bytes(shard.nbytes)
+
+
+def test_attach_and_release_leave_descriptors_and_leases_flat(start, path):
+    import os
+    group = start(1)
+    pid = group.pid(0)
+    with ckptd.connect(group.address(0)) as client:
+        checkpoint = client.load(path, layout="fsdp:1")
+
+        def cycle(count):
+            for _ in range(count):
+                with client.acquire(checkpoint):
+                    pass
+            return len(os.listdir(f"/proc/{pid}/fd"))
+        before = cycle(20)
+        assert cycle(200) <= before + 2
+    from group import wait_until
+    wait_until(lambda: group.json("leases")["leases"] == [], "all leases to end", 5)
