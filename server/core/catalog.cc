@@ -102,6 +102,7 @@ void Catalog::Begin(const std::string& name, const LoadRequest& request) {
   entry.request = request;
   entry.request_digest = RequestDigest(request);
   entry.load_key = LoadKey(request);
+  entry.generation = ++ticks_;
   entries_[name] = std::move(entry);
   Touch(entries_[name]);
   Prune();
@@ -272,10 +273,10 @@ void Catalog::FailAllLoading(const absl::Status& why) {
   for (const std::string& name : names) Fail(name, why);
 }
 
-void Catalog::MarkTaken(const std::string& name) {
+void Catalog::MarkTaken(const std::string& name, uint64_t generation) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
-  if (entry == nullptr) return;
+  if (entry == nullptr || entry->generation != generation) return;
   entry->info.state = CheckpointState::kTaken;
   entry->info.slab_bytes = 0;
   entry->memory = nullptr;

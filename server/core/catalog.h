@@ -54,7 +54,7 @@ class Catalog {
   void Fail(const std::string& name, const absl::Status& why);
   void FailAllLoading(const absl::Status& why);
   // ACTIVE -> TAKEN: a client owns the memory.
-  void MarkTaken(const std::string& name);
+  void MarkTaken(const std::string& name, uint64_t generation);
 
   absl::StatusOr<CheckpointInfo> Get(const std::string& name) const;
   std::vector<CheckpointInfo> List() const;  // newest first
@@ -72,9 +72,11 @@ class Catalog {
   struct Held {
     std::shared_ptr<ShardMemory> memory;
     std::shared_ptr<const Shard> shard;
+    // Of this load: one of the same name that follows it has another.
+    uint64_t generation = 0;
   };
   absl::StatusOr<Held> Hold(const std::string& name, AttachMode mode);
-  void Release(const std::string& name);
+  void Release(const std::string& name, uint64_t generation);
   // The shard without a lease, for verifying it.
   absl::StatusOr<Held> Look(const std::string& name) const;
   // Its table; also of a shard that was TAKEN meanwhile.
@@ -99,6 +101,7 @@ class Catalog {
     std::vector<uint64_t> request_digests;
     std::shared_ptr<ShardMemory> memory;
     std::shared_ptr<const Shard> shard;
+    uint64_t generation = 0;
     uint64_t version = 1;
     uint64_t last_used = 0;
   };

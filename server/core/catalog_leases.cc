@@ -60,13 +60,13 @@ absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode 
   }
   ++entry->info.leases;
   Touch(*entry);
-  return Held{entry->memory, entry->shard};
+  return Held{entry->memory, entry->shard, entry->generation};
 }
 
-void Catalog::Release(const std::string& name) {
+void Catalog::Release(const std::string& name, uint64_t generation) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
-  if (entry == nullptr || entry->info.leases == 0) return;
+  if (entry == nullptr || entry->generation != generation || entry->info.leases == 0) return;
   --entry->info.leases;
   Touch(*entry);
 }
@@ -76,7 +76,7 @@ absl::StatusOr<Catalog::Held> Catalog::Look(const std::string& name) const {
   const Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
   if (entry->info.state != CheckpointState::kActive) return NotAcquirable(entry->info);
-  return Held{entry->memory, entry->shard};
+  return Held{entry->memory, entry->shard, entry->generation};
 }
 
 absl::StatusOr<std::shared_ptr<const Shard>> Catalog::Table(const std::string& name) const {

@@ -20,6 +20,7 @@ absl::StatusOr<LeaseTable::Ticket> LeaseTable::Open(const std::string& checkpoin
   lease.token = RandomHex(kTokenLength / 2);
   lease.token_expiry = Clock::now() + kTokenLifetime;
   lease.memory = held.memory;
+  lease.generation = held.generation;
   Ticket ticket{lease.info.name, lease.token, std::move(held)};
   MutexLock lock(mutex_);
   tokens_[lease.token] = lease.info.name;
@@ -62,32 +63,36 @@ absl::StatusOr<LeaseTable::Redeemed> LeaseTable::Redeem(const std::string& token
 void LeaseTable::HandedOver(const std::string& lease) {
   std::shared_ptr<ShardMemory> memory;
   std::string checkpoint;
+  uint64_t generation = 0;
   {
     MutexLock lock(mutex_);
     const auto at = leases_.find(lease);
     if (at == leases_.end() || at->second.info.mode != AttachMode::kExclusive) return;
     memory = at->second.memory;
     checkpoint = at->second.info.checkpoint;
+    generation = at->second.generation;
   }
   memory->GiveUp();
-  catalog_.MarkTaken(checkpoint);
+  catalog_.MarkTaken(checkpoint, generation);
   Log(LogLevel::kInfo, "{}: taken by an EXCLUSIVE client", checkpoint);
 }
 
 void LeaseTable::End(const std::string& lease) {
   std::shared_ptr<ShardMemory> memory;  // destroyed after the lock
   std::string checkpoint;
+  uint64_t generation = 0;
   {
     MutexLock lock(mutex_);
     const auto at = leases_.find(lease);
     if (at == leases_.end()) return;
     checkpoint = at->second.info.checkpoint;
+    generation = at->second.generation;
     memory = std::move(at->second.memory);
     if (!at->second.token.empty()) tokens_.erase(at->second.token);
     leases_.erase(at);
     changed_.NotifyAll();
   }
-  catalog_.Release(checkpoint);
+  catalog_.Release(checkpoint, generation);
 }
 
 void LeaseTable::ExpireTokens() {

@@ -67,6 +67,7 @@ class LeaseTable {
     std::string token;  // empty once shown
     Clock::time_point token_expiry;
     std::shared_ptr<ShardMemory> memory;
+    uint64_t generation = 0;
   };
 
   Catalog& catalog_;

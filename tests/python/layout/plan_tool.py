@@ -30,8 +30,13 @@ class PlanTool:
     """One running tool; requests and replies are lines."""
 
     def __init__(self):
+        path = tool_path()
+        if not path.exists():
+            raise FileNotFoundError(
+                f"{path} is missing: build the target plan_tool, or set CKPTD_BUILD_DIR"
+            )
         self._process = subprocess.Popen(
-            [str(tool_path())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         atexit.register(self.close)
 

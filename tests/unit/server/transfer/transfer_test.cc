@@ -214,6 +214,17 @@ TEST_P(BigFile, WithASlabTooSmallIsRefused) {
 INSTANTIATE_TEST_SUITE_P(ReadThrough, BigFile, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "Mapping" : "Buffer"; });
 
+TEST(DigestInSlab, EqualsTheDigestOfTheTensorAcrossSegments) {
+  World world(1, 1);
+  const uint64_t offset = world.AddBytes(0, 2 * kMiB + 77, 1);
+  const uint64_t shape[3] = {1, 1, 2 * kMiB + 77};
+  world.AddTensor(0, 0, offset, Dtype::kU8, Dtype::kU8, shape, {{0, 0, 0}, {1, 1, shape[2]}});
+  world.Finish(300000);
+  TransferProgress progress(1);
+  ASSERT_OK(RunTransfer(world.index, world.targets, {}, progress));
+  EXPECT_EQ(DigestInSlab(world.targets[0].slab, 0, shape[2]), TensorDigest(world.expected[0][0]));
+}
+
 TEST(TransferOfNothing, SucceedsWithTheDigestOfAnEmptyTensor) {
   World world(0, 1);
   world.plans[0].tensors.push_back({});

@@ -138,9 +138,17 @@ std::vector<std::byte> World::Slab(size_t rank) const {
 
 std::vector<std::byte> World::Tensor(size_t rank, size_t tensor) const {
   const PlannedTensor& planned = plans[rank].tensors[tensor];
-  const std::vector<std::byte> slab = Slab(rank);
-  const auto begin = slab.begin() + static_cast<ptrdiff_t>(planned.offset);
-  return {begin, begin + static_cast<ptrdiff_t>(planned.bytes)};
+  std::vector<std::byte> bytes;
+  uint64_t start = 0;  // of the segment
+  for (const auto& segment : segments_[rank]) {
+    const uint64_t end = start + segment.size();
+    const uint64_t from = std::clamp(planned.offset, start, end);
+    const uint64_t to = std::clamp(planned.offset + planned.bytes, start, end);
+    bytes.insert(bytes.end(), segment.begin() + static_cast<ptrdiff_t>(from - start),
+                 segment.begin() + static_cast<ptrdiff_t>(to - start));
+    start = end;
+  }
+  return bytes;
 }
 
 uint64_t World::NeededBytes() const {

@@ -1,0 +1,85 @@
+#include "server/transfer/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include "common/base/digest.h"
+#include "common/base/reasons.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/server/transfer/world.h"
+
+namespace ckptd {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+
+// Adds bytes [from, from + bytes) of the file's tensor at `offset` to a rank.
+void AddSlice(World& world, size_t rank, uint64_t offset, uint64_t from, uint64_t bytes) {
+  const uint64_t shape[3] = {1, 1, from + bytes};
+  world.AddTensor(rank, 0, offset, Dtype::kU8, Dtype::kU8, shape, {{0, 0, from}, {1, 1, bytes}});
+}
+
+TEST(Schedule, ReadsOnceWhatSeveralRanksWant) {
+  World world(1, 4);
+  const uint64_t offset = world.AddBytes(0, 1000, 1);
+  for (size_t rank = 0; rank < 4; ++rank) AddSlice(world, rank, offset, 0, 1000);
+  world.Finish(kMiB);
+  ASSERT_OK_AND_ASSIGN(const Schedule schedule, BuildSchedule(world.index, world.targets));
+  ASSERT_EQ(schedule.copies.size(), 1U);
+  EXPECT_EQ(schedule.copies[0].destinations, 4U);
+}
+
+TEST(Schedule, CutsAContiguousCopyWhereItsDigestBlocksEnd) {
+  World world(1, 1);
+  const uint64_t offset = world.AddBytes(0, 5 * kMiB, 1);
+  AddSlice(world, 0, offset, 100, 3 * kMiB + 5);
+  world.Finish(8 * kMiB);
+  ASSERT_OK_AND_ASSIGN(const Schedule schedule, BuildSchedule(world.index, world.targets));
+  for (size_t i = 0; i + 1 < schedule.items.size(); ++i) {
+    EXPECT_EQ((schedule.items[i].end - offset - 100) % kDigestBlockBytes, 0U) << i;
+  }
+}
+
+TEST(Schedule, JoinsTinyTensorsIntoOneItem) {
+  World world(1, 1);
+  for (int i = 0; i < 100; ++i) AddSlice(world, 0, world.AddBytes(0, 64, 1), 0, 64);
+  world.Finish(kMiB);
+  ASSERT_OK_AND_ASSIGN(const Schedule schedule, BuildSchedule(world.index, world.targets));
+  EXPECT_EQ(schedule.items.size(), 1U);
+}
+
+TEST(Schedule, DoesNotJoinTensorsThatLieFarApart) {
+  World world(1, 1);
+  AddSlice(world, 0, world.AddBytes(0, 64, 1), 0, 64);
+  world.AddBytes(0, 512 << 10, 1);
+  AddSlice(world, 0, world.AddBytes(0, 64, 1), 0, 64);
+  world.Finish(kMiB);
+  ASSERT_OK_AND_ASSIGN(const Schedule schedule, BuildSchedule(world.index, world.targets));
+  EXPECT_EQ(schedule.items.size(), 2U);
+}
+
+TEST(Schedule, RefusesCastsThatDisagreeWhereElementsStart) {
+  World world(1, 2);
+  world.AddBytes(0, 4096, 1);
+  const uint64_t shape[3] = {1, 1, 500};
+  const Box3 box = {{0, 0, 0}, {1, 1, 500}};
+  world.AddTensor(0, 0, 0, Dtype::kF32, Dtype::kF16, shape, box);
+  world.AddTensor(1, 0, 2, Dtype::kF32, Dtype::kF16, shape, box);
+  world.Finish(kMiB);
+  EXPECT_THAT(BuildSchedule(world.index, world.targets),
+              FailsWith(absl::StatusCode::kInternal, reason::kCoverage));
+}
+
+TEST(Schedule, NamesEachPlaceOfTheFileOnce) {
+  World world(2, 3);
+  FillAtRandom(world, 99, 3 * kMiB);
+  world.Finish(kMiB);
+  ASSERT_OK_AND_ASSIGN(const Schedule schedule, BuildSchedule(world.index, world.targets));
+  for (size_t i = 1; i < schedule.items.size(); ++i) {
+    const WorkItem& a = schedule.items[i - 1];
+    const WorkItem& b = schedule.items[i];
+    EXPECT_TRUE(a.file < b.file || (a.file == b.file && a.end <= b.begin)) << i;
+  }
+}
+
+}  // namespace
+}  // namespace ckptd
