@@ -68,7 +68,8 @@ class Catalog {
 
   // Counts one lease on an ACTIVE checkpoint. Errors: CHECKPOINT_NOT_FOUND,
   // NOT_ACTIVE, LOAD_FAILED (with the load's own reason in the sentence), TAKEN,
-  // LEASED and EXCLUSIVE_NEEDS_COPY for an EXCLUSIVE one.
+  // LEASED beside an EXCLUSIVE lease; LEASED and EXCLUSIVE_NEEDS_COPY for an
+  // EXCLUSIVE one.
   struct Held {
     std::shared_ptr<ShardMemory> memory;
     std::shared_ptr<const Shard> shard;
@@ -102,6 +103,7 @@ class Catalog {
     std::shared_ptr<ShardMemory> memory;
     std::shared_ptr<const Shard> shard;
     uint64_t generation = 0;
+    bool exclusive = false;  // its one lease is EXCLUSIVE
     uint64_t version = 1;
     uint64_t last_used = 0;
   };

@@ -41,6 +41,13 @@ absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode 
   Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
   if (entry->info.state != CheckpointState::kActive) return NotAcquirable(entry->info);
+  if (entry->exclusive) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
+                     fmt::format("acquiring {}: a client is taking it EXCLUSIVE; load the source "
+                                 "again for yourself",
+                                 name),
+                     {{"checkpoint", name}});
+  }
   if (mode == AttachMode::kExclusive) {
     if (entry->info.leases > 0) {
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
@@ -59,6 +66,7 @@ absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode 
     }
   }
   ++entry->info.leases;
+  entry->exclusive = mode == AttachMode::kExclusive;
   Touch(*entry);
   return Held{entry->memory, entry->shard, entry->generation};
 }
@@ -68,6 +76,7 @@ void Catalog::Release(const std::string& name, uint64_t generation) {
   Entry* entry = Find(name);
   if (entry == nullptr || entry->generation != generation || entry->info.leases == 0) return;
   --entry->info.leases;
+  entry->exclusive = false;
   Touch(*entry);
 }
 

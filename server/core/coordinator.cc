@@ -21,6 +21,11 @@ constexpr std::chrono::seconds kAbortDeadline{2};
 }  // namespace
 
 absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t world_size) {
+  if (rank >= world_size) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
+                     fmt::format("loading {}: rank {} asks for it, this group has ranks 0 to {}",
+                                 request.source, rank, world_size - 1));
+  }
   if (request.source.empty() || request.source[0] != '/') {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      fmt::format("loading \"{}\": the source must be an absolute path on the "
@@ -56,6 +61,8 @@ Coordinator::Coordinator(Parts parts)
 Coordinator::~Coordinator() {
   Stop();
   ticker_.join();
+  // Loads that were posted use this object; stopping ends them soon.
+  parts_.load_worker.Submit([] {}).wait();
 }
 
 void Coordinator::Stop() {

@@ -34,7 +34,7 @@ class Coordinator {
   Coordinator& operator=(const Coordinator&) = delete;
 
   // A client of `rank` asked for this; the name of the checkpoint it leads to.
-  // Errors: LAYOUT_INVALID, WRONG_WORLD_SIZE, DEADLINE (file metadata).
+  // Errors: LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, DEADLINE (file metadata).
   absl::StatusOr<std::string> Propose(uint32_t rank, const LoadRequest& request);
 
   absl::StatusOr<JoinReply> Join(const MemberIdentity& identity,

@@ -37,11 +37,18 @@ std::optional<std::string> ReadEnvironment(const std::string& name) {
 }
 
 std::string FirstHost(const std::string& node_list) {
-  const size_t end = node_list.find_first_of(",[");
-  if (end == std::string::npos || node_list[end] == ',') return node_list.substr(0, end);
-  const size_t stop = node_list.find_first_of(",-]", end + 1);
-  if (stop == std::string::npos) return node_list.substr(0, end);
-  return node_list.substr(0, end) + node_list.substr(end + 1, stop - end - 1);
+  std::string host;
+  size_t at = 0;
+  for (;;) {
+    const size_t end = node_list.find_first_of(",[", at);
+    host += node_list.substr(at, end - at);
+    if (end == std::string::npos || node_list[end] == ',') return host;
+    const size_t stop = node_list.find_first_of(",-]", end + 1);
+    const size_t close = node_list.find(']', end + 1);
+    if (close == std::string::npos) return host;
+    host += node_list.substr(end + 1, stop - end - 1);
+    at = close + 1;  // names may have several ranges: "rack[1-2]n[3-4]"
+  }
 }
 
 JobFacts ReadJobFacts(const EnvironmentReader& read) {

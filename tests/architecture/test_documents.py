@@ -5,9 +5,7 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
-import time
 
 import pytest
 
@@ -58,7 +56,9 @@ def screaming(name):
 def daemon_binary():
     path = BINARIES / "ckptd"
     if not path.exists():
-        pytest.skip(f"there is no {path}; run deploy/setup --build first")
+        # tests/run says where the binaries are; they must be there then.
+        (pytest.fail if "CKPTD_BUILD_DIR" in os.environ else pytest.skip)(
+            f"there is no {path}; run deploy/setup --build first")
     return path
 
 
@@ -132,16 +132,20 @@ def test_the_readme_is_short():
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
 
 
+def folders_of_readme():
+    return [cells[0].strip("`") for cells in rows(section(README.read_text(encoding="utf-8"), "Folders"))]
+
+
 def test_every_folder_of_the_readme_exists():
-    folders = [cells[0].strip("`") for cells in rows(section(README.read_text(encoding="utf-8"), "Folders"))]
+    folders = folders_of_readme()
     assert folders
     assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
 
 
 def test_every_top_folder_is_in_the_readme():
-    text = section(README.read_text(encoding="utf-8"), "Folders")
+    named = {folder.split("/")[0] for folder in folders_of_readme()}
     tops = {path.split("/")[0] for path in tracked() if "/" in path and not path.startswith(".")}
-    assert [top for top in sorted(tops) if f"`{top}/" not in text] == []
+    assert sorted(tops - named) == []
 
 
 @pytest.mark.parametrize("path", tracked("*.md"))
@@ -234,31 +238,27 @@ def daemon(binary, folder):
         process.communicate(timeout=PATIENCE)
 
 
-def load_and_acquire(client_package, address, source):
-    with client_package._client.connect(address, PATIENCE) as client:
+def load_and_acquire(address, source):
+    from ckptd import _client, _proto
+    with _client.connect(address, PATIENCE) as client:
         checkpoint = client.load(source, layout="replicate:1")
-        call = client_package._rpc.Connection(client_package._address.resolve(address))
-        request = client_package._proto.message("AcquireShardRequest")(name=checkpoint.name)
-        reply = call.call("AcquireShard", request, "acquiring", client_package._rpc.Deadline(PATIENCE))
-        call.close()
-        return reply
+        # The public call would use the token itself.
+        return client._call("AcquireShard", _proto.message("AcquireShardRequest")(name=checkpoint.name), "acquiring")
 
 
 @pytest.fixture
 def acquired(daemon_binary, tmp_path, monkeypatch):
     """(AcquireShardResponse, name -> bytes of each tensor) of a shard of several segments."""
     monkeypatch.syspath_prepend(str(ROOT / "client/python/src"))
-    safetensors_numpy = pytest.importorskip("safetensors.numpy")
-    numpy = pytest.importorskip("numpy")
-    ckptd = pytest.importorskip("ckptd", exc_type=ImportError)
-    from ckptd import _address, _client, _proto, _rpc  # noqa: F401
+    import numpy
+    import safetensors.numpy
     tensors = {"a": numpy.arange(300_000, dtype=numpy.int64), "b": numpy.ones((3, 5), numpy.float32),
                "c": numpy.arange(400_000, dtype=numpy.int64)}
     source = tmp_path / "model.safetensors"
-    safetensors_numpy.save_file(tensors, source)
+    safetensors.numpy.save_file(tensors, source)
     # Unix socket paths are short: tmp_path would not fit.
     with tempfile.TemporaryDirectory(prefix="ckptd-") as folder, daemon(daemon_binary, folder) as sockets:
-        reply = load_and_acquire(ckptd, str(sockets / "rank-0.sock"), source)
+        reply = load_and_acquire(str(sockets / "rank-0.sock"), source)
         yield reply, {name: array.tobytes() for name, array in tensors.items()}
 
 

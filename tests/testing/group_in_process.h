@@ -1,0 +1,180 @@
+// The daemons of a group in one process: real catalogs and real host memory,
+// linked by direct calls that a test can make fail.
+#ifndef CKPTD_TESTS_TESTING_GROUP_IN_PROCESS_H_
+#define CKPTD_TESTS_TESTING_GROUP_IN_PROCESS_H_
+
+#include <sys/mman.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/mutex.h"
+#include "common/base/status.h"
+#include "server/core/local_link.h"
+#include "server/core/membership.h"
+#include "server/core/rank_side.h"
+#include "tests/testing/small_memory.h"
+
+namespace ckptd {
+
+// Maps other ranks' segments in this process.
+class PeerMemoryInProcess final : public PeerMemory {
+ public:
+  void Add(uint32_t rank, HostMemory& memory) { memories_[rank] = &memory; }
+
+  absl::StatusOr<SlabView> Map(const PeerSlab& slab, Deadline) override {
+    SlabView view;
+    for (const PeerSlab::PeerSegment& segment : slab.segments) {
+      CKPTD_ASSIGN_OR_RETURN(const UniqueFd fd, memories_.at(slab.rank)->OriginalFd(segment.id));
+      void* const address =
+          ::mmap(nullptr, segment.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+      if (address == MAP_FAILED) return ErrnoStatus(errno, "mapping a segment");
+      mappings_.emplace_back(address, segment.bytes);
+      view.segments.push_back(mappings_.back().span());
+    }
+    return view;
+  }
+  void Forget(uint32_t) override {}
+  void KeepOnly(uint32_t, const std::vector<uint64_t>&) override {}
+
+ private:
+  std::map<uint32_t, HostMemory*> memories_;
+  std::vector<Mapping> mappings_;  // kept until the end
+};
+
+// Calls a rank directly. Each hook runs before the call it is named after, which
+// fails with what the hook returns. Set hooks before the load starts.
+class ScriptedLink final : public MemberLink {
+ public:
+  using Hook = std::function<absl::Status()>;
+
+  explicit ScriptedLink(RankSide& side) : side_(side), inner_(side) {}
+
+  Hook on_prepare;
+  Hook on_execute;
+  Hook on_finish;
+  Hook on_commit;
+
+  absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline deadline) override {
+    CKPTD_RETURN_IF_ERROR(Run(on_prepare));
+    auto reply = inner_.Prepare(call, deadline);
+    MutexLock lock(mutex_);
+    if (reply.ok() && !reply->resident) ++prepared_;
+    return reply;
+  }
+  absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(uint64_t epoch, const std::string& name,
+                                                         Deadline deadline) override {
+    CKPTD_RETURN_IF_ERROR(Run(on_execute));
+    auto stream = inner_.Execute(epoch, name, deadline);
+    CKPTD_RETURN_IF_ERROR(stream.status());
+    return std::make_unique<Stream>(*this, std::move(stream).value());
+  }
+  absl::Status Commit(const CommitCall& call, Deadline deadline) override {
+    CKPTD_RETURN_IF_ERROR(Run(on_commit));
+    return inner_.Commit(call, deadline);
+  }
+  absl::Status Abort(const std::string& name, const absl::Status& why, Deadline) override {
+    side_.Abort(name, why);
+    MutexLock lock(mutex_);
+    aborts_.push_back(why);
+    return absl::OkStatus();
+  }
+  absl::Status Probe(Deadline) override { return absl::OkStatus(); }
+
+  // What the rank was told; how often it had to allocate.
+  std::vector<absl::Status> aborts() const {
+    MutexLock lock(mutex_);
+    return aborts_;
+  }
+  int prepared() const {
+    MutexLock lock(mutex_);
+    return prepared_;
+  }
+
+ private:
+  class Stream final : public ExecuteStream {
+   public:
+    Stream(ScriptedLink& link, std::unique_ptr<ExecuteStream> inner)
+        : link_(link), inner_(std::move(inner)) {}
+    bool Send(const Progress& progress) override { return inner_->Send(progress); }
+    absl::Status Finish() override {
+      CKPTD_RETURN_IF_ERROR(Run(link_.on_finish));
+      return inner_->Finish();
+    }
+
+   private:
+    ScriptedLink& link_;
+    const std::unique_ptr<ExecuteStream> inner_;
+  };
+
+  static absl::Status Run(const Hook& hook) { return hook ? hook() : absl::OkStatus(); }
+
+  RankSide& side_;
+  LocalLink inner_;
+  mutable Mutex mutex_;
+  std::vector<absl::Status> aborts_ ABSL_GUARDED_BY(mutex_);
+  int prepared_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// One rank without its sockets and threads.
+struct RankInProcess {
+  RankInProcess(uint32_t rank, uint32_t world_size, uint64_t segments)
+      : memory(MakeSmallMemory(segments)),
+        catalog(*memory, rank, world_size),
+        side(catalog, *memory, {rank, "memory socket"}),
+        link(std::make_shared<ScriptedLink>(side)) {}
+
+  std::unique_ptr<HostMemory> memory;
+  Catalog catalog;
+  RankSide side;
+  std::shared_ptr<ScriptedLink> link;
+};
+
+// All ranks have joined rank 0.
+class GroupInProcess {
+ public:
+  explicit GroupInProcess(uint32_t world_size, uint64_t segments = 8) {
+    for (uint32_t rank = 0; rank < world_size; ++rank) {
+      ranks_.push_back(std::make_unique<RankInProcess>(rank, world_size, segments));
+      peer_memory_.Add(rank, *ranks_.back()->memory);
+    }
+    Membership::Options options;
+    options.self = Identity(0);
+    options.self_link = ranks_[0]->link;
+    options.heartbeat_timeout = std::chrono::hours(1);  // nobody beats here
+    options.connect = [this](const MemberIdentity& who) { return ranks_[who.rank]->link; };
+    membership_ = std::make_unique<Membership>(std::move(options));
+    for (uint32_t rank = 1; rank < world_size; ++rank) Join(rank);
+  }
+
+  MemberIdentity Identity(uint32_t rank) const {
+    MemberIdentity who;
+    who.job = "job";
+    who.rank = rank;
+    who.world_size = static_cast<uint32_t>(ranks_.size());
+    who.incarnation = "process of rank " + std::to_string(rank);
+    return who;
+  }
+  void Join(uint32_t rank) { membership_->Join(Identity(rank)).value(); }
+  void Drop(uint32_t rank) {
+    membership_->Drop(rank, Identity(rank).incarnation, "its cable was cut");
+  }
+
+  RankInProcess& rank(uint32_t rank) { return *ranks_[rank]; }
+  uint32_t size() const { return static_cast<uint32_t>(ranks_.size()); }
+  Membership& membership() { return *membership_; }
+  PeerMemoryInProcess& peer_memory() { return peer_memory_; }
+
+ private:
+  std::vector<std::unique_ptr<RankInProcess>> ranks_;
+  PeerMemoryInProcess peer_memory_;
+  std::unique_ptr<Membership> membership_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_TESTS_TESTING_GROUP_IN_PROCESS_H_

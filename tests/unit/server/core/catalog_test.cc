@@ -1,0 +1,307 @@
+#include "server/core/catalog.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <string>
+#include <utility>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "tests/testing/core_values.h"
+#include "tests/testing/small_memory.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+constexpr absl::StatusCode kNotFound = absl::StatusCode::kNotFound;
+
+class CatalogTest : public ::testing::Test {
+ protected:
+  CheckpointState StateOf(const std::string& name) { return catalog_.Get(name).value().state; }
+
+  std::unique_ptr<HostMemory> memory_ = MakeSmallMemory(2);
+  Catalog catalog_{*memory_, 0, 1};
+  const LoadRequest request_ = RuleRequest();
+};
+
+TEST_F(CatalogTest, BeginsACheckpointAsLoading) {
+  catalog_.Begin("checkpoints/a", request_);
+  EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kLoading);
+}
+
+TEST_F(CatalogTest, PublishingMakesItActive) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kActive);
+}
+
+TEST_F(CatalogTest, PublishingSealsTheMemory) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  EXPECT_TRUE(catalog_.Look("checkpoints/a").value().memory->sealed());
+}
+
+TEST_F(CatalogTest, PublishingLeavesMemoryMeantForAnExclusiveClientUnsealed) {
+  LoadRequest exclusive = request_;
+  exclusive.intended = AttachMode::kExclusive;
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", exclusive));
+  EXPECT_FALSE(catalog_.Look("checkpoints/a").value().memory->sealed());
+}
+
+TEST_F(CatalogTest, PublishingAnAbortedLoadIsRefused) {
+  catalog_.Begin("checkpoints/a", request_);
+  ASSERT_OK(catalog_.Allocate(CallOf("checkpoints/a", request_), PlanOf(512)));
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  EXPECT_THAT(catalog_.Publish(CommitOf("checkpoints/a")),
+              FailsWith(kNotFound, reason::kCheckpointNotFound));
+}
+
+TEST_F(CatalogTest, AllocatingForAnAbortedLoadIsRefusedAndKeepsNothing) {
+  catalog_.Begin("checkpoints/a", request_);
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  EXPECT_THAT(catalog_.Allocate(CallOf("checkpoints/a", request_), PlanOf(512)),
+              FailsWith(kNotFound, reason::kCheckpointNotFound));
+  EXPECT_EQ(memory_->Usage().used, 0u);
+}
+
+TEST_F(CatalogTest, FailingALoadGivesItsMemoryBack) {
+  catalog_.Begin("checkpoints/a", request_);
+  ASSERT_OK(catalog_.Allocate(CallOf("checkpoints/a", request_), PlanOf(512)));
+  ASSERT_GT(memory_->Usage().used, 0u);
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kFailed);
+  EXPECT_EQ(memory_->Usage().used, 0u);
+}
+
+TEST_F(CatalogTest, FailingAnActiveCheckpointChangesNothing) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kActive);
+}
+
+TEST_F(CatalogTest, FailAllLoadingLeavesActiveOnesAlone) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  catalog_.Begin("checkpoints/b", request_);
+  catalog_.FailAllLoading(absl::InternalError("boom"));
+  EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kActive);
+  EXPECT_EQ(StateOf("checkpoints/b"), CheckpointState::kFailed);
+}
+
+TEST_F(CatalogTest, BeginningAFailedCheckpointAgainReplacesIt) {
+  catalog_.Begin("checkpoints/a", request_);
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  catalog_.Begin("checkpoints/a", request_);
+  EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kLoading);
+}
+
+TEST_F(CatalogTest, BeginningAnActiveCheckpointAgainKeepsIt) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  catalog_.Begin("checkpoints/a", request_);
+  EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kActive);
+}
+
+TEST_F(CatalogTest, MatchesALoadingCheckpointOfTheSameRequest) {
+  catalog_.Begin("checkpoints/a", request_);
+  const auto match = catalog_.FindMatch(request_);
+  ASSERT_TRUE(match.has_value());
+  EXPECT_EQ(match->name, "checkpoints/a");
+  EXPECT_FALSE(match->active);
+}
+
+TEST_F(CatalogTest, MatchesAnActiveCheckpointAndGivesItsFiles) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  const auto match = catalog_.FindMatch(request_);
+  ASSERT_TRUE(match.has_value());
+  EXPECT_TRUE(match->active);
+  EXPECT_EQ(match->files, CallOf("", request_).index->files);
+}
+
+TEST_F(CatalogTest, DoesNotMatchAFailedCheckpoint) {
+  catalog_.Begin("checkpoints/a", request_);
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  EXPECT_FALSE(catalog_.FindMatch(request_).has_value());
+}
+
+TEST_F(CatalogTest, DoesNotMatchAnotherLayout) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  EXPECT_FALSE(catalog_.FindMatch(RuleRequest("fsdp:1")).has_value());
+}
+
+TEST_F(CatalogTest, PrivateAndSharedRequestsMatchTheSameCheckpoint) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  LoadRequest other = request_;
+  other.intended = AttachMode::kPrivate;
+  EXPECT_TRUE(catalog_.FindMatch(other).has_value());
+}
+
+TEST_F(CatalogTest, AnExclusiveRequestDoesNotMatchMemoryThatWasLent) {
+  LoadRequest exclusive = request_;
+  exclusive.intended = AttachMode::kExclusive;
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", exclusive));
+  ASSERT_TRUE(catalog_.FindMatch(exclusive).has_value());
+  ASSERT_OK(catalog_.Look("checkpoints/a").value().memory->Export(AttachMode::kShared));
+  EXPECT_FALSE(catalog_.FindMatch(exclusive).has_value());
+}
+
+TEST_F(CatalogTest, ANearMissNamesEveryFieldThatDiffers) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  LoadRequest other = RuleRequest("fsdp:1");
+  other.policy.cast_to = Dtype::kBF16;
+  other.intended = AttachMode::kExclusive;
+  other.digests = false;
+  EXPECT_THAT(catalog_.NearMiss(other), ::testing::ElementsAre("layout", "dtype_policy",
+                                                               "intended_mode", "digests"));
+}
+
+TEST_F(CatalogTest, ANearMissOfAnEqualRequestIsAboutTheFiles) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  EXPECT_THAT(catalog_.NearMiss(request_), ::testing::ElementsAre("files"));
+}
+
+TEST_F(CatalogTest, AnotherSourceIsNoNearMiss) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  EXPECT_THAT(catalog_.NearMiss(RuleRequest("replicate:1", "/models/other")),
+              ::testing::IsEmpty());
+}
+
+TEST_F(CatalogTest, EvictsTheLeastRecentlyUsedCheckpointForAnother) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/b", request_));
+  const uint64_t generation = catalog_.Hold("checkpoints/a", AttachMode::kShared)->generation;
+  catalog_.Release("checkpoints/a", generation);
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/c", request_));
+  EXPECT_OK(catalog_.Get("checkpoints/a"));
+  EXPECT_THAT(catalog_.Get("checkpoints/b"), FailsWith(kNotFound, reason::kCheckpointNotFound));
+}
+
+TEST_F(CatalogTest, DoesNotEvictAPinnedCheckpoint) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/b", request_));
+  ASSERT_OK(catalog_.Pin("checkpoints/a", true));
+  ASSERT_OK(catalog_.Pin("checkpoints/b", true));
+  ASSERT_OK(catalog_.Pin("checkpoints/b", false));
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/c", request_));
+  EXPECT_OK(catalog_.Get("checkpoints/a"));
+}
+
+TEST_F(CatalogTest, DoesNotEvictALeasedCheckpoint) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  ASSERT_OK(catalog_.Hold("checkpoints/a", AttachMode::kShared));
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/b", request_));
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/c", request_));
+  EXPECT_OK(catalog_.Get("checkpoints/a"));
+}
+
+TEST_F(CatalogTest, RefusesWithTheNumbersWhenNothingCanBeEvicted) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/b", request_));
+  ASSERT_OK(catalog_.Hold("checkpoints/a", AttachMode::kShared));
+  ASSERT_OK(catalog_.Pin("checkpoints/b", true));
+  const absl::Status refused = MakeActive(catalog_, "checkpoints/c", request_);
+  EXPECT_THAT(refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+  EXPECT_THAT(refused, Says("2097152 bytes are leased, 2097152 pinned, 0 loading"));
+}
+
+TEST_F(CatalogTest, ARankThatReceivesNothingNeedsNoMemory) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_, 0));
+  EXPECT_EQ(memory_->Usage().used, 0u);
+}
+
+TEST_F(CatalogTest, WatchingReturnsAtOnceWithTheFirstVersion) {
+  catalog_.Begin("checkpoints/a", request_);
+  uint64_t seen = 0;
+  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  EXPECT_GT(seen, 0u);
+}
+
+TEST_F(CatalogTest, WatchingWakesOnAChange) {
+  catalog_.Begin("checkpoints/a", request_);
+  uint64_t seen = 0;
+  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  auto watch = std::async(std::launch::async,
+                          [&] { return catalog_.Watch("checkpoints/a", seen, Soon()); });
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  EXPECT_EQ(watch.get().value().state, CheckpointState::kFailed);
+}
+
+TEST_F(CatalogTest, WatchingGivesTheSameVersionAtTheDeadline) {
+  catalog_.Begin("checkpoints/a", request_);
+  uint64_t seen = 0;
+  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  const uint64_t before = seen;
+  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Clock::now()));
+  EXPECT_EQ(seen, before);
+}
+
+TEST_F(CatalogTest, WatchingEndsWhenTheCheckpointIsUnloaded) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  uint64_t seen = 0;
+  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  auto watch = std::async(std::launch::async,
+                          [&] { return catalog_.Watch("checkpoints/a", seen, Soon()); });
+  ASSERT_OK(catalog_.Unload("checkpoints/a", false));
+  EXPECT_THAT(watch.get(), FailsWith(kNotFound, reason::kCheckpointNotFound));
+}
+
+TEST_F(CatalogTest, StoppingWakesWatchers) {
+  catalog_.Begin("checkpoints/a", request_);
+  uint64_t seen = 0;
+  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  auto watch = std::async(std::launch::async, [&] {
+    const Clock::time_point far = Clock::now() + std::chrono::hours(1);
+    return catalog_.Watch("checkpoints/a", seen, far);
+  });
+  catalog_.Stop();
+  EXPECT_OK(watch.get());
+}
+
+TEST_F(CatalogTest, WatchEndWaitsUntilTheLoadHasEnded) {
+  catalog_.Begin("checkpoints/a", request_);
+  auto watch = std::async(std::launch::async, [&] {
+    catalog_.WatchEnd("checkpoints/a", Soon());
+    return StateOf("checkpoints/a");
+  });
+  catalog_.UpdateProgress("checkpoints/a", {});
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  EXPECT_EQ(watch.get(), CheckpointState::kFailed);
+}
+
+TEST_F(CatalogTest, ForgetsTheOldestOfManyFailedCheckpoints) {
+  for (int i = 0; i < 40; ++i) {
+    const std::string name = "checkpoints/" + std::to_string(i);
+    catalog_.Begin(name, request_);
+    catalog_.Fail(name, absl::InternalError("boom"));
+  }
+  catalog_.Begin("checkpoints/last", request_);
+  EXPECT_EQ(catalog_.List().size(), 33u);
+  EXPECT_THAT(catalog_.Get("checkpoints/0"), FailsWith(kNotFound, reason::kCheckpointNotFound));
+  EXPECT_OK(catalog_.Get("checkpoints/39"));
+}
+
+TEST_F(CatalogTest, ListsTheNewestFirst) {
+  for (const char* name : {"checkpoints/b", "checkpoints/a", "checkpoints/c"}) {
+    catalog_.Begin(name, request_);
+  }
+  std::vector<std::string> names;
+  for (const CheckpointInfo& info : catalog_.List()) names.push_back(info.name);
+  EXPECT_THAT(names, ::testing::ElementsAre("checkpoints/c", "checkpoints/a", "checkpoints/b"));
+}
+
+TEST_F(CatalogTest, TellsALeaderOnlyOfActiveCheckpoints) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  catalog_.Begin("checkpoints/b", request_);
+  const auto residents = catalog_.Residents();
+  ASSERT_EQ(residents.size(), 1u);
+  EXPECT_EQ(residents[0].name, "checkpoints/a");
+  EXPECT_EQ(residents[0].load_key, LoadKey(request_));
+  EXPECT_THAT(residents[0].request_digests, ::testing::ElementsAre(RequestDigest(request_)));
+}
+
+TEST_F(CatalogTest, HasAnActiveShardOnlyWithTheSamePlan) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  EXPECT_TRUE(catalog_.HasActive("checkpoints/a", 1));
+  EXPECT_FALSE(catalog_.HasActive("checkpoints/a", 2));
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,142 @@
+#include "server/core/coordinator.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <memory>
+#include <string>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "tests/testing/core_values.h"
+#include "tests/testing/group_in_process.h"
+#include "tests/testing/small_source.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+class CoordinatorTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Coordinator> Start() {
+    return std::make_unique<Coordinator>(
+        Coordinator::Parts{group_.rank(0).catalog, group_.membership(), group_.peer_memory(),
+                           load_worker_, lookup_worker_, 1});
+  }
+  LoadRequest Rules() { return RuleRequest("fsdp:2", source_.path()); }
+  LoadRequest Statement(uint32_t rank, const std::string& tensor = "a") {
+    LoadRequest request = RankRequest(rank, 2, tensor);
+    request.source = source_.path();
+    return request;
+  }
+  // The state in which the load ends on `rank`. Its catalog must know the name.
+  CheckpointInfo EndOf(uint32_t rank, const std::string& name) {
+    group_.rank(rank).catalog.WatchEnd(name, Soon());
+    return group_.rank(rank).catalog.Get(name).value();
+  }
+
+  SmallSource source_;
+  GroupInProcess group_{2};
+  Worker lookup_worker_;
+  Worker load_worker_;
+  std::unique_ptr<Coordinator> coordinator_ = Start();
+};
+
+TEST_F(CoordinatorTest, OneProposalOfRulesLoadsEveryRank) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+  EXPECT_EQ(EndOf(1, name).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, LoadsOnceAllRanksHaveStatedTheirTensors) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Statement(0)));
+  ASSERT_OK(coordinator_->Propose(1, Statement(1)));
+  EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+  EXPECT_EQ(EndOf(1, name).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, AHeartbeatTellsWhoIsWaitedFor) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(1, Statement(1)));
+  ASSERT_OK_AND_ASSIGN(const HeartbeatReply reply,
+                       coordinator_->Heartbeat(1, group_.Identity(1).incarnation));
+  ASSERT_EQ(reply.loads.size(), 1u);
+  EXPECT_EQ(reply.loads[0].first, name);
+  EXPECT_EQ(reply.loads[0].second.stage, Stage::kGathering);
+  EXPECT_THAT(reply.loads[0].second.waiting_ranks, ::testing::ElementsAre(0));
+}
+
+TEST_F(CoordinatorTest, AStatementThatNeverComesFailsTheLoadAndNamesItsRank) {
+  LoadRequest request = Statement(0);
+  request.timeout = std::chrono::milliseconds(1);
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, request));
+  const CheckpointInfo info = EndOf(0, name);
+  EXPECT_THAT(info.failure, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
+  EXPECT_THAT(info.failure, Says("the trainers of ranks 1 have not stated"));
+}
+
+TEST_F(CoordinatorTest, ADaemonThatNeverJoinsFailsTheLoadAndNamesItsRank) {
+  group_.Drop(1);
+  LoadRequest request = Rules();
+  request.timeout = std::chrono::milliseconds(1);
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, request));
+  const CheckpointInfo info = EndOf(0, name);
+  EXPECT_THAT(info.failure, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
+  EXPECT_EQ(FactsOf(info.failure).at("ranks"), "1");
+}
+
+TEST_F(CoordinatorTest, ALoadWaitsForTheLastDaemonToJoin) {
+  group_.Drop(1);
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  ASSERT_OK(coordinator_->Join(group_.Identity(1), {}));
+  EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, WhatALeaderLearnsFromJoiningRanksIsReused) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Statement(0)));
+  ASSERT_OK(coordinator_->Propose(1, Statement(1)));
+  ASSERT_EQ(EndOf(1, name).state, CheckpointState::kActive);
+  ASSERT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+  coordinator_.reset();
+  group_.Drop(1);
+  ASSERT_OK(group_.rank(0).catalog.Unload(name, false));
+  coordinator_ = Start();
+  ASSERT_OK(coordinator_->Join(group_.Identity(1), group_.rank(1).catalog.Residents()));
+  EXPECT_EQ(coordinator_->Propose(0, Statement(0)).value(), name);
+  EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+  EXPECT_EQ(group_.rank(1).link->prepared(), 1);
+}
+
+TEST_F(CoordinatorTest, AChangedSourceIsLoadedAnew) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  ASSERT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+  // The load itself ends a moment after its checkpoint is ACTIVE.
+  load_worker_.Submit([] {}).wait();
+  source_.Write(1);
+  EXPECT_NE(coordinator_->Propose(0, Rules()).value(), name);
+}
+
+TEST_F(CoordinatorTest, DestructionAbortsAndWaitsForTheLoadThatRuns) {
+  std::promise<void> entered;
+  std::promise<void> release;
+  group_.rank(1).link->on_prepare = [&] {
+    entered.set_value();
+    release.get_future().wait();
+    return absl::OkStatus();
+  };
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  entered.get_future().wait();
+  auto gone = std::async(std::launch::async, [&] { coordinator_.reset(); });
+  EXPECT_EQ(gone.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  release.set_value();
+  gone.get();
+  EXPECT_THAT(group_.rank(0).catalog.Get(name).value().failure,
+              FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
+}
+
+TEST_F(CoordinatorTest, RefusesAProposalOfARankThatIsNotInTheGroup) {
+  EXPECT_THAT(coordinator_->Propose(7, Rules()),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kWrongRank));
+}
+
+}  // namespace
+}  // namespace ckptd

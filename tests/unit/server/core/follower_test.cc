@@ -1,0 +1,197 @@
+#include "server/core/follower.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "common/base/mutex.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "tests/testing/core_values.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+// A leader in memory: answers as it is told, counts who joins.
+class FakeLeader final : public LeaderLink {
+ public:
+  absl::StatusOr<JoinReply> Join(const MemberIdentity&,
+                                 const std::vector<ResidentCheckpoint>& residents,
+                                 Deadline) override {
+    MutexLock lock(mutex_);
+    ++joins_;
+    residents_ = residents.size();
+    changed_.NotifyAll();
+    if (!join_answer_.ok()) return join_answer_;
+    JoinReply reply;
+    reply.epoch = 5;
+    reply.incarnation = incarnation_;
+    reply.secret = "secret of " + incarnation_;
+    reply.heartbeat_interval = std::chrono::milliseconds(1);
+    return reply;
+  }
+  absl::StatusOr<HeartbeatReply> Heartbeat(uint32_t, const std::string&, Deadline) override {
+    MutexLock lock(mutex_);
+    if (forgetful_) {
+      forgetful_ = false;
+      return absl::NotFoundError("who is that");
+    }
+    HeartbeatReply reply;
+    reply.epoch = 5;
+    reply.missing_ranks = missing_;
+    reply.loads = loads_;
+    return reply;
+  }
+  absl::StatusOr<std::string> Propose(uint32_t, const std::string&, const LoadRequest&,
+                                      Deadline) override {
+    return "checkpoints/proposed";
+  }
+
+  void RefuseJoins(absl::Status answer) {
+    MutexLock lock(mutex_);
+    join_answer_ = std::move(answer);
+  }
+  void Restart() {
+    MutexLock lock(mutex_);
+    incarnation_ = "second";
+    forgetful_ = true;
+  }
+  void Report(const std::string& name, const Progress& progress) {
+    MutexLock lock(mutex_);
+    loads_ = {{name, progress}};
+  }
+  void Miss(std::vector<uint32_t> ranks) {
+    MutexLock lock(mutex_);
+    missing_ = std::move(ranks);
+  }
+  bool WaitForJoins(int count) {
+    MutexLock lock(mutex_);
+    return changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return joins_ >= count;
+    });
+  }
+  size_t residents() const {
+    MutexLock lock(mutex_);
+    return residents_;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  CondVar changed_;
+  int joins_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t residents_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string incarnation_ ABSL_GUARDED_BY(mutex_) = "first";
+  bool forgetful_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status join_answer_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint32_t> missing_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<std::string, Progress>> loads_ ABSL_GUARDED_BY(mutex_);
+};
+
+class FollowerTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Follower> Start() {
+    MemberIdentity who;
+    who.rank = 1;
+    who.world_size = 2;
+    return std::make_unique<Follower>(
+        Follower::Parts{catalog_, *memory_, leader_, [this](const std::string& secret) {
+                          MutexLock lock(mutex_);
+                          secret_ = secret;
+                        }},
+        who);
+  }
+  std::string secret() {
+    MutexLock lock(mutex_);
+    return secret_;
+  }
+
+  std::unique_ptr<HostMemory> memory_ = MakeSmallMemory(2);
+  Catalog catalog_{*memory_, 1, 2};
+  std::shared_ptr<FakeLeader> leader_ = std::make_shared<FakeLeader>();
+  Mutex mutex_;
+  std::string secret_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST_F(FollowerTest, IsReadyOnceItHasJoinedACompleteGroup) {
+  const auto follower = Start();
+  ASSERT_TRUE(follower->WaitReady(Soon()));
+  EXPECT_EQ(follower->state().epoch, 5u);
+  EXPECT_EQ(secret(), "secret of first");
+}
+
+TEST_F(FollowerTest, IsNotReadyWhileARankIsMissing) {
+  leader_->Miss({3});
+  const auto follower = Start();
+  ASSERT_TRUE(leader_->WaitForJoins(1));
+  EXPECT_FALSE(follower->WaitReady(Clock::now()));
+}
+
+TEST_F(FollowerTest, TellsTheLeaderWhatItHolds) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", RuleRequest()));
+  const auto follower = Start();
+  ASSERT_TRUE(follower->WaitReady(Soon()));
+  EXPECT_EQ(leader_->residents(), 1u);
+}
+
+TEST_F(FollowerTest, KeepsTryingToJoinAndSaysWhyItHasNot) {
+  leader_->RefuseJoins(absl::FailedPreconditionError("wrong job"));
+  const auto follower = Start();
+  ASSERT_TRUE(leader_->WaitForJoins(2));
+  EXPECT_EQ(follower->state().detail, "wrong job");
+  leader_->RefuseJoins(absl::OkStatus());
+  EXPECT_TRUE(follower->WaitReady(Soon()));
+}
+
+TEST_F(FollowerTest, JoinsAgainWhenTheLeaderWasRestartedAndFailsWhatWasLoading) {
+  const auto follower = Start();
+  ASSERT_TRUE(follower->WaitReady(Soon()));
+  catalog_.Begin("checkpoints/a", RuleRequest());
+  leader_->Restart();
+  ASSERT_TRUE(leader_->WaitForJoins(2));
+  catalog_.WatchEnd("checkpoints/a", Soon());
+  EXPECT_THAT(catalog_.Get("checkpoints/a").value().failure,
+              FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
+  ASSERT_TRUE(follower->WaitReady(Soon()));
+}
+
+TEST_F(FollowerTest, ShowsTheLeadersProgressUntilBytesMove) {
+  catalog_.Begin("checkpoints/a", RuleRequest());
+  Progress progress;
+  progress.stage = Stage::kGathering;
+  progress.waiting_ranks = {0};
+  leader_->Report("checkpoints/a", progress);
+  const auto follower = Start();
+  uint64_t seen = 0;
+  CheckpointInfo info;
+  const Deadline deadline = Soon();
+  while (info.progress.stage != Stage::kGathering && Clock::now() < deadline) {
+    info = catalog_.Watch("checkpoints/a", seen, deadline).value();
+  }
+  EXPECT_THAT(info.progress.waiting_ranks, ::testing::ElementsAre(0));
+}
+
+TEST_F(FollowerTest, ProposesThroughTheLeader) {
+  const auto follower = Start();
+  EXPECT_EQ(follower->Propose(RuleRequest(), Soon()).value(), "checkpoints/proposed");
+}
+
+TEST_F(FollowerTest, ProposingBeforeItHasJoinedSaysWhyAtTheDeadline) {
+  leader_->RefuseJoins(absl::FailedPreconditionError("wrong job"));
+  const auto follower = Start();
+  ASSERT_TRUE(leader_->WaitForJoins(2));
+  const auto name = follower->Propose(RuleRequest(), Clock::now());
+  EXPECT_THAT(name, FailsWith(absl::StatusCode::kUnavailable, reason::kRankMissing));
+  EXPECT_THAT(name, Says("wrong job"));
+}
+
+TEST_F(FollowerTest, RefusesCallsOfAnOlderEpoch) {
+  const auto follower = Start();
+  ASSERT_TRUE(follower->WaitReady(Soon()));
+  EXPECT_TRUE(follower->NoteEpoch(6));
+  EXPECT_FALSE(follower->NoteEpoch(5));
+}
+
+}  // namespace
+}  // namespace ckptd

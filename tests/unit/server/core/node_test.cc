@@ -1,0 +1,138 @@
+// One daemon without its sockets, alone in its group.
+#include "server/core/node.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "tests/testing/core_values.h"
+#include "tests/testing/group_in_process.h"
+#include "tests/testing/small_source.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+class NodeTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Node> Start() {
+    Node::Options options;
+    options.identity.incarnation = "one";
+    options.reader_threads = 1;
+    return std::make_unique<Node>(*memory_, peer_memory_, std::move(options));
+  }
+  LoadRequest Request() { return RuleRequest("replicate:1", source_.path()); }
+  // Loads and waits for the end; the name.
+  std::string Load(const LoadRequest& request) {
+    const std::string name = node_->Load(request, "").value().info.name;
+    node_->catalog().WatchEnd(name, Soon());
+    return name;
+  }
+
+  SmallSource source_;
+  std::unique_ptr<HostMemory> memory_ = MakeSmallMemory(4);
+  PeerMemoryInProcess peer_memory_;
+  std::unique_ptr<Node> node_ = Start();
+};
+
+TEST_F(NodeTest, LoadsACheckpoint) {
+  const std::string name = Load(Request());
+  EXPECT_EQ(node_->catalog().Get(name).value().state, CheckpointState::kActive);
+  EXPECT_EQ(BytesOf(node_->catalog(), name, 0), Rows(source_.a(), 1000, 0, 7));
+}
+
+TEST_F(NodeTest, GivesTheResidentCheckpointForAnEqualRequest) {
+  const std::string name = Load(Request());
+  ASSERT_OK_AND_ASSIGN(const Node::LoadReply again, node_->Load(Request(), ""));
+  EXPECT_TRUE(again.resident);
+  EXPECT_EQ(again.info.name, name);
+}
+
+TEST_F(NodeTest, LoadsAnewWhenAFileHasChanged) {
+  const std::string name = Load(Request());
+  source_.Write(1);
+  ASSERT_OK_AND_ASSIGN(const Node::LoadReply again, node_->Load(Request(), ""));
+  EXPECT_FALSE(again.resident);
+  EXPECT_NE(again.info.name, name);
+  EXPECT_THAT(again.differs, ::testing::ElementsAre("files"));
+}
+
+TEST_F(NodeTest, NamesWhatDiffersFromTheResidentCheckpoint) {
+  Load(Request());
+  LoadRequest other = Request();
+  other.digests = false;
+  EXPECT_THAT(node_->Load(other, "").value().differs, ::testing::ElementsAre("digests"));
+}
+
+TEST_F(NodeTest, ARepeatedRequestIdGivesTheSameCheckpoint) {
+  const std::string name = node_->Load(Request(), "id").value().info.name;
+  EXPECT_EQ(node_->Load(Request(), "id").value().info.name, name);
+}
+
+TEST_F(NodeTest, ARequestIdIsNotForTwoRequests) {
+  ASSERT_OK(node_->Load(Request(), "id"));
+  LoadRequest other = Request();
+  other.digests = false;
+  EXPECT_THAT(node_->Load(other, "id"),
+              FailsWith(absl::StatusCode::kAlreadyExists, reason::kRequestIdReused));
+}
+
+TEST_F(NodeTest, ADrainingDaemonTakesNothingNew) {
+  node_->Drain();
+  EXPECT_THAT(node_->Load(Request(), ""),
+              FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
+}
+
+TEST_F(NodeTest, VerifyingFindsWhatWasLoaded) {
+  const std::string name = Load(Request());
+  ASSERT_OK_AND_ASSIGN(const Node::Verification result, node_->Verify(name, Soon()));
+  EXPECT_EQ(result.tensors, 2u);
+  EXPECT_EQ(result.bytes, SmallSource::kBytesA + SmallSource::kBytesB);
+  EXPECT_THAT(result.mismatched, ::testing::IsEmpty());
+}
+
+TEST_F(NodeTest, VerifyingNamesATensorWhoseBytesChanged) {
+  LoadRequest request = Request();
+  request.intended = AttachMode::kExclusive;  // so that its memory can still be written
+  const std::string name = Load(request);
+  const Catalog::Held held = node_->catalog().Look(name).value();
+  const uint64_t offset = held.shard->plan.tensors[1].offset;
+  held.memory->View().segments[0][offset] ^= std::byte{1};
+  EXPECT_THAT(node_->Verify(name, Soon()).value().mismatched, ::testing::ElementsAre("b"));
+}
+
+TEST_F(NodeTest, VerifyingNeedsDigests) {
+  LoadRequest request = Request();
+  request.digests = false;
+  EXPECT_THAT(node_->Verify(Load(request), Soon()),
+              FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNoDigests));
+}
+
+TEST_F(NodeTest, ADryRunPlansAllRanksOfTheRules) {
+  ASSERT_OK_AND_ASSIGN(const Node::DryRun dry,
+                       node_->Plan(RuleRequest("fsdp:5", source_.path()), Soon()));
+  EXPECT_EQ(dry.plans.size(), 5u);
+}
+
+TEST_F(NodeTest, AFailedLoadKeepsItsReason) {
+  const std::string name = Load(RuleRequest("replicate:1", "/nonexistent/model.safetensors"));
+  EXPECT_THAT(node_->catalog().Get(name).value().failure,
+              FailsWith(absl::StatusCode::kNotFound, reason::kSourceNotFound));
+}
+
+TEST_F(NodeTest, IsReadyAloneAtOnce) {
+  EXPECT_TRUE(node_->WaitReady(Clock::now()));
+  EXPECT_EQ(node_->GetInfo().state, "READY");
+}
+
+TEST_F(NodeTest, CanGoWhileALoadRuns) {
+  ASSERT_OK(node_->Load(Request(), ""));
+  node_.reset();
+  EXPECT_EQ(memory_->Usage().used, 0u);
+}
+
+}  // namespace
+}  // namespace ckptd
