@@ -155,7 +155,7 @@ absl::StatusOr<Address> ResolveAddress(const AddressQuery& query, const Environm
     return ParseAddress(text, "CKPTD_ADDRESS");
   }
   const std::string job =
-      !query.job.empty() ? query.job : environment("CKPTD_JOB").value_or("default");
+      !query.job.empty() ? query.job : environment("CKPTD_JOB").value_or(environment("SLURM_JOB_ID").value_or("default"));
   if (job.find('/') != std::string::npos || job == "." || job == "..") {
     return Invalid(fmt::format("choosing the daemon's address: the job name {} cannot name a "
                                "folder; use letters, digits, dots and dashes",

@@ -55,12 +55,15 @@ absl::Status ErrnoStatus(int error, std::string_view doing);
     }                                                      \
   } while (false)
 
+// lhs may be a declaration, so it stands without parentheses.
+// NOLINTBEGIN(bugprone-macro-parentheses)
 #define CKPTD_ASSIGN_OR_RETURN_INNER(tmp, lhs, expr) \
   auto tmp = (expr);                                 \
   if (!tmp.ok()) {                                   \
     return std::move(tmp).status();                  \
   }                                                  \
-  lhs = std::move(tmp).value()  // NOLINT(bugprone-macro-parentheses): lhs may be a declaration
+  lhs = std::move(tmp).value()
+// NOLINTEND(bugprone-macro-parentheses)
 
 #define CKPTD_ASSIGN_OR_RETURN(lhs, expr) \
   CKPTD_ASSIGN_OR_RETURN_INNER(CKPTD_STATUS_CONCAT(ckptd_statusor_, __LINE__), lhs, expr)

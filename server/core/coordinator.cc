@@ -136,12 +136,24 @@ void Coordinator::Loop() {
 }
 
 void Coordinator::Tick() {
-  for (const uint32_t rank : parts_.membership.DropSilent()) {
-    rounds_.SetResidents(rank, {});
-  }
+  parts_.membership.DropSilent();
+  ForgetDeparted();
   FailExpired();
   PostReady();
   ShowWaiting();
+}
+
+void Coordinator::ForgetDeparted() {
+  const std::vector<MemberState> members = parts_.membership.Members();
+  present_.resize(members.size());
+  for (uint32_t rank = 1; rank < members.size(); ++rank) {
+    const std::string now = members[rank].joined ? members[rank].identity.incarnation : "";
+    if (!present_[rank].empty() && present_[rank] != now) {
+      if (now.empty()) rounds_.SetResidents(rank, {});
+      parts_.load_worker.Post([this, rank] { parts_.peer_memory.Forget(rank); });
+    }
+    present_[rank] = now;
+  }
 }
 
 void Coordinator::PostReady() {

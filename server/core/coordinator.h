@@ -47,6 +47,8 @@ class Coordinator {
  private:
   void Loop();
   void Tick();
+  // Lets go of what ranks that left the group had: their memory, their shards.
+  void ForgetDeparted();
   void PostReady();
   void FailExpired();
   void ShowWaiting();
@@ -56,6 +58,7 @@ class Coordinator {
 
   Parts parts_;
   Rounds rounds_;
+  std::vector<std::string> present_;  // incarnation per rank at the last tick
   std::atomic<bool> stopping_ = false;
   mutable Mutex mutex_;
   CondVar changed_;

@@ -110,8 +110,11 @@ bool Follower::Join() {
     state_.detail = detail;
     return false;
   }
-  if (!leader_incarnation_.empty() && leader_incarnation_ != reply->incarnation) {
-    parts_.catalog.FailAllLoading(RankLost(0, "it was restarted"));
+  if (!leader_incarnation_.empty()) {
+    if (leader_incarnation_ != reply->incarnation) {
+      parts_.catalog.FailAllLoading(RankLost(0, "it was restarted"));
+    }
+    // Another leader, or one that had given us up, has no mapping of our memory.
     parts_.backend.NewReader();
   }
   leader_incarnation_ = reply->incarnation;

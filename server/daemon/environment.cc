@@ -65,7 +65,7 @@ JobFacts ReadJobFacts(const EnvironmentReader& read) {
       facts.leader = FirstHost(*list);
     }
   }
-  facts.job = FirstText(read, {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"});
+  facts.job = FirstText(read, {"SLURM_JOB_ID"});
   return facts;
 }
 

@@ -21,7 +21,7 @@ struct JobFacts {
   std::optional<uint32_t> nodes;        // SLURM_JOB_NUM_NODES, SLURM_NNODES
   std::optional<uint32_t> node_rank;    // GROUP_RANK, SLURM_NODEID
   std::optional<std::string> leader;    // MASTER_ADDR, first host of SLURM_JOB_NODELIST
-  std::optional<std::string> job;       // TORCHELASTIC_RUN_ID, SLURM_JOB_ID
+  std::optional<std::string> job;       // SLURM_JOB_ID
 };
 JobFacts ReadJobFacts(const EnvironmentReader& read);
 

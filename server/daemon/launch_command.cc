@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -31,6 +32,13 @@ constexpr std::chrono::seconds kLastBackoff{10};
 constexpr std::chrono::minutes kPeace{1};
 constexpr std::chrono::seconds kStopPatience{10};
 constexpr timespec kTick = {0, 100'000'000};
+
+// The binary itself, by its name: /proc/self/exe would show as "exe".
+std::string OwnPath() {
+  std::error_code error;
+  const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
+  return error ? "/proc/self/exe" : path.string();
+}
 
 // One daemon of this node.
 struct Slot {
@@ -90,7 +98,7 @@ class Launcher {
     Config config = config_;
     config.rank = slot.rank;
     ChildOptions child;
-    child.arguments = {"/proc/self/exe", "run"};
+    child.arguments = {OwnPath(), "run"};
     for (const auto& [key, value] : Describe(config)) {
       if (!value.empty()) child.arguments.push_back(fmt::format("--{}={}", key, value));
     }

@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("ckptd ") + CKPTD_VERSION);
   app.set_config("--config", Environment("CKPTD_CONFIG"),
-                 "TOML file with the keys of `ckptd config`; flags and CKPTD_* variables win");
+                 "TOML file with the keys of `ckptd config`; flags win over it, it wins over CKPTD_* variables");
   app.allow_config_extras(CLI::config_extras_mode::error);
 
   ckptd::Config config = ckptd::DefaultConfig(ckptd::ReadEnvironment);

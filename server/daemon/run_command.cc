@@ -1,6 +1,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <cstdio>
@@ -25,6 +26,15 @@ sigset_t StopSignals() {
   return set;
 }
 
+// Each memory segment holds two descriptors, each lease one: the soft limit of
+// 1,024 is for programs that use select().
+void RaiseFileLimit() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 }  // namespace
 
 void PrintError(const absl::Status& status) {
@@ -39,6 +49,7 @@ int RunCommand(const Config& config) {
   ::prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGIO, SIG_IGN);  // the ownership check takes leases on memfds
+  RaiseFileLimit();
   // Blocked before the first thread: only this one takes them.
   const sigset_t signals = StopSignals();
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);

@@ -104,7 +104,7 @@ def resolve(address: Optional[str] = None, of_rank: Optional[int] = None) -> Add
     elif os.environ.get("CKPTD_ADDRESS"):
         text, chosen_by = os.environ["CKPTD_ADDRESS"], "from CKPTD_ADDRESS"
     else:
-        job = os.environ.get("CKPTD_JOB") or "default"
+        job = os.environ.get("CKPTD_JOB") or os.environ.get("SLURM_JOB_ID") or "default"
         text = os.path.join(_run_dir(), job, "rank-{rank}.sock")
         chosen_by = "the default; CKPTD_ADDRESS is not set"
     if "{rank}" in text:

@@ -140,8 +140,10 @@ TEST(Geometry, RefusesADimensionThatTheTensorLacks) {
 }
 
 TEST(Geometry, RefusesShapesWhoseElementsCannotBeCounted) {
-  const auto geometry = ResolveSharding(Sharding{}, {}, {kHuge, 2}, 0);
-  EXPECT_THAT(geometry, FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch));
+  for (const Sharding& sharding : {Sharding{}, OnMesh({ShardOf(0)})}) {
+    EXPECT_THAT(ResolveSharding(sharding, {MeshOf({4})}, {kHuge, 2}, 0),
+                FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch));
+  }
 }
 
 TEST(Geometry, RefusesMoreDimensionsThanTorchHas) {
@@ -274,6 +276,7 @@ TEST(ExplicitBoxes, MustNotOverlap) {
 TEST(ExplicitBoxes, MayTouchEachOther) {
   EXPECT_OK(ResolveSharding(Boxes({{{0, 0}, {2, 1}}, {{0, 1}, {2, 1}}, {{2, 0}, {1, 1}}}), {},
                             {6, 3}, 0));
+  EXPECT_OK(ResolveSharding(Boxes({{{0, 1}, {2, 1}}, {{1, 0}, {2, 1}}}), {}, {6, 3}, 0));
 }
 
 TEST(ExplicitBoxes, MustAgreeInAllButTheFirstDimension) {

@@ -10,8 +10,8 @@ namespace ckptd {
 namespace {
 
 std::string MeshOf(const std::string& number) {
-  return R"({"mesh": {"shape": [)" + number +
-         R"(]}, "rules": [{"match": "a\"-1.5e9\"", "placements": ["shard(0)"]}]})";
+  return R"j({"mesh": {"shape": [)j" + number +
+         R"j(]}, "rules": [{"match": "a\"-1.5e9\"", "placements": ["shard(0)"]}]})j";
 }
 
 TEST(LayoutNumbers, RefusesEverythingThatIsNoSmallWholeNumberBeforeItIsParsed) {

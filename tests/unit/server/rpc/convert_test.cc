@@ -1,0 +1,251 @@
+// Values that cross the wire between daemons come back as they were, and pages
+// of a tensor table stay small.
+#include "server/rpc/convert.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "common/base/reasons.h"
+#include "tests/testing/core_values.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+// A layout that uses everything a layout can say.
+RankLayout RichLayout() {
+  RankLayout layout;
+  layout.rank = 1;
+  layout.world_size = 4;
+  layout.meshes.push_back({{2, 2}, {"dp", "tp"}, {0, 1, 2, 3}});
+  Sharding strided;
+  strided.mesh = 0;
+  strided.placements = {{Placement::Kind::kStridedShard, 0, 2}, {Placement::Kind::kShard, -1, 1}};
+  strided.padded_dim = 0;
+  Sharding replicated;
+  replicated.mesh = 0;
+  replicated.placements = {{Placement::Kind::kReplicate, 0, 1}, {Placement::Kind::kReplicate, 0, 1}};
+  Sharding boxes;
+  boxes.boxes = {{{0, 4}, {2, 4}}, {{3, 0}, {1, 8}}};
+  layout.shardings = {strided, replicated, boxes};
+  layout.targets = {{"a", 0, Dtype::kBF16, Shape{4, 8}, {"tied"}},
+                    {"b", 2, Dtype::kUnspecified, Shape{}, {}},
+                    {"c", 1, Dtype::kUnspecified, Shape{7}, {"d", "e"}}};
+  return layout;
+}
+
+TEST(ConvertLayout, KeepsEverythingALayoutCanSay) {
+  const RankLayout layout = RichLayout();
+  ASSERT_OK_AND_ASSIGN(const RankLayout back, FromProto(ToProto(layout)));
+  EXPECT_EQ(LayoutDigest(back), LayoutDigest(layout));
+  EXPECT_EQ(back.meshes, layout.meshes);
+  EXPECT_EQ(back.shardings, layout.shardings);
+}
+
+TEST(ConvertLayout, KeepsTargetsWithoutShapes) {
+  RankLayout layout = RichLayout();
+  for (TargetSpec& target : layout.targets) target.expected_shape.reset();
+  ASSERT_OK_AND_ASSIGN(const RankLayout back, FromProto(ToProto(layout)));
+  EXPECT_EQ(LayoutDigest(back), LayoutDigest(layout));
+}
+
+TEST(ConvertLayout, SortsTargetsByName) {
+  RankLayout layout = RichLayout();
+  std::swap(layout.targets[0], layout.targets[2]);
+  ASSERT_OK_AND_ASSIGN(const RankLayout back, FromProto(ToProto(layout)));
+  EXPECT_EQ(LayoutDigest(back), LayoutDigest(RichLayout()));
+}
+
+TEST(ConvertProposal, KeepsTheRequest) {
+  LoadRequest request = RankRequest(1, 2);
+  request.policy = {Dtype::kBF16, {"*.norm.*"}};
+  request.intended = AttachMode::kExclusive;
+  request.digests = false;
+  request.timeout = std::chrono::milliseconds(1500);
+  ASSERT_OK_AND_ASSIGN(const LoadRequest back, FromProto(ToProto(1, "one", request)));
+  EXPECT_EQ(RequestDigest(back), RequestDigest(request));
+  EXPECT_EQ(back.timeout, request.timeout);
+}
+
+TEST(ConvertProposal, KeepsTheRules) {
+  const LoadRequest request = RuleRequest("hsdp:2x4");
+  EXPECT_EQ(RequestDigest(FromProto(ToProto(1, "one", request)).value()), RequestDigest(request));
+}
+
+PrepareCall RichCall() {
+  PrepareCall call = CallOf("checkpoints/a", RankRequest(1, 2));
+  CheckpointIndex index = *call.index;
+  index.tensors = {{"a", Dtype::kF32, {2, 3}, {{0, 8, 24, {{0, 0}, {2, 3}}}}},
+                   {"b", Dtype::kF4, {4}, {{0, 32, 2, {{0}, {4}}}}},
+                   {"c", Dtype::kI64, {}, {{0, 34, 8, {{}, {}}}}}};
+  index.aliases = {{"tied", "a"}};
+  call.index = std::make_shared<const CheckpointIndex>(std::move(index));
+  call.epoch = 9;
+  call.request.policy = {Dtype::kF16, {"a"}};
+  call.request_digests = {3, std::numeric_limits<uint64_t>::max()};
+  return call;
+}
+
+TEST(ConvertPrepare, KeepsTheCall) {
+  const PrepareCall call = RichCall();
+  ASSERT_OK_AND_ASSIGN(const PrepareCall back, FromProto(ToProto(call)));
+  EXPECT_EQ(back.epoch, call.epoch);
+  EXPECT_EQ(back.name, call.name);
+  EXPECT_EQ(RequestDigest(back.request), RequestDigest(call.request));
+  EXPECT_EQ(back.rank_digest, call.rank_digest);
+  EXPECT_EQ(back.plan_digest, call.plan_digest);
+  EXPECT_EQ(back.request_digests, call.request_digests);
+}
+
+TEST(ConvertPrepare, KeepsTheIndex) {
+  const PrepareCall call = RichCall();
+  ASSERT_OK_AND_ASSIGN(const PrepareCall back, FromProto(ToProto(call)));
+  EXPECT_EQ(back.index->files, call.index->files);
+  EXPECT_EQ(back.index->aliases, call.index->aliases);
+  ASSERT_EQ(back.index->tensors.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    const TensorEntry& want = call.index->tensors[i];
+    const TensorEntry& have = back.index->tensors[i];
+    EXPECT_EQ(have.name, want.name);
+    EXPECT_EQ(have.dtype, want.dtype);
+    EXPECT_EQ(have.shape, want.shape);
+    EXPECT_EQ(have.pieces[0].offset, want.pieces[0].offset);
+    EXPECT_EQ(have.pieces[0].bytes, want.pieces[0].bytes);
+    EXPECT_EQ(have.pieces[0].box, want.pieces[0].box);
+  }
+}
+
+TEST(ConvertPrepare, KeepsTheReply) {
+  PrepareReply reply;
+  reply.resident = true;
+  reply.rank_digest = 5;
+  reply.segments = {{1, 100}, {2, 50}};
+  reply.memory_endpoint = "/run/x";
+  reply.owned_segments = {1, 2, 3};
+  const PrepareReply back = FromProto(ToProto(reply));
+  EXPECT_TRUE(back.resident);
+  EXPECT_EQ(back.rank_digest, 5u);
+  ASSERT_EQ(back.segments.size(), 2u);
+  EXPECT_EQ(back.segments[1].id, 2u);
+  EXPECT_EQ(back.segments[1].bytes, 50u);
+  EXPECT_EQ(back.memory_endpoint, "/run/x");
+  EXPECT_EQ(back.owned_segments, reply.owned_segments);
+}
+
+TEST(ConvertCommit, KeepsTheCallAndItsProgress) {
+  CommitCall call = CommitOf("checkpoints/a");
+  call.tensor_bytes = 77;
+  call.progress.stage = Stage::kPublishing;
+  call.progress.waiting_ranks = {3};
+  call.progress.slowest_rank = -1;
+  call.progress.stages = {{Stage::kOpening, std::chrono::nanoseconds(1'500'000'001)}};
+  const CommitCall back = FromProto(ToProto(call));
+  EXPECT_EQ(back.name, call.name);
+  EXPECT_EQ(back.tensor_bytes, 77u);
+  EXPECT_EQ(back.digests, call.digests);
+  EXPECT_EQ(back.progress.stage, Stage::kPublishing);
+  EXPECT_EQ(back.progress.waiting_ranks, call.progress.waiting_ranks);
+  EXPECT_EQ(back.progress.slowest_rank, -1);
+  EXPECT_EQ(back.progress.stages, call.progress.stages);
+}
+
+TEST(ConvertJoin, KeepsTheIdentityAndTheResidents) {
+  MemberIdentity who{"job", "1.0", 3, 4, "one", "host:1", "boot", 77};
+  const ResidentCheckpoint resident{"checkpoints/a", 5, {{"/m/a", 1, 2, 3, -4, 5}}, {6, 7}};
+  const v1::JoinRequest request = ToProto(who, {resident});
+  EXPECT_EQ(IdentityFrom(request).rank, 3u);
+  EXPECT_EQ(IdentityFrom(request).incarnation, "one");
+  EXPECT_EQ(IdentityFrom(request).host, "boot");
+  const auto residents = ResidentsFrom(request);
+  ASSERT_EQ(residents.size(), 1u);
+  EXPECT_EQ(residents[0].load_key, 5u);
+  EXPECT_EQ(residents[0].files, resident.files);
+  EXPECT_EQ(residents[0].request_digests, resident.request_digests);
+}
+
+TEST(ConvertFailure, KeepsCodeReasonSentenceAndRank) {
+  const absl::Status why = MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+                                     "rank 2: too small", {{"rank", "2"}});
+  const v1::Failure failure = ToFailure(why);
+  EXPECT_EQ(failure.rank(), 2);
+  EXPECT_EQ(FromFailure(failure, FactsOf(why)), why);
+}
+
+TEST(ConvertFailure, ACodeThatIsNoneBecomesInternal) {
+  v1::Failure failure;
+  for (const int code : {0, -1, 17, 1 << 30}) {
+    failure.set_code(code);
+    EXPECT_EQ(FromFailure(failure, {}).code(), absl::StatusCode::kInternal) << code;
+  }
+}
+
+TEST(ConvertCheckpoint, ShowsTheFailureOfAFailedOneAlone) {
+  CheckpointInfo info;
+  info.failure = MakeError(absl::StatusCode::kNotFound, reason::kSourceNotFound, "gone");
+  EXPECT_FALSE(ToProto(info).has_failure());
+  info.state = CheckpointState::kFailed;
+  EXPECT_EQ(ToProto(info).failure().reason(), reason::kSourceNotFound);
+}
+
+class TensorPageTest : public ::testing::Test {
+ protected:
+  // Names as long as those of large models.
+  TensorPageTest() {
+    for (size_t i = 0; i < kTensors; ++i) {
+      PlannedTensor tensor;
+      tensor.name = "model.layers." + std::to_string(i) + ".mlp.experts.gate_up_proj.weight";
+      tensor.shape = {1 << 20, 1 << 20};
+      tensor.offset = std::numeric_limits<uint64_t>::max() - i;
+      if (i % 10 == 0) tensor.aliases = {tensor.name + ".alias"};
+      shard_.plan.tensors.push_back(std::move(tensor));
+      shard_.digests.push_back(std::numeric_limits<uint64_t>::max());
+    }
+  }
+
+  static constexpr size_t kTensors = 100'000;
+  Shard shard_;
+};
+
+TEST_F(TensorPageTest, PagesOfAHugeTableAreSmallAndTogetherTheWhole) {
+  size_t begin = 0;
+  size_t seen = 0;
+  do {
+    size_t next = 0;
+    const v1::TensorTable page = TensorPage(shard_, begin, 0, next);
+    ASSERT_LT(page.ByteSizeLong(), size_t{4} << 20);
+    ASSERT_EQ(page.names(0), shard_.plan.tensors[begin].name);
+    ASSERT_TRUE(next == 0 || next == begin + static_cast<size_t>(page.names_size()));
+    seen += static_cast<size_t>(page.names_size());
+    begin = next;
+  } while (begin != 0);
+  EXPECT_EQ(seen, kTensors);
+}
+
+TEST_F(TensorPageTest, HoldsNoMoreThanThePageSize) {
+  size_t next = 0;
+  EXPECT_EQ(TensorPage(shard_, 5, 7, next).names_size(), 7);
+  EXPECT_EQ(next, 12u);
+}
+
+TEST_F(TensorPageTest, AliasesNameTensorsOfTheirOwnPage) {
+  size_t next = 0;
+  const v1::TensorTable page = TensorPage(shard_, 18, 5, next);
+  ASSERT_EQ(page.alias_names_size(), 1);
+  EXPECT_EQ(page.alias_names(0), shard_.plan.tensors[20].aliases[0]);
+  EXPECT_EQ(page.alias_tensors(0), 2u);
+}
+
+TEST_F(TensorPageTest, ATensorTooLongForAPageHasOneOfItsOwn) {
+  shard_.plan.tensors[1].name.assign(size_t{2} << 20, 'n');
+  size_t next = 0;
+  EXPECT_EQ(TensorPage(shard_, 1, 0, next).names_size(), 1);
+  EXPECT_EQ(next, 2u);
+}
+
+}  // namespace
+}  // namespace ckptd
