@@ -83,12 +83,18 @@ std::vector<std::string> Catalog::NearMiss(const LoadRequest& request) const {
   return fields;
 }
 
-void Catalog::Begin(const std::string& name, const LoadRequest& request) {
+uint64_t Catalog::Tick() const {
+  MutexLock lock(mutex_);
+  return ticks_;
+}
+
+void Catalog::Begin(const std::string& name, const LoadRequest& request, uint64_t since) {
   MutexLock lock(mutex_);
   const Entry* existing = Find(name);
-  if (existing != nullptr && (existing->info.state == CheckpointState::kLoading ||
-                              existing->info.state == CheckpointState::kActive)) {
-    return;
+  if (existing != nullptr) {
+    const CheckpointState state = existing->info.state;
+    if (state == CheckpointState::kLoading || state == CheckpointState::kActive) return;
+    if (state == CheckpointState::kFailed && existing->last_used > since) return;
   }
   Entry entry;
   entry.info.name = name;
@@ -103,6 +109,13 @@ void Catalog::Begin(const std::string& name, const LoadRequest& request) {
   entry.request_digest = RequestDigest(request);
   entry.load_key = LoadKey(request);
   entry.generation = ++ticks_;
+  if (const auto aborted = aborted_.find(name); aborted != aborted_.end()) {
+    if (aborted->second.tick > since) {
+      entry.info.state = CheckpointState::kFailed;
+      entry.info.failure = aborted->second.why;
+    }
+    aborted_.erase(aborted);
+  }
   entries_[name] = std::move(entry);
   Touch(entries_[name]);
   Prune();
@@ -253,13 +266,21 @@ void Catalog::Fail(const std::string& name, const absl::Status& why) {
   std::shared_ptr<ShardMemory> freed;  // destroyed after the lock
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
-  if (entry == nullptr) return;
+  if (entry == nullptr) return NoteAbort(name, why);
   if (entry->info.state != CheckpointState::kLoading) return;
   entry->info.state = CheckpointState::kFailed;
   entry->info.failure = why;
   freed = std::move(entry->memory);
   Touch(*entry);
   Log(LogLevel::kError, "{}: failed: {} ({})", name, MessageOf(why), ReasonOf(why));
+}
+
+void Catalog::NoteAbort(const std::string& name, const absl::Status& why) {
+  aborted_[name] = {why, ++ticks_};
+  if (aborted_.size() <= kEndedKept) return;
+  aborted_.erase(std::min_element(
+      aborted_.begin(), aborted_.end(),
+      [](const auto& a, const auto& b) { return a.second.tick < b.second.tick; }));
 }
 
 void Catalog::FailAllLoading(const absl::Status& why) {
@@ -271,61 +292,6 @@ void Catalog::FailAllLoading(const absl::Status& why) {
     }
   }
   for (const std::string& name : names) Fail(name, why);
-}
-
-void Catalog::MarkTaken(const std::string& name, uint64_t generation) {
-  MutexLock lock(mutex_);
-  Entry* entry = Find(name);
-  if (entry == nullptr || entry->generation != generation) return;
-  entry->info.state = CheckpointState::kTaken;
-  entry->info.slab_bytes = 0;
-  entry->memory = nullptr;
-  Touch(*entry);
-}
-
-absl::StatusOr<CheckpointInfo> Catalog::Get(const std::string& name) const {
-  MutexLock lock(mutex_);
-  const Entry* entry = Find(name);
-  if (entry == nullptr) return CheckpointNotFound(name);
-  return entry->info;
-}
-
-std::vector<CheckpointInfo> Catalog::List() const {
-  std::vector<CheckpointInfo> infos;
-  {
-    MutexLock lock(mutex_);
-    for (const auto& [name, entry] : entries_) infos.push_back(entry.info);
-  }
-  std::sort(infos.begin(), infos.end(),
-            [](const auto& a, const auto& b) { return a.created > b.created; });
-  return infos;
-}
-
-absl::StatusOr<CheckpointInfo> Catalog::Watch(const std::string& name, uint64_t& seen,
-                                              Deadline deadline) const {
-  MutexLock lock(mutex_);
-  changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const Entry* entry = Find(name);
-    return stopped_ || entry == nullptr || entry->version != seen;
-  });
-  const Entry* entry = Find(name);
-  if (entry == nullptr) return CheckpointNotFound(name);
-  seen = entry->version;
-  return entry->info;
-}
-
-void Catalog::WatchEnd(const std::string& name, Deadline deadline) const {
-  MutexLock lock(mutex_);
-  changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const Entry* entry = Find(name);
-    return stopped_ || entry == nullptr || entry->info.state != CheckpointState::kLoading;
-  });
-}
-
-void Catalog::Stop() {
-  MutexLock lock(mutex_);
-  stopped_ = true;
-  changed_.NotifyAll();
 }
 
 }  // namespace ckptd

@@ -36,8 +36,13 @@ class Catalog {
   // empty when there is none.
   std::vector<std::string> NearMiss(const LoadRequest& request) const;
 
-  // Makes a LOADING entry; nothing when one of that name is LOADING or ACTIVE.
-  void Begin(const std::string& name, const LoadRequest& request);
+  // A moment of this catalog, for Begin.
+  uint64_t Tick() const;
+  static constexpr uint64_t kNow = UINT64_MAX;
+  // Makes a LOADING entry; nothing when one of that name is LOADING or ACTIVE. A
+  // load that has failed here after the moment `since` stays FAILED: its end may
+  // overtake the answer that tells us its name.
+  void Begin(const std::string& name, const LoadRequest& request, uint64_t since = kNow);
   void UpdateProgress(const std::string& name, const Progress& progress);
 
   // Memory for a LOADING checkpoint; evicts unleased, unpinned ones, least
@@ -51,6 +56,7 @@ class Catalog {
   // LOADING -> ACTIVE. Seals, unless the load is meant to be EXCLUSIVE.
   absl::Status Publish(const CommitCall& call);
   // LOADING -> FAILED. An ACTIVE shard is whole, whatever became of other ranks.
+  // A name that is not known yet is remembered for Begin.
   void Fail(const std::string& name, const absl::Status& why);
   void FailAllLoading(const absl::Status& why);
   // ACTIVE -> TAKEN: a client owns the memory.
@@ -110,6 +116,8 @@ class Catalog {
 
   Entry* Find(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   const Entry* Find(const std::string& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteAbort(const std::string& name, const absl::Status& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Touch(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Memory of the least recently used evictable checkpoint; null when none.
   std::shared_ptr<ShardMemory> EvictOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -123,6 +131,12 @@ class Catalog {
   mutable Mutex mutex_;
   mutable CondVar changed_;
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  // Loads that failed before they were known here.
+  struct Aborted {
+    absl::Status why;
+    uint64_t tick = 0;
+  };
+  std::map<std::string, Aborted> aborted_ ABSL_GUARDED_BY(mutex_);
   uint64_t ticks_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
 };

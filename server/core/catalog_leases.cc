@@ -80,6 +80,16 @@ void Catalog::Release(const std::string& name, uint64_t generation) {
   Touch(*entry);
 }
 
+void Catalog::MarkTaken(const std::string& name, uint64_t generation) {
+  MutexLock lock(mutex_);
+  Entry* entry = Find(name);
+  if (entry == nullptr || entry->generation != generation) return;
+  entry->info.state = CheckpointState::kTaken;
+  entry->info.slab_bytes = 0;
+  entry->memory = nullptr;
+  Touch(*entry);
+}
+
 absl::StatusOr<Catalog::Held> Catalog::Look(const std::string& name) const {
   MutexLock lock(mutex_);
   const Entry* entry = Find(name);

@@ -89,8 +89,9 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
     }
     reuse = check.get().ok();
   }
+  const uint64_t since = parts_.catalog.Tick();
   std::string name = rounds_.Propose(rank, request, reuse, Clock::now());
-  if (rank == 0) parts_.catalog.Begin(name, request);
+  if (rank == 0) parts_.catalog.Begin(name, request, since);
   MutexLock lock(mutex_);
   wake_ = true;
   changed_.NotifyAll();

@@ -109,8 +109,9 @@ absl::StatusOr<std::string> Node::Propose(const LoadRequest& request) {
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
                          std::min<std::chrono::nanoseconds>(request.timeout, kProposeDeadline));
+  const uint64_t since = catalog_.Tick();
   CKPTD_ASSIGN_OR_RETURN(std::string name, follower_->Propose(request, deadline));
-  catalog_.Begin(name, request);
+  catalog_.Begin(name, request, since);
   return name;
 }
 
@@ -242,8 +243,10 @@ absl::Status Node::CheckGroupEpoch(uint64_t epoch) {
 absl::StatusOr<PrepareReply> Node::Prepare(const PrepareCall& call, Deadline deadline) {
   CKPTD_RETURN_IF_ERROR(CheckGroupEpoch(call.epoch));
   CKPTD_RETURN_IF_ERROR(CheckNotDraining());
-  return Await(load_worker_.Submit([this, call] { return rank_side_.Prepare(call); }), deadline,
-               "preparing " + call.name);
+  // By the time the worker gets to it, the leader may have given the load up.
+  const uint64_t since = catalog_.Tick();
+  return Await(load_worker_.Submit([this, call, since] { return rank_side_.Prepare(call, since); }),
+               deadline, "preparing " + call.name);
 }
 
 absl::Status Node::Clear(const std::string& name, Deadline deadline) {

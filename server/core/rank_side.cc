@@ -39,7 +39,7 @@ absl::StatusOr<RankPlan> RankSide::Plan(const PrepareCall& call) const {
   return plan;
 }
 
-absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call) {
+absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t since) {
   PrepareReply reply;
   reply.rank_digest = call.rank_digest;
   reply.memory_endpoint = options_.memory_endpoint;
@@ -47,7 +47,7 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call) {
     reply.resident = true;
     return reply;
   }
-  catalog_.Begin(call.name, call.request);
+  catalog_.Begin(call.name, call.request, since);
   CKPTD_ASSIGN_OR_RETURN(RankPlan plan, Plan(call));
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,
                          catalog_.Allocate(call, std::move(plan)));

@@ -22,9 +22,11 @@ class RankSide {
   RankSide(Catalog& catalog, MemoryBackend& backend, Options options)
       : catalog_(catalog), backend_(backend), options_(std::move(options)) {}
 
-  // Plans this rank, compares digests, allocates the slab. Errors: PLAN_MISMATCH,
-  // NO_MEMORY, the planner's. On an error the entry is left to Abort.
-  absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call);
+  // Plans this rank, compares digests, allocates the slab. `since` is when the
+  // call came in, as Catalog::Begin takes it. Errors: PLAN_MISMATCH, NO_MEMORY,
+  // the planner's, CHECKPOINT_NOT_FOUND when the load was aborted meanwhile. On
+  // an error the entry is left to Abort.
+  absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, uint64_t since = Catalog::kNow);
   // Zeroes what the plan leaves empty; while bytes are being placed elsewhere.
   absl::Status Clear(const std::string& name);
   // Counts, seals, publishes. Errors: Internal COVERAGE when the leader placed

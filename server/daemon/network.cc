@@ -46,8 +46,12 @@ absl::StatusOr<std::string> OwnAddressTowards(const HostPort& target) {
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* raw = nullptr;
-  const int error =
-      ::getaddrinfo(target.host.c_str(), std::to_string(target.port).c_str(), &hints, &raw);
+  // Addresses of version 6 are written in brackets, which the resolver does not know.
+  const bool bracketed = target.host.size() > 2 && target.host.front() == '[' &&
+                         target.host.back() == ']';
+  const std::string host =
+      bracketed ? target.host.substr(1, target.host.size() - 2) : target.host;
+  const int error = ::getaddrinfo(host.c_str(), std::to_string(target.port).c_str(), &hints, &raw);
   if (error != 0) return Unresolved(target, ::gai_strerror(error));
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> found(raw, &::freeaddrinfo);
   const UniqueFd socket(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
@@ -56,13 +60,13 @@ absl::StatusOr<std::string> OwnAddressTowards(const HostPort& target) {
   }
   sockaddr_storage own = {};
   socklen_t length = sizeof(own);
-  char host[NI_MAXHOST] = {};
+  char numeric[NI_MAXHOST] = {};
   auto* const address = reinterpret_cast<sockaddr*>(&own);
   if (::getsockname(socket.get(), address, &length) != 0 ||
-      ::getnameinfo(address, length, host, sizeof(host), nullptr, 0, NI_NUMERICHOST) != 0) {
+      ::getnameinfo(address, length, numeric, sizeof(numeric), nullptr, 0, NI_NUMERICHOST) != 0) {
     return Unresolved(target, "no local address");
   }
-  return own.ss_family == AF_INET6 ? fmt::format("[{}]", host) : std::string(host);
+  return own.ss_family == AF_INET6 ? fmt::format("[{}]", numeric) : std::string(numeric);
 }
 
 absl::StatusOr<uint16_t> FreePort() {

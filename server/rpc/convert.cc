@@ -7,6 +7,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {
@@ -86,7 +87,7 @@ Progress FromProto(const v1::Progress& progress) {
 v1::Failure ToFailure(const absl::Status& status) {
   v1::Failure failure;
   failure.set_code(static_cast<int>(status.code()));
-  failure.set_message(MessageOf(status));
+  failure.set_message(SendableText(MessageOf(status)));
   failure.set_reason(ReasonOf(status));
   const Facts facts = FactsOf(status);
   const auto rank = facts.find("rank");

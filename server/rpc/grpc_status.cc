@@ -4,6 +4,7 @@
 
 #include "ckptd/v1/error.pb.h"
 #include "common/base/status.h"
+#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {
@@ -17,13 +18,14 @@ constexpr size_t kMaxSentence = 2048;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  std::string sentence = MessageOf(status);
-  if (sentence.size() > kMaxSentence) sentence = sentence.substr(0, kMaxSentence) + " ...";
+  const std::string whole = MessageOf(status);
+  std::string sentence = SendableText(whole, kMaxSentence);
+  if (whole.size() > kMaxSentence) sentence += " ...";
   v1::ErrorInfo info;
   info.set_reason(ReasonOf(status));
   info.set_domain(kDomain);
   for (const auto& [key, value] : FactsOf(status)) {
-    (*info.mutable_metadata())[key] = value.substr(0, kMaxSentence / 4);
+    (*info.mutable_metadata())[key] = SendableText(value, kMaxSentence / 4);
   }
   v1::ErrorStatus details;
   details.set_code(static_cast<int>(status.code()));

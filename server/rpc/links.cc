@@ -12,6 +12,7 @@
 #include "common/base/status.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
+#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {
@@ -127,7 +128,9 @@ class GrpcMemberLink final : public MemberLink {
     v1::AbortRequest request;
     request.set_name(name);
     *request.mutable_failure() = ToFailure(why);
-    for (const auto& [key, value] : FactsOf(why)) (*request.mutable_facts())[key] = value;
+    for (const auto& [key, value] : FactsOf(why)) {
+      (*request.mutable_facts())[key] = SendableText(value);
+    }
     v1::AbortResponse response;
     return Call(&v1::GroupService::Stub::Abort, request, response, deadline, "aborting " + name);
   }

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "common/base/status.h"
 #include "server/core/catalog.h"
 #include "server/core/domain.h"
 #include "tests/testing/small_memory.h"

@@ -29,12 +29,16 @@ class PeerMemoryInProcess final : public PeerMemory {
   absl::StatusOr<SlabView> Map(const PeerSlab& slab, Deadline) override {
     SlabView view;
     for (const PeerSlab::PeerSegment& segment : slab.segments) {
-      CKPTD_ASSIGN_OR_RETURN(const UniqueFd fd, memories_.at(slab.rank)->OriginalFd(segment.id));
-      void* const address =
-          ::mmap(nullptr, segment.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-      if (address == MAP_FAILED) return ErrnoStatus(errno, "mapping a segment");
-      mappings_.emplace_back(address, segment.bytes);
-      view.segments.push_back(mappings_.back().span());
+      // Sealed memory can only be written through mappings made before.
+      Mapping& mapping = mappings_[{slab.rank, segment.id}];
+      if (!mapping.valid()) {
+        CKPTD_ASSIGN_OR_RETURN(const UniqueFd fd, memories_.at(slab.rank)->OriginalFd(segment.id));
+        void* const address =
+            ::mmap(nullptr, kSmallSegment, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+        if (address == MAP_FAILED) return ErrnoStatus(errno, "mapping a segment");
+        mapping = Mapping(address, kSmallSegment);
+      }
+      view.segments.push_back(mapping.span().first(segment.bytes));
     }
     return view;
   }
@@ -43,7 +47,7 @@ class PeerMemoryInProcess final : public PeerMemory {
 
  private:
   std::map<uint32_t, HostMemory*> memories_;
-  std::vector<Mapping> mappings_;  // kept until the end
+  std::map<std::pair<uint32_t, uint64_t>, Mapping> mappings_;  // kept until the end
 };
 
 // Calls a rank directly. Each hook runs before the call it is named after, which

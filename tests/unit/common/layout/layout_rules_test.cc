@@ -228,9 +228,10 @@ TEST(JsonLayout, RefusesAKeyThatOccursTwice) {
 
 TEST(JsonLayout, NamesTheKeyOfAWrongType) {
   ExpectInvalid(R"j({"world_size": "2", "default": {}})j", "\"world_size\" must be a whole number");
-  ExpectInvalid(R"j({"mesh": {"shape": [2.5]}})j",
+  ExpectInvalid(R"j({"mesh": {"shape": ["2"]}})j",
                 "\"mesh.shape\" must be a list of whole numbers");
-  ExpectInvalid(R"j({"mesh": {"shape": [-2]}})j", "\"mesh.shape\" must be a list of whole numbers");
+  ExpectInvalid(R"j({"mesh": {"shape": [2.5]}})j", "\"2.5\" at byte 20 is no whole number");
+  ExpectInvalid(R"j({"mesh": {"shape": [-2]}})j", "\"-2\" at byte 20 is no whole number");
   ExpectInvalid(R"j({"mesh": [2]})j", "\"mesh\" must be an object");
   ExpectInvalid(R"j({"mesh": {"shape": [2]}, "rules": {}})j", "\"rules\" must be a list");
   ExpectInvalid(R"j({"world_size": 1, "rules": [{"match": 3}]})j", "\"rules[0].match\" must be");

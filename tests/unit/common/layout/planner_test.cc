@@ -156,6 +156,18 @@ TEST(Ops, AreSortedByFileOffset) {
   EXPECT_THAT(names, ElementsAre("c", "a", "b"));
 }
 
+TEST(Ops, AreSortedAlsoWithinATensorOfManyPieces) {
+  FakeSource source;
+  source.AddInPieces("x", {4}, {{{2}, {2}}, {{0}, {2}}});
+  std::vector<Piece>& pieces = source.index().tensors[0].pieces;
+  std::swap(pieces[0], pieces[1]);
+  const RankPlan plan = PlanRow(source, {"x"}, Sharding{}, MeshOf({1}), 0);
+  ASSERT_THAT(plan.ops, SizeIs(2));
+  EXPECT_EQ(plan.ops[0].file_offset, 0u);
+  EXPECT_EQ(plan.ops[0].slab_offset, 8u);
+  EXPECT_EQ(plan.ops[1].file_offset, 8u);
+}
+
 TEST(Ops, CopyTensorsOfManyDimensionsWhoseStridesMerge) {
   FakeSource source;
   source.Add("x", {2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 4});

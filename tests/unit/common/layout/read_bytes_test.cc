@@ -76,6 +76,20 @@ TEST(ReadBytes, CountsOverlapsOfDifferentGridsExactly) {
   std::vector<RankPlan> rows = PlanAll(source, OnMesh({ShardOf(0)}), MeshOf({2}));
   plans.push_back(rows[0]);  // rows 0 and 1
   EXPECT_THAT(ReadBytesPerFile(source.index(), plans), ElementsAre((2 * 6 + 2 * 2) * 4));
+  std::swap(plans[0], plans[1]);
+  EXPECT_THAT(ReadBytesPerFile(source.index(), plans), ElementsAre((2 * 6 + 2 * 2) * 4));
+}
+
+TEST(ReadBytes, CountsEqualGridsThatAreShiftedByRowsExactly) {
+  FakeSource source;
+  source.Add("a", {5, 6});
+  std::vector<RankPlan> plans;
+  for (const uint64_t first_row : {0u, 1u}) {
+    Sharding columns;
+    columns.boxes = {Box{{first_row, 0}, {4, 2}}};
+    plans.push_back(PlanRow(source, {"a"}, columns, MeshOf({1}), 0));
+  }
+  EXPECT_THAT(ReadBytesPerFile(source.index(), plans), ElementsAre(5 * 2 * 4));
 }
 
 TEST(ReadBytes, NamesEveryFile) {

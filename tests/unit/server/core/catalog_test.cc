@@ -2,9 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <future>
 #include <string>
-#include <utility>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -98,6 +96,33 @@ TEST_F(CatalogTest, BeginningAnActiveCheckpointAgainKeepsIt) {
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
   catalog_.Begin("checkpoints/a", request_);
   EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kActive);
+}
+
+TEST_F(CatalogTest, ALoadThatFailedBeforeItsNameWasKnownIsFailed) {
+  const uint64_t since = catalog_.Tick();
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  catalog_.Begin("checkpoints/a", request_, since);
+  EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kFailed);
+  EXPECT_EQ(catalog_.Get("checkpoints/a").value().failure, absl::InternalError("boom"));
+}
+
+TEST_F(CatalogTest, ALoadThatFailedWhileItsNameWasOnItsWayStaysFailed) {
+  const uint64_t since = catalog_.Tick();
+  catalog_.Begin("checkpoints/a", request_);
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  catalog_.Begin("checkpoints/a", request_, since);
+  EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kFailed);
+}
+
+TEST_F(CatalogTest, AFailureOfAnEarlierAttemptDoesNotFailTheNext) {
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  catalog_.Begin("checkpoints/b", request_);
+  catalog_.Fail("checkpoints/b", absl::InternalError("boom"));
+  const uint64_t since = catalog_.Tick();
+  catalog_.Begin("checkpoints/a", request_, since);
+  catalog_.Begin("checkpoints/b", request_, since);
+  EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kLoading);
+  EXPECT_EQ(StateOf("checkpoints/b"), CheckpointState::kLoading);
 }
 
 TEST_F(CatalogTest, MatchesALoadingCheckpointOfTheSameRequest) {
@@ -207,65 +232,6 @@ TEST_F(CatalogTest, ARankThatReceivesNothingNeedsNoMemory) {
   EXPECT_EQ(memory_->Usage().used, 0u);
 }
 
-TEST_F(CatalogTest, WatchingReturnsAtOnceWithTheFirstVersion) {
-  catalog_.Begin("checkpoints/a", request_);
-  uint64_t seen = 0;
-  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
-  EXPECT_GT(seen, 0u);
-}
-
-TEST_F(CatalogTest, WatchingWakesOnAChange) {
-  catalog_.Begin("checkpoints/a", request_);
-  uint64_t seen = 0;
-  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
-  auto watch = std::async(std::launch::async,
-                          [&] { return catalog_.Watch("checkpoints/a", seen, Soon()); });
-  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
-  EXPECT_EQ(watch.get().value().state, CheckpointState::kFailed);
-}
-
-TEST_F(CatalogTest, WatchingGivesTheSameVersionAtTheDeadline) {
-  catalog_.Begin("checkpoints/a", request_);
-  uint64_t seen = 0;
-  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
-  const uint64_t before = seen;
-  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Clock::now()));
-  EXPECT_EQ(seen, before);
-}
-
-TEST_F(CatalogTest, WatchingEndsWhenTheCheckpointIsUnloaded) {
-  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
-  uint64_t seen = 0;
-  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
-  auto watch = std::async(std::launch::async,
-                          [&] { return catalog_.Watch("checkpoints/a", seen, Soon()); });
-  ASSERT_OK(catalog_.Unload("checkpoints/a", false));
-  EXPECT_THAT(watch.get(), FailsWith(kNotFound, reason::kCheckpointNotFound));
-}
-
-TEST_F(CatalogTest, StoppingWakesWatchers) {
-  catalog_.Begin("checkpoints/a", request_);
-  uint64_t seen = 0;
-  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
-  auto watch = std::async(std::launch::async, [&] {
-    const Clock::time_point far = Clock::now() + std::chrono::hours(1);
-    return catalog_.Watch("checkpoints/a", seen, far);
-  });
-  catalog_.Stop();
-  EXPECT_OK(watch.get());
-}
-
-TEST_F(CatalogTest, WatchEndWaitsUntilTheLoadHasEnded) {
-  catalog_.Begin("checkpoints/a", request_);
-  auto watch = std::async(std::launch::async, [&] {
-    catalog_.WatchEnd("checkpoints/a", Soon());
-    return StateOf("checkpoints/a");
-  });
-  catalog_.UpdateProgress("checkpoints/a", {});
-  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
-  EXPECT_EQ(watch.get(), CheckpointState::kFailed);
-}
-
 TEST_F(CatalogTest, ForgetsTheOldestOfManyFailedCheckpoints) {
   for (int i = 0; i < 40; ++i) {
     const std::string name = "checkpoints/" + std::to_string(i);
@@ -276,15 +242,6 @@ TEST_F(CatalogTest, ForgetsTheOldestOfManyFailedCheckpoints) {
   EXPECT_EQ(catalog_.List().size(), 33u);
   EXPECT_THAT(catalog_.Get("checkpoints/0"), FailsWith(kNotFound, reason::kCheckpointNotFound));
   EXPECT_OK(catalog_.Get("checkpoints/39"));
-}
-
-TEST_F(CatalogTest, ListsTheNewestFirst) {
-  for (const char* name : {"checkpoints/b", "checkpoints/a", "checkpoints/c"}) {
-    catalog_.Begin(name, request_);
-  }
-  std::vector<std::string> names;
-  for (const CheckpointInfo& info : catalog_.List()) names.push_back(info.name);
-  EXPECT_THAT(names, ::testing::ElementsAre("checkpoints/c", "checkpoints/a", "checkpoints/b"));
 }
 
 TEST_F(CatalogTest, TellsALeaderOnlyOfActiveCheckpoints) {

@@ -265,6 +265,15 @@ TEST_F(LoadRunnerTest, AFileThatChangesMeanwhileFailsTheLoad) {
               FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
 }
 
+TEST_F(LoadRunnerTest, ACallToPrepareThatTheAbortOvertookTakesNoMemory) {
+  RankInProcess& rank = group_.rank(1);
+  const uint64_t since = rank.catalog.Tick();
+  rank.side.Abort(kName, absl::InternalError("boom"));
+  EXPECT_FALSE(rank.side.Prepare(CallOf(kName, RuleRequest("replicate:3")), since).ok());
+  EXPECT_EQ(Info(1).state, CheckpointState::kFailed);
+  EXPECT_EQ(rank.memory->Usage().used, 0u);
+}
+
 TEST_F(LoadRunnerTest, AFailedLoadCanBeRunAgain) {
   group_.rank(1).link->on_prepare = [] { return absl::InternalError("boom"); };
   Run(ByRules("fsdp:3"));

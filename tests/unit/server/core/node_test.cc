@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -126,6 +128,41 @@ TEST_F(NodeTest, AFailedLoadKeepsItsReason) {
 TEST_F(NodeTest, IsReadyAloneAtOnce) {
   EXPECT_TRUE(node_->WaitReady(Clock::now()));
   EXPECT_EQ(node_->GetInfo().state, "READY");
+}
+
+// A leader on which every load fails before its name has reached the member.
+class HastyLeader final : public LeaderLink {
+ public:
+  std::function<void(const std::string& name)> abort;
+
+  absl::StatusOr<JoinReply> Join(const MemberIdentity&, const std::vector<ResidentCheckpoint>&,
+                                 Deadline) override {
+    return JoinReply();
+  }
+  absl::StatusOr<HeartbeatReply> Heartbeat(uint32_t, const std::string&, Deadline) override {
+    return HeartbeatReply();
+  }
+  absl::StatusOr<std::string> Propose(uint32_t, const std::string&, const LoadRequest&,
+                                      Deadline) override {
+    abort("checkpoints/a");
+    return "checkpoints/a";
+  }
+};
+
+TEST_F(NodeTest, AMembersLoadThatEndsBeforeItsNameIsKnownDoesNotHang) {
+  Node::Options options;
+  options.identity.rank = 1;
+  options.identity.world_size = 2;
+  options.on_secret = [](const std::string&) {};
+  const auto leader = std::make_shared<HastyLeader>();
+  options.leader = leader;
+  Node member(*memory_, peer_memory_, std::move(options));
+  leader->abort = [&](const std::string& name) {
+    member.Abort(name, absl::InternalError("boom"));
+  };
+  ASSERT_OK_AND_ASSIGN(const Node::LoadReply reply,
+                       member.Load(RuleRequest("fsdp:2", source_.path()), ""));
+  EXPECT_EQ(reply.info.state, CheckpointState::kFailed);
 }
 
 TEST_F(NodeTest, CanGoWhileALoadRuns) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,8 @@ class RoundsTest : public ::testing::Test {
   std::string Load(const std::set<uint32_t>& holders) {
     for (uint32_t rank = 0; rank < 3; ++rank) State(rank);
     const std::vector<ReadyLoad> ready = rounds_.TakeReady();
-    rounds_.Finished(ready.at(0).name, {absl::OkStatus(), {{"/models/m/a", 1, 2, 3, 4, 5}}, holders});
+    rounds_.Finished(ready.at(0).name,
+                     {absl::OkStatus(), {{"/models/m/a", 1, 2, 3, 4, 5}}, holders});
     return ready[0].name;
   }
   ResidentCheckpoint Resident(const std::string& name) {

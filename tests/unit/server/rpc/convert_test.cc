@@ -29,7 +29,7 @@ RankLayout RichLayout() {
   strided.padded_dim = 0;
   Sharding replicated;
   replicated.mesh = 0;
-  replicated.placements = {{Placement::Kind::kReplicate, 0, 1}, {Placement::Kind::kReplicate, 0, 1}};
+  replicated.placements.resize(2);
   Sharding boxes;
   boxes.boxes = {{{0, 4}, {2, 4}}, {{3, 0}, {1, 8}}};
   layout.shardings = {strided, replicated, boxes};
@@ -182,6 +182,13 @@ TEST(ConvertFailure, ACodeThatIsNoneBecomesInternal) {
     failure.set_code(code);
     EXPECT_EQ(FromFailure(failure, {}).code(), absl::StatusCode::kInternal) << code;
   }
+}
+
+TEST(ConvertFailure, BytesThatAreNoTextCanStillBeSent) {
+  const v1::Failure failure = ToFailure(absl::InternalError("opening /m/\xff"));
+  v1::Failure back;
+  ASSERT_TRUE(back.ParseFromString(failure.SerializeAsString()));
+  EXPECT_EQ(back.message(), "opening /m/?");
 }
 
 TEST(ConvertCheckpoint, ShowsTheFailureOfAFailedOneAlone) {

@@ -18,7 +18,8 @@ TEST(GrpcStatus, OkStaysOk) {
 
 TEST(GrpcStatus, KeepsCodeSentenceReasonAndFacts) {
   const absl::Status status = MakeError(absl::StatusCode::kNotFound, reason::kTensorNotFound,
-                                        "planning rank 2: no tensor w", {{"rank", "2"}, {"tensor", "w"}});
+                                        "planning rank 2: no tensor w",
+                                        {{"rank", "2"}, {"tensor", "w"}});
   EXPECT_EQ(FromGrpc(ToGrpc(status)), status);
 }
 
@@ -42,6 +43,22 @@ TEST(GrpcStatus, LongSentencesAreCutToWhatMetadataMayHold) {
   const grpc::Status sent = ToGrpc(status);
   EXPECT_LT(sent.error_message().size() + sent.error_details().size(), size_t{8} << 10);
   EXPECT_EQ(ReasonOf(FromGrpc(sent)), reason::kCoverage);
+}
+
+TEST(GrpcStatus, BytesThatAreNoTextDoNotCostTheReason) {
+  const absl::Status status = MakeError(absl::StatusCode::kNotFound, reason::kSourceNotFound,
+                                        "opening /m/\xff.safetensors", {{"file", "/m/\xff"}});
+  const absl::Status back = FromGrpc(ToGrpc(status));
+  EXPECT_THAT(back, FailsWith(absl::StatusCode::kNotFound, reason::kSourceNotFound));
+  EXPECT_EQ(MessageOf(back), "opening /m/?.safetensors");
+}
+
+TEST(GrpcStatus, ACutInTheMiddleOfACharacterDoesNotCostTheReason) {
+  std::string sentence = "x";
+  while (sentence.size() < 5000) sentence += "\u00e9";
+  const absl::Status status =
+      MakeError(absl::StatusCode::kNotFound, reason::kSourceNotFound, sentence);
+  EXPECT_EQ(ReasonOf(FromGrpc(ToGrpc(status))), reason::kSourceNotFound);
 }
 
 }  // namespace

@@ -69,6 +69,17 @@ TEST(Schedule, RefusesCastsThatDisagreeWhereElementsStart) {
               FailsWith(absl::StatusCode::kInternal, reason::kCoverage));
 }
 
+TEST(Schedule, CutsNoElementThatIsCast) {
+  World world(1, 2);
+  const uint64_t offset = world.AddBytes(0, 3 * kMiB, 1);
+  AddSlice(world, 0, offset, 1, 3 * kMiB - 1);  // blocks that end within elements
+  const uint64_t shape[3] = {1, 1, 3 * kMiB / 4};
+  world.AddTensor(1, 0, offset, Dtype::kF32, Dtype::kF16, shape, {{0, 0, 0}, {1, 1, shape[2]}});
+  world.Finish(kMiB);
+  ASSERT_OK_AND_ASSIGN(const Schedule schedule, BuildSchedule(world.index, world.targets));
+  for (const WorkItem& item : schedule.items) EXPECT_EQ((item.end - offset) % 4, 0U);
+}
+
 TEST(Schedule, NamesEachPlaceOfTheFileOnce) {
   World world(2, 3);
   FillAtRandom(world, 99, 3 * kMiB);

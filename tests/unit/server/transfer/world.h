@@ -46,6 +46,7 @@ class World {
   // A rank's slab as one piece of memory (a copy).
   std::vector<std::byte> Slab(size_t rank) const;
   std::vector<std::byte> Tensor(size_t rank, size_t tensor) const;
+  const std::vector<std::byte>& Content(size_t file) const { return contents_[file]; }
   // Distinct bytes that some tensor is made of.
   uint64_t NeededBytes() const;
 

@@ -1,0 +1,53 @@
+// The part of the catalog that clients look at and wait on.
+#include <algorithm>
+
+#include "server/core/catalog.h"
+
+namespace ckptd {
+
+absl::StatusOr<CheckpointInfo> Catalog::Get(const std::string& name) const {
+  MutexLock lock(mutex_);
+  const Entry* entry = Find(name);
+  if (entry == nullptr) return CheckpointNotFound(name);
+  return entry->info;
+}
+
+std::vector<CheckpointInfo> Catalog::List() const {
+  std::vector<CheckpointInfo> infos;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [name, entry] : entries_) infos.push_back(entry.info);
+  }
+  std::sort(infos.begin(), infos.end(),
+            [](const auto& a, const auto& b) { return a.created > b.created; });
+  return infos;
+}
+
+absl::StatusOr<CheckpointInfo> Catalog::Watch(const std::string& name, uint64_t& seen,
+                                              Deadline deadline) const {
+  MutexLock lock(mutex_);
+  changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Entry* entry = Find(name);
+    return stopped_ || entry == nullptr || entry->version != seen;
+  });
+  const Entry* entry = Find(name);
+  if (entry == nullptr) return CheckpointNotFound(name);
+  seen = entry->version;
+  return entry->info;
+}
+
+void Catalog::WatchEnd(const std::string& name, Deadline deadline) const {
+  MutexLock lock(mutex_);
+  changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Entry* entry = Find(name);
+    return stopped_ || entry == nullptr || entry->info.state != CheckpointState::kLoading;
+  });
+}
+
+void Catalog::Stop() {
+  MutexLock lock(mutex_);
+  stopped_ = true;
+  changed_.NotifyAll();
+}
+
+}  // namespace ckptd

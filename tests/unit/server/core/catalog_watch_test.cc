@@ -1,0 +1,97 @@
+// Looking at checkpoints and waiting for what becomes of them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/reasons.h"
+#include "server/core/catalog.h"
+#include "tests/testing/core_values.h"
+#include "tests/testing/small_memory.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+constexpr absl::StatusCode kNotFound = absl::StatusCode::kNotFound;
+
+class CatalogWatchTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<HostMemory> memory_ = MakeSmallMemory(2);
+  Catalog catalog_{*memory_, 0, 1};
+  const LoadRequest request_ = RuleRequest();
+};
+
+TEST_F(CatalogWatchTest, WatchingReturnsAtOnceWithTheFirstVersion) {
+  catalog_.Begin("checkpoints/a", request_);
+  uint64_t seen = 0;
+  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  EXPECT_GT(seen, 0u);
+}
+
+TEST_F(CatalogWatchTest, WatchingWakesOnAChange) {
+  catalog_.Begin("checkpoints/a", request_);
+  uint64_t seen = 0;
+  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  auto watch = std::async(std::launch::async,
+                          [&] { return catalog_.Watch("checkpoints/a", seen, Soon()); });
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  EXPECT_EQ(watch.get().value().state, CheckpointState::kFailed);
+}
+
+TEST_F(CatalogWatchTest, WatchingGivesTheSameVersionAtTheDeadline) {
+  catalog_.Begin("checkpoints/a", request_);
+  uint64_t seen = 0;
+  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  const uint64_t before = seen;
+  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Clock::now()));
+  EXPECT_EQ(seen, before);
+}
+
+TEST_F(CatalogWatchTest, WatchingEndsWhenTheCheckpointIsUnloaded) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  uint64_t seen = 0;
+  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  auto watch = std::async(std::launch::async,
+                          [&] { return catalog_.Watch("checkpoints/a", seen, Soon()); });
+  ASSERT_OK(catalog_.Unload("checkpoints/a", false));
+  EXPECT_THAT(watch.get(), FailsWith(kNotFound, reason::kCheckpointNotFound));
+}
+
+TEST_F(CatalogWatchTest, StoppingWakesWatchers) {
+  catalog_.Begin("checkpoints/a", request_);
+  uint64_t seen = 0;
+  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  auto watch = std::async(std::launch::async, [&] {
+    const Clock::time_point far = Clock::now() + std::chrono::hours(1);
+    return catalog_.Watch("checkpoints/a", seen, far);
+  });
+  catalog_.Stop();
+  EXPECT_OK(watch.get());
+}
+
+TEST_F(CatalogWatchTest, WatchEndWaitsUntilTheLoadHasEnded) {
+  catalog_.Begin("checkpoints/a", request_);
+  auto watch = std::async(std::launch::async, [&] {
+    catalog_.WatchEnd("checkpoints/a", Soon());
+    return catalog_.Get("checkpoints/a").value().state;
+  });
+  catalog_.UpdateProgress("checkpoints/a", {});
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  EXPECT_EQ(watch.get(), CheckpointState::kFailed);
+}
+
+TEST_F(CatalogWatchTest, ListsTheNewestFirst) {
+  for (const char* name : {"checkpoints/b", "checkpoints/a", "checkpoints/c"}) {
+    catalog_.Begin(name, request_);
+  }
+  std::vector<std::string> names;
+  for (const CheckpointInfo& info : catalog_.List()) names.push_back(info.name);
+  EXPECT_THAT(names, ::testing::ElementsAre("checkpoints/c", "checkpoints/a", "checkpoints/b"));
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,108 @@
+// Addresses, and processes that `ckptd launch` starts.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <map>
+#include <string>
+
+#include "common/base/reasons.h"
+#include "server/daemon/child.h"
+#include "server/daemon/network.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+TEST(HostPort, IsReadFromText) {
+  ASSERT_OK_AND_ASSIGN(const HostPort address, ParseHostPort("node0:29511"));
+  EXPECT_EQ(address.host, "node0");
+  EXPECT_EQ(address.port, 29511);
+}
+
+TEST(HostPort, AnAddressOfVersion6KeepsItsBrackets) {
+  ASSERT_OK_AND_ASSIGN(const HostPort address, ParseHostPort("[::1]:80"));
+  EXPECT_EQ(address.host, "[::1]");
+  EXPECT_EQ(address.port, 80);
+}
+
+class NoHostPort : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(NoHostPort, IsRefused) {
+  EXPECT_THAT(ParseHostPort(GetParam()),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));
+}
+
+INSTANTIATE_TEST_SUITE_P(Texts, NoHostPort,
+                         ::testing::Values("", "host", ":80", "host:", "host:x", "host:80x",
+                                           "host:-1", "host:65536", "host: 80"));
+
+TEST(OwnAddress, TowardsThisHostIsALoopback) {
+  EXPECT_EQ(OwnAddressTowards({"127.0.0.1", 80}).value(), "127.0.0.1");
+}
+
+TEST(OwnAddress, UnderstandsBrackets) {
+  const auto address = OwnAddressTowards({"[::1]", 80});
+  if (address.status().message().find("no route") != std::string::npos) {
+    GTEST_SKIP() << "this machine has no IPv6";
+  }
+  EXPECT_EQ(address.value(), "[::1]");
+}
+
+TEST(OwnAddress, OfANameNobodyKnowsSaysWhatToTry) {
+  const auto address = OwnAddressTowards({"no-such-host.invalid", 80});
+  EXPECT_THAT(address, FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));
+  EXPECT_THAT(address, Says("--advertise"));
+}
+
+TEST(FreePort, IsOne) { EXPECT_GT(FreePort().value(), 0); }
+
+TEST(BootId, IsTheSameEachTime) {
+  EXPECT_FALSE(BootId().empty());
+  EXPECT_EQ(BootId(), BootId());
+}
+
+// The wait status of a shell that runs `script`.
+int RunShell(const std::string& script, const std::map<std::string, std::string>& environment = {}) {
+  ChildOptions options;
+  options.arguments = {"sh", "-c", script};
+  options.environment = environment;
+  const pid_t pid = StartChild(options).value();
+  int status = 0;
+  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+  return status;
+}
+
+TEST(Child, ItsExitCodeIsKept) {
+  const int status = RunShell("exit 3");
+  EXPECT_EQ(ExitCodeOf(status), 3);
+  EXPECT_EQ(DescribeExit(status), "exit code 3");
+}
+
+TEST(Child, ItsSignalIsNamed) {
+  const int status = RunShell("kill -KILL $$");
+  EXPECT_EQ(ExitCodeOf(status), 128 + SIGKILL);
+  EXPECT_EQ(DescribeExit(status), "signal 9 (Killed)");
+}
+
+TEST(Child, GetsWhatIsAddedToTheEnvironment) {
+  EXPECT_EQ(ExitCodeOf(RunShell("test \"$CKPTD_TEST\" = here", {{"CKPTD_TEST", "here"}})), 0);
+}
+
+TEST(Child, AnAddedVariableReplacesOurs) {
+  ASSERT_EQ(::setenv("CKPTD_TEST", "old", 1), 0);
+  EXPECT_EQ(ExitCodeOf(RunShell("test \"$CKPTD_TEST\" = new", {{"CKPTD_TEST", "new"}})), 0);
+  ::unsetenv("CKPTD_TEST");
+}
+
+TEST(Child, ACommandThatIsNotThereIsAnError) {
+  ChildOptions options;
+  options.arguments = {"/nonexistent/command"};
+  const auto pid = StartChild(options);
+  EXPECT_EQ(pid.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(pid, Says("/nonexistent/command"));
+}
+
+}  // namespace
+}  // namespace ckptd

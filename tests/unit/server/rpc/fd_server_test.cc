@@ -1,0 +1,225 @@
+#include "server/rpc/fd_server.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "common/base/fd_passing.h"
+#include "common/base/reasons.h"
+#include "tests/testing/core_values.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/common/checkpoint/temp_folder.h"
+
+namespace ckptd {
+namespace {
+
+constexpr char kName[] = "checkpoints/a";
+
+// The fields of a message's 16-byte header.
+struct Answer {
+  std::string magic;
+  uint32_t status = 0;
+  uint32_t fds_here = 0;
+  uint32_t fds_to_come = 0;
+  std::vector<UniqueFd> fds;
+};
+
+class FdServerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto started = FdServer::Start(path_, leases_);
+    ASSERT_OK(started);
+    server_ = std::move(started).value();
+  }
+  void Load(AttachMode intended, uint64_t segments = 1) {
+    LoadRequest request = RuleRequest();
+    request.intended = intended;
+    ASSERT_OK(MakeActive(catalog_, kName, request, segments * kSmallSegment));
+  }
+  std::string Token(AttachMode mode = AttachMode::kShared) {
+    return leases_.Open(kName, mode).value().token;
+  }
+  UniqueFd Connect() { return ConnectUnix(path_, Soon()).value(); }
+  static void Send(const UniqueFd& socket, const std::string& text) {
+    ASSERT_OK(SendWithFds(socket.get(), std::as_bytes(std::span(text)), {}, Soon()));
+  }
+  static Answer Receive(const UniqueFd& socket) {
+    Received received = RecvExactly(socket.get(), 16, kMaxFdsPerMessage, Soon()).value();
+    Answer answer;
+    answer.magic.assign(reinterpret_cast<const char*>(received.bytes.data()), 4);
+    std::memcpy(&answer.status, received.bytes.data() + 4, 4);
+    std::memcpy(&answer.fds_here, received.bytes.data() + 8, 4);
+    std::memcpy(&answer.fds_to_come, received.bytes.data() + 12, 4);
+    answer.fds = std::move(received.fds);
+    return answer;
+  }
+  // Reads until the server closes; what it still said.
+  static std::string Rest(const UniqueFd& socket) {
+    std::string rest;
+    for (;;) {
+      const Received received = RecvWithFds(socket.get(), 4096, 0, Soon()).value();
+      if (received.bytes.empty()) return rest;
+      rest.append(reinterpret_cast<const char*>(received.bytes.data()), received.bytes.size());
+    }
+  }
+
+  TempFolder folder_;
+  const std::string path_ = folder_ / "fd.sock";
+  std::unique_ptr<HostMemory> memory_ = MakeSmallMemory(8);
+  Catalog catalog_{*memory_, 0, 1};
+  LeaseTable leases_{catalog_};
+  std::unique_ptr<FdServer> server_;
+};
+
+TEST_F(FdServerTest, TheSocketIsForItsOwnerAlone) {
+  struct stat info = {};
+  ASSERT_EQ(::stat(path_.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+TEST_F(FdServerTest, TradesATokenForOneDescriptorPerSegment) {
+  Load(AttachMode::kShared, 3);
+  const UniqueFd socket = Connect();
+  Send(socket, Token());
+  const Answer answer = Receive(socket);
+  EXPECT_EQ(answer.magic, "CKP1");
+  EXPECT_EQ(answer.status, 0u);
+  EXPECT_EQ(answer.fds_here, 3u);
+  EXPECT_EQ(answer.fds_to_come, 0u);
+  EXPECT_EQ(answer.fds.size(), 3u);
+}
+
+TEST_F(FdServerTest, ReadersGetDescriptorsThatCannotBeWritten) {
+  Load(AttachMode::kShared);
+  const UniqueFd socket = Connect();
+  Send(socket, Token());
+  const Answer answer = Receive(socket);
+  EXPECT_EQ(::mmap(nullptr, 4096, PROT_WRITE, MAP_SHARED, answer.fds.at(0).get(), 0), MAP_FAILED);
+}
+
+TEST_F(FdServerTest, ARankWithoutMemoryGetsAnAnswerWithoutDescriptors) {
+  Load(AttachMode::kShared, 0);
+  const UniqueFd socket = Connect();
+  Send(socket, Token());
+  EXPECT_EQ(Receive(socket).fds_here, 0u);
+}
+
+TEST_F(FdServerTest, ATokenMayComeInPieces) {
+  Load(AttachMode::kShared);
+  const std::string token = Token();
+  const UniqueFd socket = Connect();
+  for (const char digit : token) Send(socket, std::string(1, digit));
+  EXPECT_EQ(Receive(socket).status, 0u);
+}
+
+TEST_F(FdServerTest, AnUnknownTokenIsAnsweredWithAnErrorAndTheEnd) {
+  const UniqueFd socket = Connect();
+  Send(socket, std::string(LeaseTable::kTokenLength, '0'));
+  const Answer answer = Receive(socket);
+  EXPECT_EQ(answer.status, static_cast<uint32_t>(absl::StatusCode::kUnauthenticated));
+  const std::string rest = Rest(socket);
+  uint32_t length = 0;
+  ASSERT_GE(rest.size(), sizeof(length));
+  std::memcpy(&length, rest.data(), sizeof(length));
+  EXPECT_EQ(length, rest.size() - sizeof(length));
+  EXPECT_NE(rest.find("token is unknown"), std::string::npos);
+}
+
+TEST_F(FdServerTest, GarbageIsOnlyAnUnknownToken) {
+  const UniqueFd socket = Connect();
+  std::string garbage(LeaseTable::kTokenLength, '\xff');
+  garbage[3] = '\0';
+  Send(socket, garbage);
+  EXPECT_EQ(Receive(socket).status, static_cast<uint32_t>(absl::StatusCode::kUnauthenticated));
+}
+
+TEST_F(FdServerTest, ALeaseEndsWithItsConnection) {
+  Load(AttachMode::kShared);
+  UniqueFd socket = Connect();
+  Send(socket, Token());
+  ASSERT_EQ(Receive(socket).status, 0u);
+  socket.Reset();
+  EXPECT_EQ(leases_.WaitUntilEmpty(Soon()), 0u);
+}
+
+TEST_F(FdServerTest, WhatALeaseHolderSaysDoesNotEndItsLease) {
+  Load(AttachMode::kShared);
+  const UniqueFd socket = Connect();
+  Send(socket, Token());
+  ASSERT_EQ(Receive(socket).status, 0u);
+  Send(socket, "hello");
+  const UniqueFd other = Connect();  // once it is answered, the first was read
+  Send(other, Token());
+  ASSERT_EQ(Receive(other).status, 0u);
+  EXPECT_EQ(leases_.List().size(), 2u);
+}
+
+TEST_F(FdServerTest, AConnectionThatClosesBeforeItsTokenIsOverHurtsNobody) {
+  Load(AttachMode::kShared);
+  UniqueFd socket = Connect();
+  Send(socket, Token().substr(0, 5));
+  socket.Reset();
+  const UniqueFd other = Connect();
+  Send(other, Token());
+  EXPECT_EQ(Receive(other).status, 0u);
+}
+
+TEST_F(FdServerTest, MuteConnectionsDelayNobody) {
+  Load(AttachMode::kShared);
+  std::vector<UniqueFd> mute;
+  for (int i = 0; i < 100; ++i) mute.push_back(Connect());
+  const auto before = Clock::now();
+  const UniqueFd socket = Connect();
+  Send(socket, Token());
+  ASSERT_EQ(Receive(socket).status, 0u);
+  EXPECT_LT(Clock::now() - before, FdServer::kTokenPatience);
+}
+
+TEST_F(FdServerTest, PastTheLimitTheOldestMuteConnectionGoes) {
+  const UniqueFd oldest = Connect();
+  std::vector<UniqueFd> mute;
+  const auto before = Clock::now();
+  for (size_t i = 0; i < FdServer::kMaxUnproven; ++i) mute.push_back(Connect());
+  EXPECT_EQ(Rest(oldest), "");
+  EXPECT_LT(Clock::now() - before, FdServer::kTokenPatience);
+}
+
+TEST_F(FdServerTest, ExclusiveMemoryLeavesTheDaemonOnceItIsHandedOver) {
+  Load(AttachMode::kExclusive);
+  const UniqueFd socket = Connect();
+  Send(socket, Token(AttachMode::kExclusive));
+  const Answer answer = Receive(socket);
+  void* const mapped =
+      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, answer.fds.at(0).get(), 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  ::munmap(mapped, 4096);
+  uint64_t seen = 0;
+  CheckpointInfo info;
+  while (info.state != CheckpointState::kTaken) {
+    info = catalog_.Watch(kName, seen, Soon()).value();
+  }
+  EXPECT_EQ(memory_->Usage().used, 0u);
+}
+
+TEST_F(FdServerTest, EndsEveryLeaseWhenItGoes) {
+  Load(AttachMode::kShared);
+  const UniqueFd socket = Connect();
+  Send(socket, Token());
+  ASSERT_EQ(Receive(socket).status, 0u);
+  server_.reset();
+  EXPECT_TRUE(leases_.List().empty());
+  EXPECT_NE(::access(path_.c_str(), F_OK), 0);
+}
+
+TEST_F(FdServerTest, ASecondServerOnALiveSocketIsRefused) {
+  EXPECT_EQ(FdServer::Start(path_, leases_).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace ckptd

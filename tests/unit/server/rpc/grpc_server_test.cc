@@ -1,0 +1,95 @@
+#include "server/rpc/grpc_server.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+
+#include "common/base/fd_passing.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/rpc/group_service.h"
+#include "server/rpc/links.h"
+#include "tests/testing/core_values.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/common/checkpoint/temp_folder.h"
+
+namespace ckptd {
+namespace {
+
+constexpr absl::StatusCode kFailedPrecondition = absl::StatusCode::kFailedPrecondition;
+
+class GrpcServerTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const std::string& address) {
+    return GrpcServer::Start({address}, {&service_});
+  }
+  // A socket file that a daemon left behind when it was killed.
+  void LeaveStaleSocket() {
+    const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM, 0));
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, path_.c_str(), sizeof(address.sun_path) - 1);
+    ASSERT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  }
+
+  TempFolder folder_;
+  const std::string path_ = folder_ / "a.sock";
+  const std::string address_ = "unix:" + path_;
+  GroupServiceImpl service_;
+};
+
+TEST_F(GrpcServerTest, TheSocketIsForItsOwnerAlone) {
+  ASSERT_OK_AND_ASSIGN(const auto server, Start(address_));
+  struct stat info = {};
+  ASSERT_EQ(::stat(path_.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+TEST_F(GrpcServerTest, ALiveSocketIsRefused) {
+  ASSERT_OK_AND_ASSIGN(const auto server, Start(address_));
+  EXPECT_THAT(Start(address_), FailsWith(kFailedPrecondition, reason::kConfigInvalid));
+  EXPECT_OK(ConnectUnix(path_, Soon()));
+}
+
+TEST_F(GrpcServerTest, AStaleSocketIsRecovered) {
+  LeaveStaleSocket();
+  ASSERT_OK_AND_ASSIGN(const auto server, Start(address_));
+  EXPECT_OK(ConnectUnix(path_, Soon()));
+}
+
+TEST_F(GrpcServerTest, ASocketCanBeUsedAgainAfterItsServerHasGone) {
+  ASSERT_OK(Start(address_));
+  EXPECT_OK(Start(address_));
+}
+
+TEST_F(GrpcServerTest, LeavesNoFilesBehind) {
+  ASSERT_OK(Start(address_));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST_F(GrpcServerTest, APathTooLongForASocketIsRefusedWithTheNumbers) {
+  const auto server = Start("unix:/" + std::string(200, 'x'));
+  EXPECT_THAT(server, FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));
+  EXPECT_THAT(server, Says("has 201 bytes, Unix sockets allow 107"));
+}
+
+TEST_F(GrpcServerTest, ALivePortIsRefused) {
+  ASSERT_OK_AND_ASSIGN(const auto server, Start("127.0.0.1:0"));
+  ASSERT_GT(server->port(), 0);
+  EXPECT_THAT(Start("127.0.0.1:" + std::to_string(server->port())),
+              FailsWith(kFailedPrecondition, reason::kConfigInvalid));
+}
+
+TEST_F(GrpcServerTest, AServiceWithoutItsNodeAsksToTryAgain) {
+  ASSERT_OK_AND_ASSIGN(const auto server, Start("127.0.0.1:0"));
+  const auto leader = ConnectToLeader("127.0.0.1:" + std::to_string(server->port()));
+  EXPECT_EQ(leader->Heartbeat(1, "one", Soon()).status().code(), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace ckptd
