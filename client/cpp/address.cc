@@ -58,6 +58,14 @@ absl::StatusOr<uint32_t> RankOf(const AddressQuery& query, const Environment& en
   return NumberOf(environment, "RANK", "SLURM_PROCID");
 }
 
+std::string JobOf(const AddressQuery& query, const Environment& environment) {
+  if (!query.job.empty()) return query.job;
+  for (const char* name : {"CKPTD_JOB", "SLURM_JOB_ID"}) {
+    if (const auto job = environment(name)) return *job;
+  }
+  return "default";
+}
+
 absl::StatusOr<std::string> Expand(const std::string& pattern, const AddressQuery& query,
                                    const Environment& environment) {
   std::string out;
@@ -154,8 +162,7 @@ absl::StatusOr<Address> ResolveAddress(const AddressQuery& query, const Environm
     CKPTD_ASSIGN_OR_RETURN(const std::string text, Expand(*pattern, query, environment));
     return ParseAddress(text, "CKPTD_ADDRESS");
   }
-  const std::string job =
-      !query.job.empty() ? query.job : environment("CKPTD_JOB").value_or(environment("SLURM_JOB_ID").value_or("default"));
+  const std::string job = JobOf(query, environment);
   if (job.find('/') != std::string::npos || job == "." || job == "..") {
     return Invalid(fmt::format("choosing the daemon's address: the job name {} cannot name a "
                                "folder; use letters, digits, dots and dashes",

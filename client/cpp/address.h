@@ -19,7 +19,7 @@ Environment ProcessEnvironment();
 struct AddressQuery {
   std::string argument = {};          // empty: not given
   std::optional<uint32_t> rank = {};  // beats RANK and SLURM_PROCID
-  std::string job = {};               // beats CKPTD_JOB; empty: not given
+  std::string job = {};               // beats the environment; empty: not given
 };
 
 struct Address {
@@ -32,7 +32,7 @@ struct Address {
 // {rank} and {local_rank} stand for RANK / LOCAL_RANK (torchrun) or SLURM_PROCID
 // / SLURM_LOCALID, 0 when unset. The default is RUN_DIR/JOB/rank-{rank}.sock
 // with RUN_DIR = $CKPTD_RUN_DIR, $XDG_RUNTIME_DIR/ckptd, /run/ckptd (root) or
-// $HOME/.ckptd/run, and JOB = $CKPTD_JOB or "default".
+// $HOME/.ckptd/run, and JOB = $CKPTD_JOB, $SLURM_JOB_ID or "default".
 // Errors: InvalidArgument INVALID_REQUEST naming the variable or argument.
 absl::StatusOr<Address> ResolveAddress(const AddressQuery& query, const Environment& environment);
 

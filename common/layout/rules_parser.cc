@@ -29,8 +29,9 @@ absl::Status CheckNumbers(std::string_view text) {
     const std::string_view number = text.substr(i, end - i);
     if (number.size() > kLongest ||
         number.find_first_not_of("0123456789") != std::string_view::npos) {
-      return LayoutTextError(fmt::format("\"{}\" at byte {} is no whole number from 0 to 4294967295",
-                                         number.substr(0, 20), i));
+      return LayoutTextError(
+          fmt::format("\"{}\" at byte {} is no whole number from 0 to 4294967295",
+                      number.substr(0, 20), i));
     }
     i = end - 1;
   }

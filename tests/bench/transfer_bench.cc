@@ -228,7 +228,6 @@ int Main(int argc, char** argv) {
   const auto floor = [&] {
     return Seconds([&] { ReadFloor(fd.get(), bytes, floor_memory.data(), threads); });
   };
-  // A variant may not leave memory that another one then faults in.
   double before = floor();
   double best_floor = before;
   for (int round = 0; round <= rounds; ++round) {

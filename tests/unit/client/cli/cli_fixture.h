@@ -28,7 +28,8 @@ class Runner {
   Runner() {
     // What the machine says must not decide about a test.
     for (const char* name : {"CKPTD_ADDRESS", "CKPTD_TIMEOUT", "CKPTD_OUTPUT", "CKPTD_JOB",
-                             "CKPTD_RUN_DIR", "RANK", "LOCAL_RANK"}) {
+                             "CKPTD_RUN_DIR", "SLURM_JOB_ID", "SLURM_PROCID", "RANK",
+                             "LOCAL_RANK"}) {
       ::unsetenv(name);
     }
   }

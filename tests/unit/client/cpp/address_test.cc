@@ -68,6 +68,13 @@ TEST(Address, NamesTheJobsFolder) {
             "/d/day/rank-0.sock");
 }
 
+TEST(Address, NamesTheFolderOfASlurmJobThatHasNoOtherName) {
+  EXPECT_EQ(PathOf({}, {{"CKPTD_RUN_DIR", "/d"}, {"SLURM_JOB_ID", "815"}}),
+            "/d/815/rank-0.sock");
+  EXPECT_EQ(PathOf({}, {{"CKPTD_RUN_DIR", "/d"}, {"SLURM_JOB_ID", "815"}, {"CKPTD_JOB", "day"}}),
+            "/d/day/rank-0.sock");
+}
+
 TEST(Address, UsesTheSessionsRunFolder) {
   EXPECT_EQ(PathOf({}, {{"XDG_RUNTIME_DIR", "/run/user/7"}}),
             "/run/user/7/ckptd/default/rank-0.sock");
