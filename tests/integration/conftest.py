@@ -10,7 +10,7 @@ for path in (str(HERE), str(HERE.parent / "python"), str(HERE.parents[1] / "clie
     if path not in sys.path:
         sys.path.insert(0, path)
 
-from group import BINARIES, Group, clean_environment  # noqa: E402
+from group import BINARIES, Group, clean_environment, save  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):
@@ -47,13 +47,6 @@ def pair(tmp_path_factory):
     """Two ranks, shared by the tests of a module that leave the group healthy."""
     with Group(tmp_path_factory.mktemp("p"), 2) as group:
         yield group
-
-
-def save(path, tensors):
-    from safetensors.torch import save_file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, str(path))
-    return str(path)
 
 
 @pytest.fixture

@@ -29,6 +29,14 @@ def clean_environment():
     return {k: v for k, v in os.environ.items() if not k.startswith(foreign) and k not in names}
 
 
+def save(path, tensors):
+    """Writes torch tensors to a safetensors file; its path as text."""
+    from safetensors.torch import save_file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, str(path))
+    return str(path)
+
+
 class Group:
     def __init__(self, folder, ranks, *options, job="job", command=()):
         self.ranks, self.job, self.run_dir = ranks, job, pathlib.Path(folder)

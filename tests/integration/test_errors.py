@@ -7,8 +7,7 @@ import time
 import ckptd
 import pytest
 import torch
-from conftest import save
-from group import BINARIES, clean_environment
+from group import BINARIES, clean_environment, save
 
 
 @pytest.fixture

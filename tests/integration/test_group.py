@@ -9,8 +9,7 @@ import time
 import ckptd
 import pytest
 import torch
-from conftest import save
-from group import BINARIES, Group, clean_environment, wait_until
+from group import BINARIES, Group, clean_environment, save, wait_until
 
 
 @pytest.fixture

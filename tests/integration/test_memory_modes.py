@@ -6,8 +6,7 @@ import os
 import ckptd
 import pytest
 import torch
-from conftest import save
-from group import wait_until
+from group import save, wait_until
 
 
 @pytest.fixture

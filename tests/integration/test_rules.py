@@ -3,6 +3,7 @@
 import ckptd
 import pytest
 import torch
+from group import save
 
 
 def as_bytes(tensor):
@@ -86,7 +87,6 @@ def test_the_same_request_again_finds_the_resident_checkpoint(pair, source):
 
 
 def test_a_changed_file_is_loaded_anew(pair, source, tmp_path):
-    from conftest import save
     path = save(tmp_path / "changing.safetensors", {"w": torch.arange(8.0)})
     with ckptd.connect(pair.address(0)) as client:
         first = client.load(path, layout="fsdp:2")
@@ -98,7 +98,6 @@ def test_a_changed_file_is_loaded_anew(pair, source, tmp_path):
 
 
 def test_a_table_of_100_000_tensors_fits_default_message_limits(pair, tmp_path):
-    from conftest import save
     tensors = {f"model.layers.{i // 100}.experts.{i % 100}.down_proj.weight": torch.full((2,), float(i % 7))
                for i in range(100_000)}
     path = save(tmp_path / "many.safetensors", tensors)

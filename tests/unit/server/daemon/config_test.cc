@@ -116,10 +116,10 @@ TEST(DefaultConfig, TakesThePlaceInTheJobFromItsLauncher) {
   const Config config = DefaultConfig(Variables({{"RANK", "3"},
                                                  {"WORLD_SIZE", "4"},
                                                  {"MASTER_ADDR", "node0"},
-                                                 {"TORCHELASTIC_RUN_ID", "run"}}));
+                                                 {"SLURM_JOB_ID", "17"}}));
   EXPECT_EQ(config.rank, 3u);
   EXPECT_EQ(config.world_size, 4u);
-  EXPECT_EQ(config.job, "run");
+  EXPECT_EQ(config.job, "17");
   EXPECT_EQ(config.rendezvous, "node0:29511");
 }
 

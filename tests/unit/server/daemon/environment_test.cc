@@ -31,14 +31,13 @@ TEST(JobFacts, ReadsWhatTorchrunSets) {
                                     {"WORLD_SIZE", "16"},
                                     {"LOCAL_WORLD_SIZE", "8"},
                                     {"GROUP_RANK", "1"},
-                                    {"MASTER_ADDR", "node0"},
-                                    {"TORCHELASTIC_RUN_ID", "run"}});
+                                    {"MASTER_ADDR", "node0"}});
   EXPECT_EQ(facts.rank, 5u);
   EXPECT_EQ(facts.world_size, 16u);
   EXPECT_EQ(facts.local_size, 8u);
   EXPECT_EQ(facts.node_rank, 1u);
   EXPECT_EQ(facts.leader, "node0");
-  EXPECT_EQ(facts.job, "run");
+  EXPECT_EQ(facts.job, std::nullopt);
 }
 
 TEST(JobFacts, ReadsWhatSlurmSets) {
