@@ -14,15 +14,15 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 def run_workers(folder, group, world):
-    env = {**group.environment, "RANK": "", "OMP_NUM_THREADS": "1",
+    env = {**group.environment, "OMP_NUM_THREADS": "1", "CKPTD_TEST_ADDRESS": group.address("{rank}"),
            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "client/python/src"), str(HERE.parent / "python")])}
     workers = []
     for rank in range(world):
         mine = {**env, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
         with open(folder / f"stderr-{rank}", "wb") as stderr:
             workers.append(subprocess.Popen(
-                [sys.executable, str(HERE / "real_fsdp_worker.py"), str(folder), group.address(rank), str(rank),
-                 str(world)], env=mine, stdout=subprocess.DEVNULL, stderr=stderr))
+                [sys.executable, str(HERE.parent / "python/fsdp_worker.py"), str(folder), str(rank), str(world)],
+                env=mine, stdout=subprocess.DEVNULL, stderr=stderr))
     try:
         for worker in workers:
             worker.wait(240)
