@@ -193,7 +193,8 @@ def run(arguments):
             raise Failure("a restarted trainer was not given the resident shard")
         print(f"  re-attached     {slowest(again) * 1e3:8.1f} ms   slowest rank, call to usable parameters")
         late = max(again, key=lambda line: line["seconds"])["stages"]
-        print("                           " + ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in late.items()))
+        stages = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in late.items() if name != "total")
+        print(f"                           {stages}")
         compared = compare_all(trainers, arguments.ranks, nbytes)
         trainers.wait("step", arguments.ranks, 1)
         for rank in range(arguments.ranks):
