@@ -20,7 +20,7 @@
 namespace ckptd {
 namespace {
 
-constexpr int kBacklog = 128;
+constexpr int kBacklog = 4096;  // a burst of clients must not be turned away; the kernel caps it
 constexpr auto kRetryPause = std::chrono::milliseconds(2);
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int) * kMaxFdsPerMessage);
 
