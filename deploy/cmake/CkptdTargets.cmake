@@ -2,7 +2,9 @@
 
 find_program(CKPTD_CCACHE ccache)
 if(CKPTD_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CKPTD_CCACHE})
+  # Paths below the sources count as relative: every clone finds what another one compiled.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}
+      CCACHE_NOHASHDIR=1 ${CKPTD_CCACHE})
 endif()
 
 add_library(ckptd_options INTERFACE)
