@@ -69,8 +69,11 @@ void FillRankLayout(const RankLayout& layout, v1::RankLayout& out) {
       out.add_alias_names(alias);
       out.add_alias_tensors(column);
     }
+    if (target.optional) out.add_optional_tensors(column);
     ++column;
   }
+  out.set_skip_missing(layout.skip_missing);
+  out.set_refuse_unexpected(layout.refuse_unexpected);
 }
 
 }  // namespace

@@ -111,6 +111,8 @@ absl::Status AppendTensors(const v1::TensorTable& page, uint64_t slab_bytes, Sha
     out.aliases.emplace_back(page.alias_names(i),
                              static_cast<uint32_t>(first) + page.alias_tensors(i));
   }
+  out.unexpected.insert(out.unexpected.end(), page.unexpected_names().begin(),
+                        page.unexpected_names().end());
   return absl::OkStatus();
 }
 

@@ -36,6 +36,8 @@ struct ShardTable {
   std::vector<ShardTensor> tensors;
   // Further name -> index into `tensors`.
   std::vector<std::pair<std::string, uint32_t>> aliases;
+  // Rank form: tensors of the source that this rank did not state.
+  std::vector<std::string> unexpected;
 };
 
 // Owns the mapping and the lease: both end with it. Move-only; pointers into it
@@ -58,6 +60,8 @@ class Shard {
   const std::vector<std::pair<std::string, uint32_t>>& aliases() const { return table_.aliases; }
   // By name or alias; nullptr when there is none. O(log n).
   const ShardTensor* Find(std::string_view name) const;
+  // Rank form: tensors of the source that this rank did not state.
+  const std::vector<std::string>& unexpected() const { return table_.unexpected; }
 
   AttachMode mode() const { return mode_; }
   const std::string& lease() const { return lease_; }

@@ -49,16 +49,19 @@ struct TargetSpec {
   Dtype dtype = Dtype::kUnspecified;     // kUnspecified keeps the file's
   std::optional<Shape> expected_shape;   // global; a difference is LAYOUT_MISMATCH
   std::vector<std::string> aliases;      // further names for the same memory
+  bool optional = false;                 // left out when missing or of another shape
 };
 
 // Everything that one rank wants. Targets sorted by name, names unique
-// (aliases included).
+// (aliases included). Targets never share memory; aliases do.
 struct RankLayout {
   uint32_t rank = 0;
   uint32_t world_size = 1;
   std::vector<Mesh> meshes;
   std::vector<Sharding> shardings;
   std::vector<TargetSpec> targets;
+  bool skip_missing = false;       // every target is left out when the source lacks it
+  bool refuse_unexpected = false;  // see CheckNothingUnexpected
 };
 
 // Cast policy for tensors whose target states no dtype.

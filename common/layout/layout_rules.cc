@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,33 @@ absl::Status WrongRank(uint32_t rank, const std::string& description, uint32_t w
                    {{"rank", std::to_string(rank)}});
 }
 
+// Names of one source tensor that are laid out alike are one target: tied weights
+// stay tied.
+class TiedTargets {
+ public:
+  explicit TiedTargets(const CheckpointIndex& index) {
+    for (const auto& [alias, name] : index.aliases) tied_[index.Find(name)];
+  }
+  // A target made before for the same tensor with an equal sharding and dtype.
+  TargetSpec* Find(const TensorEntry* tensor, const Sharding& sharding, Dtype dtype,
+                   RankLayout& layout) const {
+    const auto at = tied_.find(tensor);
+    if (at == tied_.end()) return nullptr;
+    for (const size_t i : at->second) {
+      TargetSpec& target = layout.targets[i];
+      if (target.dtype == dtype && layout.shardings[target.sharding] == sharding) return &target;
+    }
+    return nullptr;
+  }
+  void Note(const TensorEntry* tensor, size_t target) {
+    const auto at = tied_.find(tensor);
+    if (at != tied_.end()) at->second.push_back(target);
+  }
+
+ private:
+  std::map<const TensorEntry*, std::vector<size_t>> tied_;
+};
+
 }  // namespace
 
 const LayoutRules::Rule* LayoutRules::Match(std::string_view name) const {
@@ -86,14 +114,22 @@ absl::StatusOr<RankLayout> LayoutRules::ForRank(const CheckpointIndex& index,
   layout.shardings.emplace_back();
   const std::vector<Named> names = AllNames(index);
   layout.targets.reserve(names.size());
+  TiedTargets tied(index);
   for (const Named& named : names) {
     const Rule* rule = Match(*named.name);
     if (rule == nullptr) return NoRuleMatches(*named.name);
     const auto number = static_cast<uint32_t>(rule - rules_.data());
     if (!gives[number]) continue;
+    const uint32_t sharding = named.tensor->shape.empty() ? whole : number;
+    TargetSpec* twin = tied.Find(named.tensor, layout.shardings[sharding], rule->dtype, layout);
+    if (twin != nullptr) {
+      twin->aliases.push_back(*named.name);
+      continue;
+    }
+    tied.Note(named.tensor, layout.targets.size());
     TargetSpec& target = layout.targets.emplace_back();
     target.name = *named.name;
-    target.sharding = named.tensor->shape.empty() ? whole : number;
+    target.sharding = sharding;
     target.dtype = rule->dtype;
   }
   return layout;

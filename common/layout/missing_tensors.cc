@@ -8,12 +8,11 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/layout/validate.h"
 #include "common/layout/wanted.h"
 
 namespace ckptd {
 namespace {
-
-constexpr size_t kNamed = 5;
 
 bool EndsWithPart(std::string_view name, std::string_view part) {
   return name.size() > part.size() + 1 &&
@@ -55,17 +54,13 @@ std::string NeighbourHint(const CheckpointIndex& index, const std::string& name)
 
 absl::Status MissingTensors(const CheckpointIndex& index, const std::vector<std::string>& missing,
                             uint32_t rank) {
-  const auto named = static_cast<std::ptrdiff_t>(std::min(kNamed, missing.size()));
-  const std::vector<std::string> first(missing.begin(), missing.begin() + named);
   std::string hint = PrefixHint(index, missing.front());
   if (hint.empty()) hint = NeighbourHint(index, missing.front());
-  const std::string more =
-      missing.size() > kNamed ? fmt::format(" and {} more", missing.size() - kNamed) : "";
   return MakeError(
       absl::StatusCode::kNotFound, reason::kTensorNotFound,
-      fmt::format("{} lacks {} tensor(s) that rank {} asks for: '{}'{}; {}",
+      fmt::format("{} lacks {} tensor(s) that rank {} asks for: {}; {}",
                   index.source.empty() ? "the source" : index.source, missing.size(), rank,
-                  fmt::join(first, "', '"), more, hint),
+                  NamesText(missing), hint),
       {{"tensor", missing.front()},
        {"missing", std::to_string(missing.size())},
        {"rank", std::to_string(rank)}});

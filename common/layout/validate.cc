@@ -83,6 +83,15 @@ absl::Status CheckMeshShape(const Mesh& mesh) {
   return absl::OkStatus();
 }
 
+std::string NamesText(const std::vector<std::string>& names) {
+  constexpr size_t kNamed = 5;
+  const auto shown = static_cast<std::ptrdiff_t>(std::min(kNamed, names.size()));
+  const std::vector<std::string> first(names.begin(), names.begin() + shown);
+  return fmt::format("'{}'{}", fmt::join(first, "', '"),
+                     names.size() > kNamed ? fmt::format(" and {} more", names.size() - kNamed)
+                                           : "");
+}
+
 absl::Status CheckMesh(const Mesh& mesh) {
   CKPTD_RETURN_IF_ERROR(CheckMeshShape(mesh));
   std::vector<uint32_t> ranks = mesh.ranks;

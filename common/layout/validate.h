@@ -23,6 +23,9 @@ absl::Status CheckDims(const Shape& shape);
 // "4,2" for messages; long ones end in "...".
 std::string ShapeText(const Shape& shape);
 
+// "'a', 'b' and 3 more" for messages.
+std::string NamesText(const std::vector<std::string>& names);
+
 // Mesh: 1 to 8 dimensions, none 0, as many ranks as the shape says, each once.
 // InvalidArgument LAYOUT_INVALID.
 absl::Status CheckMesh(const Mesh& mesh);

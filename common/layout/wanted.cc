@@ -116,10 +116,12 @@ absl::StatusOr<std::vector<Wanted>> Resolve(const CheckpointIndex& index, const 
   for (const TargetSpec& target : layout.targets) {
     CKPTD_ASSIGN_OR_RETURN(const TensorEntry* source, SourceOf(target, finder, index));
     if (source == nullptr) {
-      missing.push_back(target.name);
+      if (!target.optional && !layout.skip_missing) missing.push_back(target.name);
       continue;
     }
-    CKPTD_RETURN_IF_ERROR(CheckShape(target, *source));
+    const absl::Status shape = CheckShape(target, *source);
+    if (!shape.ok() && target.optional) continue;
+    CKPTD_RETURN_IF_ERROR(shape);
     Wanted& wanted = all.emplace_back();
     CKPTD_ASSIGN_OR_RETURN(wanted.dtype, DtypeOf(target, source->dtype, policy));
     wanted.source = source;
@@ -129,12 +131,6 @@ absl::StatusOr<std::vector<Wanted>> Resolve(const CheckpointIndex& index, const 
   }
   if (!missing.empty()) return MissingTensors(index, missing, layout.rank);
   return all;
-}
-
-// Puts all names of `from` to those of `into`.
-void Absorb(Wanted& into, Wanted& from) {
-  into.aliases.push_back(std::move(from.name));
-  for (std::string& alias : from.aliases) into.aliases.push_back(std::move(alias));
 }
 
 // Chooses the canonical name of a tensor that has several.
@@ -149,30 +145,6 @@ void OrderNames(Wanted& wanted) {
   names.erase(own);
 }
 
-// Joins targets that mean the same bytes: same source, sharding and dtype.
-std::vector<Wanted> ShareMemory(std::vector<Wanted> all) {
-  const auto by_source = [](const Wanted& a, const Wanted& b) { return a.source < b.source; };
-  if (!std::is_sorted(all.begin(), all.end(), by_source)) {
-    std::stable_sort(all.begin(), all.end(), by_source);
-  }
-  std::vector<Wanted> shared;
-  shared.reserve(all.size());
-  for (Wanted& wanted : all) {
-    auto twin = shared.end();
-    for (auto it = shared.rbegin(); it != shared.rend() && it->source == wanted.source; ++it) {
-      const bool same = it->dtype == wanted.dtype &&
-                        (it->sharding == wanted.sharding || *it->sharding == *wanted.sharding);
-      if (same) twin = std::prev(it.base());
-    }
-    if (twin != shared.end()) {
-      Absorb(*twin, wanted);
-    } else {
-      shared.push_back(std::move(wanted));
-    }
-  }
-  return shared;
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<Wanted>> FindWanted(const CheckpointIndex& index,
@@ -180,7 +152,6 @@ absl::StatusOr<std::vector<Wanted>> FindWanted(const CheckpointIndex& index,
                                                const DtypePolicy& policy) {
   CKPTD_RETURN_IF_ERROR(CheckPolicy(policy));
   CKPTD_ASSIGN_OR_RETURN(std::vector<Wanted> all, Resolve(index, layout, policy));
-  all = ShareMemory(std::move(all));
   for (Wanted& wanted : all) OrderNames(wanted);
   const auto by_name = [](const Wanted& a, const Wanted& b) { return a.name < b.name; };
   if (!std::is_sorted(all.begin(), all.end(), by_name)) {

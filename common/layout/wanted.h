@@ -23,7 +23,8 @@ struct Wanted {
 };
 
 // Looks every target up. A target's own name decides which source tensor it
-// gets; an alias is used when the source has only that. Sorted by name.
+// gets; an alias is used when the source has only that. Sorted by name. Leaves
+// out what the layout allows to be missing.
 // `layout` must pass CheckRankLayout. Errors: NotFound TENSOR_NOT_FOUND naming
 // the first few and their number, LAYOUT_MISMATCH for shapes and casts that
 // cannot be, LAYOUT_INVALID for a policy that casts to a type without casts.

@@ -191,10 +191,11 @@ absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
 }
 
 absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall& call,
-                                                               RankPlan plan) {
+                                                               Shard shard) {
   std::unique_ptr<Slab> slab;
-  if (plan.slab_bytes > 0) {
-    CKPTD_ASSIGN_OR_RETURN(slab, AllocateEvicting(plan.slab_bytes, call.request.intended));
+  if (shard.plan.slab_bytes > 0) {
+    CKPTD_ASSIGN_OR_RETURN(slab,
+                           AllocateEvicting(shard.plan.slab_bytes, call.request.intended));
   }
   auto memory = std::make_shared<ShardMemory>(backend_, std::move(slab));
   MutexLock lock(mutex_);
@@ -202,16 +203,16 @@ absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall
   if (entry == nullptr || entry->info.state != CheckpointState::kLoading) {
     return CheckpointNotFound(call.name);
   }
-  plan.ops = {};
-  entry->info.slab_bytes = plan.slab_bytes;
-  entry->info.tensor_count = plan.tensors.size();
+  shard.plan.ops = {};
+  entry->info.slab_bytes = shard.plan.slab_bytes;
+  entry->info.tensor_count = shard.plan.tensors.size();
   entry->info.plan_digest = call.plan_digest;
   entry->info.epoch = call.epoch;
   entry->info.identity = Identity(call, entry->request);
   entry->files = call.index->files;
   entry->request_digests = call.request_digests;
   entry->memory = memory;
-  entry->shard = std::make_shared<Shard>(Shard{std::move(plan), {}});
+  entry->shard = std::make_shared<Shard>(std::move(shard));
   Touch(*entry);
   return memory;
 }

@@ -48,7 +48,7 @@ class Catalog {
   // Memory for a LOADING checkpoint; evicts unleased, unpinned ones, least
   // recently used first, when the budget asks for it. Errors: NO_MEMORY with
   // the numbers, CHECKPOINT_NOT_FOUND when the load was aborted meanwhile.
-  absl::StatusOr<std::shared_ptr<ShardMemory>> Allocate(const PrepareCall& call, RankPlan plan);
+  absl::StatusOr<std::shared_ptr<ShardMemory>> Allocate(const PrepareCall& call, Shard shard);
   // True when the shard of this checkpoint is here, with that plan.
   bool HasActive(const std::string& name, uint64_t rank_digest) const;
   std::shared_ptr<ShardMemory> LoadingMemory(const std::string& name) const;

@@ -117,7 +117,10 @@ uint64_t LayoutDigest(const RankLayout& layout) {
     if (target.expected_shape.has_value()) out.Numbers(*target.expected_shape);
     out.Number(target.aliases.size());
     for (const std::string& alias : target.aliases) out.Text(alias);
+    out.Number(target.optional ? 1 : 0);
   }
+  out.Number(layout.skip_missing ? 1 : 0);
+  out.Number(layout.refuse_unexpected ? 1 : 0);
   return out.Digest();
 }
 

@@ -73,6 +73,8 @@ std::vector<std::string> DifferingFields(const LoadRequest& request, const LoadR
 // The immutable facts of a loaded shard, shared with readers of its table.
 struct Shard {
   RankPlan plan;  // ops dropped: only what describes the slab
+  // Rank form: tensors of the source that this rank's statement does not name.
+  std::vector<std::string> unexpected;
   std::vector<uint64_t> digests;
 };
 

@@ -11,6 +11,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
+#include "common/layout/unexpected.h"
 #include "server/core/execute_fanout.h"
 #include "server/core/rank_side.h"
 
@@ -83,6 +84,7 @@ absl::Status LoadRunner::Open() {
 
 absl::Status LoadRunner::PlanAll() {
   Enter(Stage::kPlanning);
+  CKPTD_RETURN_IF_ERROR(CheckNames());
   std::vector<uint64_t> digests;
   for (uint32_t rank = 0; rank < session_.links.size(); ++rank) {
     LoadRequest request = load_.request;
@@ -99,6 +101,16 @@ absl::Status LoadRunner::PlanAll() {
   }
   plan_digest_ = CombineDigests(digests);
   return Interrupted();
+}
+
+absl::Status LoadRunner::CheckNames() const {
+  std::vector<const RankLayout*> layouts;
+  for (const auto& stated : load_.stated) {
+    // Who holds its shard already was part of this check when it was loaded.
+    if (stated == nullptr) return absl::OkStatus();
+    layouts.push_back(stated.get());
+  }
+  return CheckNothingUnexpected(*index_, layouts);
 }
 
 PrepareCall LoadRunner::CallFor(const Participant& participant) const {

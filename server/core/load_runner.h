@@ -49,6 +49,8 @@ class LoadRunner {
   absl::Status Load();
   absl::Status Open();
   absl::Status PlanAll();
+  // Rank form: nothing in the source that no rank wants, if they say so.
+  absl::Status CheckNames() const;
   absl::Status PrepareAll();
   absl::Status MapAll();
   absl::Status Transfer();

@@ -7,6 +7,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/layout/unexpected.h"
 #include "server/transfer/transfer.h"
 
 namespace ckptd {
@@ -25,18 +26,23 @@ absl::StatusOr<RankLayout> LayoutOfRank(const LoadRequest& request, const Checkp
   return rules.ForRank(index, rank);
 }
 
-absl::StatusOr<RankPlan> RankSide::Plan(const PrepareCall& call) const {
+absl::StatusOr<Shard> RankSide::Plan(const PrepareCall& call) const {
   CKPTD_ASSIGN_OR_RETURN(const RankLayout layout,
                          LayoutOfRank(call.request, *call.index, options_.rank));
-  CKPTD_ASSIGN_OR_RETURN(RankPlan plan, PlanRank(*call.index, layout, call.request.policy));
-  if (plan.digest != call.rank_digest) {
+  Shard shard;
+  CKPTD_ASSIGN_OR_RETURN(shard.plan, PlanRank(*call.index, layout, call.request.policy));
+  if (shard.plan.digest != call.rank_digest) {
     return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
                      fmt::format("planning {}: rank {} computed plan digest {}, the leader {}; run "
                                  "the same ckptd on every rank",
-                                 call.name, options_.rank, HexDigest(plan.digest),
+                                 call.name, options_.rank, HexDigest(shard.plan.digest),
                                  HexDigest(call.rank_digest)));
   }
-  return plan;
+  if (IsRankForm(call.request)) {
+    const RankLayout* const own = &layout;
+    shard.unexpected = UnexpectedTensors(*call.index, {&own, 1});
+  }
+  return shard;
 }
 
 absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t since) {
@@ -48,9 +54,9 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
     return reply;
   }
   catalog_.Begin(call.name, call.request, since);
-  CKPTD_ASSIGN_OR_RETURN(RankPlan plan, Plan(call));
+  CKPTD_ASSIGN_OR_RETURN(Shard shard, Plan(call));
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,
-                         catalog_.Allocate(call, std::move(plan)));
+                         catalog_.Allocate(call, std::move(shard)));
   for (const Segment& segment : memory->Segments()) {
     reply.segments.push_back({segment.id, segment.bytes});
   }

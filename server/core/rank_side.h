@@ -35,7 +35,7 @@ class RankSide {
   void Abort(const std::string& name, const absl::Status& why) { catalog_.Fail(name, why); }
 
  private:
-  absl::StatusOr<RankPlan> Plan(const PrepareCall& call) const;
+  absl::StatusOr<Shard> Plan(const PrepareCall& call) const;
 
   Catalog& catalog_;
   MemoryBackend& backend_;

@@ -59,15 +59,35 @@ bool Accepts(const v1::AcquireShardRequest& request, v1::HandleKind kind) {
 
 }  // namespace
 
+// Further pages come from the index of the first one, and cost no opening.
+absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& request,
+                                            Deadline deadline,
+                                            v1::InspectCheckpointResponse* response) {
+  std::shared_ptr<const CheckpointIndex> index;
+  if (!request.page_token().empty()) {
+    MutexLock lock(inspected_mutex_);
+    if (inspected_ != nullptr && inspected_->source == request.source()) index = inspected_;
+  }
+  if (index == nullptr) {
+    CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, node_.Inspect(request.source(), deadline));
+    index = std::make_shared<const CheckpointIndex>(std::move(opened));
+  }
+  CKPTD_ASSIGN_OR_RETURN(*response,
+                         InspectPage(*index, request.page_token(), request.page_size()));
+  const bool last = response->next_page_token().empty();
+  MutexLock lock(inspected_mutex_);
+  if (!last) {
+    inspected_ = std::move(index);
+  } else if (inspected_ != nullptr && inspected_->source == request.source()) {
+    inspected_ = nullptr;
+  }
+  return absl::OkStatus();
+}
+
 grpc::Status CheckpointServiceImpl::InspectCheckpoint(grpc::ServerContext* context,
                                                       const v1::InspectCheckpointRequest* request,
                                                       v1::InspectCheckpointResponse* response) {
-  auto index = node_.Inspect(request->source(), DeadlineOf(*context, kLongCall));
-  if (!index.ok()) return ToGrpc(index.status());
-  auto page = InspectPage(*index, request->page_token(), request->page_size());
-  if (!page.ok()) return ToGrpc(page.status());
-  *response = std::move(page).value();
-  return grpc::Status::OK;
+  return ToGrpc(Inspect(*request, DeadlineOf(*context, kLongCall), response));
 }
 
 grpc::Status CheckpointServiceImpl::PlanLoad(grpc::ServerContext* context,
@@ -197,7 +217,7 @@ grpc::Status CheckpointServiceImpl::ListShardTensors(grpc::ServerContext*,
                                                      v1::ListShardTensorsResponse* response) {
   const auto shard = node_.catalog().Table(request->name());
   if (!shard.ok()) return ToGrpc(shard.status());
-  const auto begin = PositionFrom(request->page_token(), (*shard)->plan.tensors.size());
+  const auto begin = PositionFrom(request->page_token(), TableRows(**shard));
   if (!begin.ok()) return ToGrpc(begin.status());
   size_t next = 0;
   *response->mutable_tensors() = TensorPage(**shard, *begin, request->page_size(), next);

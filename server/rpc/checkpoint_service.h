@@ -3,9 +3,12 @@
 #define CKPTD_SERVER_RPC_CHECKPOINT_SERVICE_H_
 
 #include <atomic>
+#include <memory>
 #include <string>
 
 #include "ckptd/v1/checkpoint_service.grpc.pb.h"
+#include "common/base/mutex.h"
+#include "common/checkpoint/index.h"
 #include "server/core/node.h"
 
 namespace ckptd {
@@ -47,10 +50,15 @@ class CheckpointServiceImpl final : public v1::CheckpointService::Service {
   absl::Status Watch(grpc::ServerContext* context, const std::string& name,
                      grpc::ServerWriter<v1::WatchCheckpointResponse>* writer);
   absl::Status Acquire(const v1::AcquireShardRequest& request, v1::AcquireShardResponse* response);
+  absl::Status Inspect(const v1::InspectCheckpointRequest& request, Deadline deadline,
+                       v1::InspectCheckpointResponse* response);
 
   Node& node_;
   const std::string fd_socket_;
   std::atomic<int> watchers_ = 0;
+  Mutex inspected_mutex_;
+  // Of an inspection whose last page has not been asked for.
+  std::shared_ptr<const CheckpointIndex> inspected_ ABSL_GUARDED_BY(inspected_mutex_);
 };
 
 }  // namespace ckptd

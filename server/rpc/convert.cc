@@ -183,32 +183,54 @@ absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request) {
   return out;
 }
 
+namespace {
+
+size_t RowCost(const Shard& shard, size_t row) {
+  const auto& tensors = shard.plan.tensors;
+  if (row >= tensors.size()) return shard.unexpected[row - tensors.size()].size() + 8;
+  size_t cost = tensors[row].name.size() + 64 + 10 * tensors[row].shape.size();
+  for (const std::string& alias : tensors[row].aliases) cost += alias.size() + 8;
+  return cost;
+}
+
+void AddRow(const PlannedTensor& tensor, v1::TensorTable& table) {
+  for (const std::string& alias : tensor.aliases) {
+    table.add_alias_names(alias);
+    table.add_alias_tensors(static_cast<uint32_t>(table.names_size()));
+  }
+  table.add_names(tensor.name);
+  table.add_dtypes(static_cast<v1::Dtype>(tensor.dtype));
+  table.add_ranks_of_shape(static_cast<uint32_t>(tensor.shape.size()));
+  for (const uint64_t size : tensor.shape) table.add_dims(size);
+  table.add_offsets(tensor.offset);
+  table.add_bytes(tensor.bytes);
+  table.add_padded_bytes(tensor.padded_bytes);
+}
+
+}  // namespace
+
+size_t TableRows(const Shard& shard) {
+  return shard.plan.tensors.size() + shard.unexpected.size();
+}
+
 v1::TensorTable TensorPage(const Shard& shard, size_t begin, size_t page_size, size_t& next) {
   v1::TensorTable table;
   size_t bytes = 0;
   const auto& tensors = shard.plan.tensors;
-  size_t i = begin;
-  for (; i < tensors.size(); ++i) {
-    const PlannedTensor& tensor = tensors[i];
-    size_t cost = tensor.name.size() + 64 + 10 * tensor.shape.size();
-    for (const std::string& alias : tensor.aliases) cost += alias.size() + 8;
-    const size_t count = i - begin;
+  size_t row = begin;
+  for (; row < TableRows(shard); ++row) {
+    const size_t cost = RowCost(shard, row);
+    const size_t count = row - begin;
     if (count > 0 && (bytes + cost > kPageBytes || (page_size > 0 && count == page_size))) break;
     bytes += cost;
-    table.add_names(tensor.name);
-    table.add_dtypes(static_cast<v1::Dtype>(tensor.dtype));
-    table.add_ranks_of_shape(static_cast<uint32_t>(tensor.shape.size()));
-    for (const uint64_t size : tensor.shape) table.add_dims(size);
-    table.add_offsets(tensor.offset);
-    table.add_bytes(tensor.bytes);
-    table.add_padded_bytes(tensor.padded_bytes);
-    if (!shard.digests.empty()) table.add_digests(shard.digests[i]);
-    for (const std::string& alias : tensor.aliases) {
-      table.add_alias_names(alias);
-      table.add_alias_tensors(static_cast<uint32_t>(count));
+    if (row >= tensors.size()) {
+      table.add_unexpected_names(shard.unexpected[row - tensors.size()]);
+      continue;
     }
+    AddRow(tensors[row], table);
+    if (!shard.digests.empty()) table.add_digests(shard.digests[row]);
   }
-  next = i < tensors.size() ? i : 0;
+  next = row < TableRows(shard) ? row : 0;
   return table;
 }
 

@@ -58,8 +58,10 @@ v1::JoinRequest ToProto(const MemberIdentity& identity,
 MemberIdentity IdentityFrom(const v1::JoinRequest& request);
 std::vector<ResidentCheckpoint> ResidentsFrom(const v1::JoinRequest& request);
 
-// Tensors [begin, ...) of a shard, as many as `page_size` and the message size
-// allow (0: as many as fit); `next` is where the following page begins.
+// Rows [begin, ...) of a shard's table, as many as `page_size` and the message
+// size allow (0: as many as fit); `next` is where the following page begins, 0
+// after the last. Rows are its tensors, then its unexpected names.
+size_t TableRows(const Shard& shard);
 v1::TensorTable TensorPage(const Shard& shard, size_t begin, size_t page_size, size_t& next);
 
 }  // namespace ckptd

@@ -135,6 +135,15 @@ absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& in) {
     }
     out.targets[in.alias_tensors(i)].aliases.push_back(in.alias_names(i));
   }
+  for (const uint32_t i : in.optional_tensors()) {
+    if (i >= out.targets.size()) {
+      return Invalid(fmt::format("it calls tensor {} optional, there are {}", i,
+                                 out.targets.size()));
+    }
+    out.targets[i].optional = true;
+  }
+  out.skip_missing = in.skip_missing();
+  out.refuse_unexpected = in.refuse_unexpected();
   std::stable_sort(out.targets.begin(), out.targets.end(),
                    [](const TargetSpec& a, const TargetSpec& b) { return a.name < b.name; });
   return out;
@@ -167,7 +176,10 @@ v1::RankLayout ToProto(const RankLayout& in) {
       out.add_alias_names(alias);
       out.add_alias_tensors(static_cast<uint32_t>(i));
     }
+    if (target.optional) out.add_optional_tensors(static_cast<uint32_t>(i));
   }
+  out.set_skip_missing(in.skip_missing);
+  out.set_refuse_unexpected(in.refuse_unexpected);
   return out;
 }
 

@@ -220,17 +220,31 @@ class FakeDaemon:
                 f"{self.rank} of {self.world_size}",
             )
         at = 0
+        names = {i: [name] for i, name in enumerate(layout.names)}
+        for alias, i in zip(layout.alias_names, layout.alias_tensors):
+            names[i].append(alias)
+        known = {name for each in names.values() for name in each}
+        slab.unexpected = sorted(set(tensors) - known)
+        if layout.refuse_unexpected and slab.unexpected:
+            sentence = f"planning: {slab.unexpected} in the source"
+            raise Refusal(3, "UNEXPECTED_TENSORS", sentence, {"tensor": slab.unexpected[0]})
         for i, name in enumerate(layout.names):
             shape = tuple(layout.dims[at : at + layout.ranks_of_shape[i]])
             at += len(shape)
-            if name not in tensors:
+            held = next((each for each in names[i] if each in tensors), None)
+            optional = i in layout.optional_tensors
+            if held is None and (optional or layout.skip_missing):
+                continue
+            if held is None:
                 raise Refusal(
                     5,
                     "TENSOR_NOT_FOUND",
                     f"planning: {name} is not in the source",
                     {"tensor": name},
                 )
-            row, full, _, data = tensors[name]
+            row, full, _, data = tensors[held]
+            if full != shape and optional:
+                continue
             if full != shape:
                 raise Refusal(
                     3, "LAYOUT_MISMATCH", f"planning {name}: {full} in the source, {shape} wanted"
@@ -247,8 +261,8 @@ class FakeDaemon:
                     size for dim, size in enumerate(array.shape) if dim != sharding.padded_dim
                 ]
                 count = int(np.prod(others, dtype=int)) * padded
+            slab.aliases += [(alias, len(slab.rows)) for alias in names[i][1:]]
             slab.add(name, row, array, count)
-        slab.aliases = list(zip(layout.alias_names, layout.alias_tensors))
 
     def WatchCheckpoint(self, request, context):
         while True:
@@ -301,11 +315,15 @@ class FakeDaemon:
             table.offsets.append(offset)
             table.bytes.append(size)
             table.padded_bytes.append(padded)
-        if start == 0:
-            table.alias_names.extend(name for name, _ in slab.aliases)
-            table.alias_tensors.extend(index for _, index in slab.aliases)
         following = start + self.page
-        return str(following) if following < len(slab.rows) else ""
+        for name, index in slab.aliases:
+            if start <= index < following:
+                table.alias_names.append(name)
+                table.alias_tensors.append(index - start)
+        if following < len(slab.rows):
+            return str(following)
+        table.unexpected_names.extend(slab.unexpected)
+        return ""
 
     def AcquireShard(self, request):
         slab = self.slabs[request.name]

@@ -98,6 +98,7 @@ class Slab:
     def __init__(self, segment_bytes):
         self.segment_bytes = segment_bytes
         self.rows, self.aliases, self.parts, self.size = [], [], [], 0
+        self.unexpected = []
 
     def add(self, name, row, array, padded_count):
         data = np.ascontiguousarray(array).tobytes()

@@ -394,9 +394,9 @@ def dtype_change_after_training(bench):
 
 def public_path(bench):
     """Without the private exchange: same bytes and memory, other Parameter objects."""
-    from ckptd.torch import _fsdp
+    from ckptd.torch import _private
 
-    kept, _fsdp.in_place_works = _fsdp.in_place_works, lambda *_: False
+    kept, _private.in_place_works = _private.in_place_works, lambda *_: False
     try:
         theirs = Net()
         state = numbers(theirs)
@@ -407,7 +407,7 @@ def public_path(bench):
         fully_shard(ours)
         result = bench.load(ours, bench.save(state))
     finally:
-        _fsdp.in_place_works = kept
+        _private.in_place_works = kept
     assert "up.weight" in result.replaced and result.copied == {}, result
     assert_same(ours, theirs, "after the load")
     assert_in_daemon_memory(ours, skip=("freq",))

@@ -361,3 +361,25 @@ def test_an_fd_socket_that_is_gone_is_unavailable(daemon, client, source):
 
     with pytest.raises(ckptd.Unavailable, match="still running"):
         acquire_bent(daemon, client, source, bend)
+
+
+def test_a_further_name_on_a_later_page_refers_to_that_page():
+    from ckptd import _proto
+    from ckptd._table import Table
+
+    table = Table("a table", 2048)
+    for first in (0, 1):
+        page = _proto.message("TensorTable")(
+            names=[f"t{2 * first}", f"t{2 * first + 1}"],
+            dtypes=[5, 5],
+            ranks_of_shape=[1, 1],
+            dims=[1, 1],
+            offsets=[1024 * first, 1024 * first + 512],
+            bytes=[1, 1],
+            padded_bytes=[1, 1],
+            alias_names=[f"tied{first}"],
+            alias_tensors=[1],
+        )
+        table.add_page(page)
+    table.finish(4)
+    assert [table.names[table.index[f"tied{first}"]] for first in (0, 1)] == ["t1", "t3"]

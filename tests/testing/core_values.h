@@ -54,6 +54,9 @@ inline RankPlan PlanOf(uint64_t bytes, uint64_t digest = 1) {
   return plan;
 }
 
+// The same, as a rank keeps it.
+inline Shard ShardOf(uint64_t bytes, uint64_t digest = 1) { return {PlanOf(bytes, digest), {}, {}}; }
+
 inline PrepareCall CallOf(const std::string& name, const LoadRequest& request) {
   PrepareCall call;
   call.epoch = 1;
@@ -81,7 +84,7 @@ inline CommitCall CommitOf(const std::string& name) {
 inline absl::Status MakeActive(Catalog& catalog, const std::string& name,
                                const LoadRequest& request, uint64_t bytes = kSmallSegment) {
   catalog.Begin(name, request);
-  CKPTD_RETURN_IF_ERROR(catalog.Allocate(CallOf(name, request), PlanOf(bytes)).status());
+  CKPTD_RETURN_IF_ERROR(catalog.Allocate(CallOf(name, request), ShardOf(bytes)).status());
   return catalog.Publish(CommitOf(name));
 }
 

@@ -39,7 +39,12 @@ class Sharding:
 
 @dataclass
 class RankLayout:
-    """What one rank wants, tensor by tensor. `add` in any order."""
+    """What one rank wants, tensor by tensor. `add` in any order.
+
+    skip_missing: leave out what the source lacks; else it is TENSOR_NOT_FOUND.
+    refuse_unexpected: fail with UNEXPECTED_TENSORS when the source holds what no
+    rank adds.
+    """
 
     rank: int
     world_size: int
@@ -50,6 +55,9 @@ class RankLayout:
     dtypes: List[int] = field(default_factory=list)
     shapes: List[Sequence[int]] = field(default_factory=list)
     aliases: Dict[str, int] = field(default_factory=dict)
+    optional: List[int] = field(default_factory=list)
+    skip_missing: bool = False
+    refuse_unexpected: bool = False
 
     def add(
         self,
@@ -58,10 +66,17 @@ class RankLayout:
         sharding: int,
         dtype: int = 0,
         aliases: Sequence[str] = (),
+        optional: bool = False,
     ) -> None:
-        """One tensor: global shape, index into `shardings`, Dtype number (0: the file's)."""
+        """One tensor: global shape, index into `shardings`, Dtype number (0: the file's).
+
+        The source may hold it under its name or any alias. optional: left out when
+        the source lacks it or has it in another shape.
+        """
         for alias in aliases:
             self.aliases[alias] = len(self.names)
+        if optional:
+            self.optional.append(len(self.names))
         self.names.append(name)
         self.sharding_of.append(sharding)
         self.dtypes.append(dtype)
@@ -87,6 +102,8 @@ class RankLayout:
         message.dims.extend([size for shape in self.shapes for size in shape])
         message.alias_names.extend(self.aliases)
         message.alias_tensors.extend(self.aliases.values())
+        message.optional_tensors.extend(self.optional)
+        message.skip_missing, message.refuse_unexpected = self.skip_missing, self.refuse_unexpected
 
 
 def fill_layout(message, layout) -> None:

@@ -24,6 +24,7 @@ class Table:
         self.digests: List[int] = []
         self.aliases: Dict[str, int] = {}
         self.index: Dict[str, int] = {}
+        self.unexpected: List[str] = []  # of the source, not stated by this rank
 
     def _refuse(self, why: str):
         raise DataLoss(
@@ -50,7 +51,12 @@ class Table:
         self.nbytes += sizes
         self.padded_nbytes += padded
         self.digests += digests
-        self.aliases.update(zip(page.alias_names, page.alias_tensors))
+        # A page counts from its own first tensor.
+        if any(target >= count for target in page.alias_tensors):
+            self._refuse("a further name refers to no tensor")
+        first = len(self.names) - count
+        self.aliases.update(zip(page.alias_names, (first + i for i in page.alias_tensors)))
+        self.unexpected += page.unexpected_names
 
     def _row(self, name, dtype, shape, offset, size, padded) -> _dtypes.Dtype:
         row = _dtypes.BY_NUMBER.get(dtype)
@@ -78,6 +84,6 @@ class Table:
         if len(self.index) != count:
             self._refuse("a tensor is listed twice")
         for alias, target in self.aliases.items():
-            if target >= count or alias in self.index:
-                self._refuse(f"the further name {alias!r} refers to no tensor, or is one itself")
+            if alias in self.index:
+                self._refuse(f"the further name {alias!r} is a tensor itself")
             self.index[alias] = target

@@ -15,8 +15,7 @@ namespace ckptd::cli {
 namespace {
 
 std::filesystem::path GoldenDir() {
-  return std::filesystem::path(__FILE__).parent_path().parent_path().parent_path().parent_path() /
-         "golden" / "cli";
+  return std::filesystem::path(CKPTD_SOURCE_DIR) / "tests" / "golden" / "cli";
 }
 
 std::string Slurp(const std::filesystem::path& path) {

@@ -20,45 +20,51 @@ class TiedNames : public ::testing::Test {
   FakeSource source_;
 };
 
-TEST_F(TiedNames, ShareOneTensorUnderTheSourcesName) {
-  const RankPlan plan =
-      PlanRow(source_, {"a.head", "embed", "z.head"}, OnMesh({ShardOf(0)}), MeshOf({2}), 1);
+// Rule form: the layout of a rank as the rules make it.
+RankPlan PlanRules(FakeSource& source, const std::string& rules, uint32_t rank) {
+  const auto parsed = LayoutRules::Parse(rules);
+  EXPECT_OK(parsed);
+  const auto layout = parsed->ForRank(source.index(), rank);
+  EXPECT_OK(layout);
+  return Plan(source, *layout);
+}
+
+TEST_F(TiedNames, ShareOneTensorUnderTheSourcesNameByRule) {
+  const RankPlan plan = PlanRules(source_, "fsdp:2", 1);
   ASSERT_THAT(plan.tensors, SizeIs(1));
   EXPECT_EQ(plan.tensors[0].name, "embed");
   EXPECT_THAT(plan.tensors[0].aliases, ElementsAre("a.head", "z.head"));
   EXPECT_THAT(source_.Load(plan, "embed"), ElementsAre(4, 5, 6, 7));
 }
 
-TEST_F(TiedNames, TakeTheFirstNameWhenTheSourcesOwnIsNotAskedFor) {
-  const RankPlan plan = PlanRow(source_, {"a.head", "z.head"}, Sharding{}, MeshOf({1}), 0);
+TEST_F(TiedNames, TakeTheFirstNameWhenTheRulesDropTheSourcesOwn) {
+  const RankPlan plan = PlanRules(
+      source_, R"j({"mesh": {"shape": [1]}, "rules": [{"match": "embed", "drop": true}],
+                   "default": {}})j",
+      0);
   ASSERT_THAT(plan.tensors, SizeIs(1));
   EXPECT_EQ(plan.tensors[0].name, "a.head");
   EXPECT_THAT(plan.tensors[0].aliases, ElementsAre("z.head"));
 }
 
-TEST_F(TiedNames, ShareMemoryForEqualShardingsOfDifferentNumber) {
-  RankLayout layout = AskFor({"a.head", "embed"}, OnMesh({ShardOf(0)}), MeshOf({2}), 1);
-  layout.shardings.push_back(layout.shardings[0]);
-  layout.targets[1].sharding = 1;
-  EXPECT_THAT(Plan(source_, layout).tensors, SizeIs(1));
-}
-
-TEST_F(TiedNames, AreSeparateWhenTheyAreLaidOutDifferently) {
-  RankLayout layout = AskFor({"a.head", "embed"}, OnMesh({ShardOf(0)}), MeshOf({2}), 1);
-  layout.shardings.push_back(OnMesh({ShardOf(1)}));
-  layout.targets[1].sharding = 1;
-  const RankPlan plan = Plan(source_, layout);
+TEST_F(TiedNames, AreSeparateWhenTheRulesLayThemOutDifferently) {
+  const RankPlan plan = PlanRules(
+      source_, R"j({"mesh": {"shape": [2]},
+                   "rules": [{"match": "embed", "placements": ["shard(1)"]}],
+                   "default": {"placements": ["shard(0)"]}})j",
+      1);
   ASSERT_THAT(plan.tensors, SizeIs(2));
+  EXPECT_THAT(plan.tensors[0].aliases, ElementsAre("z.head"));
   EXPECT_THAT(source_.Load(plan, "a.head"), ElementsAre(4, 5, 6, 7));
   EXPECT_THAT(source_.Load(plan, "embed"), ElementsAre(1, 3, 5, 7));
 }
 
-TEST_F(TiedNames, AreSeparateWhenTheirDtypesDiffer) {
-  source_.Add("half", {2}, Dtype::kF16);
-  source_.index().aliases["other"] = "half";
-  RankLayout layout = AskFor({"half", "other"}, Sharding{}, MeshOf({1}));
-  layout.targets[1].dtype = Dtype::kF32;
-  EXPECT_THAT(Plan(source_, layout).tensors, SizeIs(2));
+TEST_F(TiedNames, NeverShareMemoryWhenTheTrainerStatesThemSeparately) {
+  // It would train two weights as one.
+  const RankPlan plan = Plan(source_, AskFor({"a.head", "embed"}, Sharding{}, MeshOf({1})));
+  ASSERT_THAT(plan.tensors, SizeIs(2));
+  EXPECT_NE(plan.tensors[0].offset, plan.tensors[1].offset);
+  EXPECT_EQ(source_.Load(plan, "a.head"), source_.Load(plan, "embed"));
 }
 
 TEST_F(TiedNames, MayBeStatedByTheTrainerOnly) {
@@ -108,6 +114,29 @@ TEST(MissingNames, ComeWithTheirNeighbours) {
   EXPECT_THAT(MissingMessage({"layers.0.q", "layers.0.v"}, {"layers.0.qq"}),
               HasSubstr("'layers.0.q' and 'layers.0.v'"));
   EXPECT_THAT(MissingMessage({}, {"w"}), HasSubstr("no tensors"));
+}
+
+TEST(RankForm, LeavesOutWhatIsMissingWhenAllowed) {
+  FakeSource source;
+  source.Add("x", {4});
+  RankLayout layout = AskFor({"gone", "x"}, Sharding{}, MeshOf({1}));
+  layout.skip_missing = true;
+  const RankPlan plan = Plan(source, layout);
+  ASSERT_THAT(plan.tensors, SizeIs(1));
+  EXPECT_EQ(plan.tensors[0].name, "x");
+}
+
+TEST(RankForm, LeavesOutOptionalTensorsThatAreMissingOrOfAnotherShape) {
+  FakeSource source;
+  source.Add("other", {4});
+  source.Add("x", {4});
+  RankLayout layout = AskFor({"gone", "other", "x"}, Sharding{}, MeshOf({1}));
+  for (TargetSpec& target : layout.targets) target.expected_shape = Shape{4};
+  layout.targets[1].expected_shape = Shape{2, 2};
+  layout.targets[0].optional = layout.targets[1].optional = layout.targets[2].optional = true;
+  const RankPlan plan = Plan(source, layout);
+  ASSERT_THAT(plan.tensors, SizeIs(1));
+  EXPECT_EQ(plan.tensors[0].name, "x");
 }
 
 TEST(RankForm, RefusesAShapeThatTheTrainerDoesNotExpect) {

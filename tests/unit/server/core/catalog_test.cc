@@ -48,7 +48,7 @@ TEST_F(CatalogTest, PublishingLeavesMemoryMeantForAnExclusiveClientUnsealed) {
 
 TEST_F(CatalogTest, PublishingAnAbortedLoadIsRefused) {
   catalog_.Begin("checkpoints/a", request_);
-  ASSERT_OK(catalog_.Allocate(CallOf("checkpoints/a", request_), PlanOf(512)));
+  ASSERT_OK(catalog_.Allocate(CallOf("checkpoints/a", request_), ShardOf(512)));
   catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
   EXPECT_THAT(catalog_.Publish(CommitOf("checkpoints/a")),
               FailsWith(kNotFound, reason::kCheckpointNotFound));
@@ -57,14 +57,14 @@ TEST_F(CatalogTest, PublishingAnAbortedLoadIsRefused) {
 TEST_F(CatalogTest, AllocatingForAnAbortedLoadIsRefusedAndKeepsNothing) {
   catalog_.Begin("checkpoints/a", request_);
   catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
-  EXPECT_THAT(catalog_.Allocate(CallOf("checkpoints/a", request_), PlanOf(512)),
+  EXPECT_THAT(catalog_.Allocate(CallOf("checkpoints/a", request_), ShardOf(512)),
               FailsWith(kNotFound, reason::kCheckpointNotFound));
   EXPECT_EQ(memory_->Usage().used, 0u);
 }
 
 TEST_F(CatalogTest, FailingALoadGivesItsMemoryBack) {
   catalog_.Begin("checkpoints/a", request_);
-  ASSERT_OK(catalog_.Allocate(CallOf("checkpoints/a", request_), PlanOf(512)));
+  ASSERT_OK(catalog_.Allocate(CallOf("checkpoints/a", request_), ShardOf(512)));
   ASSERT_GT(memory_->Usage().used, 0u);
   catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
   EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kFailed);

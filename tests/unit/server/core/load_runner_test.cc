@@ -256,6 +256,36 @@ TEST_F(LoadRunnerTest, ATensorThatIsNotThereNamesTheRankThatWantsIt) {
   EXPECT_EQ(FactsOf(status).at("rank"), "1");
 }
 
+ReadyLoad Strict(ReadyLoad load) {
+  for (auto& stated : load.stated) {
+    if (stated == nullptr) continue;
+    RankLayout layout = *stated;
+    layout.refuse_unexpected = true;
+    stated = std::make_shared<const RankLayout>(std::move(layout));
+  }
+  return load;
+}
+
+TEST_F(LoadRunnerTest, ATensorThatNoRankWantsFailsAStrictLoadForAll) {
+  EXPECT_THAT(Run(Strict(Stated({"a", "a", "a"}))).status,
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kUnexpectedTensors));
+  ExpectAbortedEverywhere(absl::StatusCode::kInvalidArgument, reason::kUnexpectedTensors);
+}
+
+TEST_F(LoadRunnerTest, RanksOfAStrictLoadNeedOnlyNameEverythingTogether) {
+  ASSERT_OK(Run(Strict(Stated({"a", "b", "a"}))).status);
+}
+
+TEST_F(LoadRunnerTest, ARankThatReloadsAloneIsNotAskedForTheTensorsOfOthers) {
+  ASSERT_OK(Run(Strict(Stated({"", "b", ""}))).status);
+}
+
+TEST_F(LoadRunnerTest, AShardKnowsWhatItsRankDidNotName) {
+  ASSERT_OK(Run(Stated({"a", "b", "a"})).status);
+  EXPECT_THAT(group_.rank(0).catalog.Look(kName).value().shard->unexpected, ElementsAre("b"));
+  EXPECT_THAT(group_.rank(1).catalog.Look(kName).value().shard->unexpected, ElementsAre("a"));
+}
+
 TEST_F(LoadRunnerTest, AFileThatChangesMeanwhileFailsTheLoad) {
   group_.rank(1).link->on_execute = [this] {
     source_.Write(1);

@@ -17,6 +17,8 @@
 namespace ckptd {
 namespace {
 
+using ::testing::ElementsAre;
+
 // A layout that uses everything a layout can say.
 RankLayout RichLayout() {
   RankLayout layout;
@@ -35,7 +37,9 @@ RankLayout RichLayout() {
   layout.shardings = {strided, replicated, boxes};
   layout.targets = {{"a", 0, Dtype::kBF16, Shape{4, 8}, {"tied"}},
                     {"b", 2, Dtype::kUnspecified, Shape{}, {}},
-                    {"c", 1, Dtype::kUnspecified, Shape{7}, {"d", "e"}}};
+                    {"c", 1, Dtype::kUnspecified, Shape{7}, {"d", "e"}, true}};
+  layout.skip_missing = true;
+  layout.refuse_unexpected = true;
   return layout;
 }
 
@@ -59,6 +63,26 @@ TEST(ConvertLayout, SortsTargetsByName) {
   std::swap(layout.targets[0], layout.targets[2]);
   ASSERT_OK_AND_ASSIGN(const RankLayout back, FromProto(ToProto(layout)));
   EXPECT_EQ(LayoutDigest(back), LayoutDigest(RichLayout()));
+}
+
+TEST(ConvertLayout, RefusesAnOptionalTensorThatIsNone) {
+  v1::RankLayout message = ToProto(RichLayout());
+  message.add_optional_tensors(3);
+  EXPECT_THAT(FromProto(message), FailsWith(absl::StatusCode::kInvalidArgument,
+                                            reason::kLayoutInvalid));
+}
+
+TEST(ConvertLayout, TellsLayoutsApartByWhatTheyAllow) {
+  const uint64_t digest = LayoutDigest(RichLayout());
+  RankLayout other = RichLayout();
+  other.skip_missing = false;
+  EXPECT_NE(LayoutDigest(other), digest);
+  other = RichLayout();
+  other.refuse_unexpected = false;
+  EXPECT_NE(LayoutDigest(other), digest);
+  other = RichLayout();
+  other.targets[2].optional = false;
+  EXPECT_NE(LayoutDigest(other), digest);
 }
 
 TEST(ConvertProposal, KeepsTheRequest) {
@@ -245,6 +269,18 @@ TEST_F(TensorPageTest, AliasesNameTensorsOfTheirOwnPage) {
   ASSERT_EQ(page.alias_names_size(), 1);
   EXPECT_EQ(page.alias_names(0), shard_.plan.tensors[20].aliases[0]);
   EXPECT_EQ(page.alias_tensors(0), 2u);
+}
+
+TEST_F(TensorPageTest, UnexpectedNamesFollowTheTensors) {
+  shard_.unexpected = {"u0", "u1", "u2"};
+  size_t next = 0;
+  const v1::TensorTable mixed = TensorPage(shard_, kTensors - 1, 2, next);
+  EXPECT_EQ(mixed.names_size(), 1);
+  EXPECT_THAT(mixed.unexpected_names(), ElementsAre("u0"));
+  const v1::TensorTable last = TensorPage(shard_, next, 0, next);
+  EXPECT_EQ(last.names_size(), 0);
+  EXPECT_THAT(last.unexpected_names(), ElementsAre("u1", "u2"));
+  EXPECT_EQ(next, 0u);
 }
 
 TEST_F(TensorPageTest, ATensorTooLongForAPageHasOneOfItsOwn) {

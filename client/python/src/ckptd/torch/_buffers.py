@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .._errors import FailedPrecondition
+from . import _private
 from ._targets import Target
 
 InitBuffers = Callable[[nn.Module, List[str]], None]
@@ -22,20 +23,20 @@ class _Blank:
         self.target = target
         self.meta = target.tensor
         self.empty = torch.empty(self.meta.shape, dtype=self.meta.dtype, device="cpu")
-        self.version = self.empty._version
+        self.version = _private.version_of(self.empty)
 
     def place(self, value) -> None:
         for module, name in self.target.slots:
-            module._buffers[name] = value
+            _private.buffers_of(module)[name] = value
 
     def filled(self) -> bool:
         """Written in place, or replaced by another real tensor."""
         module, name = self.target.slots[0]
-        now = module._buffers.get(name)
+        now = _private.buffers_of(module).get(name)
         if now is None or now.is_meta:
             return False
         if now is self.empty:
-            return now._version != self.version or now.numel() == 0
+            return _private.version_of(now) != self.version or now.numel() == 0
         return True
 
 
@@ -89,7 +90,8 @@ def _by_hugging_face(model: nn.Module, blanks: List[_Blank]) -> None:
     marked = [p for p in model.parameters() if not getattr(p, "_is_hf_initialized", False)]
     for param in marked:
         param._is_hf_initialized = True
-    kept = {id(b): b for owner in owners.values() for b in owner._buffers.values() if b is not None}
+    buffers = (b for owner in owners.values() for b in _private.buffers_of(owner).values())
+    kept = {id(b): b for b in buffers if b is not None}
     empties = {id(blank.empty) for blank in blanks}
     real = [
         b

@@ -7,7 +7,7 @@ import torch
 
 from .. import _client
 from .._errors import Unimplemented
-from . import _memory
+from . import _memory, _private
 
 
 def load_file(
@@ -53,7 +53,7 @@ def load_file(
         if client is None:
             own.close()
     table, tensors = shard.table, {}
-    with _memory.quick_dispatch():
+    with _private.quick_dispatch():
         for i, name in enumerate(table.names):
             shape = table.shapes[i]
             tensors[name] = _memory.storage_of(shard.array, table, i).as_strided(

@@ -4,17 +4,15 @@ import contextlib
 import gc
 import os
 import time
-import warnings
 from typing import List, Optional, Tuple, Union
 
 import torch
 from torch import nn
 
 from .. import _address, _client
-from .._errors import Error, InvalidArgument, NotFound, Unimplemented
+from .._errors import Error, InvalidArgument, Unimplemented
 from .._rpc import Deadline
-from .._types import Source
-from . import _buffers, _fsdp, _place, _targets
+from . import _buffers, _private, _place, _targets
 from ._result import LoadResult
 from ._targets import Target
 
@@ -64,10 +62,9 @@ def load_into(
     trainable parameters; anything written, batch-norm statistics too, ends the
     process with SIGSEGV) or "exclusive" (the daemon gives its memory away).
     dtype: for floating tensors, instead of the model's own dtypes.
-    strict: missing and unexpected names are an error, as in load_state_dict. Names
-    are compared with the checkpoint's headers, which the daemon reads: one more
-    call, a millisecond for hundreds of tensors. Non-persistent buffers are never
-    missing or unexpected.
+    strict: missing and unexpected names are an error, as in load_state_dict; names
+    are unexpected when no rank's model has them (pipeline stages make up one
+    model). Non-persistent buffers are never missing or unexpected.
     timeout: seconds for everything, waiting for other ranks included.
     init_buffers: function of (model, names) that computes buffers no checkpoint
     holds, in place or by replacing them; Hugging Face models need none.
@@ -102,9 +99,7 @@ def _load_into(
     own = client or _client.connect(address, min(_CONNECT_SECONDS, deadline.timeout), rank=rank)
     try:
         clock.lap("connect")
-        wanted, left, missing, unexpected = _match(own, source, targets, strict, rank, deadline)
-        clock.lap("inspect")
-        layout = _targets.state(wanted, rank, world_size)
+        layout = _targets.state(targets, rank, world_size, strict)
         clock.lap("layout")
         checkpoint = own.load(
             source, layout=layout, mode=mode, timeout=max(deadline.left(), 1e-3), digest=digest
@@ -115,6 +110,7 @@ def _load_into(
     finally:
         if client is None:
             own.close()
+    held, left, missing = _sort_out(targets, shard.table)
     result = LoadResult(
         checkpoint.name,
         mode,
@@ -122,11 +118,13 @@ def _load_into(
         len(shard.table.names),
         checkpoint.resident,
         missing,
-        unexpected,
+        shard.table.unexpected,
         seconds=seconds,
     )
     try:
-        entries = _place.prepare(wanted, shard)
+        if strict and missing:
+            raise _place.lacks(missing[0])
+        entries = _place.prepare(held, shard)
     except Error:
         shard.close()
         raise
@@ -138,7 +136,7 @@ def _load_into(
 
 
 def _list_targets(model: nn.Module, dtype: Optional[torch.dtype]) -> List[Target]:
-    groups = _fsdp.Groups(model)
+    groups = _private.Groups(model)
     groups.settle()
     targets = _targets.collect(model, groups)
     _targets.choose_dtypes(targets, dtype)
@@ -190,6 +188,21 @@ def _check_devices(targets: List[Target]) -> None:
         fine.add(id(holder))
 
 
+def _sort_out(targets: List[Target], table) -> Tuple[List[Target], List[Target], List[str]]:
+    """(targets that the shard holds, buffers left on meta, missing names)."""
+    held, left, missing = [], [], []
+    for target in targets:
+        # A buffer that the model computed itself stays, whatever the checkpoint holds.
+        fillable = target.persistent or target.tensor.is_meta
+        if fillable and target.name in table.index:
+            held.append(target)
+        elif target.persistent:
+            missing.append(target.name)
+        elif target.tensor.is_meta:
+            left.append(target)
+    return held, left, sorted(missing)
+
+
 @contextlib.contextmanager
 def _no_collection():
     """Keeps the garbage collector from walking a large model again and again meanwhile."""
@@ -200,67 +213,3 @@ def _no_collection():
     finally:
         if was_on:
             gc.enable()
-
-
-def _match(
-    own: _client.Client, source, targets: List[Target], strict: bool, rank: int, deadline: Deadline
-):
-    """(targets to load, buffers left on meta, missing names, unexpected names)."""
-    index = _inspect(own, source, strict, rank, deadline)
-    wanted, left, missing, known = [], [], [], set()
-    for target in targets:
-        known.update(target.names)
-        if index is not None:
-            # The checkpoint may hold a tied tensor under any of its names.
-            target.names.sort(key=lambda name: (name not in index.tensors, name not in index))
-            known.update(index.aliases[name] for name in target.names if name in index.aliases)
-        held = target.persistent if index is None else target.name in index
-        if held and not target.persistent:
-            entry = index.find(target.name)
-            held = target.tensor.is_meta and entry.shape == tuple(target.tensor.shape)
-        if held:
-            wanted.append(target)
-        elif target.persistent:
-            missing.append(target.name)
-        elif target.tensor.is_meta:
-            left.append(target)
-    unexpected = [] if index is None else [name for name in index.tensors if name not in known]
-    if strict and (missing or unexpected):
-        raise _mismatch(source, missing, unexpected)
-    return wanted, left, sorted(missing), sorted(unexpected)
-
-
-def _inspect(
-    own: _client.Client, source, strict: bool, rank: int, deadline: Deadline
-) -> Optional[Source]:
-    try:
-        return own.inspect(source, timeout=max(deadline.left(), 1e-3))
-    except Error as error:
-        # Only the reading rank needs to see the files. Missing names are then
-        # found by the load itself; unexpected ones are rank 0's to report.
-        unseen = error.reason in ("SOURCE_NOT_FOUND", "SOURCE_UNREADABLE")
-        if not (strict and rank > 0 and unseen):
-            raise
-        warnings.warn(
-            f"ckptd: rank {rank} cannot see {source}; unexpected names are checked on rank 0 only",
-            stacklevel=4,
-        )
-        return None
-
-
-def _mismatch(source, missing: List[str], unexpected: List[str]) -> Error:
-    def shown(names: List[str]) -> str:
-        return ", ".join(sorted(names)[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-
-    parts = []
-    if missing:
-        parts.append(f"it lacks {len(missing)} tensors of the model ({shown(missing)})")
-    if unexpected:
-        parts.append(f"it has {len(unexpected)} the model has not ({shown(unexpected)})")
-    kind = NotFound if missing else InvalidArgument
-    return kind(
-        f"loading {source} into the model: {' and '.join(parts)}; pass strict=False to load what "
-        "both have",
-        "TENSOR_NOT_FOUND" if missing else "UNEXPECTED_TENSORS",
-        {"missing": ",".join(sorted(missing)), "unexpected": ",".join(sorted(unexpected))},
-    )

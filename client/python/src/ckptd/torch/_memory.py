@@ -1,7 +1,5 @@
 """Tensors over a shard's memory: one storage each, bounds checked beforehand."""
 
-import contextlib
-
 import torch
 
 from .. import _dtypes
@@ -53,14 +51,6 @@ def contiguous_strides(shape) -> tuple:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
-
-
-@contextlib.contextmanager
-def quick_dispatch():
-    """No autograd, and where this PyTorch offers it no dispatch to its layer either."""
-    guard = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
-    with torch.no_grad(), guard():
-        yield
 
 
 def storage_of(array, table, index: int):

@@ -10,7 +10,7 @@ from torch import nn
 
 from .._errors import DataLoss, FailedPrecondition
 from .._shard import Shard
-from . import _fsdp, _memory
+from . import _private, _memory
 from ._result import LoadResult
 from ._targets import Target
 
@@ -48,7 +48,7 @@ def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
             continue
         mesh = id(target.spec.mesh)
         if mesh not in tried:
-            tried[mesh] = _fsdp.in_place_works(target.tensor, target.spec)
+            tried[mesh] = _private.in_place_works(target.tensor, target.spec)
         if not tried[mesh]:
             entry.public = (
                 f"PyTorch {torch.__version__} does not let a DTensor's memory be exchanged"
@@ -57,14 +57,7 @@ def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
 
 
 def _entry(target: Target, table) -> Entry:
-    index = table.index.get(target.name)
-    if index is None:
-        raise DataLoss(
-            f"filling {target.name}: the shard lacks it although it was asked for; update the "
-            "daemon and this client",
-            "INVALID_REPLY",
-            {"tensor": target.name},
-        )
+    index = table.index[target.name]
     local, padded = _local_shapes(target)
     row, shape = table.dtypes[index], table.shapes[index]
     if row.number != _memory.number_of(target.dtype):
@@ -87,6 +80,16 @@ def _entry(target: Target, table) -> Entry:
     return entry
 
 
+def lacks(name: str) -> DataLoss:
+    """The error for a tensor that the daemon left out without being allowed to."""
+    return DataLoss(
+        f"filling {name}: the shard lacks it although it was asked for; update the daemon and "
+        "this client",
+        "INVALID_REPLY",
+        {"tensor": name},
+    )
+
+
 def _differs(target: Target, what: str) -> None:
     raise DataLoss(
         f"filling {target.name}: the daemon's shard has {what}; the placements were understood "
@@ -100,13 +103,13 @@ def _local_shapes(target: Target):
     """Shape of this rank's part, and the same with padding."""
     if target.fsdp is not None:
         return target.fsdp.sharded_size, target.fsdp.padded_sharded_param_size
-    tensor = target.tensor if target.spec is None else target.tensor._local_tensor
+    tensor = _private.local_of(target.tensor)
     return tensor.shape, tensor.shape
 
 
 def _check_dtype_change(target: Target) -> None:
     used = target.tensor.grad is not None or (
-        target.fsdp is not None and _fsdp.was_used(target.fsdp)
+        target.fsdp is not None and _private.was_used(target.fsdp)
     )
     if used:
         raise FailedPrecondition(
@@ -122,7 +125,7 @@ def _refuse_subclass(target: Target) -> None:
     tensor = target.tensor
     kind = None
     if target.spec is not None:
-        kind = _fsdp.subclass_of(tensor, target.fsdp)
+        kind = _private.subclass_of(tensor, target.fsdp)
     elif type(tensor) is not nn.Parameter:
         kind = type(tensor).__name__
     if kind is not None:
@@ -137,7 +140,7 @@ def _refuse_subclass(target: Target) -> None:
 
 def _refusal(target: Target) -> Optional[str]:
     """Why the parameter is left to torch's public path."""
-    if not hasattr(torch._C, "_swap_tensor_impl"):
+    if not _private.can_exchange():
         return f"PyTorch {torch.__version__} cannot exchange a parameter's memory"
     if target.fsdp is not None and target.fsdp.pin_memory:
         return "CPUOffloadPolicy pins memory; CPUOffloadPolicy(pin_memory=False) keeps the daemon's"
@@ -149,7 +152,7 @@ def _refusal(target: Target) -> Optional[str]:
 def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
     """Gives every entry its memory. Does not fail for entries that `prepare` passed."""
     array, changed = shard.array, []
-    with _memory.quick_dispatch():
+    with _private.quick_dispatch():
         for entry in entries:
             flat, view = entry.tensors(array)
             if entry.target.is_buffer:
@@ -167,22 +170,20 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
 
 def _fill_buffer(target: Target, view: torch.Tensor) -> None:
     if target.spec is not None:
-        view = _fsdp.DTensor(view, target.spec, requires_grad=False)
+        view = _private.DTensor(view, target.spec, requires_grad=False)
     for module, name in target.slots:
-        module._buffers[name] = view
+        _private.buffers_of(module)[name] = view
     target.tensor = view
 
 
 def _fill_parameter(target: Target, flat: torch.Tensor, view: torch.Tensor) -> None:
     param = target.tensor
     if target.spec is not None:
-        _fsdp.put(param, view, target.spec)
+        _private.put(param, view, target.spec)
         if target.fsdp is not None:
-            _fsdp.put_storage(target.fsdp, param, flat)
-    elif param.dtype != view.dtype or param.device != view.device:
-        _fsdp.exchange(param, torch.Tensor._make_subclass(nn.Parameter, view, param.requires_grad))
+            _private.put_storage(target.fsdp, param, flat)
     else:
-        param.data = view
+        _private.put_plain(param, view)
 
 
 def _fill_publicly(entry: Entry, shard: Shard, result: LoadResult) -> None:
@@ -190,11 +191,10 @@ def _fill_publicly(entry: Entry, shard: Shard, result: LoadResult) -> None:
     target = entry.target
     flat, value = entry.tensors(shard.array)
     if target.fsdp is not None:
-        # FSDP2 keeps padded memory that it already knows, instead of copying it out.
-        target.fsdp._sharded_param_data = flat
+        _private.announce_storage(target.fsdp, flat)
     if target.spec is not None:
         tensor = target.tensor
-        value = _fsdp.DTensor.from_local(
+        value = _private.DTensor.from_local(
             value,
             tensor.device_mesh,
             tensor.placements,
@@ -205,9 +205,9 @@ def _fill_publicly(entry: Entry, shard: Shard, result: LoadResult) -> None:
     module, name = target.slots[0]
     before = target.tensor
     module.load_state_dict({name: value}, strict=False, assign=True)
-    param = module._parameters[name]
+    param = _private.parameters_of(module)[name]
     for other, other_name in target.slots[1:]:
-        other._parameters[other_name] = param
+        _private.parameters_of(other)[other_name] = param
     if param is not before:
         result.replaced[target.name] = entry.public
     target.tensor = param
@@ -219,7 +219,7 @@ def _note_copies(entries: List[Entry], shard: Shard, result: LoadResult) -> None
     for entry in entries:
         target = entry.target
         if entry.public is not None:
-            local = target.tensor if target.spec is None else target.tensor._local_tensor
+            local = _private.local_of(target.tensor)
             if local.numel() and not low <= local.data_ptr() < high:
                 result.copied[target.name] = entry.public
         elif target.fsdp is not None and entry.count != math.prod(entry.local_shape):
@@ -232,4 +232,4 @@ def _note_copies(entries: List[Entry], shard: Shard, result: LoadResult) -> None
 
 @functools.cache
 def _short_shards_stay() -> bool:
-    return _fsdp.keeps_short_shards()
+    return _private.keeps_short_shards()

@@ -12,7 +12,7 @@ from torch import nn
 
 from .._errors import FailedPrecondition, InvalidArgument, Unimplemented
 from .._layout import REPLICATE, SHARD, STRIDED_SHARD, Mesh, RankLayout, Sharding
-from . import _fsdp, _memory
+from . import _private, _memory
 
 # Wrappers that put themselves into module paths but not into checkpoint names.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
@@ -45,17 +45,17 @@ def clean(name: str) -> str:
     return name
 
 
-def collect(model: nn.Module, groups: _fsdp.Groups) -> List[Target]:
+def collect(model: nn.Module, groups: _private.Groups) -> List[Target]:
     """All parameters and buffers, each object once."""
     found: Dict[int, Target] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = clean(f"{path}.") if path else ""
-        for name, param in module._parameters.items():
+        for name, param in _private.parameters_of(module).items():
             if param is not None:
                 _note(found, prefix + name, param, module, name, False, True)
-        for name, buffer in module._buffers.items():
+        for name, buffer in _private.buffers_of(module).items():
             if buffer is not None:
-                persistent = name not in module._non_persistent_buffers_set
+                persistent = _private.is_persistent(module, name)
                 _note(found, prefix + name, buffer, module, name, True, persistent)
     targets = list(found.values())
     for target in targets:
@@ -75,13 +75,13 @@ def _note(found, full_name, tensor, module, name, is_buffer, persistent) -> None
     target.persistent = target.persistent or persistent
 
 
-def _attribute(target: Target, groups: _fsdp.Groups) -> None:
+def _attribute(target: Target, groups: _private.Groups) -> None:
     tensor = target.tensor
-    if not _fsdp.is_dtensor(tensor):
+    if not _private.is_dtensor(tensor):
         return
     target.fsdp = groups.params.get(id(tensor))
-    target.spec = _fsdp.spec_of(tensor, target.fsdp)
-    if target.fsdp is None and _fsdp.managed_elsewhere(target.slots):
+    target.spec = _private.spec_of(tensor, target.fsdp)
+    if target.fsdp is None and _private.managed_elsewhere(target.slots):
         raise FailedPrecondition(
             f"filling {target.name}: FSDP2 manages it from a module outside of the one given; "
             "pass the "
@@ -90,7 +90,7 @@ def _attribute(target: Target, groups: _fsdp.Groups) -> None:
         )
 
 
-def _check_all_managed(targets: List[Target], groups: _fsdp.Groups) -> None:
+def _check_all_managed(targets: List[Target], groups: _private.Groups) -> None:
     reached = {id(target.tensor) for target in targets}
     for key, param in groups.params.items():
         if key not in reached:
@@ -186,9 +186,13 @@ def _placement(placement, target: Target) -> Tuple[int, int, int]:
     )
 
 
-def state(targets: List[Target], rank: int, world_size: int) -> RankLayout:
-    """The layout of this rank: every target, sorted by name."""
-    layout = RankLayout(rank, world_size)
+def state(targets: List[Target], rank: int, world_size: int, strict: bool) -> RankLayout:
+    """The layout of this rank: every target, sorted by name.
+
+    It says the same for a model on meta and a filled one, so that a trainer is
+    matched with what it loaded before.
+    """
+    layout = RankLayout(rank, world_size, skip_missing=not strict, refuse_unexpected=strict)
     statement = _Statement(layout)
     for target in sorted(targets, key=lambda each: each.names[0]):
         layout.add(
@@ -197,5 +201,6 @@ def state(targets: List[Target], rank: int, world_size: int) -> RankLayout:
             statement.sharding(target),
             _memory.number_of(target.dtype),
             target.names[1:],
+            optional=not target.persistent,
         )
     return layout

@@ -1,9 +1,11 @@
-"""Everything this package knows about FSDP2's and DTensor's insides.
+"""Every name of torch that starts with an underscore, in this one place.
 
-Tried with torch 2.13. Older ones from 2.6 have the same names; where one is
-missing `usable` says so and the caller takes torch's public path.
+Tried with torch 2.13. Older ones from 2.6 have the same names; where one of
+FSDP2's is missing the caller gets TORCH_UNSUPPORTED, where the exchange of a
+tensor's memory is missing it takes torch's public path.
 """
 
+import contextlib
 from typing import Dict, Iterable, List, Optional
 
 import torch
@@ -35,6 +37,41 @@ _GROUP_NAMES = (
     "fsdp_params",
 )
 _HOOK_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
+
+
+def parameters_of(module: nn.Module) -> dict:
+    """Own parameters by name, None for those not set. Writing to it registers nothing."""
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> dict:
+    return module._buffers
+
+
+def is_persistent(module: nn.Module, buffer: str) -> bool:
+    return buffer not in module._non_persistent_buffers_set
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Counts writes in place."""
+    return tensor._version
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor's own part, not a view of it; a plain tensor itself."""
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
+
+
+@contextlib.contextmanager
+def quick_dispatch():
+    """No autograd, and where this PyTorch offers it no dispatch to its layer either."""
+    guard = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
+    with torch.no_grad(), guard():
+        yield
+
+
+def can_exchange() -> bool:
+    return hasattr(torch._C, "_swap_tensor_impl")
 
 
 def is_dtensor(tensor) -> bool:
@@ -166,6 +203,19 @@ def put(param, view: torch.Tensor, spec) -> None:
         exchange(param, DTensor(view, spec, requires_grad=param.requires_grad))
         param._spec = spec
     param._local_tensor = view
+
+
+def put_plain(param: nn.Parameter, view: torch.Tensor) -> None:
+    """Makes `view` the memory of a plain parameter, keeping the object."""
+    if param.dtype != view.dtype or param.device != view.device:
+        exchange(param, torch.Tensor._make_subclass(nn.Parameter, view, param.requires_grad))
+    else:
+        param.data = view
+
+
+def announce_storage(fsdp_param, flat: torch.Tensor) -> None:
+    """FSDP2 keeps padded memory that it knows already, instead of copying it out."""
+    fsdp_param._sharded_param_data = flat
 
 
 def put_storage(fsdp_param, param, flat: torch.Tensor) -> None:
