@@ -1,0 +1,199 @@
+"""What loads a checkpoint into an FSDP2 model, one function each.
+
+Every function gets a Job whose model is sharded and on meta, and returns when the
+model's parameters hold this rank's bytes. What a user would have prepared before
+(a saved DCP checkpoint, running daemons) is prepared before the clock starts.
+"""
+
+import contextlib
+import dataclasses
+import json
+import mmap
+import os
+import pathlib
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
+
+
+@dataclasses.dataclass
+class Job:
+    model: torch.nn.Module
+    source: pathlib.Path  # folder of safetensors files
+    saved: pathlib.Path  # DCP checkpoint of the same number of ranks
+    saved_elsewhere: pathlib.Path  # DCP checkpoint of another number of ranks
+    keep: list = dataclasses.field(default_factory=list)  # outlives the clock
+
+
+def weight_map(source):
+    return json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
+
+
+def files_of(source):
+    return [source / name for name in sorted(set(weight_map(source).values()))]
+
+
+def full_state(source):
+    """The whole checkpoint on rank 0, nothing elsewhere: what the full-state-dict loaders start from."""
+    state = {}
+    if dist.get_rank() == 0:
+        for path in files_of(source):
+            state.update(load_file(path))
+    return state
+
+
+def accelerate(job):
+    from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
+
+    class Accelerator:
+        is_main_process = dist.get_rank() == 0
+
+    fsdp2_load_full_state_dict(Accelerator, job.model, full_state(job.source))
+
+
+def torch_broadcast(job):
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    job.model.to_empty(device="cpu")
+    set_model_state_dict(job.model, full_state(job.source), options=options)
+
+
+def _dcp(job, reader):
+    import torch.distributed.checkpoint as dcp
+
+    job.model.to_empty(device="cpu")
+    state = job.model.state_dict()
+    dcp.load(state, storage_reader=reader)
+    job.model.load_state_dict(state, assign=True)
+
+
+def dcp_same(job):
+    from torch.distributed.checkpoint import FileSystemReader
+
+    _dcp(job, FileSystemReader(job.saved))
+
+
+def dcp_resharded(job):
+    from torch.distributed.checkpoint import FileSystemReader
+
+    _dcp(job, FileSystemReader(job.saved_elsewhere))
+
+
+def dcp_hugging_face(job):
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    _dcp(job, HuggingFaceStorageReader(str(job.source)))
+
+
+def _rows(parameter):
+    """This rank's rows of a parameter that is sharded over its first dimension."""
+    chunk = -(-parameter.shape[0] // dist.get_world_size())
+    begin = min(parameter.shape[0], dist.get_rank() * chunk)
+    return begin, min(parameter.shape[0], begin + chunk)
+
+
+def _assign(job, local_of):
+    state = {
+        name: DTensor.from_local(
+            local_of(name, parameter), parameter.device_mesh, parameter.placements,
+            run_check=False, shape=parameter.shape, stride=parameter.stride())
+        for name, parameter in job.model.named_parameters()
+    }
+    job.model.load_state_dict(state, assign=True)
+
+
+def slice_and_clone(job):
+    names = weight_map(job.source)
+    with contextlib.ExitStack() as stack:
+        opened = {p.name: stack.enter_context(safe_open(p, "pt")) for p in files_of(job.source)}
+
+        def local_of(name, parameter):
+            begin, end = _rows(parameter)
+            return opened[names[name]].get_slice(name)[begin:end].clone()
+
+        _assign(job, local_of)
+
+
+def mmap_views(job):
+    names, opened = weight_map(job.source), {}
+    for path in files_of(job.source):
+        with open(path, "rb") as file:
+            data = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0))
+        size = int.from_bytes(data[:8], "little")
+        opened[path.name] = (data, 8 + size, json.loads(data[8:8 + size]))
+        job.keep.append(data)
+
+    def local_of(name, parameter):
+        data, base, header = opened[names[name]]
+        begin, end = _rows(parameter)
+        if begin == end:
+            return torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype)
+        row = parameter[0:1].numel() if parameter.ndim == 0 else int(
+            torch.Size(parameter.shape[1:]).numel())
+        at = base + header[name]["data_offsets"][0] + begin * row * 2
+        flat = torch.frombuffer(data, dtype=parameter.dtype, count=(end - begin) * row, offset=at)
+        return flat.view(end - begin, *parameter.shape[1:])
+
+    _assign(job, local_of)
+
+
+def _ckptd(job, **options):
+    import ckptd.torch
+    import model as llama
+
+    def buffers(module, names):
+        rotary = module.model.rotary_emb
+        rotary.inv_freq = llama.inverse_frequencies(rotary.head_size)
+
+    result = ckptd.torch.load_into(job.model, job.source, timeout=120, init_buffers=buffers, **options)
+    assert not result.copied, result.copied
+    job.keep.append(result)
+
+
+def ckptd_digests(job):
+    _ckptd(job)
+
+
+def ckptd_no_digests(job):
+    _ckptd(job, digest=False)
+
+
+def save_for_dcp(job):
+    """Not a contender: writes what the dcp.load ones read."""
+    import torch.distributed.checkpoint as dcp
+
+    slice_and_clone(job)
+    dcp.save(job.model.state_dict(), checkpoint_id=str(job.saved))
+
+
+SAVE = "save for dcp.load"
+CONTENDERS = {
+    SAVE: save_for_dcp,
+    "ckptd, digests off": ckptd_no_digests,
+    "ckptd, digests on": ckptd_digests,
+    "ckptd, re-attach": ckptd_no_digests,
+    "accelerate fsdp2_load_full_state_dict": accelerate,
+    "torch set_model_state_dict, broadcast": torch_broadcast,
+    "dcp.load, same layout": dcp_same,
+    "dcp.load, resharded": dcp_resharded,
+    "DCP Hugging Face reader": dcp_hugging_face,
+    "safetensors get_slice + clone": slice_and_clone,
+    "mmap views": mmap_views,
+}
+OURS = [name for name in CONTENDERS if name.startswith("ckptd")]
+RIVALS = [name for name in CONTENDERS if name not in (*OURS, SAVE)]
+COLD = ["ckptd, digests off", "safetensors get_slice + clone", "mmap views"]
+
+
+def drop_from_page_cache(paths):
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)

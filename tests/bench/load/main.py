@@ -1,0 +1,138 @@
+"""How fast ckptd loads, beside what else a user would pick and beside what the machine can do.
+
+    tests/bench/run --bytes 1.6GB --ranks 4 --rounds 5
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import platform
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path[:0] = [str(HERE), str(ROOT / "deploy/main_job")]
+
+import main_job  # noqa: E402
+import make_checkpoint  # noqa: E402
+
+import contenders  # noqa: E402
+import fixed  # noqa: E402
+import report  # noqa: E402
+import rounds  # noqa: E402
+
+
+def say(text):
+    print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, end="" if sys.stderr.isatty() else "\n",
+          file=sys.stderr, flush=True)
+
+
+def starter(binaries, folder):
+    """start(ranks, arena bytes) -> running daemons as a context, with sockets of their own."""
+
+    @contextlib.contextmanager
+    def start(ranks, arena):
+        run_dir = folder / "run"
+        run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        daemons = main_job.Daemons(binaries, run_dir, ranks, arena)
+        try:
+            yield daemons
+        finally:
+            daemons.stop()
+
+    return start
+
+
+def dcp_checkpoint(start, folder, source, nbytes, ranks):
+    """What `dcp.load` reads: saved by `ranks` ranks, once."""
+    path = folder / f"dcp-{nbytes}-{ranks}"
+    if not (path / ".metadata").exists():
+        say(f"saving a DCP checkpoint from {ranks} ranks")
+        with start(ranks, 0) as daemons:
+            rounds.Bench(daemons, source, path, path, nbytes, ranks).run_ranks(contenders.SAVE, False)
+    return path
+
+
+def measure_loads(options, start, result):
+    source = options.directory / f"llama-{options.bytes}"
+    nbytes = make_checkpoint.make(source, options.bytes)
+    ranks = options.ranks
+    saved = dcp_checkpoint(start, options.directory, source, options.bytes, ranks)
+    elsewhere = dcp_checkpoint(start, options.directory, source, options.bytes, 2 if ranks != 2 else 4)
+    arena = nbytes // ranks * 21 // 20 + (4 << 20)
+    with start(ranks, arena) as daemons:
+        bench = rounds.Bench(daemons, source, saved, elsewhere, options.bytes, ranks)
+        for path in (*contenders.files_of(source), *saved.iterdir(), *elsewhere.iterdir()):
+            rounds.warm_up([path])
+        names = [n for n in (*contenders.OURS, *contenders.RIVALS) if options.only in n]
+        result["warm"] = rounds.run(bench, names, options.rounds, rounds.WARM_FLOOR, False, say)
+        bench.forget()
+        bench.run_ranks("ckptd, digests off", False)
+        result["progress"] = bench.resident()[0]["progress"]
+        if options.cold:
+            result["cold"] = rounds.run(bench, contenders.COLD, options.rounds, rounds.COLD_FLOOR, True, say)
+    result["bytes"] = nbytes
+
+
+def show(options, result):
+    print(f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores, "
+          f"{result['bytes'] / 1e9:.2f} GB in bf16, {options.ranks} ranks; from a common start to the slowest rank's "
+          f"touched parameters;\nmedian and range of {options.rounds} rounds, a fresh process per rank and sample, "
+          "bytes compared on each rank")
+    for kind in ("warm", "cold"):
+        if kind in result:
+            print(f"\n{kind} page cache")
+            for name, samples in result[kind].items():
+                print(report.row(name, samples))
+    table = report.Table()
+    if not options.only:
+        report.warm(table, result["warm"], result["bytes"], options.ranks)
+        report.counted(table, result["progress"], result["bytes"], options.ranks)
+        if "cold" in result:
+            report.cold(table, result["cold"])
+    if "attached" in result:
+        report.fixed(table, result["attached"], result["plans"], result["idle"], result["start_up"])
+    print(f"\nwhat is to be reached\n{table.text()}")
+    result["table"] = table.lines
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="tests/bench/run", description=__doc__.splitlines()[0])
+    parser.add_argument("--bytes", type=make_checkpoint.parse_bytes, default=1_600_000_000,
+                        help="size of the checkpoint (default 1.6GB)")
+    parser.add_argument("--ranks", type=int, default=4, help="daemons and trainers (default 4)")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default 5); one more is dropped")
+    parser.add_argument("--only", default="", metavar="TEXT", help="just the loaders whose names contain TEXT")
+    parser.add_argument("--no-cold", dest="cold", action="store_false", help="leave the cold loads out")
+    parser.add_argument("--no-fixed", dest="fixed", action="store_false",
+                        help="leave out what does not come from bytes: attach, plan, start-up")
+    parser.add_argument("--directory", type=pathlib.Path, default=ROOT / "build" / "bench",
+                        help="where checkpoints go; cold loads measure its disk")
+    parser.add_argument("--json", type=pathlib.Path, help="write all samples here")
+    parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "bin", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.directory = options.directory.resolve()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    start = starter(options.binaries, options.directory)
+    result = {}
+    try:
+        measure_loads(options, start, result)
+        if options.fixed and not options.only:
+            result["attached"] = fixed.attach_all(start, options.directory, options.rounds, say)
+            result["plans"] = fixed.plan(options.binaries)
+            result["idle"] = fixed.idle(start)
+            result["start_up"] = fixed.start_up(options.binaries, start)
+    except main_job.Failure as failure:
+        sys.exit(f"bench: {failure}")
+    except KeyboardInterrupt:
+        sys.exit("bench: interrupted; everything it started has been stopped")
+    say("")
+    show(options, result)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1, default=str))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The figures as a table against what is to be reached, and as JSON."""
+
+import statistics
+
+from rounds import COLD_FLOOR, WARM_FLOOR
+
+
+def median(samples):
+    return statistics.median(sample["seconds"] for sample in samples)
+
+
+def row(name, samples):
+    seconds = sorted(sample["seconds"] for sample in samples)
+    return f"  {name:42} {statistics.median(seconds):8.3f} s   {seconds[0]:.3f} - {seconds[-1]:.3f}"
+
+
+class Table:
+    """Lines of (what, value, what it should be, whether it is)."""
+
+    def __init__(self):
+        self.lines = []
+
+    def at_least(self, what, value, target, unit="x"):
+        self.lines.append((what, f"{value:.2f} {unit}", f">= {target} {unit}", value >= target))
+
+    def at_most(self, what, value, target, unit):
+        self.lines.append((what, f"{value:.3g} {unit}", f"<= {target} {unit}", value <= target))
+
+    def plain(self, what, value):
+        self.lines.append((what, value, "", None))
+
+    def text(self):
+        verdict = {True: "reached", False: "MISSED", None: ""}
+        return "\n".join(f"  {what:58} {value:>14} {target:>14}  {verdict[fine]}".rstrip()
+                         for what, value, target, fine in self.lines)
+
+
+def warm(table, found, nbytes, ranks):
+    floor, off, on = (median(found[n]) for n in (WARM_FLOOR, "ckptd, digests off", "ckptd, digests on"))
+    table.at_least("warm load vs floor, digests off", floor / off, 1.0)
+    table.at_least("warm load vs floor, digests on", floor / on, 0.8)
+    for name, off_target, on_target in (
+        ("accelerate fsdp2_load_full_state_dict", 22, 17),
+        ("torch set_model_state_dict, broadcast", 17, 14),
+        ("dcp.load, same layout", 4, None),
+        ("dcp.load, resharded", 6.5, None),
+        ("DCP Hugging Face reader", 2.5, None),
+        ("safetensors get_slice + clone", 2, None),
+    ):
+        table.at_least(f"vs {name}, digests off", median(found[name]) / off, off_target)
+        if on_target:
+            table.at_least(f"vs {name}, digests on", median(found[name]) / on, on_target)
+    views = median(found["mmap views"])
+    table.plain("vs mmap views, first load", f"{views / off:.2f} x")
+    table.at_least("vs mmap views, re-attach", views / median(found["ckptd, re-attach"]), 3)
+    shared = [daemon_and_trainers(sample) for sample in found["ckptd, digests off"]]
+    table.at_most("shared memory of daemons and trainers / S", statistics.median(shared) / nbytes, 1.05, "S")
+
+
+def daemon_and_trainers(sample):
+    """Trainers' proportional shared memory, and private copies they made of it."""
+    return sum(after for rank in sample["memory"] for _, after in [rank["shmem"]]) + \
+        sample.get("daemon_shmem", 0)
+
+
+def cold(table, found):
+    floor, ours = median(found[COLD_FLOOR]), median(found["ckptd, digests off"])
+    table.at_least("cold load vs raw O_DIRECT read", floor / ours, 0.8)
+
+
+def counted(table, progress, nbytes, ranks):
+    table.at_most("storage bytes read / S", int(progress["storage_bytes"]) / nbytes, 1.0, "S")
+    table.at_most("bytes sent to other ranks / S", int(progress["sent_bytes"]) / nbytes,
+                  round((ranks - 1) / ranks, 3), "S")
+
+
+def fixed(table, attached, plans, idle, start_up):
+    small, large = (attached[f"attach, 300 tensors of {size}"][0] for size in ("31 MB", "1.7 GB"))
+    table.at_most("attach, 300 tensors of 31 MB, fresh process", small * 1e3, 5, "ms")
+    table.at_most("attach, 300 tensors of 1.7 GB, fresh process", large * 1e3, 5, "ms")
+    for name, target in (("attach, 19,000 tensors", 60), ("load_into, 19,000 parameters", 300),
+                         ("load_into, 291 parameters", 10)):
+        first, later = attached[name]
+        table.at_most(f"{name}, fresh process", first * 1e3, target, "ms")
+        table.plain(f"{name}, later calls", f"{later * 1e3:.3g} ms")
+    last = plans[-1]
+    table.at_most(f"plan of {last['tensors']:,} tensors x 1,024 ranks ({last['ranks']} ranks measured)",
+                  last["seconds_per_rank"] * 1024, 1, "s")
+    table.plain("plan of one rank of it", f"{last['seconds_per_rank'] * 1e3:.3g} ms")
+    if idle[0] is not None:
+        table.at_most("idle daemon beyond its arena", idle[0] / 1e6, 60, "MB")
+    table.at_most("idle daemon, share of a core", idle[1] * 100, 0.5, "%")
+    table.at_most("import ckptd", start_up["import ckptd"] * 1e3, 30, "ms")
+    table.at_most("daemon ready, without arena", start_up["daemon ready"] * 1e3, 200, "ms")
+    for verb in ("ckptctl version", "ckptctl info"):
+        table.at_most(verb, start_up[verb] * 1e3, 50, "ms")

@@ -1,0 +1,156 @@
+"""Runs samples: fresh processes each, contenders interleaved, the first round dropped."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import contenders
+
+HERE = pathlib.Path(__file__).resolve().parent
+PATIENCE = 300
+WARM_FLOOR, COLD_FLOOR = "floor: pread into faulted memory", "floor: raw O_DIRECT read"
+
+
+class Bench:
+    """A checkpoint, the daemons of `ranks` ranks, and the samples taken with them."""
+
+    def __init__(self, daemons, source, saved, saved_elsewhere, nbytes, ranks):
+        self.daemons, self.source, self.nbytes, self.ranks = daemons, source, nbytes, ranks
+        self.saved, self.saved_elsewhere = saved, saved_elsewhere
+        self.files = contenders.files_of(source)
+
+    def floor(self, kind):
+        answer = subprocess.run([sys.executable, str(HERE / "floors.py"), kind, *map(str, self.files)],
+                                capture_output=True, text=True, timeout=PATIENCE, check=True)
+        return {"seconds": float(answer.stdout)}
+
+    def resident(self):
+        return [c for c in self.daemons.json("list")["checkpoints"] if c["state"] == "ACTIVE"]
+
+    def forget(self):
+        """Unloads everything and waits until the arenas are whole again."""
+        for checkpoint in self.resident():
+            for rank in range(self.ranks):
+                self.daemons.ctl("--rank", str(rank), "unload", checkpoint["name"], "--force")
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            memory = [self.daemons.info(rank)["memory"] for rank in range(self.ranks)]
+            if all(m["arena_bytes"] >= m["arena_target_bytes"] and m["used_bytes"] == 0 for m in memory):
+                return
+            time.sleep(0.05)
+        raise SystemExit(f"bench: the arenas were not whole again after {PATIENCE} s")
+
+    def sample(self, contender, check=False, cold=False):
+        if contender == "ckptd, re-attach":
+            if not self.resident():
+                self.run_ranks("ckptd, digests off", False)
+        elif contender in contenders.OURS:
+            self.forget()
+        if cold:
+            contenders.drop_from_page_cache(self.files)
+        return self.run_ranks(contender, check)
+
+    def run_ranks(self, contender, check):
+        with tempfile.TemporaryDirectory() as folder:
+            spec = pathlib.Path(folder, "spec.json")
+            spec.write_text(json.dumps({
+                "contender": contender, "ranks": self.ranks, "bytes": self.nbytes, "check": check,
+                "folder": folder, "store": str(pathlib.Path(folder, "store")), "source": str(self.source),
+                "saved": str(self.saved), "saved_elsewhere": str(self.saved_elsewhere)}))
+            processes = []
+            try:
+                for rank in range(self.ranks):
+                    environment = {**self.daemons.environment, "RANK": str(rank), "LOCAL_RANK": str(rank),
+                                   "WORLD_SIZE": str(self.ranks), "OMP_NUM_THREADS": "1"}
+                    with open(pathlib.Path(folder, f"log-{rank}"), "wb") as log:
+                        processes.append(subprocess.Popen([sys.executable, str(HERE / "sample.py"), str(spec),
+                                                           str(rank)], env=environment, stdin=subprocess.PIPE,
+                                                          stdout=log, stderr=log))
+                return self._results(folder, contender, processes)
+            finally:
+                for process in processes:
+                    process.kill()
+                    process.wait()
+
+    def _results(self, folder, contender, processes):
+        files = [pathlib.Path(folder, f"rank-{rank}.json") for rank in range(self.ranks)]
+        deadline = time.monotonic() + PATIENCE
+        while not all(file.exists() for file in files):
+            for rank, process in enumerate(processes):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log = pathlib.Path(folder, f"log-{rank}").read_text()[-3000:]
+                    raise SystemExit(f"bench: {contender}: rank {rank} did not finish:\n{log}")
+            time.sleep(0.02)
+        ranks = [json.loads(file.read_text()) for file in files]
+        slowest = max(ranks, key=lambda r: r["touched"])
+        return {
+            "seconds": slowest["touched"],
+            "loaded": max(r["loaded"] for r in ranks),
+            "stages": slowest.get("stages"),
+            "memory": [r["memory"] for r in ranks],
+            "checksums": [r.get("checksums") for r in ranks],
+        }
+
+
+def check_bytes(samples):
+    """Every contender put the same bytes on every rank; what the slices of the files are."""
+    expected = samples["safetensors get_slice + clone"]["checksums"]
+    for name, sample in samples.items():
+        if sample.get("checksums") and sample["checksums"] != expected:
+            rank = next(r for r, sums in enumerate(expected) if sample["checksums"][r] != sums)
+            wrong = [k for k, v in expected[rank].items() if sample["checksums"][rank].get(k) != v]
+            raise SystemExit(f"bench: {name} put other bytes on rank {rank}: {wrong[:3]}")
+
+
+def run(bench, names, rounds, floor, cold, say):
+    """name -> samples of `rounds` rounds, after one that is dropped but has its bytes compared."""
+    found = {name: [] for name in (floor, *names)}
+    for number in range(rounds + 1):
+        first = {}
+        for name in found:
+            say(f"round {number}/{rounds}  {name}")
+            if name == floor:
+                if cold:
+                    contenders.drop_from_page_cache(bench.files)
+                sample = bench.floor("cold" if cold else "warm")
+            else:
+                sample = bench.sample(name, check=number == 0, cold=cold)
+            if number == 0:
+                first[name] = sample
+            else:
+                sample.pop("checksums", None)
+                found[name].append(sample)
+        if first:
+            check_bytes(first)
+    return found
+
+
+def warm_up(paths):
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            while file.read(16 << 20):
+                pass
+
+
+def daemon_memory(daemons, ranks):
+    """Proportional bytes of the daemons; None where this user may not look."""
+    totals = {"shmem": 0, "anon": 0, "rss": 0}
+    for rank in range(ranks):
+        try:
+            lines = open(f"/proc/{daemons.info(rank)['pid']}/smaps_rollup").read().splitlines()
+        except OSError:
+            return None
+        for line in lines:
+            for key, label in (("shmem", "Pss_Shmem:"), ("anon", "Pss_Anon:"), ("rss", "Rss:")):
+                if line.startswith(label):
+                    totals[key] += int(line.split()[1]) * 1024
+    return totals
+
+
+def cpu_seconds(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,117 @@
+"""One rank of one sample: python sample.py SPEC.json RANK. Writes FOLDER/rank-RANK.json.
+
+Started fresh for every sample. The clock runs from one moment that all ranks
+agree on, when each has its model sharded and on meta, to the moment this rank has
+touched every page of its parameters.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import time
+import zlib
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[2] / "deploy/main_job")]
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+
+import contenders  # noqa: E402
+import model as llama  # noqa: E402
+
+PAGE = 4096
+
+
+def build(nbytes):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    with torch.device("meta"):
+        model = llama.Decoder(llama.Shape.of_bytes(nbytes)).to(torch.bfloat16)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+class Stripped(torch.nn.Module):
+    """Names as in the checkpoint: everything below `model`."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.model = inner
+
+
+def together():
+    """A moment shortly ahead, the same on every rank (one host: one clock)."""
+    start = torch.tensor([time.monotonic() + 0.05], dtype=torch.float64)
+    dist.broadcast(start, 0)
+    dist.barrier()
+    while time.monotonic() < start.item():
+        pass
+    return start.item()
+
+
+def touch(model):
+    total = 0
+    for parameter in model.parameters():
+        local = parameter.to_local().reshape(-1)
+        if local.numel():
+            total += int(local.view(torch.uint8)[::PAGE].sum())
+    return total
+
+
+def checksums(model):
+    sums = {}
+    for name, parameter in model.named_parameters():
+        local = parameter.to_local().contiguous().reshape(-1)
+        data = local.view(torch.uint8).numpy() if local.numel() else b""
+        sums[name] = [list(parameter.to_local().shape), zlib.crc32(data)]
+    return sums
+
+
+def memory():
+    """Proportional bytes of this process: shared memory and private."""
+    found = {"shmem": 0, "anon": 0, "file": 0}
+    for line in open("/proc/self/smaps_rollup"):
+        for key, label in (("shmem", "Pss_Shmem:"), ("anon", "Pss_Anon:"), ("file", "Pss_File:")):
+            if line.startswith(label):
+                found[key] = int(line.split()[1]) * 1024
+    return found
+
+
+def main(spec_path, rank):
+    spec = json.loads(pathlib.Path(spec_path).read_text())
+    torch.set_num_threads(1)
+    store = dist.FileStore(spec["store"], spec["ranks"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=spec["ranks"])
+    model = Stripped(build(spec["bytes"]))
+    job = contenders.Job(model, *(pathlib.Path(spec[k]) for k in ("source", "saved", "saved_elsewhere")))
+    if spec["contender"] in contenders.OURS:
+        import ckptd.torch  # noqa: F401  every contender's modules are imported beforehand
+        import grpc  # noqa: F401
+    elif spec["contender"].startswith("accelerate"):
+        import accelerate.utils.fsdp_utils  # noqa: F401
+    before = memory()
+    start = together()
+    contenders.CONTENDERS[spec["contender"]](job)
+    loaded = time.monotonic() - start
+    touch(model)
+    result = {"loaded": loaded, "touched": time.monotonic() - start}
+    dist.barrier()
+    result["memory"] = {key: [before[key], value] for key, value in memory().items()}
+    dist.barrier()
+    if spec["check"]:
+        result["checksums"] = checksums(model)
+    if job.keep and hasattr(job.keep[0], "seconds"):
+        result["stages"] = job.keep[0].seconds
+    written = pathlib.Path(spec["folder"], f"rank-{rank}.part")
+    written.write_text(json.dumps(result))
+    written.rename(written.with_suffix(".json"))
+    sys.stdin.read()  # the first to leave would break the others' last barrier
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
