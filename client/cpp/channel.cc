@@ -15,6 +15,10 @@ namespace {
 
 // Error details travel as metadata; the default of 8 KiB cuts long lists off.
 constexpr int kMaxMetadataBytes = 256 << 10;
+// A daemon that stands still keeps its connection open: while calls are in flight
+// it is asked for a sign of life, and the connection ended without one.
+constexpr int kKeepaliveTimeMs = 5000;
+constexpr int kKeepaliveTimeoutMs = 2000;
 
 absl::Status Unreachable(absl::StatusCode code, const Address& address, std::string_view why) {
   return MakeError(code, reason::kDaemonUnreachable,
@@ -49,6 +53,9 @@ absl::StatusOr<Connection> OpenConnection(const Address& address, const ConnectO
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // A connection of our own, so that its end is the end of the socket.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   Connection connection;

@@ -295,4 +295,22 @@ void Catalog::FailAllLoading(const absl::Status& why) {
   for (const std::string& name : names) Fail(name, why);
 }
 
+void Catalog::FailForgotten(const std::set<std::string>& known, uint64_t since) {
+  std::vector<std::string> names;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [name, entry] : entries_) {
+      const bool loading = entry.info.state == CheckpointState::kLoading;
+      if (loading && entry.generation <= since && known.count(name) == 0) names.push_back(name);
+    }
+  }
+  for (const std::string& name : names) {
+    Fail(name, MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
+                         fmt::format("loading {}: rank 0 has given this load up and could not "
+                                     "tell this rank why; load again",
+                                     name),
+                         {{"rank", "0"}}));
+  }
+}
+
 }  // namespace ckptd

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,9 @@ class Catalog {
   // A name that is not known yet is remembered for Begin.
   void Fail(const std::string& name, const absl::Status& why);
   void FailAllLoading(const absl::Status& why);
+  // Those that were begun up to the moment `since` and are not in `known`: what
+  // the leader no longer runs, it will not end either.
+  void FailForgotten(const std::set<std::string>& known, uint64_t since);
   // ACTIVE -> TAKEN: a client owns the memory.
   void MarkTaken(const std::string& name, uint64_t generation);
 

@@ -1,5 +1,6 @@
 #include "server/core/coordinator.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -121,6 +122,15 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(uint32_t rank,
     progress.waiting_ranks = waiting.waiting;
     reply.loads.emplace_back(waiting.name, progress);
   }
+  // Complete, so that a member can tell which of its loads nobody runs any more:
+  // those that this rank does not see before it prepares them, too.
+  for (const std::string& name : rounds_.Running()) {
+    Progress progress;
+    progress.stage = Stage::kQueued;
+    const bool told = std::any_of(reply.loads.begin(), reply.loads.end(),
+                                  [&name](const auto& load) { return load.first == name; });
+    if (!told) reply.loads.emplace_back(name, progress);
+  }
   return reply;
 }
 
@@ -173,14 +183,16 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
                          load, *session)
                   .Run();
   } else {
-    AbortEverywhere(load.name,
-                    MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
-                              fmt::format("loading {}: rank {} left the group before the load "
-                                          "began; load again",
-                                          load.request.source,
-                                          fmt::join(parts_.membership.MissingRanks(), ", "))));
+    outcome.status = MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
+                               fmt::format("loading {}: rank {} left the group before the load "
+                                           "began; load again",
+                                           load.request.source,
+                                           fmt::join(parts_.membership.MissingRanks(), ", ")));
   }
   rounds_.Finished(load.name, outcome);
+  // Who joined the group, or this round, while the load was being given up does
+  // not know it yet; from here on nobody can be given its name any more.
+  if (!outcome.status.ok()) AbortEverywhere(load.name, outcome.status);
 }
 
 void Coordinator::FailExpired() {

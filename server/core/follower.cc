@@ -1,6 +1,7 @@
 #include "server/core/follower.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -14,6 +15,7 @@ namespace ckptd {
 namespace {
 
 constexpr std::chrono::seconds kJoinDeadline{3};
+constexpr std::chrono::seconds kProposeDeadline{8};
 constexpr std::chrono::milliseconds kFirstRetry{50};
 constexpr std::chrono::seconds kLastRetry{1};
 
@@ -46,11 +48,9 @@ bool Follower::WaitReady(Deadline deadline) const {
   return state_.joined && state_.missing_ranks.empty();
 }
 
-bool Follower::NoteEpoch(uint64_t epoch) {
+bool Follower::IsCurrent(uint64_t epoch) const {
   MutexLock lock(mutex_);
-  if (epoch < state_.epoch) return false;
-  state_.epoch = epoch;
-  return true;
+  return epoch >= state_.epoch;
 }
 
 absl::StatusOr<std::string> Follower::Propose(const LoadRequest& request, Deadline deadline) {
@@ -67,7 +67,9 @@ absl::StatusOr<std::string> Follower::Propose(const LoadRequest& request, Deadli
                        {{"ranks", "0"}});
     }
   }
-  return parts_.leader->Propose(identity_.rank, identity_.incarnation, request, deadline);
+  // A leader that stands still is not waited for as long as one that is still to come.
+  return parts_.leader->Propose(identity_.rank, identity_.incarnation, request,
+                                std::min(deadline, Clock::now() + kProposeDeadline));
 }
 
 bool Follower::Pause(std::chrono::nanoseconds duration) {
@@ -130,6 +132,7 @@ bool Follower::Join() {
 
 bool Follower::Beat() {
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
+  const uint64_t since = parts_.catalog.Tick();
   auto reply = parts_.leader->Heartbeat(identity_.rank, identity_.incarnation, deadline);
   if (!reply.ok()) {
     const bool forgotten = reply.status().code() == absl::StatusCode::kNotFound;
@@ -138,10 +141,13 @@ bool Follower::Beat() {
     return false;
   }
   last_answer_ = Clock::now();
+  std::set<std::string> known;
   for (const auto& [name, progress] : reply->loads) {
+    known.insert(name);
     // The transfer itself reports more often, through Execute.
     if (progress.stage < Stage::kTransferring) parts_.catalog.UpdateProgress(name, progress);
   }
+  parts_.catalog.FailForgotten(known, since);
   MutexLock lock(mutex_);
   state_.epoch = std::max(state_.epoch, reply->epoch);
   state_.missing_ranks = reply->missing_ranks;
@@ -154,6 +160,8 @@ void Follower::LoseLeader(const std::string& why) {
   parts_.catalog.FailAllLoading(RankLost(0, why));
   MutexLock lock(mutex_);
   state_.joined = false;
+  // Its calls that are still on their way belong to the past.
+  ++state_.epoch;
   state_.detail = "rank 0 was lost: " + why;
 }
 

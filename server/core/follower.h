@@ -39,8 +39,9 @@ class Follower {
   State state() const;
   // True once the group is complete.
   bool WaitReady(Deadline deadline) const;
-  // Notes an epoch the leader used in a call. False when it is an old one.
-  bool NoteEpoch(uint64_t epoch);
+  // Whether a call of that epoch is one of the group as we know it. Only the
+  // leader's own answers move our epoch: anybody can reach the port.
+  bool IsCurrent(uint64_t epoch) const;
   absl::StatusOr<std::string> Propose(const LoadRequest& request, Deadline deadline);
   void Stop();
 

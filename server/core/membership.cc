@@ -139,14 +139,19 @@ std::vector<uint32_t> Membership::DropSilent() {
 }
 
 void Membership::Drop(uint32_t rank, const std::string& incarnation, const std::string& why) {
-  std::shared_ptr<MemberLink> dropped;  // destroyed after the lock
-  MutexLock lock(mutex_);
-  Member& member = members_[rank];
-  if (rank == 0 || !member.state.joined || member.state.identity.incarnation != incarnation) return;
-  member.state.joined = false;
-  dropped = std::move(member.link);
-  StartEpoch(RankLost(rank, why));
-  Log(LogLevel::kWarn, "rank {} lost: {}, epoch {}", rank, why, epoch_);
+  std::shared_ptr<MemberLink> dropped;
+  {
+    MutexLock lock(mutex_);
+    Member& member = members_[rank];
+    if (rank == 0 || !member.state.joined || member.state.identity.incarnation != incarnation) {
+      return;
+    }
+    member.state.joined = false;
+    dropped = std::move(member.link);
+    StartEpoch(RankLost(rank, why));
+    Log(LogLevel::kWarn, "rank {} lost: {}, epoch {}", rank, why, epoch_);
+  }
+  dropped->Close(why);
 }
 
 void Membership::StartEpoch(absl::Status why) {

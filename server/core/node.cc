@@ -234,7 +234,7 @@ bool Node::WaitReady(Deadline deadline) const {
 }
 
 absl::Status Node::CheckGroupEpoch(uint64_t epoch) {
-  if (follower_ == nullptr || follower_->NoteEpoch(epoch)) return absl::OkStatus();
+  if (follower_ == nullptr || follower_->IsCurrent(epoch)) return absl::OkStatus();
   return MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
                    fmt::format("a call of epoch {} reached rank {} after a newer one; load again",
                                epoch, options_.identity.rank));

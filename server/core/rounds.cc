@@ -113,6 +113,15 @@ std::vector<Rounds::Expired> Rounds::Waiting() const {
   return waiting;
 }
 
+std::vector<std::string> Rounds::Running() const {
+  MutexLock lock(mutex_);
+  std::vector<std::string> running;
+  for (const auto& [name, round] : rounds_) {
+    if (round.running) running.push_back(name);
+  }
+  return running;
+}
+
 std::optional<Deadline> Rounds::NextDeadline() const {
   MutexLock lock(mutex_);
   std::optional<Deadline> next;

@@ -66,6 +66,8 @@ class Rounds {
   std::vector<Expired> TakeExpired(Clock::time_point now);
   // Open rounds and the ranks they wait for.
   std::vector<Expired> Waiting() const;
+  // Names of the rounds that were taken to run and have not finished.
+  std::vector<std::string> Running() const;
   // Earliest deadline of an open round.
   std::optional<Deadline> NextDeadline() const;
 

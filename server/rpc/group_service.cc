@@ -16,6 +16,8 @@ namespace ckptd {
 namespace {
 
 constexpr std::chrono::minutes kLongestCall{10};
+// How long after a broken transfer stream the leader may take to say why.
+constexpr std::chrono::seconds kAbortPatience{3};
 
 }  // namespace
 
@@ -126,7 +128,9 @@ grpc::Status GroupServiceImpl::Execute(grpc::ServerContext* context,
   }
   const absl::Status status = cleared.get();
   if (finished) return ToGrpc(status);
-  // The leader aborts with its reason where it can; a broken stream is one, too.
+  // The leader drops its streams, then aborts with the reason, which may be another
+  // rank; only where nothing comes is the leader itself the one that was lost.
+  (*node)->catalog().WatchEnd(name, Clock::now() + kAbortPatience);
   (*node)->LeaderLost(name);
   return grpc::Status::CANCELLED;
 }

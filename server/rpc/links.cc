@@ -3,11 +3,13 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "ckptd/v1/group_service.grpc.pb.h"
+#include "common/base/mutex.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/rpc/convert.h"
@@ -49,17 +51,69 @@ absl::Status Explain(const grpc::Status& status, uint32_t rank, const std::strin
                    {{"rank", std::to_string(rank)}});
 }
 
+// The calls in flight to one member. Thread-safe.
+class OpenCalls {
+ public:
+  void Add(grpc::ClientContext& context) {
+    MutexLock lock(mutex_);
+    if (closed_) context.TryCancel();  // also before the call has begun
+    contexts_.insert(&context);
+  }
+  void Remove(grpc::ClientContext& context) {
+    MutexLock lock(mutex_);
+    contexts_.erase(&context);
+  }
+  void Close(const std::string& why) {
+    MutexLock lock(mutex_);
+    if (!closed_) why_ = why;
+    closed_ = true;
+    for (grpc::ClientContext* context : contexts_) context->TryCancel();
+  }
+  // What a call ended with, the reason of Close in place of a bare CANCELLED.
+  grpc::Status Reworded(const grpc::Status& status) const {
+    MutexLock lock(mutex_);
+    if (!closed_ || status.error_code() != grpc::StatusCode::CANCELLED) return status;
+    return {grpc::StatusCode::CANCELLED, why_};
+  }
+
+ private:
+  mutable Mutex mutex_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string why_ ABSL_GUARDED_BY(mutex_);
+  std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The context of one call, listed in `calls` for as long as it lives.
+class ListedContext {
+ public:
+  ListedContext(std::shared_ptr<OpenCalls> calls, Deadline deadline) : calls_(std::move(calls)) {
+    context_.set_deadline(WallDeadline(deadline));
+    calls_->Add(context_);
+  }
+  ~ListedContext() { calls_->Remove(context_); }
+  ListedContext(const ListedContext&) = delete;
+  ListedContext& operator=(const ListedContext&) = delete;
+
+  grpc::ClientContext* get() { return &context_; }
+  absl::Status Explained(const grpc::Status& status, uint32_t rank, const std::string& doing) {
+    return Explain(calls_->Reworded(status), rank, doing);
+  }
+
+ private:
+  const std::shared_ptr<OpenCalls> calls_;
+  grpc::ClientContext context_;
+};
+
 class GrpcExecuteStream final : public ExecuteStream {
  public:
-  GrpcExecuteStream(v1::GroupService::Stub& stub, uint32_t rank, uint64_t epoch, std::string name,
-                    Deadline deadline)
-      : rank_(rank), epoch_(epoch), name_(std::move(name)) {
-    context_.set_deadline(WallDeadline(deadline));
-    writer_ = stub.Execute(&context_, &response_);
+  GrpcExecuteStream(v1::GroupService::Stub& stub, std::shared_ptr<OpenCalls> calls, uint32_t rank,
+                    uint64_t epoch, std::string name, Deadline deadline)
+      : rank_(rank), epoch_(epoch), name_(std::move(name)), context_(std::move(calls), deadline) {
+    writer_ = stub.Execute(context_.get(), &response_);
   }
   ~GrpcExecuteStream() override {
     if (ended_) return;
-    context_.TryCancel();
+    context_.get()->TryCancel();
     writer_->Finish();
   }
 
@@ -75,7 +129,7 @@ class GrpcExecuteStream final : public ExecuteStream {
     message.set_finished(true);
     if (writer_->Write(message)) writer_->WritesDone();
     ended_ = true;
-    ended_status_ = Explain(writer_->Finish(), rank_, "transferring " + name_);
+    ended_status_ = context_.Explained(writer_->Finish(), rank_, "transferring " + name_);
     return ended_status_;
   }
 
@@ -90,7 +144,7 @@ class GrpcExecuteStream final : public ExecuteStream {
   const uint32_t rank_;
   const uint64_t epoch_;
   const std::string name_;
-  grpc::ClientContext context_;
+  ListedContext context_;
   v1::ExecuteResponse response_;
   std::unique_ptr<grpc::ClientWriter<v1::ExecuteRequest>> writer_;
   bool ended_ = false;
@@ -111,8 +165,8 @@ class GrpcMemberLink final : public MemberLink {
 
   absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(uint64_t epoch, const std::string& name,
                                                          Deadline deadline) override {
-    auto stream =
-        std::make_unique<GrpcExecuteStream>(*stub_, member_.rank, epoch, name, deadline);
+    auto stream = std::make_unique<GrpcExecuteStream>(*stub_, calls_, member_.rank, epoch, name,
+                                                      deadline);
     if (!stream->Send({})) return stream->Finish();
     return stream;
   }
@@ -145,16 +199,19 @@ class GrpcMemberLink final : public MemberLink {
                      fmt::format("probing rank {}: another process answers", member_.rank));
   }
 
+  void Close(const std::string& why) override { calls_->Close(why); }
+
  private:
   template <typename Method, typename Request, typename Response>
   absl::Status Call(Method method, const Request& request, Response& response, Deadline deadline,
                     const std::string& doing) {
-    grpc::ClientContext context;
-    context.set_deadline(WallDeadline(deadline));
-    return Explain((stub_.get()->*method)(&context, request, &response), member_.rank, doing);
+    ListedContext context(calls_, deadline);
+    return context.Explained((stub_.get()->*method)(context.get(), request, &response),
+                             member_.rank, doing);
   }
 
   const MemberIdentity member_;
+  const std::shared_ptr<OpenCalls> calls_ = std::make_shared<OpenCalls>();
   std::unique_ptr<v1::GroupService::Stub> stub_;
 };
 

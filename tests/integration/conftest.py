@@ -18,6 +18,19 @@ def pytest_collection_modifyitems(items):
         pytest.exit(f"there is no {BINARIES}/ckptd; run deploy/setup --build first", returncode=3)
 
 
+def pytest_terminal_summary(terminalreporter):
+    """The table of what became of loads in which something died: tests record rows as "fault"."""
+    rows = [value for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+            if report.when == "call" for name, value in report.user_properties if name == "fault"]
+    if not rows:
+        return
+    terminalreporter.section("stage x process x outcome")
+    line = "{:<14}{:<22}{:<10}{:<40}{}"
+    terminalreporter.line(line.format("stage", "process", "was", "clients heard", "longest wait"))
+    for stage, who, what, heard, longest in rows:
+        terminalreporter.line(line.format(stage, who, what, heard, f"{longest:.2f} s"))
+
+
 @pytest.fixture(autouse=True)
 def no_ambient_daemon(monkeypatch):
     import os

@@ -6,8 +6,8 @@ import uuid
 from typing import Callable, List, Optional, Sequence, Union
 
 from . import _address, _layout, _proto, _types
-from ._errors import Error, FailedPrecondition, InvalidArgument
-from ._rpc import GONE_SECONDS, Connection, Deadline, is_transient
+from ._errors import Error, FailedPrecondition, InvalidArgument, Unavailable
+from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, is_transient
 from ._types import Checkpoint, Plan, Progress, Source, Verification
 
 _CALL_SECONDS = 30.0
@@ -106,7 +106,7 @@ class Client:
 
     def _wait(self, checkpoint: Checkpoint, doing: str, deadline: Deadline, progress) -> Checkpoint:
         resident, differs = checkpoint.resident, checkpoint.differs
-        lost = None
+        lost, heard = None, time.monotonic()
         while checkpoint.state == "LOADING":
             try:
                 for reply in self._connection.stream(
@@ -115,16 +115,17 @@ class Client:
                     doing,
                     deadline,
                 ):
-                    checkpoint, lost = (
-                        _types.checkpoint_of(reply.checkpoint, resident, differs),
-                        None,
-                    )
+                    checkpoint = _types.checkpoint_of(reply.checkpoint, resident, differs)
+                    lost, heard = None, time.monotonic()
                     if progress is not None:
                         progress(checkpoint.progress)
             except Error as error:
                 if deadline.passed():
                     raise deadline.exceeded(doing, checkpoint.progress.waits_for) from None
-                lost = lost or Deadline(GONE_SECONDS)
+                if lost is not None and error.reason == "CHECKPOINT_NOT_FOUND":
+                    raise _restarted(doing, checkpoint.rank) from None
+                silent = time.monotonic() - heard
+                lost = lost or Deadline(max(LAST_SECONDS, GONE_SECONDS - silent))
                 if not is_transient(error) or lost.passed():
                     raise
             if checkpoint.state == "LOADING":
@@ -233,6 +234,15 @@ class Client:
         return _shard.acquire(
             self._connection, _name(checkpoint), mode_number(mode), Deadline(timeout)
         )
+
+
+def _restarted(doing: str, rank: int) -> Unavailable:
+    return Unavailable(
+        f"{doing}: the daemon of rank {rank} was restarted meanwhile and has forgotten the load; "
+        "load again",
+        "RANK_LOST",
+        {"rank": str(rank)},
+    )
 
 
 def _name(checkpoint: Union[str, Checkpoint]) -> str:

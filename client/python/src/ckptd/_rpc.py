@@ -21,12 +21,19 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # A daemon that stands still keeps its connection open: while calls are in
+    # flight it is asked for a sign of life, and the connection ended without one.
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 1.0
 # How long a daemon may be gone, as while its supervisor restarts it, before a
-# call gives up although its own deadline is further away.
-GONE_SECONDS = 15.0
+# call gives up although its own deadline is further away: from its last sign of
+# life, but LAST_SECONDS more in any case, so that a new one may answer.
+GONE_SECONDS = 8.0
+LAST_SECONDS = 2.0
 
 
 class Deadline:

@@ -65,6 +65,23 @@ TEST_F(CoordinatorTest, AHeartbeatTellsWhoIsWaitedFor) {
   EXPECT_THAT(reply.loads[0].second.waiting_ranks, ::testing::ElementsAre(0));
 }
 
+TEST_F(CoordinatorTest, AHeartbeatNamesEveryLoadThatRuns) {
+  std::promise<void> go_on;
+  load_worker_.Post([&go_on] { go_on.get_future().wait(); });
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(1, Rules()));
+  // Rank 0 does not know it before it prepares: first the round waits, then it is queued.
+  Stage stage = Stage::kGathering;
+  for (const Deadline end = Soon(); stage == Stage::kGathering && Clock::now() < end;) {
+    const auto reply = coordinator_->Heartbeat(1, group_.Identity(1).incarnation);
+    ASSERT_OK(reply.status());
+    ASSERT_EQ(reply->loads.size(), 1u);
+    EXPECT_EQ(reply->loads[0].first, name);
+    stage = reply->loads[0].second.stage;
+  }
+  EXPECT_EQ(stage, Stage::kQueued);
+  go_on.set_value();
+}
+
 TEST_F(CoordinatorTest, AStatementThatNeverComesFailsTheLoadAndNamesItsRank) {
   LoadRequest request = Statement(0);
   request.timeout = std::chrono::milliseconds(1);

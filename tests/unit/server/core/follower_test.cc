@@ -148,6 +148,7 @@ TEST_F(FollowerTest, JoinsAgainWhenTheLeaderWasRestartedAndFailsWhatWasLoading) 
   const auto follower = Start();
   ASSERT_TRUE(follower->WaitReady(Soon()));
   catalog_.Begin("checkpoints/a", RuleRequest());
+  leader_->Report("checkpoints/a", {});
   leader_->Restart();
   ASSERT_TRUE(leader_->WaitForJoins(2));
   catalog_.WatchEnd("checkpoints/a", Soon());
@@ -172,6 +173,17 @@ TEST_F(FollowerTest, ShowsTheLeadersProgressUntilBytesMove) {
   EXPECT_THAT(info.progress.waiting_ranks, ::testing::ElementsAre(0));
 }
 
+TEST_F(FollowerTest, FailsALoadThatTheLeaderNoLongerRuns) {
+  leader_->Report("checkpoints/a", {});
+  catalog_.Begin("checkpoints/a", RuleRequest());
+  catalog_.Begin("checkpoints/b", RuleRequest());
+  const auto follower = Start();
+  catalog_.WatchEnd("checkpoints/b", Soon());
+  EXPECT_THAT(catalog_.Get("checkpoints/b").value().failure,
+              FailsWith(absl::StatusCode::kAborted, reason::kEpochChanged));
+  EXPECT_EQ(catalog_.Get("checkpoints/a").value().state, CheckpointState::kLoading);
+}
+
 TEST_F(FollowerTest, ProposesThroughTheLeader) {
   const auto follower = Start();
   EXPECT_EQ(follower->Propose(RuleRequest(), Soon()).value(), "checkpoints/proposed");
@@ -189,8 +201,9 @@ TEST_F(FollowerTest, ProposingBeforeItHasJoinedSaysWhyAtTheDeadline) {
 TEST_F(FollowerTest, RefusesCallsOfAnOlderEpoch) {
   const auto follower = Start();
   ASSERT_TRUE(follower->WaitReady(Soon()));
-  EXPECT_TRUE(follower->NoteEpoch(6));
-  EXPECT_FALSE(follower->NoteEpoch(5));
+  EXPECT_TRUE(follower->IsCurrent(6));
+  EXPECT_TRUE(follower->IsCurrent(5));
+  EXPECT_FALSE(follower->IsCurrent(4));
 }
 
 }  // namespace

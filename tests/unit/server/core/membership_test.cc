@@ -30,6 +30,9 @@ class ProbedLink final : public MemberLink {
     return answer_;
   }
   absl::Status Probe(Deadline) override { return answer_; }
+  void Close(const std::string& why) override { closed = why; }
+
+  std::string closed;
 
  private:
   const absl::Status answer_;
@@ -150,6 +153,13 @@ TEST_F(MembershipTest, DroppingAnEarlierProcessLeavesItsSuccessorIn) {
   ASSERT_OK(members_.Join(Who(1, "second")));
   members_.Drop(1, "first", "late news");
   EXPECT_OK(members_.Heartbeat(1, "second"));
+}
+
+TEST_F(MembershipTest, TheCallsToADroppedMemberEndWithTheReason) {
+  ASSERT_OK(members_.Join(Who(1)));
+  const auto link = std::static_pointer_cast<ProbedLink>(members_.Links().back());
+  members_.Drop(1, "one", "it stands still");
+  EXPECT_EQ(link->closed, "it stands still");
 }
 
 TEST_F(MembershipTest, TheLeaderIsNeverDropped) {

@@ -1,0 +1,163 @@
+"""Parts of the tests of failure: loads that last, stages to act at, and what a group may not keep."""
+
+import contextlib
+import json
+import os
+import signal
+import struct
+import threading
+import time
+
+import ckptd
+from group import wait_until
+
+# Rows of all those tests, printed at the end of the run (see conftest.py).
+OUTCOMES = []
+MARK = bytes(range(1, 65))
+
+
+def sparse(path, bytes_of_hole=0, small=0):
+    """A safetensors file: `small` tensors of 8 bytes, a hole of zeros, and MARK at the end.
+
+    Its stages last: many tensors take time to plan, and a hole to read, but none to write.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header, at = {}, 0
+    sizes = [(f"small.{i}", 8) for i in range(small)]
+    for name, size in [*sizes, ("hole", bytes_of_hole), ("mark", len(MARK))]:
+        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + at)
+        file.seek(-len(MARK), os.SEEK_END)
+        file.write(MARK)
+    return str(path)
+
+
+class Loading(threading.Thread):
+    """One rank's client that loads: `result` is the Checkpoint, or the ckptd.Error it got."""
+
+    def __init__(self, group, rank, path, layout, timeout=60):
+        super().__init__(daemon=True)
+        self.group, self.rank, self.path, self.layout, self.timeout = group, rank, path, layout, timeout
+        self.result = self.ended = None
+        self.start()
+
+    def run(self):
+        try:
+            with ckptd.connect(self.group.address(self.rank)) as client:
+                self.result = client.load(self.path, layout=self.layout, timeout=self.timeout)
+        except ckptd.Error as error:
+            self.result = error
+        self.ended = time.monotonic()
+
+    def outcome(self, seconds):
+        self.join(seconds)
+        assert not self.is_alive(), f"the client of rank {self.rank} still waits after {seconds} s"
+        return self.result
+
+
+def load_everywhere(group, path):
+    return [Loading(group, rank, path, f"fsdp:{group.ranks}") for rank in range(group.ranks)]
+
+
+@contextlib.contextmanager
+def stopped(pid):
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def stage_of(client, path):
+    """The stage in which that daemon's load of `path` is; None before it, its state after it."""
+    for checkpoint in client.list():
+        if checkpoint.source == path:
+            return checkpoint.progress.stage if checkpoint.state == "LOADING" else checkpoint.state
+    return None
+
+
+@contextlib.contextmanager
+def held_at(group, stage, folder, hole=256 << 20, small=20_000):
+    """Starts a load on every rank and stops the leader in `stage`: (path, loads, leader's pid).
+
+    The stages of such a file last long enough to be seen; should one slip by all
+    the same, another file is tried. The leader goes on when the block ends.
+    """
+    pid = group.pid(0)
+    with ckptd.connect(group.address(0)) as client:
+        for attempt in range(20):
+            path = sparse(folder / f"{stage}-{attempt}.safetensors", hole, small)
+            loads = load_everywhere(group, path)
+            seen = wait_until(lambda: (lambda now: now in (stage, "ACTIVE", "FAILED") and now)(
+                stage_of(client, path)), f"the load to be {stage}")
+            if seen != stage:
+                continue
+            os.kill(pid, signal.SIGSTOP)
+            break
+        else:
+            raise AssertionError(f"no load was seen {stage}")
+    try:
+        yield path, loads, pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def resources(pid):
+    """Open descriptors, memfds among them, and threads of a process."""
+    links = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    threads = len(os.listdir(f"/proc/{pid}/task"))
+    return {"fds": len(links), "memfds": sum("memfd:ckptd" in link for link in links), "threads": threads}
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def sockets(group):
+    return sorted(path.name for path in (group.run_dir / group.job).iterdir())
+
+
+def expected_sockets(ranks):
+    kinds = ("admin.sock", "admin.sock.lock", "fd.sock", "mem.sock", "sock", "sock.lock")
+    return sorted(f"rank-{rank}.{kind}" for rank in range(ranks) for kind in kinds)
+
+
+def assert_nothing_is_left(group):
+    """No lease, memory, child or file beyond those of a healthy group that holds nothing."""
+    def clean():
+        infos = group.ready()
+        return infos and all(int(info["memory"]["used_bytes"]) == 0 and
+                             int(info["memory"]["lingering_bytes"]) == 0 for info in infos)
+    for rank in range(group.ranks):
+        for checkpoint in group.json("list", rank=rank)["checkpoints"]:
+            if checkpoint["state"] in ("ACTIVE", "TAKEN"):
+                group.json("unload", checkpoint["name"], rank=rank)
+        wait_until(lambda: not group.json("leases", rank=rank)["leases"], f"the leases of rank {rank} to end", 10)
+    wait_until(clean, f"all memory to be given back: {[info['memory'] for info in group.ready()]}", 10)
+    assert sockets(group) == expected_sockets(group.ranks)
+    if group.process.poll() is None:
+        assert sorted(children(group.process.pid)) == sorted(group.pid(r) for r in range(group.ranks))
+
+
+def assert_loads(group, path):
+    """Every rank loads `path`, maps it, and finds the right bytes."""
+    found = b""
+    for loading in load_everywhere(group, path):
+        checkpoint = loading.outcome(60)
+        assert isinstance(checkpoint, ckptd.Checkpoint), checkpoint
+        with ckptd.connect(group.address(loading.rank)) as client:
+            with client.acquire(checkpoint) as shard:
+                found += bytes(shard.tensors["mark"].buffer)
+                hole = shard.tensors["hole"].buffer
+                assert bytes(hole[:4096]) == bytes(len(hole[:4096]))
+    assert found == MARK
