@@ -1,3 +1,4 @@
+#include <grpc/grpc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -53,6 +54,9 @@ int RunCommand(const Config& config) {
   // Blocked before the first thread: only this one takes them.
   const sigset_t signals = StopSignals();
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  // Once more than it is shut down: the last shutdown waits for gRPC's own poller,
+  // which may sleep for ten seconds after a peer was lost; the process ends instead.
+  ::grpc_init();
   auto daemon = Daemon::Start(config);
   if (!daemon.ok()) {
     PrintError(daemon.status());

@@ -25,7 +25,7 @@ def pytest_terminal_summary(terminalreporter):
     if not rows:
         return
     terminalreporter.section("stage x process x outcome")
-    line = "{:<14}{:<22}{:<10}{:<40}{}"
+    line = "{:<22} {:<24} {:<9} {:<24} {}"
     terminalreporter.line(line.format("stage", "process", "was", "clients heard", "longest wait"))
     for stage, who, what, heard, longest in rows:
         terminalreporter.line(line.format(stage, who, what, heard, f"{longest:.2f} s"))

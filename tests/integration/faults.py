@@ -1,18 +1,20 @@
 """Parts of the tests of failure: loads that last, stages to act at, and what a group may not keep."""
 
+import array
 import contextlib
 import json
 import os
 import signal
+import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 
 import ckptd
-from group import wait_until
+from group import clean_environment, wait_until
 
-# Rows of all those tests, printed at the end of the run (see conftest.py).
-OUTCOMES = []
 MARK = bytes(range(1, 65))
 
 
@@ -161,3 +163,50 @@ def assert_loads(group, path):
                 hole = shard.tensors["hole"].buffer
                 assert bytes(hole[:4096]) == bytes(len(hole[:4096]))
     assert found == MARK
+
+
+def ticket(client, checkpoint, mode="shared"):
+    """A lease that nobody has fetched yet: the AcquireShard reply with its token."""
+    from ckptd import _proto, _rpc, _types
+    request = _proto.message("AcquireShardRequest")(name=checkpoint.name, mode=_types.MODES[mode])
+    return client._connection.call("AcquireShard", request, "acquiring", _rpc.Deadline(10))
+
+
+def reply_header(stream):
+    """(status, descriptors of this message, descriptors to come) of one message of the fd socket."""
+    data, ancillary, *_ = stream.recvmsg(16, socket.CMSG_SPACE(128 * 4))
+    fds = array.array("i")
+    for _, _, payload in ancillary:
+        fds.frombytes(payload)
+    magic, status, here, to_come = struct.unpack("<4sIII", data)
+    assert magic == b"CKP1" and here == len(fds)
+    return status, list(fds), to_come
+
+
+class Program:
+    """A child process that runs Python source and says each step it has reached on a line."""
+
+    def __init__(self, source, *arguments, environment=None):
+        self.process = subprocess.Popen([sys.executable, "-c", source, *map(str, arguments)], env=environment,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.pid = self.process.pid
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+    def ask(self, line):
+        self.process.stdin.write(line + "\n")
+        return self.hear()
+
+    def hear(self):
+        line = self.process.stdout.readline()
+        assert line, f"the program ended with {self.process.wait()}"
+        return line.strip()
+
+
+def client_environment():
+    return {**clean_environment(), "PYTHONPATH": os.pathsep.join(p for p in sys.path if "client/python" in p)}

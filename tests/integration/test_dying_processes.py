@@ -7,7 +7,7 @@ import time
 
 import ckptd
 import pytest
-from faults import (Loading, assert_loads, assert_nothing_is_left, children, expected_sockets, held_at, load_everywhere,
+from faults import (MARK, Loading, assert_loads, assert_nothing_is_left, held_at,
                     sockets, sparse, stage_of, stopped)
 from group import Group, wait_until
 
@@ -88,3 +88,83 @@ def test_a_leader_that_stands_still_ends_the_load_on_the_other_ranks(start, tmp_
         assert all(names(result, 0) for result in results), results
     assert isinstance(loads[0].outcome(LIMIT), ckptd.Error)
     assert_heals(group, path)
+
+
+def test_killing_every_daemon_in_the_middle_of_a_load_leaves_nobody_waiting(start, tmp_path, outcome):
+    group = start(3, *HEARTBEATS)
+    pids = [group.pid(rank) for rank in range(3)]
+    with held_at(group, "TRANSFERRING", tmp_path) as (path, loads, _):
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        since = time.monotonic()
+    results = outcome("TRANSFERRING", "all daemons", "killed", loads, since)
+    # Each client's own daemon has died: that is what it can know.
+    assert all(names(result, rank) for rank, result in enumerate(results)), results
+    assert_heals(group, path)
+
+
+def test_killing_launch_in_the_middle_of_a_load_ends_everything(tmp_path, outcome):
+    (tmp_path / "g").mkdir()
+    with Group(tmp_path / "g", 3, *HEARTBEATS) as group:
+        pids = [group.pid(rank) for rank in range(3)]
+        with held_at(group, "TRANSFERRING", tmp_path) as (_, loads, _):
+            group.process.kill()
+            group.process.wait()
+            since = time.monotonic()
+        results = outcome("TRANSFERRING", "launch", "killed", loads, since)
+        assert all(isinstance(result, ckptd.Error) for result in results), results
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the daemons to end", LIMIT)
+        assert sockets(group) == []
+
+
+def test_a_launch_that_stands_still_disturbs_no_load(start, tmp_path, outcome):
+    group = start(3, *HEARTBEATS)
+    with stopped(group.process.pid):
+        with held_at(group, "TRANSFERRING", tmp_path) as (path, loads, _):
+            since = time.monotonic()
+        results = outcome("TRANSFERRING", "launch", "stopped", loads, since)
+    assert [result.state for result in results] == ["ACTIVE"] * 3
+    assert_heals(group, path)
+
+
+def test_a_client_gives_up_a_daemon_that_stands_still(start, tmp_path, outcome):
+    group = start(1)
+    with held_at(group, "TRANSFERRING", tmp_path) as (path, loads, _):
+        since = time.monotonic()
+        result, = outcome("TRANSFERRING", "the client's own daemon", "stopped", loads, since)
+        assert result.reason == "DAEMON_UNREACHABLE" and group.address(0) in result.message, result
+    assert_heals(group, path)
+
+
+def statement(rank, ranks):
+    """What a trainer states in rank form: all of MARK."""
+    layout = ckptd.RankLayout(rank, ranks, shardings=[ckptd.Sharding()])
+    layout.add("mark", [len(MARK)], 0)
+    return layout
+
+
+def test_a_gathering_load_outlives_a_member_that_is_restarted(start, tmp_path, outcome):
+    group = start(3, *HEARTBEATS)
+    path = sparse(tmp_path / "s.safetensors")
+    loads = [Loading(group, rank, path, statement(rank, 3)) for rank in range(2)]
+    with ckptd.connect(group.address(1)) as client:
+        wait_until(lambda: stage_of(client, path) == "GATHERING", "the load to gather")
+    group.kill(2)
+    since = time.monotonic()
+    loads.append(Loading(group, 2, path, statement(2, 3)))
+    results = outcome("GATHERING", "member", "killed", loads, since)
+    assert [result.state for result in results] == ["ACTIVE"] * 3, results
+    assert_nothing_is_left(group)
+
+
+def test_a_gathering_load_ends_with_its_leader(start, tmp_path, outcome):
+    group = start(3, *HEARTBEATS)
+    path = sparse(tmp_path / "s.safetensors")
+    loads = [Loading(group, rank, path, statement(rank, 3)) for rank in range(2)]
+    with ckptd.connect(group.address(1)) as client:
+        wait_until(lambda: stage_of(client, path) == "GATHERING", "the load to gather")
+    os.kill(group.pid(0), signal.SIGKILL)
+    results = outcome("GATHERING", "leader", "killed", loads, time.monotonic())
+    assert all(names(result, 0) for result in results), results
+    group.wait_ready()
+    assert_nothing_is_left(group)

@@ -25,6 +25,7 @@ _OPTIONS = (
     # flight it is asked for a sign of life, and the connection ended without one.
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),  # what newer versions of gRPC go by
     ("grpc.http2.max_pings_without_data", 0),
 )
 _FIRST_PAUSE = 0.05
