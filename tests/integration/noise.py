@@ -1,0 +1,73 @@
+"""Callers that mean no good, for every door of a daemon."""
+
+import contextlib
+import socket
+import threading
+import urllib.parse
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+# What each of them sends before it falls silent.
+SPEECHES = {
+    "nothing": b"",
+    "one byte": b"\x00",
+    "random bytes": bytes((i * 197 + 31) % 256 for i in range(4096)),
+    "half a preface": PREFACE[:11],
+    "a preface and no more": PREFACE,
+    "HTTP/1.1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(506),
+    "a frame of 16 MiB": PREFACE + SETTINGS + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01",
+    "frames of no kind": PREFACE + SETTINGS + b"\x00\x00\x08\xee\xff\xff\xff\xff\xffgarbage!" * 50,
+    "headers that never end": PREFACE + SETTINGS + b"\x00\x10\x00\x01\x00\x00\x00\x00\x01" + b"\x82" * 4096,
+    "half a token": b"0123456789abcdef",
+    "a peer's request with an absurd count": b"CKPM\xff\xff\xff\xff" + b"0" * 32,
+    "half a peer's request": b"CKPM\x01\x00",
+}
+
+
+def doors(group, rank=0):
+    """Every address at which a daemon listens: name -> path or (host, port)."""
+    stem = group.run_dir / group.job / f"rank-{rank}"
+    peer = urllib.parse.urlsplit("//" + group.info(rank)["peer_address"])
+    return {"workload": f"{stem}.sock", "admin": f"{stem}.admin.sock", "fd": f"{stem}.fd.sock",
+            "memory": f"{stem}.mem.sock", "peer": (peer.hostname, peer.port)}
+
+
+def knock(door):
+    stream = socket.socket(socket.AF_UNIX if isinstance(door, str) else socket.AF_INET)
+    stream.settimeout(10)
+    stream.connect(door)
+    return stream
+
+
+@contextlib.contextmanager
+def callers(door, count, speech=b""):
+    """`count` connections that say `speech` and then stay, silent, until the block ends."""
+    with contextlib.ExitStack() as open_ones:
+        for _ in range(count):
+            stream = open_ones.enter_context(knock(door))
+            # A door may have been shut on it already.
+            with contextlib.suppress(OSError):
+                stream.sendall(speech)
+        yield
+
+
+@contextlib.contextmanager
+def dripping(door, speech, period=0.2):
+    """A connection that sends one byte of `speech` per period, until the block ends."""
+    ended = threading.Event()
+
+    def drip():
+        with knock(door) as stream, contextlib.suppress(OSError):
+            for byte in speech:
+                stream.sendall(bytes([byte]))
+                if ended.wait(period):
+                    return
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(10)

@@ -1,0 +1,235 @@
+"""Garbage, silence, floods and stolen tokens at every door: well-behaved clients notice nothing."""
+
+import contextlib
+import os
+import socket
+import statistics
+import sys
+import time
+
+import ckptd
+import grpc
+import pytest
+from ckptd import _proto, _rpc
+from faults import MARK, Program, reply_header, resources, sparse, ticket
+from group import Group, wait_until
+from noise import PREFACE, SETTINGS, SPEECHES, callers, doors, dripping, knock
+
+DOORS = ["workload", "admin", "fd", "memory", "peer"]
+UNAUTHENTICATED = 16
+
+
+class Scene:
+    """A group of two, one checkpoint in it, and a well-behaved client of rank 0."""
+
+    def __init__(self, group, client, path):
+        self.group, self.client, self.path = group, client, path
+        self.checkpoint = client.load(path, layout="replicate:2")
+        self.pids = [group.pid(rank) for rank in range(2)]
+        self.usual = statistics.median(self.attach() for _ in range(20))
+
+    def attach(self):
+        """Seconds that a new client needs to connect, find its checkpoint, and map it."""
+        began = time.monotonic()
+        with ckptd.connect(self.group.address(0)) as client:
+            found = client.load(self.path, layout="replicate:2")
+            with client.acquire(found) as shard:
+                assert bytes(shard.tensors["mark"].buffer) == MARK
+        return time.monotonic() - began
+
+    def assert_usual(self):
+        """Attaching takes its usual time, though the machine may be busy; both daemons live on."""
+        typical = statistics.median(self.attach() for _ in range(5))
+        assert typical < max(10 * self.usual, 0.5), (typical, self.usual)
+        assert [self.group.pid(rank) for rank in range(2)] == self.pids
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    path = sparse(tmp_path_factory.mktemp("f") / "m.safetensors", 1 << 20)
+    with Group(tmp_path_factory.mktemp("h"), 2) as group:
+        with ckptd.connect(group.address(0)) as client:
+            yield Scene(group, client, path)
+        assert group.ready()
+
+
+@pytest.fixture(scope="module")
+def unshown(scene):
+    """A token that nobody shows for as long as this module's other tests take."""
+    return ticket(scene.client, scene.checkpoint), time.monotonic()
+
+
+def test_a_token_is_there_for_later(unshown):
+    assert len(unshown[0].token) == 32
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_whatever_callers_say_at_a_door_the_next_client_attaches_as_usual(scene, door):
+    where = doors(scene.group)[door]
+    with contextlib.ExitStack() as noisy:
+        for speech in SPEECHES.values():
+            noisy.enter_context(callers(where, 1, speech))
+        scene.assert_usual()
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_two_hundred_mute_callers_at_a_door_delay_nobody(scene, door):
+    with callers(doors(scene.group)[door], 200):
+        scene.assert_usual()
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_callers_that_drip_bytes_delay_nobody(scene, door):
+    speech = (b"CKPM\x01\x00\x00\x00" if door == "memory" else b"0" if door == "fd" else PREFACE + SETTINGS) + bytes(99)
+    with contextlib.ExitStack() as slow:
+        for _ in range(20):
+            slow.enter_context(dripping(doors(scene.group)[door], speech))
+        scene.assert_usual()
+
+
+def test_callers_that_have_gone_leave_no_descriptor(scene):
+    before = [resources(pid)["fds"] for pid in scene.pids]
+    for where in doors(scene.group).values():
+        for speech in SPEECHES.values():
+            with callers(where, 3, speech):
+                pass
+    wait_until(lambda: all(resources(pid)["fds"] <= fds + 4 for pid, fds in zip(scene.pids, before)),
+               "their connections to be closed", 10)
+
+
+def show(token, path):
+    """The status that the fd socket answers with; its descriptors are closed."""
+    with knock(path) as stream:
+        stream.sendall(token.encode())
+        status, fds, _ = reply_header(stream)
+        for fd in fds:
+            os.close(fd)
+        return status, len(fds)
+
+
+def test_a_token_that_was_used_is_worthless(scene):
+    reply = ticket(scene.client, scene.checkpoint)
+    path = reply.memfd.fd_socket
+    assert show(reply.token, path)[0] == 0
+    assert show(reply.token, path) == (UNAUTHENTICATED, 0)
+    scene.assert_usual()
+
+
+def test_a_token_of_a_lease_that_was_released_is_worthless(scene):
+    reply = ticket(scene.client, scene.checkpoint)
+    scene.client._connection.call("ReleaseShard", _proto.message("ReleaseShardRequest")(lease=reply.lease),
+                                  "releasing", _rpc.Deadline(5))
+    assert show(reply.token, reply.memfd.fd_socket) == (UNAUTHENTICATED, 0)
+
+
+def test_a_token_of_one_daemon_is_worthless_at_another(scene):
+    reply = ticket(scene.client, scene.checkpoint)
+    assert show(reply.token, doors(scene.group, 1)["fd"]) == (UNAUTHENTICATED, 0)
+    assert show(reply.token, reply.memfd.fd_socket)[0] == 0
+
+
+# Shows a token as another user; what comes back, if anything, on a line.
+STRANGER = """
+import os, socket, sys
+path, token = sys.argv[1:]
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+stream = socket.socket(socket.AF_UNIX)
+stream.settimeout(10)
+try:
+    stream.connect(path)
+except PermissionError:
+    print("not let in")
+    sys.exit()
+try:
+    stream.sendall(token.encode())
+    data, ancillary, *_ = stream.recvmsg(16, 4096)
+    print(len(data), len(ancillary))
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("door", ["fd", "workload", "admin", "memory"])
+def test_another_user_is_not_let_in(scene, door):
+    with Program(STRANGER, doors(scene.group)[door], "0" * 32) as stranger:
+        assert stranger.hear() == "not let in"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_with_a_token_gets_nothing_even_where_the_door_stands_open(scene, tmp_path_factory):
+    reply = ticket(scene.client, scene.checkpoint)
+    opened = [scene.group.run_dir / scene.group.job, *(scene.group.run_dir / scene.group.job).parents]
+    modes = [(path, path.stat().st_mode & 0o7777) for path in opened if path.owner() == "root"]
+    socket_path = doors(scene.group)["fd"]
+    try:
+        for path, mode in modes:
+            path.chmod(mode | 0o011)
+        os.chmod(socket_path, 0o666)
+        with Program(STRANGER, socket_path, reply.token) as stranger:
+            assert stranger.hear() in ("0 0", "ConnectionResetError", "BrokenPipeError")
+    finally:
+        os.chmod(socket_path, 0o600)
+        for path, mode in modes:
+            path.chmod(mode)
+    # It was not used up either.
+    assert show(reply.token, reply.memfd.fd_socket)[0] == 0
+
+
+def call(address, method, request, **options):
+    """The grpc.RpcError that a call of raw bytes ends with."""
+    with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(method)(request, timeout=20, **options)
+        return caught.value
+
+
+@pytest.mark.parametrize("door, mebibytes", [("workload", 257), ("admin", 5)])
+def test_a_message_above_the_limit_is_refused(scene, door, mebibytes):
+    method = {"workload": "CheckpointService/LoadCheckpoint", "admin": "AdminService/PinCheckpoint"}[door]
+    size = mebibytes << 20
+    field = b"\x0a" + varint(size - 16)
+    error = call(f"unix:{doors(scene.group)[door]}", f"/ckptd.v1.{method}", field + bytes(size - 16))
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, error
+    scene.assert_usual()
+
+
+def varint(value):
+    out = b""
+    while value > 127:
+        out, value = out + bytes([value % 128 + 128]), value // 128
+    return out + bytes([value])
+
+
+@pytest.mark.parametrize("body", [b"\xff" * 40, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x05ab", b"\x0b" * 3000],
+                         ids=["no fields", "a length of 4 GiB", "cut short", "groups in groups"])
+def test_a_message_that_is_none_is_an_error(scene, body):
+    for door, method in [("workload", "CheckpointService/LoadCheckpoint"), ("workload", "CheckpointService/PlanLoad"),
+                         ("admin", "AdminService/UnloadCheckpoint"), ("peer", "GroupService/Join"),
+                         ("peer", "GroupService/Prepare"), ("peer", "GroupService/Abort")]:
+        where = doors(scene.group)[door]
+        address = f"unix:{where}" if isinstance(where, str) else "{}:{}".format(*where)
+        assert call(address, f"/ckptd.v1.{method}", body).code() != grpc.StatusCode.OK
+    scene.assert_usual()
+
+
+def test_one_request_id_is_not_for_two_requests(scene, tmp_path):
+    other = sparse(tmp_path / "other.safetensors")
+
+    def load(path):
+        request = _proto.message("LoadCheckpointRequest")(source=path, request_id="the same", intended_mode=1)
+        request.layout.rules = "replicate:2"
+        return scene.client._connection.call("LoadCheckpoint", request, "loading", _rpc.Deadline(10))
+    first = load(scene.path).checkpoint.name
+    with pytest.raises(ckptd.AlreadyExists) as caught:
+        load(other)
+    assert caught.value.reason == "REQUEST_ID_REUSED" and "the same" in caught.value.message
+    assert load(scene.path).checkpoint.name == first
+    assert [c for c in scene.client.list() if c.source == other] == []
+
+
+def test_a_token_that_was_not_shown_in_time_is_worthless_and_its_lease_ends(scene, unshown):
+    reply, since = unshown
+    wait_until(lambda: scene.group.json("leases")["leases"] == [], "the lease to end", 40)
+    assert 25 < time.monotonic() - since
+    assert show(reply.token, reply.memfd.fd_socket) == (UNAUTHENTICATED, 0)
