@@ -41,7 +41,7 @@ class MemberLink {
   // OK when that process still answers on its port.
   virtual absl::Status Probe(Deadline deadline) = 0;
   // The member was dropped: ends the calls and streams in flight, and later ones
-  // at once, as RANK_LOST with `why`. A process that stands still keeps its
+  // but Abort at once, as RANK_LOST with `why`. A process that stands still keeps its
   // connections open and would otherwise be waited for until their deadlines.
   virtual void Close(const std::string& why) { (void)why; }
 };

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "common/base/digest.h"
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -147,6 +148,13 @@ absl::Status LoadRunner::PrepareAll() {
     auto reply = session_.links[participant.rank]->Prepare(
         CallFor(participant), Sooner(load_.deadline, kPrepareDeadline));
     CKPTD_RETURN_IF_ERROR(reply.status());
+    if (reply->rank_digest != participant.plan.digest) {
+      return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
+                       fmt::format("preparing {}: its plan digest is {}, the leader's {}; run the "
+                                   "same ckptd on every rank",
+                                   load_.name, HexDigest(reply->rank_digest),
+                                   HexDigest(participant.plan.digest)));
+    }
     participant.reply = std::move(reply).value();
     return absl::OkStatus();
   });

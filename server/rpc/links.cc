@@ -186,7 +186,10 @@ class GrpcMemberLink final : public MemberLink {
       (*request.mutable_facts())[key] = SendableText(value);
     }
     v1::AbortResponse response;
-    return Call(&v1::GroupService::Stub::Abort, request, response, deadline, "aborting " + name);
+    // Also after Close: a member that was dropped may live, and hears the reason.
+    grpc::ClientContext context;
+    context.set_deadline(WallDeadline(deadline));
+    return Explain(stub_->Abort(&context, request, &response), member_.rank, "aborting " + name);
   }
 
   absl::Status Probe(Deadline deadline) override {

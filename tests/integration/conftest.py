@@ -81,3 +81,25 @@ def source(tmp_path):
         "large": torch.randn(700, 1111, generator=generator),
     }
     return save(tmp_path / "ein Modell ü" / "model.safetensors", tensors), tensors
+
+
+@pytest.fixture(scope="session")
+def scene(tmp_path_factory):
+    """A group with a checkpoint that hostile tests share: they must leave it healthy."""
+    import ckptd
+    from faults import sparse
+    from noise import Scene
+    path = sparse(tmp_path_factory.mktemp("f") / "m.safetensors", 1 << 20)
+    with Group(tmp_path_factory.mktemp("h"), 2) as group:
+        with ckptd.connect(group.address(0)) as client:
+            yield Scene(group, client, path)
+        assert group.ready()
+
+
+@pytest.fixture(scope="session")
+def unshown(scene):
+    """(AcquireShard reply, when) whose token nobody shows for as long as other tests take."""
+    import time
+
+    from faults import ticket
+    return ticket(scene.client, scene.checkpoint), time.monotonic()

@@ -38,17 +38,21 @@ def save(path, tensors):
 
 
 class Group:
-    def __init__(self, folder, ranks, *options, job="job", command=()):
+    def __init__(self, folder, ranks, *options, job="job", command=(), wrapper=()):
+        """wrapper: a command that runs its arguments, such as prlimit."""
         self.ranks, self.job, self.run_dir = ranks, job, pathlib.Path(folder)
         self.environment = {**clean_environment(), "CKPTD_RUN_DIR": str(self.run_dir), "CKPTD_JOB": job}
         self.log_path = self.run_dir / f"{job}.log"
-        arguments = ["launch", "--nproc", str(ranks), "--segment-bytes", "2MiB", *options]
+        arguments = [*self.verb(), "--segment-bytes", "2MiB", *map(str, options)]
         if command:
             arguments += ["--", *map(str, command)]
         with open(self.log_path, "w") as log:
-            self.process = subprocess.Popen([BINARIES / "ckptd", *arguments], env=self.environment,
+            self.process = subprocess.Popen([*wrapper, BINARIES / "ckptd", *arguments], env=self.environment,
                                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
                                             text=True)
+
+    def verb(self):
+        return "launch", "--nproc", str(self.ranks)
 
     def __enter__(self):
         try:
@@ -59,6 +63,9 @@ class Group:
         return self
 
     def __exit__(self, *error):
+        self.stop()
+
+    def close(self):
         self.stop()
 
     def stop(self):
@@ -110,3 +117,19 @@ class Group:
         os.kill(before, number)
         wait_until(lambda: (lambda infos: infos and infos[rank]["pid"] != before)(self.ready()),
                    f"rank {rank} to be back:\n{self.log()}")
+
+
+class Daemon(Group):
+    """One rank's daemon without a supervisor; rank 0's is on any free port unless one is named."""
+
+    def __init__(self, folder, *options, ranks=1, rank=0, rendezvous="127.0.0.1:0", **named):
+        self.rank, self.rendezvous = rank, rendezvous
+        super().__init__(folder, ranks, *options, **named)
+
+    def verb(self):
+        return ("run", "--rank", str(self.rank), "--world-size", str(self.ranks),
+                "--rendezvous", self.rendezvous)
+
+    def ready(self):
+        info = self.info(self.rank)
+        return info and [info]

@@ -1,9 +1,15 @@
 """Callers that mean no good, for every door of a daemon."""
 
 import contextlib
+import os
 import socket
+import statistics
 import threading
+import time
 import urllib.parse
+
+import ckptd
+from faults import MARK, reply_header
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -71,3 +77,38 @@ def dripping(door, speech, period=0.2):
     finally:
         ended.set()
         thread.join(10)
+
+
+def show(token, path):
+    """The status that the fd socket answers with; its descriptors are closed."""
+    with knock(path) as stream:
+        stream.sendall(token.encode())
+        status, fds, _ = reply_header(stream)
+        for fd in fds:
+            os.close(fd)
+        return status, len(fds)
+
+
+class Scene:
+    """A group of two, one checkpoint in it, and a well-behaved client of rank 0."""
+
+    def __init__(self, group, client, path):
+        self.group, self.client, self.path = group, client, path
+        self.checkpoint = client.load(path, layout="replicate:2")
+        self.pids = [group.pid(rank) for rank in range(2)]
+        self.usual = statistics.median(self.attach() for _ in range(20))
+
+    def attach(self):
+        """Seconds that a new client needs to connect, find its checkpoint, and map it."""
+        began = time.monotonic()
+        with ckptd.connect(self.group.address(0)) as client:
+            found = client.load(self.path, layout="replicate:2")
+            with client.acquire(found) as shard:
+                assert bytes(shard.tensors["mark"].buffer) == MARK
+        return time.monotonic() - began
+
+    def assert_usual(self):
+        """Attaching takes its usual time, though the machine may be busy; both daemons live on."""
+        typical = statistics.median(self.attach() for _ in range(5))
+        assert typical < max(10 * self.usual, 0.5), (typical, self.usual)
+        assert [self.group.pid(rank) for rank in range(2)] == self.pids

@@ -2,65 +2,22 @@
 
 import contextlib
 import os
-import socket
-import statistics
-import sys
-import time
 
 import ckptd
 import grpc
 import pytest
 from ckptd import _proto, _rpc
-from faults import MARK, Program, reply_header, resources, sparse, ticket
-from group import Group, wait_until
-from noise import PREFACE, SETTINGS, SPEECHES, callers, doors, dripping, knock
+from faults import Program, resources, sparse, ticket
+from group import wait_until
+from noise import PREFACE, SETTINGS, SPEECHES, callers, doors, dripping, knock, show
 
 DOORS = ["workload", "admin", "fd", "memory", "peer"]
 UNAUTHENTICATED = 16
 
 
-class Scene:
-    """A group of two, one checkpoint in it, and a well-behaved client of rank 0."""
-
-    def __init__(self, group, client, path):
-        self.group, self.client, self.path = group, client, path
-        self.checkpoint = client.load(path, layout="replicate:2")
-        self.pids = [group.pid(rank) for rank in range(2)]
-        self.usual = statistics.median(self.attach() for _ in range(20))
-
-    def attach(self):
-        """Seconds that a new client needs to connect, find its checkpoint, and map it."""
-        began = time.monotonic()
-        with ckptd.connect(self.group.address(0)) as client:
-            found = client.load(self.path, layout="replicate:2")
-            with client.acquire(found) as shard:
-                assert bytes(shard.tensors["mark"].buffer) == MARK
-        return time.monotonic() - began
-
-    def assert_usual(self):
-        """Attaching takes its usual time, though the machine may be busy; both daemons live on."""
-        typical = statistics.median(self.attach() for _ in range(5))
-        assert typical < max(10 * self.usual, 0.5), (typical, self.usual)
-        assert [self.group.pid(rank) for rank in range(2)] == self.pids
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory):
-    path = sparse(tmp_path_factory.mktemp("f") / "m.safetensors", 1 << 20)
-    with Group(tmp_path_factory.mktemp("h"), 2) as group:
-        with ckptd.connect(group.address(0)) as client:
-            yield Scene(group, client, path)
-        assert group.ready()
-
-
-@pytest.fixture(scope="module")
-def unshown(scene):
-    """A token that nobody shows for as long as this module's other tests take."""
-    return ticket(scene.client, scene.checkpoint), time.monotonic()
-
-
-def test_a_token_is_there_for_later(unshown):
-    assert len(unshown[0].token) == 32
+@pytest.fixture(scope="module", autouse=True)
+def early(unshown):
+    """It expires while these tests run; test_hostile_peers.py looks at it in the end."""
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -95,16 +52,6 @@ def test_callers_that_have_gone_leave_no_descriptor(scene):
                 pass
     wait_until(lambda: all(resources(pid)["fds"] <= fds + 4 for pid, fds in zip(scene.pids, before)),
                "their connections to be closed", 10)
-
-
-def show(token, path):
-    """The status that the fd socket answers with; its descriptors are closed."""
-    with knock(path) as stream:
-        stream.sendall(token.encode())
-        status, fds, _ = reply_header(stream)
-        for fd in fds:
-            os.close(fd)
-        return status, len(fds)
 
 
 def test_a_token_that_was_used_is_worthless(scene):
@@ -226,10 +173,3 @@ def test_one_request_id_is_not_for_two_requests(scene, tmp_path):
     assert caught.value.reason == "REQUEST_ID_REUSED" and "the same" in caught.value.message
     assert load(scene.path).checkpoint.name == first
     assert [c for c in scene.client.list() if c.source == other] == []
-
-
-def test_a_token_that_was_not_shown_in_time_is_worthless_and_its_lease_ends(scene, unshown):
-    reply, since = unshown
-    wait_until(lambda: scene.group.json("leases")["leases"] == [], "the lease to end", 40)
-    assert 25 < time.monotonic() - since
-    assert show(reply.token, reply.memfd.fd_socket) == (UNAUTHENTICATED, 0)

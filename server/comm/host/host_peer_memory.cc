@@ -1,5 +1,6 @@
 #include "server/comm/host/host_peer_memory.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -60,6 +61,11 @@ absl::Status CheckDescription(const PeerSlab& slab) {
 
 // All of the segment behind `fd`, writable, its page tables made.
 absl::StatusOr<Mapping> MapSegment(const UniqueFd& fd) {
+  // Memory that its owner could cut would be a SIGBUS while we write it.
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    return BadDescription("a segment is no memfd of sealed size");
+  }
   struct stat info = {};
   if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "asking for a segment's size");
   const int fds[] = {fd.get()};

@@ -21,9 +21,10 @@ namespace ckptd {
 struct PeerSocketOptions {
   std::string path;  // of the socket; its directory exists and is ours alone
   // A connection that has not said and got everything by then is closed.
-  std::chrono::milliseconds patience = std::chrono::seconds(5);
-  // Served at once; more wait in the backlog.
-  size_t max_connections = 16;
+  std::chrono::milliseconds patience = std::chrono::seconds(2);
+  // Served at once; more wait in the backlog. Together with the patience: how many
+  // mute ones it takes to make the leader wait.
+  size_t max_connections = 256;
 };
 
 // Runs a thread that accepts and one per connection, so that a mute peer blocks
