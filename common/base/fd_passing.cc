@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -271,6 +272,12 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int socket) {
     return SocketError(errno, "asking who is on the other side of a Unix socket");
   }
   return PeerCredentials{.pid = raw.pid, .uid = raw.uid, .gid = raw.gid};
+}
+
+size_t MostStrangers(size_t most) {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return most;
+  return std::clamp<size_t>(limit.rlim_cur / 4, 1, most);
 }
 
 }  // namespace ckptd

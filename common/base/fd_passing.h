@@ -70,6 +70,10 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
 // hang-up, which the next call on it reports). `doing` starts the message.
 absl::Status WaitForFd(int fd, short events, Deadline deadline, const std::string& doing);
 
+// How many connections of strangers a server may keep open: `most`, but a quarter
+// of this process's descriptors at the most, so that the rest stays for its work.
+size_t MostStrangers(size_t most);
+
 }  // namespace ckptd
 
 #endif  // CKPTD_COMMON_BASE_FD_PASSING_H_

@@ -129,12 +129,24 @@ void Catalog::UpdateProgress(const std::string& name, const Progress& progress) 
   Touch(*entry);
 }
 
+bool Catalog::Evictable(const Entry& entry) {
+  return entry.info.state == CheckpointState::kActive && !entry.info.pinned &&
+         entry.info.leases == 0 && entry.info.slab_bytes > 0;
+}
+
+uint64_t Catalog::HeldBytes() const {
+  uint64_t held = 0;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.memory != nullptr && !Evictable(entry)) held += entry.info.slab_bytes;
+  }
+  return held;
+}
+
 std::shared_ptr<ShardMemory> Catalog::EvictOne() {
   Entry* victim = nullptr;
   for (auto& [name, entry] : entries_) {
-    const bool evictable = entry.info.state == CheckpointState::kActive && !entry.info.pinned &&
-                           entry.info.leases == 0 && entry.info.slab_bytes > 0;
-    if (evictable && (victim == nullptr || entry.last_used < victim->last_used)) victim = &entry;
+    if (!Evictable(entry)) continue;
+    if (victim == nullptr || entry.last_used < victim->last_used) victim = &entry;
   }
   if (victim == nullptr) return nullptr;
   Log(LogLevel::kInfo, "{}: evicted, {} bytes", victim->info.name, victim->info.slab_bytes);
@@ -173,6 +185,7 @@ std::string Catalog::Occupants() const {
 
 absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
                                                                 AttachMode intended) {
+  const uint64_t budget = backend_.Usage().budget;
   for (;;) {
     auto slab = backend_.Allocate(bytes, intended);
     if (slab.ok() || slab.status().code() != absl::StatusCode::kResourceExhausted) return slab;
@@ -180,7 +193,9 @@ absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
     std::string occupants;
     {
       MutexLock lock(mutex_);
-      evicted = EvictOne();
+      // What cannot fit even then costs nobody its checkpoint.
+      const uint64_t held = std::min(budget, HeldBytes());
+      if (bytes <= budget - held) evicted = EvictOne();
       occupants = Occupants();
     }
     if (evicted == nullptr) {

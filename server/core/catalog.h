@@ -47,7 +47,7 @@ class Catalog {
   void UpdateProgress(const std::string& name, const Progress& progress);
 
   // Memory for a LOADING checkpoint; evicts unleased, unpinned ones, least
-  // recently used first, when the budget asks for it. Errors: NO_MEMORY with
+  // recently used first, when the budget asks for it and that can help. Errors: NO_MEMORY with
   // the numbers, CHECKPOINT_NOT_FOUND when the load was aborted meanwhile.
   absl::StatusOr<std::shared_ptr<ShardMemory>> Allocate(const PrepareCall& call, Shard shard);
   // True when the shard of this checkpoint is here, with that plan.
@@ -123,8 +123,12 @@ class Catalog {
   void NoteAbort(const std::string& name, const absl::Status& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Touch(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Nobody needs its memory: ACTIVE, neither leased nor pinned.
+  static bool Evictable(const Entry& entry);
   // Memory of the least recently used evictable checkpoint; null when none.
   std::shared_ptr<ShardMemory> EvictOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Bytes of the budget that no eviction gives back.
+  uint64_t HeldBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Prune() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::unique_ptr<Slab>> AllocateEvicting(uint64_t bytes, AttachMode intended);
   std::string Occupants() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -22,6 +22,9 @@ namespace {
 // Answers fit any socket buffer; a client that does not read loses its lease.
 constexpr std::chrono::milliseconds kSendPatience{500};
 constexpr int kTickMs = 500;
+// How long to leave the backlog alone when this process is out of descriptors:
+// poll would report it again at once.
+constexpr int kPauseMs = 100;
 
 // Header of every message, 16 bytes little-endian.
 struct Header {
@@ -77,6 +80,7 @@ FdServer::FdServer(std::string path, LeaseTable& leases, UniqueFd listener, Uniq
       leases_(leases),
       listener_(std::move(listener)),
       wake_(std::move(wake)),
+      max_unproven_(MostStrangers(kMaxUnproven)),
       thread_([this] { Loop(); }) {}
 
 FdServer::~FdServer() {
@@ -91,11 +95,12 @@ FdServer::~FdServer() {
 bool FdServer::Poll(std::vector<bool>& ready) {
   std::vector<pollfd> polled;
   polled.push_back({wake_.get(), POLLIN, 0});
-  polled.push_back({listener_.get(), POLLIN, 0});
+  const bool paused = Clock::now() < paused_until_;
+  polled.push_back({listener_.get(), static_cast<short>(paused ? 0 : POLLIN), 0});
   for (const Connection& connection : connections_) {
     polled.push_back({connection.socket.get(), POLLIN, 0});
   }
-  ::poll(polled.data(), polled.size(), kTickMs);
+  ::poll(polled.data(), polled.size(), paused ? kPauseMs : kTickMs);
   ready.assign(connections_.size(), false);
   for (size_t i = 0; i < connections_.size(); ++i) ready[i] = polled[i + 2].revents != 0;
   if (polled[1].revents != 0) Accept();
@@ -106,7 +111,8 @@ void FdServer::Loop() {
   std::vector<bool> ready;
   while (Poll(ready)) {
     for (size_t i = 0; i < ready.size(); ++i) {
-      if (ready[i] && !Serve(connections_[i])) Close(connections_[i]);
+      const bool open = connections_[i].socket.valid();
+      if (ready[i] && open && !Serve(connections_[i])) Close(connections_[i]);
     }
     leases_.ExpireTokens();
     DropImpatient();
@@ -121,7 +127,14 @@ void FdServer::Loop() {
 void FdServer::Accept() {
   for (;;) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket.valid()) return;
+    if (!socket.valid()) {
+      if (errno == ECONNABORTED || errno == EINTR) continue;
+      if (errno == EAGAIN) return;
+      // Out of descriptors: who says nothing goes before who has just come.
+      if (CloseOldestUnproven()) continue;
+      paused_until_ = Clock::now() + std::chrono::milliseconds(kPauseMs);
+      return;
+    }
     const auto who = CredentialsOf(socket.get());
     // The socket is 0600; a connection that root opened, or passed on, is fine.
     if (!who.ok() || (who->uid != ::geteuid() && who->uid != 0)) {
@@ -173,12 +186,21 @@ void FdServer::Close(Connection& connection) {
   connection.socket.Reset();
 }
 
+bool FdServer::CloseOldestUnproven() {
+  const auto oldest = std::find_if(connections_.begin(), connections_.end(), [](const auto& one) {
+    return one.socket.valid() && one.lease.empty();
+  });
+  if (oldest == connections_.end()) return false;
+  Close(*oldest);
+  return true;
+}
+
 void FdServer::DropImpatient() {
   size_t unproven = 0;
   // Newest first: past the limit, the oldest go.
   for (auto at = connections_.rbegin(); at != connections_.rend(); ++at) {
     if (!at->socket.valid() || !at->lease.empty()) continue;
-    if (++unproven > kMaxUnproven || Clock::now() > at->patience) Close(*at);
+    if (++unproven > max_unproven_ || Clock::now() > at->patience) Close(*at);
   }
 }
 

@@ -19,7 +19,7 @@ namespace ckptd {
 class FdServer {
  public:
   // Connections that have not shown a token yet: the oldest one goes when there
-  // are more.
+  // are more, or more than a quarter of the limit of descriptors.
   static constexpr size_t kMaxUnproven = 256;
   static constexpr std::chrono::seconds kTokenPatience{5};
 
@@ -49,11 +49,14 @@ class FdServer {
   bool Answer(Connection& connection);
   void Close(Connection& connection);
   void DropImpatient();
+  bool CloseOldestUnproven();  // false: there is none
 
   const std::string path_;
   LeaseTable& leases_;
   const UniqueFd listener_;
   const UniqueFd wake_;  // eventfd: stop
+  const size_t max_unproven_;
+  Deadline paused_until_;  // no connection is accepted before
   std::vector<Connection> connections_;
   std::thread thread_;
 };

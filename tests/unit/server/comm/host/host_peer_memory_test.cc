@@ -224,8 +224,9 @@ TEST_F(HostPeerMemoryTest, MoreSegmentsThanOneRequestAsksForAreAllMapped) {
   const std::string path = directory_ + "/many.sock";
   const auto one = Allocate(kSegment);
   auto socket = PeerSocket::Start({.path = path}, [](uint64_t) -> absl::StatusOr<UniqueFd> {
-    UniqueFd fd(::memfd_create("page", MFD_CLOEXEC));
+    UniqueFd fd(::memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (::ftruncate(fd.get(), 4096) != 0) return absl::InternalError("ftruncate");
+    if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0) return absl::InternalError("sealing");
     return fd;
   });
   ASSERT_OK(socket);
