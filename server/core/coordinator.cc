@@ -190,6 +190,10 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
                                            fmt::join(parts_.membership.MissingRanks(), ", ")));
   }
   rounds_.Finished(load.name, outcome);
+  for (const uint32_t rank : outcome.lost) {
+    Log(LogLevel::kInfo, "{}: rank {} holds its shard no longer; waiting for its trainer",
+        load.name, rank);
+  }
   // Who joined the group, or this round, while the load was being given up does
   // not know it yet; from here on nobody can be given its name any more.
   if (!outcome.status.ok()) AbortEverywhere(load.name, outcome.status);

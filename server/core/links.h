@@ -38,6 +38,8 @@ class MemberLink {
   virtual absl::Status Commit(const CommitCall& call, Deadline deadline) = 0;
   virtual absl::Status Abort(const std::string& name, const absl::Status& why,
                              Deadline deadline) = 0;
+  // Whether the shard of that checkpoint is resident there.
+  virtual absl::StatusOr<bool> Holds(const std::string& name, Deadline deadline) = 0;
   // OK when that process still answers on its port.
   virtual absl::Status Probe(Deadline deadline) = 0;
   // The member was dropped: ends the calls and streams in flight, and later ones

@@ -41,12 +41,25 @@ void LoadRunner::Enter(Stage stage) {
 
 LoadOutcome LoadRunner::Run() {
   LoadOutcome outcome;
-  outcome.status = Load();
+  outcome.status = FindLost(outcome.lost);
+  if (outcome.status.ok() && !outcome.lost.empty()) return outcome;
+  if (outcome.status.ok()) outcome.status = Load();
   if (!outcome.status.ok()) AbortAll(outcome.status);
   if (index_ != nullptr) outcome.files = index_->files;
   MutexLock lock(mutex_);
   outcome.holders = holders_;
   return outcome;
+}
+
+absl::Status LoadRunner::FindLost(std::set<uint32_t>& lost) {
+  for (uint32_t rank = 0; rank < load_.stated.size() && IsRankForm(load_.request); ++rank) {
+    if (load_.stated[rank] != nullptr) continue;
+    const auto holds =
+        session_.links[rank]->Holds(load_.name, Sooner(load_.deadline, kCallDeadline));
+    if (!holds.ok()) return OfRank(rank, holds.status());
+    if (!*holds) lost.insert(rank);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status LoadRunner::Load() {

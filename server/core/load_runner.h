@@ -34,7 +34,7 @@ class LoadRunner {
   // `session` has all ranks' links; the load belongs to its epoch.
   LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session);
 
-  // On an error every rank has been told.
+  // On an error every rank has been told. When holders are lost nothing has begun.
   LoadOutcome Run();
 
  private:
@@ -47,6 +47,8 @@ class LoadRunner {
   };
 
   absl::Status Load();
+  // Rank form: asks the ranks that are taken for holders; fills `lost`.
+  absl::Status FindLost(std::set<uint32_t>& lost);
   absl::Status Open();
   absl::Status PlanAll();
   // Rank form: nothing in the source that no rank wants, if they say so.

@@ -25,6 +25,9 @@ class LocalLink final : public MemberLink {
     rank_side_.Abort(name, why);
     return absl::OkStatus();
   }
+  absl::StatusOr<bool> Holds(const std::string& name, Deadline) override {
+    return rank_side_.Holds(name);
+  }
   absl::Status Probe(Deadline) override { return absl::OkStatus(); }
 
  private:

@@ -32,6 +32,7 @@ class RankSide {
   // Counts, seals, publishes. Errors: Internal COVERAGE when the leader placed
   // another number of bytes than the plan has.
   absl::Status Commit(const CommitCall& call);
+  bool Holds(const std::string& name) const { return catalog_.Look(name).ok(); }
   void Abort(const std::string& name, const absl::Status& why) { catalog_.Fail(name, why); }
 
  private:

@@ -20,41 +20,62 @@ std::optional<std::vector<SourceFile>> Rounds::FilesToCheck(uint32_t rank,
   return known->files;
 }
 
+Rounds::Round Rounds::NewRound(const LoadRequest& request, Deadline deadline) const {
+  Round round;
+  round.request = request;
+  round.load_key = LoadKey(request);
+  round.deadline = deadline;
+  round.stated.resize(world_size_);
+  round.digests.resize(world_size_, 0);
+  return round;
+}
+
+void Rounds::Add(Round& round, uint32_t rank, const LoadRequest& request) {
+  round.digests[rank] = RequestDigest(request);
+  if (!IsRankForm(request)) return;
+  round.stated[rank] = std::get<std::shared_ptr<const RankLayout>>(request.layout);
+}
+
+void Rounds::AddLate(Round& round) {
+  for (const Round::Late& late : round.late) Add(round, late.rank, late.request);
+  round.late.clear();
+}
+
+bool Rounds::Takes(const std::string& name, const Round& round, uint32_t rank,
+                   const LoadRequest& request) const {
+  if (round.load_key != LoadKey(request)) return false;
+  if (!IsRankForm(request)) return true;
+  const uint64_t digest = RequestDigest(request);
+  // A rank that already stated something else belongs to a later round.
+  if (round.digests[rank] != 0) return round.digests[rank] == digest;
+  if (!round.running) return true;
+  const auto known = known_.find(name);
+  return known != known_.end() && known->second.request_digests[rank] == digest;
+}
+
 std::string Rounds::Propose(uint32_t rank, const LoadRequest& request, bool reuse,
                             Clock::time_point now) {
-  const uint64_t key = LoadKey(request);
-  const uint64_t digest = RequestDigest(request);
+  const Deadline deadline = now + request.timeout;
   MutexLock lock(mutex_);
   std::string name;
-  for (auto& [open, round] : rounds_) {
-    // A rank that already stated something else belongs to a later round.
-    const bool stated_other = round.digests[rank] != 0 && round.digests[rank] != digest;
-    const bool joinable = !round.running || round.digests[rank] == digest || !IsRankForm(request);
-    if (round.load_key == key && !stated_other && joinable) name = open;
+  for (const auto& [open, round] : rounds_) {
+    if (Takes(open, round, rank, request)) name = open;
   }
   if (name.empty()) {
-    const KnownCheckpoint* known = FindKnown(rank, key, digest);
+    const KnownCheckpoint* known = FindKnown(rank, LoadKey(request), RequestDigest(request));
     if (known != nullptr && !reuse) {
       known_.erase(std::string(known->name));
       known = nullptr;
     }
-    // A running load cannot take one more rank in: that rank begins anew.
     const bool join = known != nullptr && rounds_.count(known->name) == 0;
     name = join ? known->name : "checkpoints/" + RandomHex(8);
-    Round round;
-    round.request = request;
-    round.load_key = key;
-    round.deadline = now + request.timeout;
-    round.stated.resize(world_size_);
-    round.digests.resize(world_size_, 0);
-    rounds_.emplace(name, std::move(round));
+    rounds_.emplace(name, NewRound(request, deadline));
   }
   Round& round = rounds_.at(name);
   if (!round.running) {
-    round.digests[rank] = digest;
-    if (IsRankForm(request)) {
-      round.stated[rank] = std::get<std::shared_ptr<const RankLayout>>(request.layout);
-    }
+    Add(round, rank, request);
+  } else if (IsRankForm(request) && round.digests[rank] == 0) {
+    round.late.push_back({rank, request, deadline});
   }
   return name;
 }
@@ -135,23 +156,40 @@ void Rounds::Finished(const std::string& name, const LoadOutcome& outcome) {
   MutexLock lock(mutex_);
   const auto at = rounds_.find(name);
   if (at == rounds_.end()) return;
-  const Round& round = at->second;
-  if (!outcome.holders.empty()) {
-    KnownCheckpoint& known = known_[name];
-    known.name = name;
-    known.load_key = round.load_key;
-    known.files = outcome.files;
-    known.request_digests.resize(world_size_, 0);
-    for (uint32_t rank = 0; rank < world_size_; ++rank) {
-      if (!IsRankForm(round.request)) {
-        known.request_digests[rank] = RequestDigest(round.request);
-      } else if (round.digests[rank] != 0) {
-        known.request_digests[rank] = round.digests[rank];
-      }
-    }
-    known.holders.insert(outcome.holders.begin(), outcome.holders.end());
-  }
+  if (!outcome.lost.empty()) return PutBack(name, at->second, outcome.lost);
+  if (!outcome.holders.empty()) NoteHolders(name, at->second, outcome);
+  const Round ended = std::move(at->second);
   rounds_.erase(at);
+  if (!outcome.status.ok() || ended.late.empty()) return;
+  Round next = NewRound(ended.late.front().request, ended.late.front().deadline);
+  next.late = ended.late;
+  AddLate(next);
+  rounds_.emplace(name, std::move(next));
+}
+
+void Rounds::PutBack(const std::string& name, Round& round, const std::set<uint32_t>& lost) {
+  if (const auto known = known_.find(name); known != known_.end()) {
+    for (const uint32_t rank : lost) known->second.holders.erase(rank);
+  }
+  round.running = false;
+  AddLate(round);
+}
+
+void Rounds::NoteHolders(const std::string& name, const Round& round,
+                         const LoadOutcome& outcome) {
+  KnownCheckpoint& known = known_[name];
+  known.name = name;
+  known.load_key = round.load_key;
+  known.files = outcome.files;
+  known.request_digests.resize(world_size_, 0);
+  for (uint32_t rank = 0; rank < world_size_; ++rank) {
+    if (!IsRankForm(round.request)) {
+      known.request_digests[rank] = RequestDigest(round.request);
+    } else if (round.digests[rank] != 0) {
+      known.request_digests[rank] = round.digests[rank];
+    }
+  }
+  known.holders.insert(outcome.holders.begin(), outcome.holders.end());
 }
 
 void Rounds::SetResidents(uint32_t rank, const std::vector<ResidentCheckpoint>& residents) {

@@ -42,6 +42,9 @@ struct LoadOutcome {
   absl::Status status;
   std::vector<SourceFile> files;
   std::set<uint32_t> holders;  // ranks that hold the shard now
+  // Ranks that were taken for holders and are none (unloaded, evicted, taken):
+  // nothing was loaded, the round has to wait for their statements.
+  std::set<uint32_t> lost;
 };
 
 class Rounds {
@@ -71,7 +74,8 @@ class Rounds {
   // Earliest deadline of an open round.
   std::optional<Deadline> NextDeadline() const;
 
-  // The load of that name ended.
+  // The load of that name ended. Ranks that asked for it while it ran without
+  // them get a round of their own under the same name, unless it failed.
   void Finished(const std::string& name, const LoadOutcome& outcome);
   // A rank joined and told what it holds; or left, holding nothing.
   void SetResidents(uint32_t rank, const std::vector<ResidentCheckpoint>& residents);
@@ -84,7 +88,26 @@ class Rounds {
     bool running = false;
     std::vector<std::shared_ptr<const RankLayout>> stated;
     std::vector<uint64_t> digests;  // per rank, 0 when not stated
+    // Rank form: ranks that were taken for holders and asked while it ran.
+    struct Late {
+      uint32_t rank = 0;
+      LoadRequest request;
+      Deadline deadline;
+    };
+    std::vector<Late> late;
   };
+  Round NewRound(const LoadRequest& request, Deadline deadline) const;
+  static void Add(Round& round, uint32_t rank, const LoadRequest& request);
+  // Whether a request of `rank` belongs to that open or running round.
+  bool Takes(const std::string& name, const Round& round, uint32_t rank,
+             const LoadRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The round waits again, for ranks that turned out to hold nothing.
+  void PutBack(const std::string& name, Round& round, const std::set<uint32_t>& lost)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteHolders(const std::string& name, const Round& round, const LoadOutcome& outcome)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The statements that came late, in the round itself.
+  static void AddLate(Round& round);
 
   const KnownCheckpoint* FindKnown(uint32_t rank, uint64_t key, uint64_t digest) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

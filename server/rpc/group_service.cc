@@ -151,6 +151,14 @@ grpc::Status GroupServiceImpl::Abort(grpc::ServerContext*, const v1::AbortReques
   return grpc::Status::OK;
 }
 
+grpc::Status GroupServiceImpl::Holds(grpc::ServerContext*, const v1::HoldsRequest* request,
+                                     v1::HoldsResponse* response) {
+  const auto node = Ready();
+  if (!node.ok()) return ToGrpc(node.status());
+  response->set_resident((*node)->catalog().Look(request->name()).ok());
+  return grpc::Status::OK;
+}
+
 grpc::Status GroupServiceImpl::PutValue(grpc::ServerContext*, const v1::PutValueRequest* request,
                                         v1::PutValueResponse* response) {
   const auto leader = Leader();

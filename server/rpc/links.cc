@@ -192,6 +192,15 @@ class GrpcMemberLink final : public MemberLink {
     return Explain(stub_->Abort(&context, request, &response), member_.rank, "aborting " + name);
   }
 
+  absl::StatusOr<bool> Holds(const std::string& name, Deadline deadline) override {
+    v1::HoldsRequest request;
+    request.set_name(name);
+    v1::HoldsResponse response;
+    CKPTD_RETURN_IF_ERROR(Call(&v1::GroupService::Stub::Holds, request, response, deadline,
+                               "asking for " + name));
+    return response.resident();
+  }
+
   absl::Status Probe(Deadline deadline) override {
     v1::HeartbeatRequest request;
     v1::HeartbeatResponse response;

@@ -106,3 +106,13 @@ def test_untied_weights_of_one_stored_tensor_do_not_share_memory(pair, tmp_path)
     with torch.no_grad():
         stages[0].front.weight.zero_()
     assert torch.equal(stages[0].back.weight, weight)
+
+
+def test_ranks_load_again_after_their_shards_were_unloaded(pair, tmp_path):
+    """The leader remembers who held what; what it remembers may be over."""
+    path = save(tmp_path / "m.safetensors", tensors("front", "back"))
+    name = load_together(pair, path, [stage("front"), stage("back")])[0].checkpoint
+    for rank in range(2):
+        pair.json("unload", name, "--force", rank=rank)
+    again = load_together(pair, path, [stage("front"), stage("back")])
+    assert [type(each).__name__ for each in again] == ["LoadResult", "LoadResult"], again

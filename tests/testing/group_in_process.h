@@ -87,6 +87,9 @@ class ScriptedLink final : public MemberLink {
     aborts_.push_back(why);
     return absl::OkStatus();
   }
+  absl::StatusOr<bool> Holds(const std::string& name, Deadline) override {
+    return side_.Holds(name);
+  }
   absl::Status Probe(Deadline) override { return absl::OkStatus(); }
 
   // What the rank was told; how often it had to allocate.

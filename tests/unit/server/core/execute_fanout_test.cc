@@ -52,6 +52,7 @@ class StreamOnlyLink final : public MemberLink {
   absl::Status Abort(const std::string&, const absl::Status&, Deadline) override {
     return absl::OkStatus();
   }
+  absl::StatusOr<bool> Holds(const std::string&, Deadline) override { return false; }
   absl::Status Probe(Deadline) override { return absl::OkStatus(); }
 
  private:

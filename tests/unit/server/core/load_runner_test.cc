@@ -127,11 +127,24 @@ TEST_F(LoadRunnerTest, EachRankGetsWhatItStated) {
 }
 
 TEST_F(LoadRunnerTest, ARankThatStatesNothingIsLeftAlone) {
+  ASSERT_OK(Run(Stated({"a", "b", "a"})).status);
+  ASSERT_OK(group_.rank(1).catalog.Unload(kName, false));
   const LoadOutcome outcome = Run(Stated({"", "b", ""}));
   ASSERT_OK(outcome.status);
   EXPECT_THAT(outcome.holders, ElementsAre(1));
   EXPECT_EQ(Info(1).progress.storage_bytes, SmallSource::kBytesB);
-  EXPECT_EQ(group_.rank(2).link->prepared(), 0);
+  EXPECT_EQ(group_.rank(2).link->prepared(), 1);
+}
+
+TEST_F(LoadRunnerTest, RanksThatAreTakenForHoldersAndAreNoneAreFoundBeforeAnythingBegins) {
+  ASSERT_OK(Run(Stated({"a", "b", "a"})).status);
+  ASSERT_OK(group_.rank(1).catalog.Unload(kName, false));
+  ASSERT_OK(group_.rank(2).catalog.Unload(kName, false));
+  const LoadOutcome outcome = Run(Stated({"", "b", ""}));
+  ASSERT_OK(outcome.status);
+  EXPECT_THAT(outcome.lost, ElementsAre(2));
+  EXPECT_THAT(outcome.holders, ElementsAre());
+  EXPECT_TRUE(group_.rank(0).link->aborts().empty());
 }
 
 TEST_F(LoadRunnerTest, RanksThatHoldTheirShardAreNotFilledAgain) {
@@ -277,6 +290,8 @@ TEST_F(LoadRunnerTest, RanksOfAStrictLoadNeedOnlyNameEverythingTogether) {
 }
 
 TEST_F(LoadRunnerTest, ARankThatReloadsAloneIsNotAskedForTheTensorsOfOthers) {
+  ASSERT_OK(Run(Strict(Stated({"a", "b", "a"}))).status);
+  ASSERT_OK(group_.rank(1).catalog.Unload(kName, false));
   ASSERT_OK(Run(Strict(Stated({"", "b", ""}))).status);
 }
 

@@ -28,7 +28,7 @@ class RoundsTest : public ::testing::Test {
     for (uint32_t rank = 0; rank < 3; ++rank) State(rank);
     const std::vector<ReadyLoad> ready = rounds_.TakeReady();
     rounds_.Finished(ready.at(0).name,
-                     {absl::OkStatus(), {{"/models/m/a", 1, 2, 3, 4, 5}}, holders});
+                     {absl::OkStatus(), {{"/models/m/a", 1, 2, 3, 4, 5}}, holders, {}});
     return ready[0].name;
   }
   ResidentCheckpoint Resident(const std::string& name) {
@@ -162,6 +162,61 @@ TEST_F(RoundsTest, ALoadOfOneRankKeepsWhatTheHoldersAskedFor) {
   State(1);
   const uint64_t digest = RequestDigest(RankRequest(0, 3));
   EXPECT_EQ(rounds_.TakeReady().at(0).request_digests.at(0), digest);
+}
+
+TEST_F(RoundsTest, ARankThatTurnsOutToHoldNothingIsWaitedFor) {
+  const std::string name = Load({0, 2});
+  State(1);
+  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  LoadOutcome outcome;
+  outcome.lost = {2};
+  rounds_.Finished(name, outcome);
+  ASSERT_EQ(rounds_.Waiting().size(), 1u);
+  EXPECT_THAT(rounds_.Waiting()[0].waiting, ElementsAre(2));
+  EXPECT_EQ(State(2), name);
+  EXPECT_EQ(rounds_.TakeReady().size(), 1u);
+}
+
+TEST_F(RoundsTest, ARankThatAsksWhileItsLoadRunsWithoutItIsLoadedNext) {
+  const std::string name = Load({0, 2});
+  State(1);
+  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  EXPECT_EQ(State(2), name);
+  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
+  LoadOutcome outcome;
+  outcome.holders = {1};
+  rounds_.Finished(name, outcome);
+  const auto next = rounds_.TakeReady();
+  ASSERT_EQ(next.size(), 1u);
+  EXPECT_EQ(next[0].name, name);
+  EXPECT_EQ(next[0].stated[1], nullptr);
+  EXPECT_NE(next[0].stated[2], nullptr);
+}
+
+TEST_F(RoundsTest, ARankThatAskedLateIsPartOfARoundThatIsPutBack) {
+  const std::string name = Load({0, 2});
+  State(1);
+  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  State(2);
+  LoadOutcome outcome;
+  outcome.lost = {2};
+  rounds_.Finished(name, outcome);
+  const auto ready = rounds_.TakeReady();
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_NE(ready[0].stated[1], nullptr);
+  EXPECT_NE(ready[0].stated[2], nullptr);
+}
+
+TEST_F(RoundsTest, ALateRequestEndsWithALoadThatFails) {
+  const std::string name = Load({0, 2});
+  State(1);
+  rounds_.TakeReady();
+  State(2);
+  LoadOutcome outcome;
+  outcome.status = absl::InternalError("boom");
+  rounds_.Finished(name, outcome);
+  EXPECT_THAT(rounds_.Waiting(), IsEmpty());
+  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
 }
 
 TEST_F(RoundsTest, AFailedLoadLeavesNothingToJoin) {

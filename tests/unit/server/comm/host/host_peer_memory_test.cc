@@ -1,5 +1,6 @@
 #include "server/comm/host/host_peer_memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
