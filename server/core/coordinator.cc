@@ -1,6 +1,7 @@
 #include "server/core/coordinator.h"
 
 #include <algorithm>
+#include <climits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -26,6 +27,12 @@ absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t wo
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
                      fmt::format("loading {}: rank {} asks for it, this group has ranks 0 to {}",
                                  request.source, rank, world_size - 1));
+  }
+  if (request.source.size() > PATH_MAX) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     fmt::format("loading a source whose path has {} bytes: at most {} are "
+                                 "possible; check the request",
+                                 request.source.size(), PATH_MAX));
   }
   if (request.source.empty() || request.source[0] != '/') {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,

@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::chrono::seconds kProposeDeadline{20};
 constexpr size_t kRememberedRequests = 1024;
+constexpr size_t kMaxRequestIdBytes = 128;
 
 // Waits for a worker's answer. Errors: DeadlineExceeded DEADLINE.
 template <typename T>
@@ -69,19 +70,31 @@ absl::Status Node::CheckNotDraining() const {
                    "again");
 }
 
-absl::Status Node::CheckRequestId(const std::string& request_id, const LoadRequest& request,
+absl::Status Node::ClaimRequestId(const std::string& request_id, const LoadRequest& request,
                                   std::string& known_name) {
   if (request_id.empty()) return absl::OkStatus();
+  if (request_id.size() > kMaxRequestIdBytes) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     fmt::format("loading {}: its request id has {} bytes, at most {} are taken; "
+                                 "use a UUID",
+                                 request.source, request_id.size(), kMaxRequestIdBytes));
+  }
+  const uint64_t digest = RequestDigest(request);
   MutexLock lock(requests_mutex_);
-  const auto at = requests_.find(request_id);
-  if (at == requests_.end()) return absl::OkStatus();
-  if (at->second.digest != RequestDigest(request)) {
+  const auto [at, claimed] = requests_.try_emplace(request_id, Remembered{digest, "", 0});
+  if (at->second.digest != digest) {
     return MakeError(absl::StatusCode::kAlreadyExists, reason::kRequestIdReused,
                      fmt::format("loading {}: request id {} was used for another request; use a "
                                  "new id for each request",
                                  request.source, request_id));
   }
   known_name = at->second.name;
+  if (!claimed) return absl::OkStatus();
+  at->second.order = ++request_order_;
+  if (requests_.size() <= kRememberedRequests) return absl::OkStatus();
+  requests_.erase(std::min_element(requests_.begin(), requests_.end(), [](auto& a, auto& b) {
+    return a.second.order < b.second.order;
+  }));
   return absl::OkStatus();
 }
 
@@ -120,7 +133,7 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   CKPTD_RETURN_IF_ERROR(
       CheckRequest(request, options_.identity.rank, options_.identity.world_size));
   std::string name;
-  CKPTD_RETURN_IF_ERROR(CheckRequestId(request_id, request, name));
+  CKPTD_RETURN_IF_ERROR(ClaimRequestId(request_id, request, name));
   LoadReply reply;
   if (!name.empty()) {
     auto info = catalog_.Get(name);
@@ -140,12 +153,8 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   }
   if (!request_id.empty()) {
     MutexLock lock(requests_mutex_);
-    requests_[request_id] = {RequestDigest(request), name, ++request_order_};
-    if (requests_.size() > kRememberedRequests) {
-      requests_.erase(std::min_element(requests_.begin(), requests_.end(), [](auto& a, auto& b) {
-        return a.second.order < b.second.order;
-      }));
-    }
+    const auto at = requests_.find(request_id);
+    if (at != requests_.end()) at->second.name = name;
   }
   CKPTD_ASSIGN_OR_RETURN(reply.info, catalog_.Get(name));
   return reply;

@@ -105,7 +105,7 @@ class Node {
   absl::StatusOr<std::string> Propose(const LoadRequest& request);
   // The resident checkpoint that answers the request, if its files are unchanged.
   absl::StatusOr<std::optional<std::string>> FindResident(const LoadRequest& request);
-  absl::Status CheckRequestId(const std::string& request_id, const LoadRequest& request,
+  absl::Status ClaimRequestId(const std::string& request_id, const LoadRequest& request,
                               std::string& known_name);
   absl::Status CheckGroupEpoch(uint64_t epoch);
 

@@ -83,6 +83,11 @@ def stage_of(client, path):
     return None
 
 
+def unload_everywhere(group, loads):
+    for loading in loads:
+        group.json("unload", loading.outcome(60).name, rank=loading.rank)
+
+
 @contextlib.contextmanager
 def held_at(group, stage, folder, hole=256 << 20, small=20_000):
     """Starts a load on every rank and stops the leader in `stage`: (path, loads, leader's pid).
@@ -98,6 +103,7 @@ def held_at(group, stage, folder, hole=256 << 20, small=20_000):
             seen = wait_until(lambda: (lambda now: now in (stage, "ACTIVE", "FAILED") and now)(
                 stage_of(client, path)), f"the load to be {stage}")
             if seen != stage:
+                unload_everywhere(group, loads)
                 continue
             os.kill(pid, signal.SIGSTOP)
             break

@@ -82,6 +82,20 @@ TEST_F(NodeTest, ARequestIdIsNotForTwoRequests) {
               FailsWith(absl::StatusCode::kAlreadyExists, reason::kRequestIdReused));
 }
 
+TEST_F(NodeTest, ARequestIdIsBounded) {
+  ASSERT_OK(node_->Load(Request(), std::string(128, 'i')));
+  EXPECT_THAT(node_->Load(Request(), std::string(129, 'i')),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
+}
+
+TEST_F(NodeTest, AnIdClaimedByARequestThatFailedIsStillItsOwn) {
+  LoadRequest refused = Request();
+  refused.source = "/not there";
+  ASSERT_OK(node_->Load(refused, "id"));
+  EXPECT_THAT(node_->Load(Request(), "id"),
+              FailsWith(absl::StatusCode::kAlreadyExists, reason::kRequestIdReused));
+}
+
 TEST_F(NodeTest, ADrainingDaemonTakesNothingNew) {
   node_->Drain();
   EXPECT_THAT(node_->Load(Request(), ""),

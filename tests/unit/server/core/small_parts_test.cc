@@ -141,6 +141,11 @@ TEST(CheckRequest, RefusesARelativeSource) {
               FailsWith(kInvalidArgument, reason::kInvalidRequest));
 }
 
+TEST(CheckRequest, RefusesAPathThatNoFileCanHave) {
+  EXPECT_THAT(CheckRequest(RuleRequest("fsdp:2", "/" + std::string(5000, 'x')), 1, 2),
+              FailsWith(kInvalidArgument, reason::kInvalidRequest));
+}
+
 TEST(CheckRequest, RefusesRulesForAnotherGroupSize) {
   EXPECT_THAT(CheckRequest(RuleRequest("fsdp:3"), 1, 2),
               FailsWith(kInvalidArgument, reason::kWrongWorldSize));
