@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -159,6 +160,16 @@ void Coordinator::Tick() {
   FailExpired();
   PostReady();
   ShowWaiting();
+  FailForgotten();
+}
+
+// As each member does for itself.
+void Coordinator::FailForgotten() {
+  const uint64_t since = parts_.catalog.Tick();
+  std::set<std::string> known;
+  for (const std::string& name : rounds_.Running()) known.insert(name);
+  for (const Rounds::Expired& round : rounds_.Waiting()) known.insert(round.name);
+  parts_.catalog.FailForgotten(known, since);
 }
 
 void Coordinator::ForgetDeparted() {
@@ -186,7 +197,7 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
   LoadOutcome outcome;
   if (session.has_value()) {
     outcome = LoadRunner({parts_.catalog, parts_.membership, parts_.peer_memory, stopping_,
-                          parts_.reader_threads},
+                          parts_.reader_threads, [this, &load] { rounds_.Close(load.name); }},
                          load, *session)
                   .Run();
   } else {
@@ -195,15 +206,16 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
                                            "began; load again",
                                            load.request.source,
                                            fmt::join(parts_.membership.MissingRanks(), ", ")));
+    rounds_.Close(load.name);
   }
-  rounds_.Finished(load.name, outcome);
   for (const uint32_t rank : outcome.lost) {
     Log(LogLevel::kInfo, "{}: rank {} holds its shard no longer; waiting for its trainer",
         load.name, rank);
   }
-  // Who joined the group, or this round, while the load was being given up does
-  // not know it yet; from here on nobody can be given its name any more.
+  // The runner has told the ranks that it began with; one that was restarted
+  // meanwhile may have joined the round as well.
   if (!outcome.status.ok()) AbortEverywhere(load.name, outcome.status);
+  rounds_.Finished(load.name, outcome);
 }
 
 void Coordinator::FailExpired() {

@@ -52,6 +52,7 @@ class Coordinator {
   void PostReady();
   void FailExpired();
   void ShowWaiting();
+  void FailForgotten();
   void RunLoad(const ReadyLoad& load);
   // Tells every rank that is a member how the load ended.
   void AbortEverywhere(const std::string& name, const absl::Status& why);

@@ -44,7 +44,10 @@ LoadOutcome LoadRunner::Run() {
   outcome.status = FindLost(outcome.lost);
   if (outcome.status.ok() && !outcome.lost.empty()) return outcome;
   if (outcome.status.ok()) outcome.status = Load();
-  if (!outcome.status.ok()) AbortAll(outcome.status);
+  if (!outcome.status.ok()) {
+    if (parts_.ending) parts_.ending();
+    AbortAll(outcome.status);
+  }
   if (index_ != nullptr) outcome.files = index_->files;
   MutexLock lock(mutex_);
   outcome.holders = holders_;
@@ -239,6 +242,7 @@ absl::Status LoadRunner::Transfer() {
 absl::Status LoadRunner::CommitAll() {
   Enter(Stage::kPublishing);
   CKPTD_RETURN_IF_ERROR(Interrupted());
+  if (parts_.ending) parts_.ending();
   Progress progress = meter_.Read();
   return ForEach([&](Participant& participant) -> absl::Status {
     CommitCall call;

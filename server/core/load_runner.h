@@ -5,6 +5,7 @@
 #define CKPTD_SERVER_CORE_LOAD_RUNNER_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -30,6 +31,8 @@ class LoadRunner {
     PeerMemory& peer_memory;
     const std::atomic<bool>& stopping;
     unsigned reader_threads = 0;
+    // Called before any rank is told how the load ends: nobody may join it then.
+    std::function<void()> ending = nullptr;
   };
   // `session` has all ranks' links; the load belongs to its epoch.
   LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session);

@@ -43,7 +43,7 @@ void Rounds::AddLate(Round& round) {
 
 bool Rounds::Takes(const std::string& name, const Round& round, uint32_t rank,
                    const LoadRequest& request) const {
-  if (round.load_key != LoadKey(request)) return false;
+  if (round.closed || round.load_key != LoadKey(request)) return false;
   if (!IsRankForm(request)) return true;
   const uint64_t digest = RequestDigest(request);
   // A rank that already stated something else belongs to a later round.
@@ -132,6 +132,12 @@ std::vector<Rounds::Expired> Rounds::Waiting() const {
     if (!round.running) waiting.push_back({name, MissingOf(name, round)});
   }
   return waiting;
+}
+
+void Rounds::Close(const std::string& name) {
+  MutexLock lock(mutex_);
+  const auto at = rounds_.find(name);
+  if (at != rounds_.end()) at->second.closed = true;
 }
 
 std::vector<std::string> Rounds::Running() const {

@@ -88,17 +88,25 @@ def unload_everywhere(group, loads):
         group.json("unload", loading.outcome(60).name, rank=loading.rank)
 
 
+# (bytes to allocate and read, tensors to open and plan) that make a stage last.
+LASTING = {"OPENING": (1 << 20, 50_000), "PLANNING": (1 << 20, 50_000)}
+
+
 @contextlib.contextmanager
-def held_at(group, stage, folder, hole=256 << 20, small=20_000):
+def held_at(group, stage, folder, make=None):
     """Starts a load on every rank and stops the leader in `stage`: (path, loads, leader's pid).
 
     The stages of such a file last long enough to be seen; should one slip by all
     the same, another file is tried. The leader goes on when the block ends.
+    make: writes another kind of checkpoint below the folder it is given, and names it.
     """
     pid = group.pid(0)
     with ckptd.connect(group.address(0)) as client:
         for attempt in range(20):
-            path = sparse(folder / f"{stage}-{attempt}.safetensors", hole, small)
+            if make is not None:
+                path = make(folder / str(attempt))
+            else:
+                path = sparse(folder / f"{stage}-{attempt}.safetensors", *LASTING.get(stage, (256 << 20, 5000)))
             loads = load_everywhere(group, path)
             seen = wait_until(lambda: (lambda now: now in (stage, "ACTIVE", "FAILED") and now)(
                 stage_of(client, path)), f"the load to be {stage}")

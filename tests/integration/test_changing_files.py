@@ -7,8 +7,8 @@ import shutil
 
 import ckptd
 import pytest
-from faults import Loading, assert_loads, assert_nothing_is_left, held_at, load_everywhere, sparse, stage_of, stopped
-from group import Daemon, Group, wait_until
+from faults import assert_loads, assert_nothing_is_left, held_at, load_everywhere, sparse
+from group import Daemon, Group
 
 
 def cut(path):
@@ -79,7 +79,7 @@ def assert_half_of_nothing(group, path):
 @pytest.mark.parametrize("stage", ["PLANNING", "TRANSFERRING"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_file_that_changes_during_the_load_fails_it_on_all_ranks_by_name(readers, tmp_path, change, stage):
-    with held_at(readers, stage, tmp_path, hole=96 << 20, small=5000) as (path, loads, _):
+    with held_at(readers, stage, tmp_path) as (path, loads, _):
         change(path)
     for loading in loads:
         error = loading.outcome(10)
@@ -178,21 +178,16 @@ def test_a_file_that_cannot_be_read_is_named_and_loads_once_it_can(unprivileged,
 
 
 def test_a_file_that_becomes_unreadable_during_the_load_is_named(unprivileged, tmp_path):
-    pid = unprivileged.pid(0)
+    def make(folder):
+        folder.mkdir()
+        return sharded(folder, 256 << 20)[2]
+    with held_at(unprivileged, "TRANSFERRING", tmp_path, make=make) as (index, loads, pid):
+        second = os.path.join(os.path.dirname(index), "b.safetensors")
+        os.chmod(second, 0)
+    error = loads[0].outcome(10)
+    assert isinstance(error, ckptd.Error) and second in error.message, error
+    assert (error.code, error.reason) == ("PERMISSION_DENIED", "SOURCE_UNREADABLE")
+    os.chmod(second, 0o600)
     with ckptd.connect(unprivileged.address(0)) as client:
-        for attempt in range(20):
-            (tmp_path / str(attempt)).mkdir()
-            _, second, index = sharded(tmp_path / str(attempt), 256 << 20)
-            loading = Loading(unprivileged, 0, index, "fsdp:1")
-            seen = wait_until(lambda: (lambda now: now in ("TRANSFERRING", "ACTIVE") and now)(stage_of(client, index)),
-                              "the transfer")
-            if seen == "TRANSFERRING":
-                break
-        with stopped(pid):
-            os.chmod(second, 0)
-        error = loading.outcome(10)
-        assert isinstance(error, ckptd.Error) and second in error.message, error
-        assert (error.code, error.reason) == ("PERMISSION_DENIED", "SOURCE_UNREADABLE")
-        os.chmod(second, 0o600)
         assert client.load(index, layout="fsdp:1").state == "ACTIVE"
     assert unprivileged.pid(0) == pid

@@ -7,8 +7,8 @@ import time
 
 import ckptd
 import pytest
-from faults import (MARK, Loading, assert_loads, assert_nothing_is_left, held_at,
-                    sockets, sparse, stage_of, stopped)
+from faults import (MARK, Loading, assert_loads, assert_nothing_is_left, held_at, resources, sockets, sparse,
+                    stage_of, stopped)
 from group import Group, wait_until
 
 STAGES = ["OPENING", "PLANNING", "ALLOCATING", "TRANSFERRING"]
@@ -19,6 +19,12 @@ LIMIT = 10
 
 def names(error, rank):
     return isinstance(error, ckptd.Error) and (f"rank {rank}" in error.message or error.facts.get("rank") == str(rank))
+
+
+def heard(results, rank):
+    """All clients heard whom they lost, but those whose request came so late that it was carried out."""
+    late = [result for result in results if isinstance(result, ckptd.Checkpoint) and result.state == "ACTIVE"]
+    return len(late) < len(results) and all(names(result, rank) or result in late for result in results)
 
 
 def summary(result):
@@ -37,6 +43,7 @@ def outcome(record_property):
 
 
 def assert_heals(group, path):
+    """The group re-forms, the next load works, and afterwards nothing is left of either."""
     group.wait_ready()
     assert_loads(group, path)
     assert_nothing_is_left(group)
@@ -50,7 +57,7 @@ def test_killing_a_member_ends_the_load_on_all_ranks_with_its_name(start, tmp_pa
         os.kill(victim, signal.SIGKILL)
         since = time.monotonic()
     results = outcome(stage, "member", "killed", loads, since)
-    assert all(names(result, 2) for result in results), results
+    assert heard(results, 2), results
     assert_heals(group, path)
 
 
@@ -63,8 +70,8 @@ def test_a_member_that_stands_still_ends_the_load_on_the_other_ranks(start, tmp_
             still.enter_context(stopped(victim))
             since = time.monotonic()
         results = outcome(stage, "member", "stopped", loads[:2], since)
-        assert all(names(result, 2) for result in results), results
-    assert isinstance(loads[2].outcome(LIMIT), ckptd.Error)
+        assert heard(results, 2), results
+    loads[2].outcome(LIMIT)
     assert_heals(group, path)
 
 
@@ -75,7 +82,7 @@ def test_killing_the_leader_ends_the_load_on_all_ranks_with_its_name(start, tmp_
         os.kill(leader, signal.SIGKILL)
         since = time.monotonic()
         results = outcome(stage, "leader", "killed", loads, since)
-    assert all(names(result, 0) for result in results), results
+    assert heard(results, 0), results
     assert_heals(group, path)
 
 
@@ -85,7 +92,7 @@ def test_a_leader_that_stands_still_ends_the_load_on_the_other_ranks(start, tmp_
     with held_at(group, stage, tmp_path) as (path, loads, _):
         since = time.monotonic()
         results = outcome(stage, "leader", "stopped", loads[1:], since)
-        assert all(names(result, 0) for result in results), results
+        assert heard(results, 0), results
     assert isinstance(loads[0].outcome(LIMIT), ckptd.Error)
     assert_heals(group, path)
 
@@ -132,7 +139,7 @@ def test_a_client_gives_up_a_daemon_that_stands_still(start, tmp_path, outcome):
     with held_at(group, "TRANSFERRING", tmp_path) as (path, loads, _):
         since = time.monotonic()
         result, = outcome("TRANSFERRING", "the client's own daemon", "stopped", loads, since)
-        assert result.reason == "DAEMON_UNREACHABLE" and group.address(0) in result.message, result
+        assert result.reason == "DAEMON_UNREACHABLE" and "rank-0.sock" in result.message, result
     assert_heals(group, path)
 
 
@@ -168,3 +175,20 @@ def test_a_gathering_load_ends_with_its_leader(start, tmp_path, outcome):
     assert all(names(result, 0) for result in results), results
     group.wait_ready()
     assert_nothing_is_left(group)
+
+
+def test_faults_in_a_row_leave_the_survivors_flat(start, tmp_path):
+    group = start(2, *HEARTBEATS)
+    leader, counts = group.pid(0), []
+    for turn in range(4):  # launch waits longer from restart to restart
+        (tmp_path / str(turn)).mkdir()
+        victim = group.pid(1)
+        with held_at(group, "TRANSFERRING", tmp_path / str(turn)) as (path, loads, _):
+            os.kill(victim, signal.SIGKILL)
+        assert all(isinstance(loading.outcome(LIMIT), ckptd.Error) for loading in loads)
+        wait_until(lambda: (group.info(1) or {}).get("pid", victim) != victim, "rank 1 to be back", LIMIT)
+        assert_heals(group, path)
+        counts.append(resources(leader))
+    # The first turns fill what gRPC keeps in reserve.
+    for key, slack in (("memfds", 0), ("fds", 6), ("threads", 4)):
+        assert counts[-1][key] <= counts[1][key] + slack, counts

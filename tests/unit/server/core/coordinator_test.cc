@@ -65,6 +65,12 @@ TEST_F(CoordinatorTest, AHeartbeatTellsWhoIsWaitedFor) {
   EXPECT_THAT(reply.loads[0].second.waiting_ranks, ::testing::ElementsAre(0));
 }
 
+TEST_F(CoordinatorTest, ALoadThatNoRoundRunsIsFailed) {
+  group_.rank(0).catalog.Begin("checkpoints/orphan", Rules());
+  EXPECT_THAT(EndOf(0, "checkpoints/orphan").failure,
+              FailsWith(absl::StatusCode::kAborted, reason::kEpochChanged));
+}
+
 TEST_F(CoordinatorTest, AHeartbeatNamesEveryLoadThatRuns) {
   std::promise<void> go_on;
   load_worker_.Post([&go_on] { go_on.get_future().wait(); });

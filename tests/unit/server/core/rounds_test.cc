@@ -70,6 +70,22 @@ TEST_F(RoundsTest, EqualRulesJoinALoadThatRuns) {
   EXPECT_EQ(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
+TEST_F(RoundsTest, NobodyJoinsALoadThatIsAboutToEnd) {
+  const std::string name = Propose(1, RuleRequest("fsdp:3"));
+  rounds_.TakeReady();
+  rounds_.Close(name);
+  EXPECT_NE(Propose(2, RuleRequest("fsdp:3")), name);
+}
+
+TEST_F(RoundsTest, NamesTheLoadsThatRun) {
+  const std::string name = Propose(1, RuleRequest("fsdp:3"));
+  EXPECT_THAT(rounds_.Running(), IsEmpty());
+  rounds_.TakeReady();
+  EXPECT_THAT(rounds_.Running(), ::testing::ElementsAre(name));
+  rounds_.Finished(name, {});
+  EXPECT_THAT(rounds_.Running(), IsEmpty());
+}
+
 TEST_F(RoundsTest, OtherRulesAreAnotherLoad) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   EXPECT_NE(Propose(2, RuleRequest("replicate:3")), name);
