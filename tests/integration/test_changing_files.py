@@ -76,10 +76,20 @@ def assert_half_of_nothing(group, path):
         assert int(group.info(rank)["memory"]["used_bytes"]) == 0
 
 
-@pytest.mark.parametrize("stage", ["PLANNING", "TRANSFERRING"])
+def cached(folder):
+    """What lies in the page cache is read through a mapping: a cut is a SIGBUS there."""
+    path = sparse(folder / "cached.safetensors", 256 << 20)
+    with open(path, "rb") as file:
+        while file.read(1 << 24):
+            pass
+    return path
+
+
+@pytest.mark.parametrize("stage, make", [("PLANNING", None), ("TRANSFERRING", None), ("TRANSFERRING", cached)],
+                         ids=["while planning", "while reading", "while reading from the page cache"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_file_that_changes_during_the_load_fails_it_on_all_ranks_by_name(readers, tmp_path, change, stage):
-    with held_at(readers, stage, tmp_path) as (path, loads, _):
+def test_a_file_that_changes_during_the_load_fails_it_on_all_ranks_by_name(readers, tmp_path, change, stage, make):
+    with held_at(readers, stage, tmp_path, make=make) as (path, loads, _):
         change(path)
     for loading in loads:
         error = loading.outcome(10)

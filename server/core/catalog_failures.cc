@@ -1,0 +1,70 @@
+// The part of the catalog that ends loads.
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/core/catalog.h"
+
+namespace ckptd {
+namespace {
+
+// Aborts of loads that are not known here yet.
+constexpr size_t kAbortsKept = 32;
+
+}  // namespace
+
+void Catalog::Fail(const std::string& name, const absl::Status& why) {
+  std::shared_ptr<ShardMemory> freed;  // destroyed after the lock
+  MutexLock lock(mutex_);
+  Entry* entry = Find(name);
+  if (entry == nullptr) return NoteAbort(name, why);
+  if (entry->info.state != CheckpointState::kLoading) return;
+  entry->info.state = CheckpointState::kFailed;
+  entry->info.failure = why;
+  freed = std::move(entry->memory);
+  Touch(*entry);
+  Log(LogLevel::kError, "{}: failed: {} ({})", name, MessageOf(why), ReasonOf(why));
+}
+
+void Catalog::NoteAbort(const std::string& name, const absl::Status& why) {
+  aborted_[name] = {why, ++ticks_};
+  if (aborted_.size() <= kAbortsKept) return;
+  aborted_.erase(std::min_element(
+      aborted_.begin(), aborted_.end(),
+      [](const auto& a, const auto& b) { return a.second.tick < b.second.tick; }));
+}
+
+void Catalog::FailAllLoading(const absl::Status& why) {
+  std::vector<std::string> names;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [name, entry] : entries_) {
+      if (entry.info.state == CheckpointState::kLoading) names.push_back(name);
+    }
+  }
+  for (const std::string& name : names) Fail(name, why);
+}
+
+void Catalog::FailForgotten(const std::set<std::string>& known, uint64_t since) {
+  std::vector<std::string> names;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [name, entry] : entries_) {
+      const bool loading = entry.info.state == CheckpointState::kLoading;
+      if (loading && entry.generation <= since && known.count(name) == 0) names.push_back(name);
+    }
+  }
+  for (const std::string& name : names) {
+    Fail(name, MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
+                         fmt::format("loading {}: rank 0 has given this load up and could not "
+                                     "tell this rank why; load again",
+                                     name),
+                         {{"rank", "0"}}));
+  }
+}
+
+}  // namespace ckptd
