@@ -17,9 +17,12 @@ std::string Age(const std::optional<TimePoint>& time, const Context& context) {
 }
 
 std::string MemoryLine(const MemoryInfo& memory) {
-  return fmt::format("{} of {} used, arena {} of {} ({} in huge pages), {} lingering",
+  const std::string target = memory.arena_target_bytes > memory.arena_bytes
+                                 ? ", filling to " + HumanBytes(memory.arena_target_bytes)
+                                 : "";
+  return fmt::format("{} of {} used, arena {}{} ({} in huge pages), {} lingering",
                      HumanBytes(memory.used_bytes), HumanBytes(memory.budget_bytes),
-                     HumanBytes(memory.arena_bytes), HumanBytes(memory.arena_target_bytes),
+                     HumanBytes(memory.arena_bytes), target,
                      HumanBytes(memory.huge_page_bytes), HumanBytes(memory.lingering_bytes));
 }
 

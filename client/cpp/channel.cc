@@ -22,8 +22,8 @@ constexpr int kKeepaliveTimeoutMs = 2000;
 
 absl::Status Unreachable(absl::StatusCode code, const Address& address, std::string_view why) {
   return MakeError(code, reason::kDaemonUnreachable,
-                   fmt::format("connecting to the daemon at {} (chosen by {}): {}; start it with "
-                               "`ckptd run`, or name another by --address or CKPTD_ADDRESS",
+                   fmt::format("connecting to the daemon at {} (chosen by {}): {}; start the job's "
+                               "daemons with `ckptd launch --nproc N`, or name another by --address or CKPTD_ADDRESS",
                                address.target, address.chosen_by, why),
                    {{"address", address.target}, {"chosen_by", address.chosen_by}});
 }

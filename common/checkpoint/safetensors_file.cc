@@ -52,7 +52,7 @@ absl::Status StatError(const std::string& path, int error) {
   }
   std::string_view advice = "";
   if (error == ENOENT || error == ENOTDIR) {
-    advice = "; check the path, as seen by the daemon (its mounts, its working directory)";
+    advice = "; check the path (a daemon sees its own mounts and working directory)";
   } else if (error == EACCES || error == EPERM) {
     advice = "; let the daemon's user read it";
   }

@@ -60,7 +60,7 @@ struct RankLayout {
   std::vector<Mesh> meshes;
   std::vector<Sharding> shardings;
   std::vector<TargetSpec> targets;
-  bool skip_missing = false;       // every target is left out when the source lacks it
+  bool skip_missing = false;       // targets are left out when the source lacks them, if not all
   bool refuse_unexpected = false;  // see CheckNothingUnexpected
 };
 

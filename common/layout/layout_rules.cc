@@ -120,8 +120,11 @@ absl::StatusOr<RankLayout> LayoutRules::ForRank(const CheckpointIndex& index,
     if (rule == nullptr) return NoRuleMatches(*named.name);
     const auto number = static_cast<uint32_t>(rule - rules_.data());
     if (!gives[number]) continue;
+    // As with a dtype policy: a pattern that casts is about the floating tensors.
+    const bool casts = IsCastable(rule->dtype) && !IsCastable(named.tensor->dtype);
+    const Dtype dtype = casts ? Dtype::kUnspecified : rule->dtype;
     const uint32_t sharding = named.tensor->shape.empty() ? whole : number;
-    TargetSpec* twin = tied.Find(named.tensor, layout.shardings[sharding], rule->dtype, layout);
+    TargetSpec* twin = tied.Find(named.tensor, layout.shardings[sharding], dtype, layout);
     if (twin != nullptr) {
       twin->aliases.push_back(*named.name);
       continue;
@@ -130,7 +133,7 @@ absl::StatusOr<RankLayout> LayoutRules::ForRank(const CheckpointIndex& index,
     TargetSpec& target = layout.targets.emplace_back();
     target.name = *named.name;
     target.sharding = sharding;
-    target.dtype = rule->dtype;
+    target.dtype = dtype;
   }
   return layout;
 }

@@ -112,11 +112,12 @@ absl::StatusOr<std::vector<Wanted>> Resolve(const CheckpointIndex& index, const 
   std::vector<Wanted> all;
   all.reserve(layout.targets.size());
   std::vector<std::string> missing;
+  std::vector<std::string> skipped;
   Finder finder(index);
   for (const TargetSpec& target : layout.targets) {
     CKPTD_ASSIGN_OR_RETURN(const TensorEntry* source, SourceOf(target, finder, index));
     if (source == nullptr) {
-      if (!target.optional && !layout.skip_missing) missing.push_back(target.name);
+      if (!target.optional) (layout.skip_missing ? skipped : missing).push_back(target.name);
       continue;
     }
     const absl::Status shape = CheckShape(target, *source);
@@ -129,6 +130,8 @@ absl::StatusOr<std::vector<Wanted>> Resolve(const CheckpointIndex& index, const 
     wanted.name = target.name;
     wanted.aliases = target.aliases;
   }
+  // Nothing in common is a mistake in the names, not something to skip.
+  if (all.empty() && !skipped.empty()) missing = std::move(skipped);
   if (!missing.empty()) return MissingTensors(index, missing, layout.rank);
   return all;
 }

@@ -41,9 +41,10 @@ class Daemons:
 
     def __init__(self, binaries, run_dir, ranks, arena):
         self.binaries, self.run_dir = binaries, run_dir
-        self.log = run_dir / "daemons.log"
         # A job of its own: daemons that an earlier run kept are left alone.
         job = f"main-{os.getpid()}"
+        self.log = run_dir / f"{job}.log"
+        self.folder = run_dir / job
         self.environment = {**os.environ, "CKPTD_RUN_DIR": str(run_dir), "CKPTD_JOB": job,
                             "CKPTD_ADDRESS": f"unix://{run_dir}/{job}/rank-{{rank}}.sock"}
         arguments = ["launch", "--nproc", str(ranks), "--job", job, "--run-dir", str(run_dir),
@@ -88,6 +89,8 @@ class Daemons:
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait(timeout=30)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
 
 class Trainers:
@@ -210,6 +213,7 @@ def run(arguments):
             trainers.end()
         if not arguments.keep or sys.exc_info()[0] is not None:
             daemons.stop()
+    print(f"kept for the next run: {source} ({gigabytes(nbytes)}); remove it with rm -r {arguments.directory}")
     print("verified")
 
 
@@ -225,12 +229,14 @@ def main():
     parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "bin", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.directory = arguments.directory.resolve()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     try:
         run(arguments)
     except Failure as failure:
         sys.exit(f"quickstart: {failure}")
     except KeyboardInterrupt:
-        sys.exit("quickstart: interrupted; everything it started has been stopped")
+        print("quickstart: interrupted; everything it started has been stopped", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

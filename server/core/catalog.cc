@@ -116,6 +116,7 @@ void Catalog::Begin(const std::string& name, const LoadRequest& request, uint64_
     }
     aborted_.erase(aborted);
   }
+  Log(LogLevel::kInfo, "{}: loading {}, layout {}", name, request.source, entry.info.layout);
   entries_[name] = std::move(entry);
   Touch(entries_[name]);
   Prune();
@@ -149,7 +150,8 @@ std::shared_ptr<ShardMemory> Catalog::EvictOne() {
     if (victim == nullptr || entry.last_used < victim->last_used) victim = &entry;
   }
   if (victim == nullptr) return nullptr;
-  Log(LogLevel::kInfo, "{}: evicted, {} bytes", victim->info.name, victim->info.slab_bytes);
+  Log(LogLevel::kInfo, "{}: evicted, {:.1f} MB", victim->info.name,
+      static_cast<double>(victim->info.slab_bytes) / 1e6);
   std::shared_ptr<ShardMemory> memory = std::move(victim->memory);
   entries_.erase(victim->info.name);
   changed_.NotifyAll();

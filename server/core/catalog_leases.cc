@@ -125,7 +125,7 @@ absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force) {
   freed = std::move(entry->memory);
   entries_.erase(name);
   changed_.NotifyAll();
-  Log(LogLevel::kInfo, "{}: unloaded, {} bytes", name, bytes);
+  Log(LogLevel::kInfo, "{}: unloaded, {:.1f} MB", name, static_cast<double>(bytes) / 1e6);
   return bytes;
 }
 

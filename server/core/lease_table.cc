@@ -92,6 +92,7 @@ void LeaseTable::End(const std::string& lease) {
     leases_.erase(at);
     changed_.NotifyAll();
   }
+  Log(LogLevel::kDebug, "{}: ended", lease);
   catalog_.Release(checkpoint, generation);
 }
 

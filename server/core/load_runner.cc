@@ -101,7 +101,6 @@ absl::Status LoadRunner::Open() {
 
 absl::Status LoadRunner::PlanAll() {
   Enter(Stage::kPlanning);
-  CKPTD_RETURN_IF_ERROR(CheckNames());
   std::vector<uint64_t> digests;
   for (uint32_t rank = 0; rank < session_.links.size(); ++rank) {
     LoadRequest request = load_.request;
@@ -116,6 +115,8 @@ absl::Status LoadRunner::PlanAll() {
     digests.push_back(plan->digest);
     participants_.push_back({rank, std::move(plan).value(), {}, {}});
   }
+  // After the plans: where names only lack a prefix, what is missing says so.
+  CKPTD_RETURN_IF_ERROR(CheckNames());
   plan_digest_ = CombineDigests(digests);
   return Interrupted();
 }

@@ -87,8 +87,9 @@ absl::Status RankSide::Commit(const CommitCall& call) {
   CKPTD_RETURN_IF_ERROR(catalog_.Publish(call));
   std::chrono::nanoseconds total{0};
   for (const auto& [stage, duration] : call.progress.stages) total += duration;
-  Log(LogLevel::kInfo, "{}: active, {} tensors, {} bytes, {:.3f} s", call.name,
-      plan.tensors.size(), plan.slab_bytes, std::chrono::duration<double>(total).count());
+  Log(LogLevel::kInfo, "{}: active, {} tensors, {:.1f} MB, {:.3f} s", call.name,
+      plan.tensors.size(), static_cast<double>(plan.slab_bytes) / 1e6,
+      std::chrono::duration<double>(total).count());
   return absl::OkStatus();
 }
 

@@ -46,12 +46,28 @@ void AddLaunchFlags(CLI::App& launch, ckptd::LaunchOptions& options) {
       ->capture_default_str();
   launch.add_option("command", options.command, "Command to run once the daemons are ready");
   launch.footer(
+      "Every key that `ckptd config` prints is a flag here; `ckptd --help` explains them.\n"
       "Starts --nproc daemons and restarts those that crash. With a command after --, runs it\n"
       "with CKPTD_ADDRESS set, and ends when it ends, with its exit code. Numbers that torchrun\n"
       "or Slurm have put into the environment are the defaults.\n"
       "\n"
       "  ckptd launch --nproc 8 -- torchrun --nproc-per-node 8 train.py\n"
       "  srun --ntasks-per-node=1 ckptd launch --nproc 8 --rendezvous $HEAD:29511");
+}
+
+int UsageError(const CLI::App& app, const CLI::ParseError& error) {
+  std::string what = error.what();
+  if (dynamic_cast<const CLI::ConfigError*>(&error) != nullptr) {
+    const std::string file = app.get_config_ptr()->as<std::string>();
+    const std::string key = what.substr(what.find_last_of(' ') + 1);
+    what = fmt::format("reading {}: there is no key \"{}\"; `ckptd config` prints every key", file,
+                       key);
+  } else if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr ||
+             dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    what += "; the commands are run, launch and config";
+  }
+  fmt::print(stderr, "ckptd: {}. See `ckptd --help`.\n", what);
+  return ckptd::kExitUsage;
 }
 
 }  // namespace
@@ -71,13 +87,15 @@ int main(int argc, char** argv) {
   CLI::App& show = *app.add_subcommand("config", "Print every key with its value here");
   ckptd::AddConfigFlags(app, config);
   for (CLI::App* sub : {&run, &launch, &show}) sub->fallthrough();
+  run.footer("Every key that `ckptd config` prints is a flag here; `ckptd --help` explains them.");
   AddLaunchFlags(launch, options);
 
   try {
     app.parse(argc, argv);
+  } catch (const CLI::Success& wanted) {
+    return app.exit(wanted);  // help or version
   } catch (const CLI::ParseError& error) {
-    // CLI11 prints help or the mistake; only the codes are ours.
-    return app.exit(error) == 0 ? ckptd::kExitOk : ckptd::kExitUsage;
+    return UsageError(app, error);
   }
   if (run.parsed()) return ckptd::RunCommand(config);
   if (launch.parsed()) {

@@ -133,8 +133,8 @@ def unreachable(address: Address, error: OSError) -> Exception:
             facts,
         )
     return Unavailable(
-        f"connecting to the ckptd daemon at {address}: {_why(error)}; start one with "
-        "`ckptd run`, or name another with address= or CKPTD_ADDRESS",
+        f"connecting to the ckptd daemon at {address}: {_why(error)}; start the job's "
+        "daemons with `ckptd launch --nproc N`, or name another with address= or CKPTD_ADDRESS",
         "DAEMON_UNREACHABLE",
         facts,
     )

@@ -148,7 +148,7 @@ constexpr char kTwoMeshes[] = R"j({
 FakeSource TwoMeshSource() {
   FakeSource source;
   for (const char* name : {"a.weight", "b.experts.0", "buffer", "head.w", "skip.x", "skipped"}) {
-    source.Add(name, {8, 2});
+    source.Add(name, {8, 2}, Dtype::kF16);
   }
   return source;
 }
@@ -207,6 +207,16 @@ TEST(JsonLayout, AppliesRulesToAliasesByTheirOwnName) {
   const RankLayout second = For(rules, source, 1);
   ASSERT_THAT(NamesOf(second), ElementsAre("a.head.weight"));
   EXPECT_THAT(second.targets[0].aliases, ElementsAre("embed.weight", "z.head.weight"));
+}
+
+TEST(JsonLayout, CastsFloatingTensorsOnly) {
+  FakeSource source;
+  source.Add("steps", {1}, Dtype::kI64);
+  source.Add("weight", {2}, Dtype::kF32);
+  const LayoutRules rules = Rules(R"j({"world_size": 1, "default": {"dtype": "BF16"}})j");
+  const RankLayout layout = For(rules, source, 0);
+  EXPECT_EQ(layout.targets[0].dtype, Dtype::kUnspecified);
+  EXPECT_EQ(layout.targets[1].dtype, Dtype::kBF16);
 }
 
 TEST(JsonLayout, RefusesARankOutsideOfTheWorld) {

@@ -126,6 +126,16 @@ TEST(RankForm, LeavesOutWhatIsMissingWhenAllowed) {
   EXPECT_EQ(plan.tensors[0].name, "x");
 }
 
+TEST(RankForm, RefusesToLeaveOutEverything) {
+  FakeSource source;
+  source.Add("model.x", {4});
+  RankLayout layout = AskFor({"x"}, Sharding{}, MeshOf({1}));
+  layout.skip_missing = true;
+  const auto plan = PlanRank(source.index(), layout, {});
+  EXPECT_THAT(plan, FailsWith(absl::StatusCode::kNotFound, reason::kTensorNotFound));
+  EXPECT_THAT(plan, Says("add the prefix 'model.'"));
+}
+
 TEST(RankForm, LeavesOutOptionalTensorsThatAreMissingOrOfAnotherShape) {
   FakeSource source;
   source.Add("other", {4});

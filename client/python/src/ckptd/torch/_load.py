@@ -12,7 +12,7 @@ from torch import nn
 from .. import _address, _client
 from .._errors import Error, InvalidArgument, Unimplemented
 from .._rpc import Deadline
-from . import _buffers, _private, _place, _targets
+from . import _buffers, _memory, _place, _private, _targets
 from ._result import LoadResult
 from ._targets import Target
 
@@ -194,13 +194,19 @@ def _sort_out(targets: List[Target], table) -> Tuple[List[Target], List[Target],
     for target in targets:
         # A buffer that the model computed itself stays, whatever the checkpoint holds.
         fillable = target.persistent or target.tensor.is_meta
-        if fillable and target.name in table.index:
+        if fillable and target.name in table.index and _fits(target, table):
             held.append(target)
         elif target.persistent:
             missing.append(target.name)
         elif target.tensor.is_meta:
             left.append(target)
     return held, left, sorted(missing)
+
+
+def _fits(target: Target, table) -> bool:
+    """Whether a buffer that need not be loaded has the checkpoint's dtype; others must have it."""
+    number = table.dtypes[table.index[target.name]].number
+    return target.persistent or number == _memory.number_of(target.dtype)
 
 
 @contextlib.contextmanager

@@ -40,11 +40,18 @@ class LoadResult:
         return self.unexpected
 
     def __str__(self) -> str:
+        size = f"{self.nbytes / 1e9:.3g} GB" if self.nbytes >= 1e9 else f"{self.nbytes / 1e6:.3g} MB"
         parts = [
-            f"{self.tensor_count} tensors, {self.nbytes / 1e9:.3g} GB on this rank",
+            f"{self.tensor_count} tensors, {size} on this rank",
             f"{self.seconds.get('total', 0.0):.3g} s",
             f"{self.mode}, {'resident' if self.resident else 'loaded'} as {self.checkpoint}",
-            f"{len(self.missing)} missing, {len(self.unexpected)} unexpected, {len(self.copied)} "
-            "copied",
+            f"{_shown(self.missing)} missing, {_shown(self.unexpected)} unexpected, "
+            f"{_shown(list(self.copied))} copied",
         ]
         return "; ".join(parts)
+
+
+def _shown(names: List[str]) -> str:
+    if not names:
+        return "0"
+    return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"

@@ -106,7 +106,8 @@ def choose_dtypes(targets: List[Target], dtype: Optional[torch.dtype]) -> None:
     """The model's own dtypes, or `dtype` for floating tensors a checkpoint may hold."""
     if dtype is not None and not _memory.is_castable(dtype):
         raise InvalidArgument(
-            f"reading dtype={dtype}: weights can be cast to float16, bfloat16, float32 and float64",
+            f"reading dtype={dtype!r}: weights can be cast to torch.float16, torch.bfloat16, "
+            "torch.float32 and torch.float64",
             "INVALID_REQUEST",
         )
     for target in targets:
@@ -199,7 +200,7 @@ def state(targets: List[Target], rank: int, world_size: int, strict: bool) -> Ra
             target.names[0],
             tuple(target.tensor.shape),
             statement.sharding(target),
-            _memory.number_of(target.dtype),
+            _memory.number_of(target.dtype) if target.persistent else 0,
             target.names[1:],
             optional=not target.persistent,
         )
