@@ -197,7 +197,8 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
   LoadOutcome outcome;
   if (session.has_value()) {
     outcome = LoadRunner({parts_.catalog, parts_.membership, parts_.peer_memory, stopping_,
-                          parts_.reader_threads, [this, &load] { rounds_.Close(load.name); }},
+                          parts_.reader_threads,
+                          [this, &load](bool failed) { rounds_.Ending(load.name, failed); }},
                          load, *session)
                   .Run();
   } else {
@@ -206,16 +207,16 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
                                            "began; load again",
                                            load.request.source,
                                            fmt::join(parts_.membership.MissingRanks(), ", ")));
-    rounds_.Close(load.name);
-  }
-  for (const uint32_t rank : outcome.lost) {
-    Log(LogLevel::kInfo, "{}: rank {} holds its shard no longer; waiting for its trainer",
-        load.name, rank);
+    rounds_.Ending(load.name, true);
   }
   // The runner has told the ranks that it began with; one that was restarted
   // meanwhile may have joined the round as well.
   if (!outcome.status.ok()) AbortEverywhere(load.name, outcome.status);
   rounds_.Finished(load.name, outcome);
+  for (const uint32_t rank : outcome.lost) {
+    Log(LogLevel::kInfo, "{}: rank {} holds its shard no longer; waiting for its trainer",
+        load.name, rank);
+  }
 }
 
 void Coordinator::FailExpired() {

@@ -45,7 +45,7 @@ LoadOutcome LoadRunner::Run() {
   if (outcome.status.ok() && !outcome.lost.empty()) return outcome;
   if (outcome.status.ok()) outcome.status = Load();
   if (!outcome.status.ok()) {
-    if (parts_.ending) parts_.ending();
+    if (parts_.ending) parts_.ending(true);
     AbortAll(outcome.status);
   }
   if (index_ != nullptr) outcome.files = index_->files;
@@ -243,7 +243,7 @@ absl::Status LoadRunner::Transfer() {
 absl::Status LoadRunner::CommitAll() {
   Enter(Stage::kPublishing);
   CKPTD_RETURN_IF_ERROR(Interrupted());
-  if (parts_.ending) parts_.ending();
+  if (parts_.ending) parts_.ending(false);
   Progress progress = meter_.Read();
   return ForEach([&](Participant& participant) -> absl::Status {
     CommitCall call;

@@ -31,8 +31,8 @@ class LoadRunner {
     PeerMemory& peer_memory;
     const std::atomic<bool>& stopping;
     unsigned reader_threads = 0;
-    // Called before any rank is told how the load ends: nobody may join it then.
-    std::function<void()> ending = nullptr;
+    // Called before any rank is told that the load has failed, or succeeded.
+    std::function<void(bool failed)> ending = nullptr;
   };
   // `session` has all ranks' links; the load belongs to its epoch.
   LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session);

@@ -43,7 +43,7 @@ void Rounds::AddLate(Round& round) {
 
 bool Rounds::Takes(const std::string& name, const Round& round, uint32_t rank,
                    const LoadRequest& request) const {
-  if (round.closed || round.load_key != LoadKey(request)) return false;
+  if (round.load_key != LoadKey(request) || round.failing) return false;
   if (!IsRankForm(request)) return true;
   const uint64_t digest = RequestDigest(request);
   // A rank that already stated something else belongs to a later round.
@@ -74,7 +74,7 @@ std::string Rounds::Propose(uint32_t rank, const LoadRequest& request, bool reus
   Round& round = rounds_.at(name);
   if (!round.running) {
     Add(round, rank, request);
-  } else if (IsRankForm(request) && round.digests[rank] == 0) {
+  } else if (round.ending || (IsRankForm(request) && round.digests[rank] == 0)) {
     round.late.push_back({rank, request, deadline});
   }
   return name;
@@ -134,10 +134,12 @@ std::vector<Rounds::Expired> Rounds::Waiting() const {
   return waiting;
 }
 
-void Rounds::Close(const std::string& name) {
+void Rounds::Ending(const std::string& name, bool failed) {
   MutexLock lock(mutex_);
   const auto at = rounds_.find(name);
-  if (at != rounds_.end()) at->second.closed = true;
+  if (at == rounds_.end()) return;
+  at->second.ending = true;
+  at->second.failing = failed;
 }
 
 std::vector<std::string> Rounds::Running() const {

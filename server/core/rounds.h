@@ -69,9 +69,9 @@ class Rounds {
   std::vector<Expired> TakeExpired(Clock::time_point now);
   // Open rounds and the ranks they wait for.
   std::vector<Expired> Waiting() const;
-  // A running load that is about to end: whoever asks from now on begins anew, or
-  // would be given the end of a load that it may have heard of already.
-  void Close(const std::string& name);
+  // A running load is about to end, which ranks may hear before Finished: who asks
+  // from now on is served after it, by a new round if it fails.
+  void Ending(const std::string& name, bool failed);
   // Names of the rounds that were taken to run and have not finished.
   std::vector<std::string> Running() const;
   // Earliest deadline of an open round.
@@ -89,7 +89,8 @@ class Rounds {
     uint64_t load_key = 0;
     Deadline deadline;
     bool running = false;
-    bool closed = false;
+    bool ending = false;
+    bool failing = false;
     std::vector<std::shared_ptr<const RankLayout>> stated;
     std::vector<uint64_t> digests;  // per rank, 0 when not stated
     // Rank form: ranks that were taken for holders and asked while it ran.

@@ -70,11 +70,22 @@ TEST_F(RoundsTest, EqualRulesJoinALoadThatRuns) {
   EXPECT_EQ(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
-TEST_F(RoundsTest, NobodyJoinsALoadThatIsAboutToEnd) {
+TEST_F(RoundsTest, NobodyJoinsALoadThatFails) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   rounds_.TakeReady();
-  rounds_.Close(name);
+  rounds_.Ending(name, true);
   EXPECT_NE(Propose(2, RuleRequest("fsdp:3")), name);
+}
+
+TEST_F(RoundsTest, WhoAsksWhileALoadIsPublishedIsServedAfterIt) {
+  const std::string name = Propose(1, RuleRequest("fsdp:3"));
+  rounds_.TakeReady();
+  rounds_.Ending(name, false);
+  EXPECT_EQ(Propose(2, RuleRequest("fsdp:3")), name);
+  rounds_.Finished(name, {absl::OkStatus(), {}, {0, 1, 2}, {}});
+  const auto ready = rounds_.TakeReady();
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_EQ(ready[0].name, name);
 }
 
 TEST_F(RoundsTest, NamesTheLoadsThatRun) {
