@@ -1,4 +1,4 @@
-"""Parts of the tests of failure: loads that last, stages to act at, and what a group may not keep."""
+"""Parts of the tests of failure: loads that last, stages to act at, what a group may not keep."""
 
 import array
 import contextlib
@@ -43,7 +43,13 @@ class Loading(threading.Thread):
 
     def __init__(self, group, rank, path, layout, timeout=60):
         super().__init__(daemon=True)
-        self.group, self.rank, self.path, self.layout, self.timeout = group, rank, path, layout, timeout
+        self.group, self.rank, self.path, self.layout, self.timeout = (
+            group,
+            rank,
+            path,
+            layout,
+            timeout,
+        )
         self.result = self.ended = None
         self.start()
 
@@ -106,10 +112,17 @@ def held_at(group, stage, folder, make=None):
             if make is not None:
                 path = make(folder / str(attempt))
             else:
-                path = sparse(folder / f"{stage}-{attempt}.safetensors", *LASTING.get(stage, (256 << 20, 5000)))
+                path = sparse(
+                    folder / f"{stage}-{attempt}.safetensors",
+                    *LASTING.get(stage, (256 << 20, 5000)),
+                )
             loads = load_everywhere(group, path)
-            seen = wait_until(lambda: (lambda now: now in (stage, "ACTIVE", "FAILED") and now)(
-                stage_of(client, path)), f"the load to be {stage}")
+            seen = wait_until(
+                lambda: (lambda now: now in (stage, "ACTIVE", "FAILED") and now)(
+                    stage_of(client, path)
+                ),
+                f"the load to be {stage}",
+            )
             if seen != stage:
                 unload_everywhere(group, loads)
                 continue
@@ -131,7 +144,11 @@ def resources(pid):
         with contextlib.suppress(FileNotFoundError):
             links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
     threads = len(os.listdir(f"/proc/{pid}/task"))
-    return {"fds": len(links), "memfds": sum("memfd:ckptd" in link for link in links), "threads": threads}
+    return {
+        "fds": len(links),
+        "memfds": sum("memfd:ckptd" in link for link in links),
+        "threads": threads,
+    }
 
 
 def children(pid):
@@ -150,19 +167,31 @@ def expected_sockets(ranks):
 
 def assert_nothing_is_left(group):
     """No lease, memory, child or file beyond those of a healthy group that holds nothing."""
+
     def clean():
         infos = group.ready()
-        return infos and all(int(info["memory"]["used_bytes"]) == 0 and
-                             int(info["memory"]["lingering_bytes"]) == 0 for info in infos)
+        return infos and all(
+            int(info["memory"]["used_bytes"]) == 0 and int(info["memory"]["lingering_bytes"]) == 0
+            for info in infos
+        )
+
     for rank in range(group.ranks):
         for checkpoint in group.json("list", rank=rank)["checkpoints"]:
             if checkpoint["state"] in ("ACTIVE", "TAKEN"):
                 group.json("unload", checkpoint["name"], rank=rank)
-        wait_until(lambda: not group.json("leases", rank=rank)["leases"], f"the leases of rank {rank} to end", 10)
-    wait_until(clean, f"all memory to be given back: {[info['memory'] for info in group.ready()]}", 10)
+        wait_until(
+            lambda: not group.json("leases", rank=rank)["leases"],
+            f"the leases of rank {rank} to end",
+            10,
+        )
+    wait_until(
+        clean, f"all memory to be given back: {[info['memory'] for info in group.ready()]}", 10
+    )
     assert sockets(group) == expected_sockets(group.ranks)
     if group.process.poll() is None:
-        assert sorted(children(group.process.pid)) == sorted(group.pid(r) for r in range(group.ranks))
+        assert sorted(children(group.process.pid)) == sorted(
+            group.pid(r) for r in range(group.ranks)
+        )
 
 
 def assert_loads(group, path):
@@ -182,12 +211,13 @@ def assert_loads(group, path):
 def ticket(client, checkpoint, mode="shared"):
     """A lease that nobody has fetched yet: the AcquireShard reply with its token."""
     from ckptd import _proto, _rpc, _types
+
     request = _proto.message("AcquireShardRequest")(name=checkpoint.name, mode=_types.MODES[mode])
     return client._connection.call("AcquireShard", request, "acquiring", _rpc.Deadline(10))
 
 
 def reply_header(stream):
-    """(status, descriptors of this message, descriptors to come) of one message of the fd socket."""
+    """(status, its descriptors, how many are to come) of one message of the fd socket."""
     data, ancillary, *_ = stream.recvmsg(16, socket.CMSG_SPACE(128 * 4))
     fds = array.array("i")
     for _, _, payload in ancillary:
@@ -201,8 +231,14 @@ class Program:
     """A child process that runs Python source and says each step it has reached on a line."""
 
     def __init__(self, source, *arguments, environment=None):
-        self.process = subprocess.Popen([sys.executable, "-c", source, *map(str, arguments)], env=environment,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", source, *map(str, arguments)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
         self.pid = self.process.pid
 
     def __enter__(self):
@@ -223,4 +259,7 @@ class Program:
 
 
 def client_environment():
-    return {**clean_environment(), "PYTHONPATH": os.pathsep.join(p for p in sys.path if "client/python" in p)}
+    return {
+        **clean_environment(),
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if "client/python" in p),
+    }

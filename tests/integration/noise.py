@@ -24,7 +24,10 @@ SPEECHES = {
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(506),
     "a frame of 16 MiB": PREFACE + SETTINGS + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01",
     "frames of no kind": PREFACE + SETTINGS + b"\x00\x00\x08\xee\xff\xff\xff\xff\xffgarbage!" * 50,
-    "headers that never end": PREFACE + SETTINGS + b"\x00\x10\x00\x01\x00\x00\x00\x00\x01" + b"\x82" * 4096,
+    "headers that never end": PREFACE
+    + SETTINGS
+    + b"\x00\x10\x00\x01\x00\x00\x00\x00\x01"
+    + b"\x82" * 4096,
     "half a token": b"0123456789abcdef",
     "a peer's request with an absurd count": b"CKPM\xff\xff\xff\xff" + b"0" * 32,
     "half a peer's request": b"CKPM\x01\x00",
@@ -35,8 +38,17 @@ def doors(group, rank=0):
     """Every address at which a daemon listens: name -> path or (host, port)."""
     stem = group.run_dir / group.job / f"rank-{rank}"
     peer = urllib.parse.urlsplit("//" + group.info(rank)["peer_address"])
-    return {"workload": f"{stem}.sock", "admin": f"{stem}.admin.sock", "fd": f"{stem}.fd.sock",
-            "memory": f"{stem}.mem.sock", "peer": (peer.hostname, peer.port)}
+    return {
+        "workload": f"{stem}.sock",
+        "admin": f"{stem}.admin.sock",
+        "fd": f"{stem}.fd.sock",
+        "memory": f"{stem}.mem.sock",
+        "peer": (peer.hostname, peer.port),
+    }
+
+
+def peer_address(group, rank=0):
+    return "{}:{}".format(*doors(group, rank)["peer"])
 
 
 def knock(door):

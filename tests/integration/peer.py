@@ -1,4 +1,4 @@
-"""A daemon's peers as tests play them: messages of GroupService, strangers, and a member that lies."""
+"""A daemon's peers as tests play them: messages of GroupService, strangers, a member that lies."""
 
 import pathlib
 import subprocess
@@ -14,8 +14,16 @@ SERVICE = "ckptd.v1.GroupService"
 
 def _messages():
     with tempfile.NamedTemporaryFile() as out:
-        subprocess.run(["protoc", f"-I{PROTO}", "--include_imports", f"--descriptor_set_out={out.name}",
-                        "ckptd/v1/group_service.proto"], check=True)
+        subprocess.run(
+            [
+                "protoc",
+                f"-I{PROTO}",
+                "--include_imports",
+                f"--descriptor_set_out={out.name}",
+                "ckptd/v1/group_service.proto",
+            ],
+            check=True,
+        )
         files = descriptor_pb2.FileDescriptorSet.FromString(pathlib.Path(out.name).read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
@@ -27,7 +35,9 @@ _pool = _messages()
 
 
 def message(kind, /, **fields):
-    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"ckptd.v1.{kind}"))(**fields)
+    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"ckptd.v1.{kind}"))(
+        **fields
+    )
 
 
 def parse(name, data):
@@ -38,7 +48,9 @@ def call(address, method, request, timeout=10):
     """(code, sentence) of a call as a stranger makes it."""
     with grpc.insecure_channel(address) as channel:
         try:
-            channel.unary_unary(f"/{SERVICE}/{method}")(request.SerializeToString(), timeout=timeout)
+            channel.unary_unary(f"/{SERVICE}/{method}")(
+                request.SerializeToString(), timeout=timeout
+            )
             return "OK", ""
         except grpc.RpcError as error:
             return error.code().name, error.details()
@@ -46,8 +58,21 @@ def call(address, method, request, timeout=10):
 
 def join_request(group, **fields):
     """How a member of that group would introduce itself."""
-    return message("JoinRequest", **{**dict(job=group.job, version=group.info()["version"], rank=1, world_size=2,
-                                            incarnation="0123456789abcdef", address="127.0.0.1:1", pid=1), **fields})
+    return message(
+        "JoinRequest",
+        **{
+            **dict(
+                job=group.job,
+                version=group.info()["version"],
+                rank=1,
+                world_size=2,
+                incarnation="0123456789abcdef",
+                address="127.0.0.1:1",
+                pid=1,
+            ),
+            **fields,
+        },
+    )
 
 
 class FakeMember:
@@ -76,18 +101,28 @@ class FakeMember:
                 return act(request).SerializeToString()
             except RuntimeError as refusal:
                 context.abort(grpc.StatusCode.INTERNAL, str(refusal))
-        kind = grpc.stream_unary_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+
+        kind = (
+            grpc.stream_unary_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+        )
         return kind(answer)
 
     def __enter__(self):
         self.server = grpc.server(futures.ThreadPoolExecutor(8))
-        methods = {m: self._handler(m, m == "Execute") for m in ("Heartbeat", "Prepare", "Execute", "Commit", "Abort")}
-        self.server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
+        methods = {
+            m: self._handler(m, m == "Execute")
+            for m in ("Heartbeat", "Prepare", "Execute", "Commit", "Abort")
+        }
+        self.server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(SERVICE, methods)]
+        )
         port = self.server.add_insecure_port("127.0.0.1:0")
         self.server.start()
         self.identity.address = f"127.0.0.1:{port}"
         self.channel = grpc.insecure_channel(self.leader)
-        reply = self.channel.unary_unary(f"/{SERVICE}/Join")(self.identity.SerializeToString(), timeout=10)
+        reply = self.channel.unary_unary(f"/{SERVICE}/Join")(
+            self.identity.SerializeToString(), timeout=10
+        )
         self.joined = parse("JoinResponse", reply)
         return self
 

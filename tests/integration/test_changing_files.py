@@ -1,4 +1,4 @@
-"""Files that change, vanish or deceive while a daemon reads them: an error by name, and nothing half loaded."""
+"""Files that change, vanish or deceive: an error by name, and nothing half loaded."""
 
 import json
 import os
@@ -85,16 +85,24 @@ def cached(folder):
     return path
 
 
-@pytest.mark.parametrize("stage, make", [("PLANNING", None), ("TRANSFERRING", None), ("TRANSFERRING", cached)],
-                         ids=["while planning", "while reading", "while reading from the page cache"])
+@pytest.mark.parametrize(
+    "stage, make",
+    [("PLANNING", None), ("TRANSFERRING", None), ("TRANSFERRING", cached)],
+    ids=["while planning", "while reading", "while reading from the page cache"],
+)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_file_that_changes_during_the_load_fails_it_on_all_ranks_by_name(readers, tmp_path, change, stage, make):
+def test_a_file_that_changes_during_the_load_fails_it_on_all_ranks_by_name(
+    readers, tmp_path, change, stage, make
+):
     with held_at(readers, stage, tmp_path, make=make) as (path, loads, _):
         change(path)
     for loading in loads:
         error = loading.outcome(10)
         assert isinstance(error, ckptd.Error), error
-        assert path in error.message and error.reason in ("SOURCE_CHANGED", "SOURCE_NOT_FOUND"), error
+        assert path in error.message and error.reason in (
+            "SOURCE_CHANGED",
+            "SOURCE_NOT_FOUND",
+        ), error
     assert_half_of_nothing(readers, path)
     restore(path)
     assert_loads(readers, path)
@@ -120,10 +128,14 @@ def index_that_names(name):
     def make(folder):
         sparse(folder / "inside" / "a.safetensors")
         sparse(folder / "outside.safetensors")
-        index = {"metadata": {}, "weight_map": {"hole": "a.safetensors", "mark": name.format(folder=folder)}}
+        index = {
+            "metadata": {},
+            "weight_map": {"hole": "a.safetensors", "mark": name.format(folder=folder)},
+        }
         path = folder / "inside" / "model.safetensors.index.json"
         path.write_text(json.dumps(index))
         return path
+
     return make
 
 
@@ -132,14 +144,29 @@ def index_that_is_a_pipe(folder):
     return folder / "model.safetensors.index.json"
 
 
-@pytest.mark.parametrize("make, names", [
-    (pipe, "pipe"), (device, "device"), (pipe_in_a_folder, "pipe"), (index_that_is_a_pipe, "pipe"),
-    (index_that_names("missing.safetensors"), "missing.safetensors"),
-    (index_that_names("{folder}/outside.safetensors"), "outside.safetensors"),
-    (index_that_names("../outside.safetensors"), "../outside.safetensors"),
-    (index_that_names("x/../../outside.safetensors"), "outside.safetensors"),
-], ids=["a pipe", "a device", "a pipe in a folder", "an index that is a pipe", "an index of a missing file",
-        "an index of an absolute path", "an index that climbs out", "an index that climbs out later"])
+@pytest.mark.parametrize(
+    "make, names",
+    [
+        (pipe, "pipe"),
+        (device, "device"),
+        (pipe_in_a_folder, "pipe"),
+        (index_that_is_a_pipe, "pipe"),
+        (index_that_names("missing.safetensors"), "missing.safetensors"),
+        (index_that_names("{folder}/outside.safetensors"), "outside.safetensors"),
+        (index_that_names("../outside.safetensors"), "../outside.safetensors"),
+        (index_that_names("x/../../outside.safetensors"), "outside.safetensors"),
+    ],
+    ids=[
+        "a pipe",
+        "a device",
+        "a pipe in a folder",
+        "an index that is a pipe",
+        "an index of a missing file",
+        "an index of an absolute path",
+        "an index that climbs out",
+        "an index that climbs out later",
+    ],
+)
 def test_what_is_no_checkpoint_is_refused_on_all_ranks_by_name(readers, tmp_path, make, names):
     path = str(make(tmp_path))
     for loading in load_everywhere(readers, path):
@@ -150,11 +177,17 @@ def test_what_is_no_checkpoint_is_refused_on_all_ranks_by_name(readers, tmp_path
     for verb in ("inspect", "plan"):
         with ckptd.connect(readers.address(1)) as client:
             with pytest.raises(ckptd.Error):
-                client.inspect(path) if verb == "inspect" else client.plan(path, layout="replicate:2")
+                (
+                    client.inspect(path)
+                    if verb == "inspect"
+                    else client.plan(path, layout="replicate:2")
+                )
 
 
 # Root reads everything: not without these two capabilities.
-WITHOUT_PRIVILEGE = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+WITHOUT_PRIVILEGE = (
+    ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+)
 
 
 @pytest.fixture
@@ -169,8 +202,18 @@ def sharded(folder, hole):
     header = json.dumps({"last": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode()
     second.write_bytes(len(header).to_bytes(8, "little") + header + b"finished")
     index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": {"hole": "a.safetensors", "mark": "a.safetensors",
-                                                                "last": "b.safetensors"}}))
+    index.write_text(
+        json.dumps(
+            {
+                "metadata": {},
+                "weight_map": {
+                    "hole": "a.safetensors",
+                    "mark": "a.safetensors",
+                    "last": "b.safetensors",
+                },
+            }
+        )
+    )
     return str(first), str(second), str(index)
 
 
@@ -180,7 +223,10 @@ def test_a_file_that_cannot_be_read_is_named_and_loads_once_it_can(unprivileged,
     with ckptd.connect(unprivileged.address(0)) as client:
         with pytest.raises(ckptd.Error) as caught:
             client.load(index, layout="fsdp:1")
-        assert (caught.value.code, caught.value.reason) == ("PERMISSION_DENIED", "SOURCE_UNREADABLE")
+        assert (caught.value.code, caught.value.reason) == (
+            "PERMISSION_DENIED",
+            "SOURCE_UNREADABLE",
+        )
         assert second in caught.value.message
         os.chmod(second, 0o600)
         with client.acquire(client.load(index, layout="fsdp:1")) as shard:
@@ -191,6 +237,7 @@ def test_a_file_that_becomes_unreadable_during_the_load_is_named(unprivileged, t
     def make(folder):
         folder.mkdir()
         return sharded(folder, 256 << 20)[2]
+
     with held_at(unprivileged, "TRANSFERRING", tmp_path, make=make) as (index, loads, pid):
         second = os.path.join(os.path.dirname(index), "b.safetensors")
         os.chmod(second, 0)

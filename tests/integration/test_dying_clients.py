@@ -1,4 +1,4 @@
-"""Trainers that die or stand still while they attach and after it, and trainers that outlive the daemons."""
+"""Trainers that die or stand still in each step of attaching, and that outlive the daemons."""
 
 import os
 import signal
@@ -6,8 +6,18 @@ import time
 
 import ckptd
 import pytest
-from faults import (MARK, Program, assert_loads, assert_nothing_is_left, client_environment, held_at, reply_header,
-                    resources, sparse, stopped, ticket)
+from faults import (
+    MARK,
+    Program,
+    assert_loads,
+    assert_nothing_is_left,
+    client_environment,
+    held_at,
+    resources,
+    sparse,
+    stopped,
+    ticket,
+)
 from group import wait_until
 
 STEPS = ["token", "connected", "half a token", "asked", "received", "mapped"]
@@ -67,6 +77,7 @@ def attach_seconds(client, checkpoint):
 def one(tmp_path_factory):
     """(group of one, client, checkpoint of two segments), for tests that leave it as it was."""
     from group import Group
+
     with Group(tmp_path_factory.mktemp("o"), 1) as group:
         path = sparse(tmp_path_factory.mktemp("f") / "m.safetensors", 3 << 20)
         with ckptd.connect(group.address(0)) as client:
@@ -84,22 +95,32 @@ def test_a_client_killed_while_it_attaches_leaves_no_lease_of_its_own(one, recor
         attacher.process.wait()
         waited = attach_seconds(client, checkpoint)
         assert waited < 2
-        record_property("fault", (f"attach: {step}", "client", "killed", "(others) attached", waited))
+        record_property(
+            "fault", (f"attach: {step}", "client", "killed", "(others) attached", waited)
+        )
 
     def connected():
         return [lease for lease in group.json("leases")["leases"] if lease["connected"]]
+
     wait_until(lambda: connected() == [], "its lease to end", 5)
     # A token that was not shown is good for a while; released, it leaves nothing either.
     group_release(client, reply.lease)
-    wait_until(lambda: resources(group.pid(0))["fds"] <= before["fds"], "its descriptors to be closed", 10)
+    wait_until(
+        lambda: resources(group.pid(0))["fds"] <= before["fds"], "its descriptors to be closed", 10
+    )
     assert group.json("leases")["leases"] == []
 
 
 def group_release(client, lease):
     from ckptd import _proto, _rpc
+
     try:
-        client._connection.call("ReleaseShard", _proto.message("ReleaseShardRequest")(lease=lease), "releasing",
-                                _rpc.Deadline(5))
+        client._connection.call(
+            "ReleaseShard",
+            _proto.message("ReleaseShardRequest")(lease=lease),
+            "releasing",
+            _rpc.Deadline(5),
+        )
     except ckptd.NotFound:
         return  # it had ended with its connection
 
@@ -113,7 +134,9 @@ def test_a_client_that_stands_still_while_it_attaches_delays_nobody(one, record_
         with stopped(attacher.pid):
             waited = max(attach_seconds(client, checkpoint) for _ in range(5))
             assert waited < 2
-            record_property("fault", (f"attach: {step}", "client", "stopped", "(others) attached", waited))
+            record_property(
+                "fault", (f"attach: {step}", "client", "stopped", "(others) attached", waited)
+            )
     group_release(client, reply.lease)
     wait_until(lambda: group.json("leases")["leases"] == [], "its lease to end with it", 5)
 
@@ -133,7 +156,9 @@ def test_what_a_stopped_client_maps_is_neither_counted_on_nor_used_again(start, 
     assert_nothing_is_left(group)
 
 
-def test_a_client_killed_while_it_loads_leaves_the_load_to_the_others(start, tmp_path, record_property):
+def test_a_client_killed_while_it_loads_leaves_the_load_to_the_others(
+    start, tmp_path, record_property
+):
     group = start(1)
     with held_at(group, "TRANSFERRING", tmp_path) as (path, loads, _):
         # Its request waits in the socket of the daemon, which stands still.
@@ -141,7 +166,9 @@ def test_a_client_killed_while_it_loads_leaves_the_load_to_the_others(start, tmp
             assert loader.hear() == "loading"
         since = time.monotonic()
     result = loads[0].outcome(10)
-    record_property("fault", ("TRANSFERRING", "client", "killed", result.state, loads[0].ended - since))
+    record_property(
+        "fault", ("TRANSFERRING", "client", "killed", result.state, loads[0].ended - since)
+    )
     assert result.state == "ACTIVE"
     assert_nothing_is_left(group)
 
@@ -149,8 +176,10 @@ def test_a_client_killed_while_it_loads_leaves_the_load_to_the_others(start, tmp
 def test_trainers_go_on_training_when_every_daemon_dies(start, tmp_path, record_property):
     group = start(2, "--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
     path = sparse(tmp_path / "m.safetensors", 3 << 20)
-    trainers = [Program(TRAINER, rank, group.address(rank), path, environment=client_environment())
-                for rank in range(2)]
+    trainers = [
+        Program(TRAINER, rank, group.address(rank), path, environment=client_environment())
+        for rank in range(2)
+    ]
     with trainers[0], trainers[1]:
         for trainer in trainers:
             assert trainer.hear() == "attached"
@@ -160,7 +189,10 @@ def test_trainers_go_on_training_when_every_daemon_dies(start, tmp_path, record_
         for step in range(1, 4):
             after = b"".join(bytes.fromhex(trainer.ask("step")) for trainer in trainers)
             assert after == bytes((byte + step) % 256 for byte in MARK)
-        record_property("fault", ("training", "all daemons", "killed", "went on training", time.monotonic() - since))
+        record_property(
+            "fault",
+            ("training", "all daemons", "killed", "went on training", time.monotonic() - since),
+        )
         group.wait_ready()
         assert_loads(group, path)
         # What the new daemons read is pristine, what the trainers hold is theirs.
@@ -193,6 +225,7 @@ def test_a_thousand_attachments_leave_everything_flat(start, tmp_path):
         def measure():
             wait_until(lambda: group.json("leases")["leases"] == [], "all leases to end", 5)
             return {**resources(pid), **group.info()["memory"]}
+
         before, after = flat(measure, cycle, 50, 1000)
     assert_flat(before, after)
 
@@ -201,7 +234,10 @@ def assert_flat(before, after):
     for key in ("used_bytes", "arena_bytes", "lingering_bytes", "memfds"):
         assert int(after[key]) == int(before[key]), (key, before, after)
     # gRPC keeps a few sockets and threads in reserve.
-    assert after["fds"] <= before["fds"] + 4 and after["threads"] <= before["threads"] + 4, (before, after)
+    assert after["fds"] <= before["fds"] + 4 and after["threads"] <= before["threads"] + 4, (
+        before,
+        after,
+    )
 
 
 def test_a_hundred_loads_and_unloads_leave_everything_flat(start, tmp_path):
@@ -216,7 +252,9 @@ def test_a_hundred_loads_and_unloads_leave_everything_flat(start, tmp_path):
             with client.acquire(checkpoint):
                 pass
         for rank in range(2):
-            wait_until(lambda: group.json("leases", rank=rank)["leases"] == [], "the lease to end", 5)
+            wait_until(
+                lambda: group.json("leases", rank=rank)["leases"] == [], "the lease to end", 5
+            )
             group.json("unload", checkpoints[rank].name, rank=rank)
 
     def measure():
@@ -225,6 +263,7 @@ def test_a_hundred_loads_and_unloads_leave_everything_flat(start, tmp_path):
             for key, value in {**resources(pids[rank]), **group.info(rank)["memory"]}.items():
                 sums[key] = sums.get(key, 0) + (int(value) if key.endswith(("bytes", "s")) else 0)
         return sums
+
     before, after = flat(measure, cycle, 10, 100)
     for client in clients:
         client.close()

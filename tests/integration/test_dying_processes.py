@@ -1,4 +1,4 @@
-"""Daemons that die or stand still in each stage of a load: who waits, what they hear, what is left."""
+"""Daemons that die or stand still in each stage of a load: who hears what, and what is left."""
 
 import contextlib
 import os
@@ -7,8 +7,18 @@ import time
 
 import ckptd
 import pytest
-from faults import (MARK, Loading, assert_loads, assert_nothing_is_left, held_at, resources, sockets, sparse,
-                    stage_of, stopped)
+from faults import (
+    MARK,
+    Loading,
+    assert_loads,
+    assert_nothing_is_left,
+    held_at,
+    resources,
+    sockets,
+    sparse,
+    stage_of,
+    stopped,
+)
 from group import Group, wait_until
 
 STAGES = ["OPENING", "PLANNING", "ALLOCATING", "TRANSFERRING"]
@@ -18,13 +28,21 @@ LIMIT = 10
 
 
 def names(error, rank):
-    return isinstance(error, ckptd.Error) and (f"rank {rank}" in error.message or error.facts.get("rank") == str(rank))
+    return isinstance(error, ckptd.Error) and (
+        f"rank {rank}" in error.message or error.facts.get("rank") == str(rank)
+    )
 
 
 def heard(results, rank):
-    """All clients heard whom they lost, but those whose request came so late that it was carried out."""
-    late = [result for result in results if isinstance(result, ckptd.Checkpoint) and result.state == "ACTIVE"]
-    return len(late) < len(results) and all(names(result, rank) or result in late for result in results)
+    """All heard whom they lost, but those whose request came so late that it was carried out."""
+    late = [
+        result
+        for result in results
+        if isinstance(result, ckptd.Checkpoint) and result.state == "ACTIVE"
+    ]
+    return len(late) < len(results) and all(
+        names(result, rank) or result in late for result in results
+    )
 
 
 def summary(result):
@@ -33,12 +51,16 @@ def summary(result):
 
 @pytest.fixture
 def outcome(record_property):
-    """outcome(stage, who, what, loads, since): checks the waiting time and adds a row to the table."""
+    """outcome(stage, who, what, loads, since): checks how long they waited; a row of the table."""
+
     def add(stage, who, what, loads, since):
         results = [loading.outcome(max(0.0, since + LIMIT - time.monotonic())) for loading in loads]
         longest = max(loading.ended for loading in loads) - since
-        record_property("fault", (stage, who, what, " ".join(sorted({summary(r) for r in results})), longest))
+        record_property(
+            "fault", (stage, who, what, " ".join(sorted({summary(r) for r in results})), longest)
+        )
         return results
+
     return add
 
 
@@ -62,7 +84,9 @@ def test_killing_a_member_ends_the_load_on_all_ranks_with_its_name(start, tmp_pa
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_member_that_stands_still_ends_the_load_on_the_other_ranks(start, tmp_path, outcome, stage):
+def test_a_member_that_stands_still_ends_the_load_on_the_other_ranks(
+    start, tmp_path, outcome, stage
+):
     group = start(3, *HEARTBEATS)
     victim = group.pid(2)
     with contextlib.ExitStack() as still:
@@ -76,7 +100,9 @@ def test_a_member_that_stands_still_ends_the_load_on_the_other_ranks(start, tmp_
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_killing_the_leader_ends_the_load_on_all_ranks_with_its_name(start, tmp_path, outcome, stage):
+def test_killing_the_leader_ends_the_load_on_all_ranks_with_its_name(
+    start, tmp_path, outcome, stage
+):
     group = start(3, *HEARTBEATS)
     with held_at(group, stage, tmp_path) as (path, loads, leader):
         os.kill(leader, signal.SIGKILL)
@@ -87,7 +113,9 @@ def test_killing_the_leader_ends_the_load_on_all_ranks_with_its_name(start, tmp_
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_leader_that_stands_still_ends_the_load_on_the_other_ranks(start, tmp_path, outcome, stage):
+def test_a_leader_that_stands_still_ends_the_load_on_the_other_ranks(
+    start, tmp_path, outcome, stage
+):
     group = start(3, *HEARTBEATS)
     with held_at(group, stage, tmp_path) as (path, loads, _):
         since = time.monotonic()
@@ -97,7 +125,9 @@ def test_a_leader_that_stands_still_ends_the_load_on_the_other_ranks(start, tmp_
     assert_heals(group, path)
 
 
-def test_killing_every_daemon_in_the_middle_of_a_load_leaves_nobody_waiting(start, tmp_path, outcome):
+def test_killing_every_daemon_in_the_middle_of_a_load_leaves_nobody_waiting(
+    start, tmp_path, outcome
+):
     group = start(3, *HEARTBEATS)
     pids = [group.pid(rank) for rank in range(3)]
     with held_at(group, "TRANSFERRING", tmp_path) as (path, loads, _):
@@ -120,7 +150,11 @@ def test_killing_launch_in_the_middle_of_a_load_ends_everything(tmp_path, outcom
             since = time.monotonic()
         results = outcome("TRANSFERRING", "launch", "killed", loads, since)
         assert all(isinstance(result, ckptd.Error) for result in results), results
-        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the daemons to end", LIMIT)
+        wait_until(
+            lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids),
+            "the daemons to end",
+            LIMIT,
+        )
         assert sockets(group) == []
 
 
@@ -138,7 +172,7 @@ def test_a_client_gives_up_a_daemon_that_stands_still(start, tmp_path, outcome):
     group = start(1)
     with held_at(group, "TRANSFERRING", tmp_path) as (path, loads, _):
         since = time.monotonic()
-        result, = outcome("TRANSFERRING", "the client's own daemon", "stopped", loads, since)
+        (result,) = outcome("TRANSFERRING", "the client's own daemon", "stopped", loads, since)
         assert result.reason == "DAEMON_UNREACHABLE" and "rank-0.sock" in result.message, result
     assert_heals(group, path)
 
@@ -186,7 +220,9 @@ def test_faults_in_a_row_leave_the_survivors_flat(start, tmp_path):
         with held_at(group, "TRANSFERRING", tmp_path / str(turn)) as (path, loads, _):
             os.kill(victim, signal.SIGKILL)
         assert all(isinstance(loading.outcome(LIMIT), ckptd.Error) for loading in loads)
-        wait_until(lambda: (group.info(1) or {}).get("pid", victim) != victim, "rank 1 to be back", LIMIT)
+        wait_until(
+            lambda: (group.info(1) or {}).get("pid", victim) != victim, "rank 1 to be back", LIMIT
+        )
         assert_heals(group, path)
         counts.append(resources(leader))
     # The first turns fill what gRPC keeps in reserve.

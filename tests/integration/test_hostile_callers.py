@@ -9,7 +9,7 @@ import pytest
 from ckptd import _proto, _rpc
 from faults import Program, resources, sparse, ticket
 from group import wait_until
-from noise import PREFACE, SETTINGS, SPEECHES, callers, doors, dripping, knock, show
+from noise import PREFACE, SETTINGS, SPEECHES, callers, doors, dripping, show
 
 DOORS = ["workload", "admin", "fd", "memory", "peer"]
 UNAUTHENTICATED = 16
@@ -37,7 +37,11 @@ def test_two_hundred_mute_callers_at_a_door_delay_nobody(scene, door):
 
 @pytest.mark.parametrize("door", DOORS)
 def test_callers_that_drip_bytes_delay_nobody(scene, door):
-    speech = (b"CKPM\x01\x00\x00\x00" if door == "memory" else b"0" if door == "fd" else PREFACE + SETTINGS) + bytes(99)
+    speech = (
+        b"CKPM\x01\x00\x00\x00"
+        if door == "memory"
+        else b"0" if door == "fd" else PREFACE + SETTINGS
+    ) + bytes(99)
     with contextlib.ExitStack() as slow:
         for _ in range(20):
             slow.enter_context(dripping(doors(scene.group)[door], speech))
@@ -50,8 +54,11 @@ def test_callers_that_have_gone_leave_no_descriptor(scene):
         for speech in SPEECHES.values():
             with callers(where, 3, speech):
                 pass
-    wait_until(lambda: all(resources(pid)["fds"] <= fds + 4 for pid, fds in zip(scene.pids, before)),
-               "their connections to be closed", 10)
+    wait_until(
+        lambda: all(resources(pid)["fds"] <= fds + 4 for pid, fds in zip(scene.pids, before)),
+        "their connections to be closed",
+        10,
+    )
 
 
 def test_a_token_that_was_used_is_worthless(scene):
@@ -64,8 +71,12 @@ def test_a_token_that_was_used_is_worthless(scene):
 
 def test_a_token_of_a_lease_that_was_released_is_worthless(scene):
     reply = ticket(scene.client, scene.checkpoint)
-    scene.client._connection.call("ReleaseShard", _proto.message("ReleaseShardRequest")(lease=reply.lease),
-                                  "releasing", _rpc.Deadline(5))
+    scene.client._connection.call(
+        "ReleaseShard",
+        _proto.message("ReleaseShardRequest")(lease=reply.lease),
+        "releasing",
+        _rpc.Deadline(5),
+    )
     assert show(reply.token, reply.memfd.fd_socket) == (UNAUTHENTICATED, 0)
 
 
@@ -104,9 +115,14 @@ def test_another_user_is_not_let_in(scene, door):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_with_a_token_gets_nothing_even_where_the_door_stands_open(scene, tmp_path_factory):
+def test_another_user_with_a_token_gets_nothing_even_where_the_door_stands_open(
+    scene, tmp_path_factory
+):
     reply = ticket(scene.client, scene.checkpoint)
-    opened = [scene.group.run_dir / scene.group.job, *(scene.group.run_dir / scene.group.job).parents]
+    opened = [
+        scene.group.run_dir / scene.group.job,
+        *(scene.group.run_dir / scene.group.job).parents,
+    ]
     modes = [(path, path.stat().st_mode & 0o7777) for path in opened if path.owner() == "root"]
     socket_path = doors(scene.group)["fd"]
     try:
@@ -133,10 +149,15 @@ def call(address, method, request, **options):
 
 @pytest.mark.parametrize("door, mebibytes", [("workload", 257), ("admin", 5)])
 def test_a_message_above_the_limit_is_refused(scene, door, mebibytes):
-    method = {"workload": "CheckpointService/LoadCheckpoint", "admin": "AdminService/PinCheckpoint"}[door]
+    method = {
+        "workload": "CheckpointService/LoadCheckpoint",
+        "admin": "AdminService/PinCheckpoint",
+    }[door]
     size = mebibytes << 20
     field = b"\x0a" + varint(size - 16)
-    error = call(f"unix:{doors(scene.group)[door]}", f"/ckptd.v1.{method}", field + bytes(size - 16))
+    error = call(
+        f"unix:{doors(scene.group)[door]}", f"/ckptd.v1.{method}", field + bytes(size - 16)
+    )
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, error
     scene.assert_usual()
 
@@ -148,12 +169,20 @@ def varint(value):
     return out + bytes([value])
 
 
-@pytest.mark.parametrize("body", [b"\xff" * 40, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x05ab", b"\x0b" * 3000],
-                         ids=["no fields", "a length of 4 GiB", "cut short", "groups in groups"])
+@pytest.mark.parametrize(
+    "body",
+    [b"\xff" * 40, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x05ab", b"\x0b" * 3000],
+    ids=["no fields", "a length of 4 GiB", "cut short", "groups in groups"],
+)
 def test_a_message_that_is_none_is_an_error(scene, body):
-    for door, method in [("workload", "CheckpointService/LoadCheckpoint"), ("workload", "CheckpointService/PlanLoad"),
-                         ("admin", "AdminService/UnloadCheckpoint"), ("peer", "GroupService/Join"),
-                         ("peer", "GroupService/Prepare"), ("peer", "GroupService/Abort")]:
+    for door, method in [
+        ("workload", "CheckpointService/LoadCheckpoint"),
+        ("workload", "CheckpointService/PlanLoad"),
+        ("admin", "AdminService/UnloadCheckpoint"),
+        ("peer", "GroupService/Join"),
+        ("peer", "GroupService/Prepare"),
+        ("peer", "GroupService/Abort"),
+    ]:
         where = doors(scene.group)[door]
         address = f"unix:{where}" if isinstance(where, str) else "{}:{}".format(*where)
         assert call(address, f"/ckptd.v1.{method}", body).code() != grpc.StatusCode.OK
@@ -164,9 +193,14 @@ def test_one_request_id_is_not_for_two_requests(scene, tmp_path):
     other = sparse(tmp_path / "other.safetensors")
 
     def load(path):
-        request = _proto.message("LoadCheckpointRequest")(source=path, request_id="the same", intended_mode=1)
+        request = _proto.message("LoadCheckpointRequest")(
+            source=path, request_id="the same", intended_mode=1
+        )
         request.layout.rules = "replicate:2"
-        return scene.client._connection.call("LoadCheckpoint", request, "loading", _rpc.Deadline(10))
+        return scene.client._connection.call(
+            "LoadCheckpoint", request, "loading", _rpc.Deadline(10)
+        )
+
     first = load(scene.path).checkpoint.name
     with pytest.raises(ckptd.AlreadyExists) as caught:
         load(other)

@@ -1,0 +1,157 @@
+"""Whose bytes a client can see: never another checkpoint's, and never another client's."""
+
+import json
+import mmap
+import os
+
+import ckptd
+import pytest
+from ckptd import _proto, _rpc
+from faults import Program, assert_nothing_is_left, client_environment, reply_header, ticket
+from group import wait_until
+from noise import knock
+
+MIB = 1 << 20
+
+
+def load(client, path, **options):
+    return client.load(path, layout="replicate:1", **options)
+
+
+def whole_segments(client, checkpoint):
+    """All bytes of all memory that the daemon hands out for that shard, also those past its end."""
+    reply = ticket(client, checkpoint)
+    with knock(reply.memfd.fd_socket) as stream:
+        stream.sendall(reply.token.encode())
+        status, fds, to_come = reply_header(stream)
+        assert status == 0 and to_come == 0
+        contents = []
+        for fd in fds:
+            with mmap.mmap(fd, os.fstat(fd).st_size, mmap.MAP_SHARED, mmap.PROT_READ) as segment:
+                contents.append(segment[:])
+            os.close(fd)
+        return b"".join(contents)
+
+
+def filled(path, byte, size):
+    """A safetensors file of one tensor "w" of `size` equal bytes."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes([byte]) * size)
+    return str(path)
+
+
+def test_no_byte_of_one_checkpoint_shows_past_the_end_of_the_next(start, tmp_path):
+    group = start(1, "--memory-budget", "8MiB")
+    with ckptd.connect(group.address(0)) as client:
+        first = load(client, filled(tmp_path / "a.safetensors", 0xAA, 3 * MIB))
+        assert whole_segments(client, first).count(0xAA) == 3 * MIB
+        wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
+        group.json("unload", first.name)
+        second = load(client, filled(tmp_path / "b.safetensors", 0xBB, MIB + 7))
+        seen = whole_segments(client, second)
+        assert set(seen) == {0, 0xBB} and seen.count(0xBB) == MIB + 7
+
+
+# Keeps its mapping, without a lease, and tells what it sees each time it is asked.
+KEEPER = """
+import sys, ckptd
+with ckptd.connect(sys.argv[1]) as client:
+    shard = client.acquire(client.load(sys.argv[2], layout="replicate:1"))
+view = memoryview(shard.tensors["w"].buffer).cast("B")
+shard.close()
+print("kept", flush=True)
+for line in sys.stdin:
+    print(sorted(set(bytes(view))), flush=True)
+"""
+
+
+def test_a_client_that_dropped_its_lease_but_keeps_its_mapping_never_sees_other_bytes(
+    start, tmp_path
+):
+    group = start(1, "--memory-budget", "16MiB")
+    path = filled(tmp_path / "kept.safetensors", 0xAA, 3 * MIB)
+    with ckptd.connect(group.address(0)) as client:
+        with Program(KEEPER, group.address(0), path, environment=client_environment()) as keeper:
+            assert keeper.hear() == "kept"
+            wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
+            for i in range(6):
+                # More than the budget in all: what can be used again is.
+                load(client, filled(tmp_path / f"{i}.safetensors", i + 1, 5 * MIB))
+                assert keeper.ask("look") == str([0xAA])
+                assert group.ctl("get", client.list()[0].name).returncode == 0
+        assert attaches_filled(
+            client, load(client, filled(tmp_path / "last.safetensors", 9, 5 * MIB)), 9
+        )
+    assert_nothing_is_left(group)
+
+
+def attaches_filled(client, checkpoint, byte):
+    with client.acquire(checkpoint) as shard:
+        return set(bytes(shard.tensors["w"].buffer)) == {byte}
+
+
+# Takes the memory itself, writes to it, says so, and waits for its end.
+TAKER = """
+import sys, ckptd
+with ckptd.connect(sys.argv[1]) as client:
+    taken = client.load(sys.argv[2], layout="replicate:1", mode="exclusive")
+    shard = client.acquire(taken, "exclusive")
+view = memoryview(shard.tensors["w"].buffer).cast("B")
+view[:] = bytes([0xEE]) * len(view)
+print("dirty", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_memory_that_a_killed_exclusive_client_wrote_to_is_never_served_again(start, tmp_path):
+    group = start(1, "--memory-budget", "16MiB")
+    path = filled(tmp_path / "w.safetensors", 0xAA, 3 * MIB)
+    with ckptd.connect(group.address(0)) as client:
+        for _ in range(4):
+            with Program(TAKER, group.address(0), path, environment=client_environment()) as taker:
+                assert taker.hear() == "dirty"
+                taken = client.list()[0]
+                assert taken.state == "TAKEN"
+            wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
+            with pytest.raises(ckptd.Error) as caught:
+                client.acquire(taken)
+            assert caught.value.reason == "TAKEN"
+            again = load(client, path)
+            assert again.name != taken.name and attaches_filled(client, again, 0xAA)
+            assert set(whole_segments(client, again)) == {0, 0xAA}
+            wait_until(lambda: group.ctl("unload", again.name).returncode == 0, "the unload", 5)
+    assert_nothing_is_left(group)
+
+
+def test_memory_whose_exclusive_handover_broke_is_not_served_again(start, tmp_path):
+    """The client died with the descriptors on their way: it may have had them."""
+    group = start(1)
+    path = filled(tmp_path / "w.safetensors", 0xAA, 3 * MIB)
+    with ckptd.connect(group.address(0)) as client:
+        checkpoint = load(client, path, mode="exclusive")
+        reply = ticket(client, checkpoint, "exclusive")
+        with knock(reply.memfd.fd_socket) as stream:
+            stream.sendall(reply.token.encode())
+        wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
+        assert client.get(checkpoint).state == "TAKEN"
+        assert attaches_filled(client, load(client, path), 0xAA)
+    assert_nothing_is_left(group)
+
+
+def test_an_exclusive_lease_that_was_never_fetched_leaves_the_memory_to_others(start, tmp_path):
+    group = start(1)
+    with ckptd.connect(group.address(0)) as client:
+        checkpoint = load(
+            client, filled(tmp_path / "w.safetensors", 0xAA, 3 * MIB), mode="exclusive"
+        )
+        reply = ticket(client, checkpoint, "exclusive")
+        with pytest.raises(ckptd.Error) as caught:
+            client.acquire(checkpoint)
+        assert caught.value.reason == "LEASED"
+        client._connection.call(
+            "ReleaseShard",
+            _proto.message("ReleaseShardRequest")(lease=reply.lease),
+            "releasing",
+            _rpc.Deadline(5),
+        )
+        assert attaches_filled(client, checkpoint, 0xAA)
