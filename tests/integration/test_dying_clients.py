@@ -5,7 +5,9 @@ import signal
 import time
 
 import ckptd
+import grpc
 import pytest
+from ckptd import _proto, _rpc
 from faults import (
     MARK,
     Program,
@@ -112,8 +114,6 @@ def test_a_client_killed_while_it_attaches_leaves_no_lease_of_its_own(one, recor
 
 
 def group_release(client, lease):
-    from ckptd import _proto, _rpc
-
     try:
         client._connection.call(
             "ReleaseShard",
@@ -269,3 +269,18 @@ def test_a_hundred_loads_and_unloads_leave_everything_flat(start, tmp_path):
         client.close()
     assert_flat(before, after)
     assert int(after["used_bytes"]) == 0
+
+
+def test_a_shard_that_is_unloaded_the_moment_it_is_there_can_be_loaded_again(start, tmp_path):
+    """The other ranks may still be publishing theirs."""
+    group = start(3)
+    path = sparse(tmp_path / "m.safetensors", 1 << 20)
+    admin = f"unix:{group.run_dir}/{group.job}/rank-1.admin.sock"
+    with ckptd.connect(group.address(1)) as client, grpc.insecure_channel(admin) as channel:
+        unload = channel.unary_unary("/ckptd.v1.AdminService/UnloadCheckpoint")
+        for _ in range(50):
+            checkpoint = client.load(path, layout="fsdp:3", timeout=10)
+            request = _proto.message("UnloadCheckpointRequest")(name=checkpoint.name)
+            unload(request.SerializeToString(), timeout=10)
+        client.load(path, layout="fsdp:3", timeout=10)
+    assert_nothing_is_left(group)
