@@ -85,9 +85,17 @@ def test_a_name_that_one_rank_misses_fails_the_load_on_each_and_names_it(pair, t
 def test_without_strict_both_are_reported_and_the_rest_is_loaded(pair, tmp_path):
     state = tensors("front", "extra")
     path = save(tmp_path / "m.safetensors", state)
-    results = load_together(pair, path, [stage("front"), stage("back")], strict=False)
+    stages = [stage("front"), stage("front", "back")]
+    results = load_together(pair, path, stages, strict=False)
     assert results[1].missing == ["back.bias", "back.weight"]
     assert results[0].unexpected == ["extra.bias", "extra.weight"]
+    assert torch.equal(stages[1].front.weight, state["front.weight"])
+
+
+def test_names_that_only_lack_a_prefix_are_an_error_even_without_strict(pair, tmp_path):
+    path = save(tmp_path / "m.safetensors", {f"model.{k}": v for k, v in tensors("front").items()})
+    for error in load_together(pair, path, [stage("front"), stage("front")], strict=False):
+        assert error.reason == "TENSOR_NOT_FOUND" and "add the prefix 'model.'" in error.message
 
 
 def test_untied_weights_of_one_stored_tensor_do_not_share_memory(pair, tmp_path):
