@@ -55,11 +55,17 @@ void Catalog::Touch(Entry& entry) {
 
 std::optional<Catalog::Match> Catalog::FindMatch(const LoadRequest& request) const {
   const uint64_t digest = RequestDigest(request);
+  // Who needs no digests is served by a checkpoint that has them.
+  LoadRequest richer = request;
+  richer.digests = true;
+  const uint64_t richer_digest = RequestDigest(richer);
   MutexLock lock(mutex_);
   const Entry* best = nullptr;
   for (const auto& [name, entry] : entries_) {
     const bool active = entry.info.state == CheckpointState::kActive;
-    if (entry.request_digest != digest) continue;
+    if (entry.request_digest != digest && (!active || entry.request_digest != richer_digest)) {
+      continue;
+    }
     if (!active && entry.info.state != CheckpointState::kLoading) continue;
     // Memory that has been lent to readers cannot be handed over any more.
     if (active && request.intended == AttachMode::kExclusive && entry.memory->sealed()) continue;

@@ -175,7 +175,7 @@ CONTENDERS = {
     SAVE: save_for_dcp,
     "ckptd, digests off": ckptd_no_digests,
     "ckptd, digests on": ckptd_digests,
-    "ckptd, re-attach": ckptd_no_digests,
+    "ckptd, re-attach": ckptd_digests,
     "accelerate fsdp2_load_full_state_dict": accelerate,
     "torch set_model_state_dict, broadcast": torch_broadcast,
     "dcp.load, same layout": dcp_same,

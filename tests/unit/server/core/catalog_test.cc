@@ -46,6 +46,21 @@ TEST_F(CatalogTest, PublishingLeavesMemoryMeantForAnExclusiveClientUnsealed) {
   EXPECT_FALSE(catalog_.Look("checkpoints/a").value().memory->sealed());
 }
 
+TEST_F(CatalogTest, ARequestWithoutDigestsIsServedByACheckpointThatHasThem) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  LoadRequest plain = request_;
+  plain.digests = false;
+  ASSERT_TRUE(catalog_.FindMatch(plain).has_value());
+  EXPECT_EQ(catalog_.FindMatch(plain)->name, "checkpoints/a");
+}
+
+TEST_F(CatalogTest, ARequestForDigestsIsNotServedByACheckpointWithoutThem) {
+  LoadRequest plain = request_;
+  plain.digests = false;
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", plain));
+  EXPECT_FALSE(catalog_.FindMatch(request_).has_value());
+}
+
 TEST_F(CatalogTest, PublishingAnAbortedLoadIsRefused) {
   catalog_.Begin("checkpoints/a", request_);
   ASSERT_OK(catalog_.Allocate(CallOf("checkpoints/a", request_), ShardOf(512)));
