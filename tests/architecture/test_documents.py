@@ -75,6 +75,15 @@ def reasons_of_table():
     return table
 
 
+def test_the_python_package_s_own_reasons_are_in_its_readme():
+    used = set()
+    for path in tracked("client/python/src/ckptd/*.py", "client/python/src/ckptd/torch/*.py"):
+        used |= set(re.findall(r'^\s+"([A-Z]+_[A-Z_]+)",$', read(path), re.MULTILINE))
+    own = used - set(reasons_of_code().values()) - CODES
+    listed = set(re.findall(r"^\| `([A-Z_]+)` \|", read("client/python/README.md"), re.MULTILINE))
+    assert len(own) > 5 and own <= listed, own - listed
+
+
 def test_the_table_of_reasons_is_complete_and_has_no_others():
     assert set(reasons_of_table()) == set(reasons_of_code().values())
 

@@ -5,6 +5,8 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${1:-$(mktemp -d)}
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
 
 try() {
   name=$1 python=$2

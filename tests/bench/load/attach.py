@@ -21,7 +21,7 @@ import grpc  # noqa: F401  imported by the first call otherwise
 
 def model_of(count):
     with torch.device("meta"):
-        layers = nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in range(count))
+        layers = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(count)))
     return fully_shard(layers, mesh=init_device_mesh("cpu", (1,)))
 
 
