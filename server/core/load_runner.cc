@@ -265,6 +265,11 @@ absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {
   if (status.code() == absl::StatusCode::kUnavailable && ReasonOf(status) == reason::kRankLost) {
     parts_.membership.Drop(rank, session_.identities[rank].incarnation, "it does not answer");
   }
+  // A rank that has heard of a change before we have refuses our calls: the change,
+  // and whoever caused it, is the reason.
+  if (ReasonOf(status) == reason::kEpochChanged) {
+    CKPTD_RETURN_IF_ERROR(parts_.membership.CheckEpoch(session_.epoch));
+  }
   if (FactsOf(status).count("rank") > 0) return status;
   return WithFact(WithContext(status, fmt::format("rank {}", rank)), "rank", std::to_string(rank));
 }

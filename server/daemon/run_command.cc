@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 #include <thread>
 
 #include <fmt/format.h>
@@ -24,6 +25,12 @@ sigset_t StopSignals() {
   ::sigemptyset(&set);
   ::sigaddset(&set, SIGTERM);
   ::sigaddset(&set, SIGINT);
+  // A closed terminal, or the end of a supervisor while we were stopped; not under
+  // nohup, which ignores it.
+  struct sigaction hangup = {};
+  const bool ignored =
+      ::sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
+  if (!ignored) ::sigaddset(&set, SIGHUP);
   return set;
 }
 
@@ -68,7 +75,7 @@ int RunCommand(const Config& config) {
   std::thread announcer([&] { (*daemon)->AnnounceReady([&] { return stopping.load(); }); });
   int signal = 0;
   ::sigwait(&signals, &signal);
-  Log(LogLevel::kInfo, "stopping: {}", signal == SIGTERM ? "SIGTERM" : "SIGINT");
+  Log(LogLevel::kInfo, "stopping: SIG{}", ::sigabbrev_np(signal));
   stopping = true;
   announcer.join();
   daemon->reset();

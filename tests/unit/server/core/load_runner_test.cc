@@ -218,6 +218,16 @@ TEST_F(LoadRunnerTest, ARankThatIsLostLeavesTheGroup) {
   EXPECT_THAT(group_.membership().MissingRanks(), ElementsAre(1));
 }
 
+TEST_F(LoadRunnerTest, ARankThatHearsOfAChangeFirstIsNotBlamedForIt) {
+  group_.rank(1).link->on_prepare = [this] {
+    group_.Drop(2);
+    return MakeError(absl::StatusCode::kAborted, reason::kEpochChanged, "a call of an old epoch");
+  };
+  const absl::Status status = Run(ByRules("fsdp:3")).status;
+  EXPECT_THAT(status, FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
+  EXPECT_EQ(FactsOf(status).at("rank"), "2");
+}
+
 TEST_F(LoadRunnerTest, AChangeOfTheGroupInTheMiddleInterruptsTheTransfer) {
   group_.rank(1).link->on_execute = [this] {
     group_.Drop(2);
