@@ -78,7 +78,7 @@ void ReadAhead(OpenSource& source, uint64_t position) {
 
 }  // namespace
 
-SourceFiles::SourceFiles(const CheckpointIndex& index, const std::vector<WorkItem>& items, bool map)
+SourceFiles::SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items, bool map)
     : index_(index), map_(map && SigbusGuardInForce()) {
   for (size_t i = 0; i < index.files.size(); ++i) slots_.push_back(std::make_unique<Slot>());
   for (const WorkItem& item : items) {

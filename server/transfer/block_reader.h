@@ -33,7 +33,7 @@ struct OpenSource {
 // Thread-safe. The index must outlive it.
 class SourceFiles {
  public:
-  SourceFiles(const CheckpointIndex& index, const std::vector<WorkItem>& items, bool map);
+  SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items, bool map);
 
   // Errors: those of OpenForReading; Aborted SOURCE_CHANGED if the file is
   // shorter than, or not the one, in the index.

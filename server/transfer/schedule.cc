@@ -85,7 +85,7 @@ absl::StatusOr<std::vector<Candidate>> CollectCandidates(const CheckpointIndex& 
                                                          std::span<const TransferTarget> targets) {
   std::vector<Candidate> all;
   for (size_t t = 0; t < targets.size(); ++t) {
-    CKPTD_RETURN_IF_ERROR(CheckSlab(targets[t]));
+    if (targets[t].sink == nullptr) CKPTD_RETURN_IF_ERROR(CheckSlab(targets[t]));
     for (const CopyOp& op : targets[t].plan->ops) {
       CKPTD_ASSIGN_OR_RETURN(Candidate candidate, CheckOp(index, *targets[t].plan, op));
       if (candidate.begin == candidate.end) continue;
@@ -129,6 +129,11 @@ absl::Status ShareCopies(std::span<const TransferTarget> targets,
     }
     schedule.destinations.push_back(c.destination);
     ++schedule.copies.back().destinations;
+  }
+  for (size_t i = 0; i < schedule.copies.size(); ++i) {
+    const SharedCopy& copy = schedule.copies[i];
+    const bool follows = i > 0 && schedule.copies[i - 1].op->file == copy.op->file;
+    schedule.reach.push_back(follows ? std::max(schedule.reach[i - 1], copy.end) : copy.end);
   }
   return absl::OkStatus();
 }
@@ -287,6 +292,26 @@ absl::Status BuildItems(Schedule& schedule) {
 }
 
 }  // namespace
+
+WorkItem ItemIn(const Schedule& schedule, uint32_t file, uint64_t begin, uint64_t end) {
+  const std::span<const SharedCopy> copies = schedule.copies;
+  const auto of_file = std::partition_point(copies.begin(), copies.end(), [&](const auto& copy) {
+    return copy.op->file < file;
+  });
+  const auto last = std::partition_point(of_file, copies.end(), [&](const auto& copy) {
+    return copy.op->file == file && copy.begin < end;
+  });
+  const auto first = std::partition_point(of_file, last, [&](const auto& copy) {
+    return schedule.reach[static_cast<size_t>(&copy - copies.data())] <= begin;
+  });
+  WorkItem item;
+  item.file = file;
+  item.begin = begin;
+  item.end = end;
+  item.first_copy = static_cast<uint32_t>(first - copies.begin());
+  item.last_copy = static_cast<uint32_t>(last - copies.begin());
+  return item;
+}
 
 absl::StatusOr<Schedule> BuildSchedule(const CheckpointIndex& index,
                                        std::span<const TransferTarget> targets) {

@@ -43,8 +43,14 @@ struct WorkItem {
 struct Schedule {
   std::vector<Destination> destinations;
   std::vector<SharedCopy> copies;  // by (file, begin)
+  // Per copy, the furthest end among the copies of its file up to it.
+  std::vector<uint64_t> reach;
   std::vector<WorkItem> items;
 };
+
+// The item [begin, end) of `file`, with the copies of `schedule` that may need
+// bytes of it; none of them when it needs nothing there.
+WorkItem ItemIn(const Schedule& schedule, uint32_t file, uint64_t begin, uint64_t end);
 
 // Sizes of items, in source bytes: long enough that handing them out costs
 // nothing, short enough that threads finish together.
@@ -55,7 +61,8 @@ inline constexpr uint64_t kReadThroughGap = 4096;
 
 // Checks every copy against the files, tensors and slabs it names. Errors:
 // Internal COVERAGE for a plan that does not fit, DataLoss SOURCE_INVALID for a
-// copy past the end of a file. The targets must outlive the schedule.
+// copy past the end of a file. The targets must outlive the schedule. Of a target
+// with a sink, whose memory is elsewhere, the slab is not looked at.
 absl::StatusOr<Schedule> BuildSchedule(const CheckpointIndex& index,
                                        std::span<const TransferTarget> targets);
 

@@ -13,10 +13,10 @@
 #include "common/base/status.h"
 #include "server/transfer/block_reader.h"
 #include "server/transfer/digest_board.h"
-#include "server/transfer/item_placer.h"
-#include "server/transfer/schedule.h"
+#include "server/transfer/item_worker.h"
 #include "server/transfer/sigbus_guard.h"
 #include "server/transfer/slab_map.h"
+#include "server/transfer/transfer_parts.h"
 
 namespace ckptd {
 namespace {
@@ -40,21 +40,20 @@ unsigned DefaultThreads() {
 // One running transfer, shared by its threads.
 class Job {
  public:
-  Job(const CheckpointIndex& index, std::span<const TransferTarget> targets,
-      const TransferOptions& options, TransferProgress& progress, const Schedule& schedule)
-      : targets_(targets),
+  Job(const CheckpointIndex& index, const TransferOptions& options, TransferProgress& progress,
+      const TransferParts& parts)
+      : parts_(parts),
         options_(options),
         progress_(progress),
-        schedule_(schedule),
-        slabs_(MakeSlabs(targets)),
-        files_(index, schedule.items, options.map_cached_files),
-        board_(options.digests ? std::make_unique<DigestBoard>(targets, slabs_) : nullptr),
-        totals_(targets.size(), 0) {}
+        slabs_(MakeSlabs(parts.here)),
+        files_(index, parts.items, options.map_cached_files),
+        board_(options.digests ? std::make_unique<DigestBoard>(parts.here, slabs_) : nullptr),
+        totals_(parts.targets.size(), 0) {}
 
   absl::Status Run() {
     const unsigned wanted = options_.threads == 0 ? DefaultThreads() : options_.threads;
     const auto useful =
-        static_cast<unsigned>(std::min<size_t>(schedule_.items.size(), kMaxThreads));
+        static_cast<unsigned>(std::min<size_t>(parts_.items.size(), kMaxThreads));
     std::vector<std::thread> threads;
     for (unsigned i = 0; i < std::clamp(wanted, 1U, std::max(useful, 1U)); ++i) {
       try {
@@ -67,16 +66,41 @@ class Job {
       }
     }
     for (std::thread& thread : threads) thread.join();
-    MutexLock lock(mutex_);
-    return error_;
+    {
+      MutexLock lock(mutex_);
+      CKPTD_RETURN_IF_ERROR(error_);
+    }
+    for (const RemoteTarget& remote : parts_.remotes) {
+      CKPTD_RETURN_IF_ERROR(parts_.targets[remote.target].sink->Finish());
+    }
+    return absl::OkStatus();
   }
 
   absl::StatusOr<TransferResult> Result() {
     TransferResult result;
     MutexLock lock(mutex_);
     result.storage_bytes = storage_bytes_;
-    for (size_t t = 0; t < targets_.size(); ++t) {
-      const RankPlan& plan = *targets_[t].plan;
+    result.done = totals_;
+    if (options_.parts == 1) CKPTD_RETURN_IF_ERROR(CheckTotals());
+    if (board_ == nullptr) return result;
+    CKPTD_ASSIGN_OR_RETURN(auto digests, board_->Combine());
+    result.digests.resize(totals_.size());
+    for (size_t i = 0; i < digests.size(); ++i) {
+      result.digests[parts_.here_at[i]] = std::move(digests[i]);
+    }
+    return result;
+  }
+
+ private:
+  static std::vector<SlabMap> MakeSlabs(const std::vector<TransferTarget>& targets) {
+    std::vector<SlabMap> slabs;
+    for (const TransferTarget& target : targets) slabs.emplace_back(target.slab);
+    return slabs;
+  }
+
+  absl::Status CheckTotals() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (size_t t = 0; t < totals_.size(); ++t) {
+      const RankPlan& plan = *parts_.targets[t].plan;
       if (totals_[t] == plan.tensor_bytes) continue;
       return MakeError(
           absl::StatusCode::kInternal, reason::kCoverage,
@@ -86,66 +110,25 @@ class Job {
                       plan.rank, totals_[t], plan.tensor_bytes),
           {{"rank", std::to_string(plan.rank)}});
     }
-    if (board_ != nullptr) {
-      CKPTD_ASSIGN_OR_RETURN(result.digests, board_->Combine());
-    }
-    return result;
-  }
-
- private:
-  static std::vector<SlabMap> MakeSlabs(std::span<const TransferTarget> targets) {
-    std::vector<SlabMap> slabs;
-    for (const TransferTarget& target : targets) slabs.emplace_back(target.slab);
-    return slabs;
+    return absl::OkStatus();
   }
 
   void Work() {
     UnblockSigbus();
-    BlockReader reader(files_);
-    ItemPlacer placer(schedule_, targets_, slabs_, board_.get());
-    std::vector<uint64_t> done(targets_.size());
+    ItemWorker worker(parts_, slabs_, board_.get(), files_);
+    std::vector<uint64_t> done(parts_.targets.size());
     while (!stop_.load(std::memory_order_relaxed)) {
       const size_t next = next_item_.fetch_add(1, std::memory_order_relaxed);
-      if (next >= schedule_.items.size()) return;
+      if (next >= parts_.items.size()) return;
       std::fill(done.begin(), done.end(), 0);
       absl::Status status = Poll();
-      if (status.ok()) status = DoItem(schedule_.items[next], reader, placer, done);
+      if (status.ok()) status = worker.Do(parts_.items[next], done, [this] { return Poll(); });
       if (!status.ok()) {
         Stop(std::move(status));
         return;
       }
-      Count(placer.needed_bytes(), done);
+      Count(worker.needed_bytes(), done);
     }
-  }
-
-  absl::Status DoItem(const WorkItem& item, BlockReader& reader, ItemPlacer& placer,
-                      std::span<uint64_t> done) {
-    CKPTD_RETURN_IF_ERROR(placer.Begin(item));
-    CKPTD_RETURN_IF_ERROR(Blame(reader.Begin(item), placer, item.begin));
-    uint64_t unpolled = 0;
-    for (const SourceRange& range : placer.ranges()) {
-      for (uint64_t at = range.begin; at < range.end;) {
-        if (unpolled >= kItemBytes) {  // an item may be much longer
-          unpolled = 0;
-          CKPTD_RETURN_IF_ERROR(Poll());
-        }
-        const uint64_t end = placer.BlockEnd(at, range.end);
-        const absl::Status status =
-            reader.Use(at, static_cast<size_t>(end - at),
-                       [&placer, at](std::span<const std::byte> data) { placer.Place(at, data); });
-        CKPTD_RETURN_IF_ERROR(Blame(status, placer, at));
-        unpolled += end - at;
-        at = end;
-      }
-    }
-    reader.End();
-    return placer.Finish(done);
-  }
-
-  static absl::Status Blame(const absl::Status& status, const ItemPlacer& placer, uint64_t offset) {
-    if (status.ok()) return status;
-    const std::string& tensor = placer.TensorAt(offset);
-    return WithFact(WithContext(status, "loading tensor " + tensor), "tensor", tensor);
   }
 
   // One thread at a time: callers need not make `interrupted` thread-safe.
@@ -174,10 +157,9 @@ class Job {
     for (size_t t = 0; t < done.size(); ++t) totals_[t] += done[t];
   }
 
-  const std::span<const TransferTarget> targets_;
+  const TransferParts& parts_;
   const TransferOptions& options_;
   TransferProgress& progress_;
-  const Schedule& schedule_;
   const std::vector<SlabMap> slabs_;
   SourceFiles files_;
   const std::unique_ptr<DigestBoard> board_;
@@ -196,13 +178,17 @@ absl::StatusOr<TransferResult> RunTransfer(const CheckpointIndex& index,
                                            std::span<const TransferTarget> targets,
                                            const TransferOptions& options,
                                            TransferProgress& progress) {
-  if (progress.done.size() < targets.size()) {
+  const bool digests_fit = !options.digests || options.parts == 1;
+  if (progress.done.size() < targets.size() || options.part >= options.parts || !digests_fit) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                     fmt::format("starting a transfer: progress has room for {} of {} targets",
-                                 progress.done.size(), targets.size()));
+                     fmt::format("starting part {} of {} of a transfer: progress has room for {} "
+                                 "of {} targets, digests are {}",
+                                 options.part, options.parts, progress.done.size(), targets.size(),
+                                 options.digests ? "on" : "off"));
   }
-  CKPTD_ASSIGN_OR_RETURN(const Schedule schedule, BuildSchedule(index, targets));
-  Job job(index, targets, options, progress, schedule);
+  TransferParts parts;
+  CKPTD_RETURN_IF_ERROR(BuildParts(index, targets, options, parts));
+  Job job(index, options, progress, parts);
   CKPTD_RETURN_IF_ERROR(job.Run());
   return job.Result();
 }

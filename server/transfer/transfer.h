@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "common/checkpoint/index.h"
 #include "common/layout/plan.h"
+#include "server/transfer/frames.h"
 
 namespace ckptd {
 
@@ -28,11 +29,18 @@ struct SlabView {
 struct TransferTarget {
   const RankPlan* plan = nullptr;
   SlabView slab;
+  // Set when the memory is not here: what the rank needs is sent, and cast, placed
+  // and hashed over there. Outlives the transfer.
+  TransferSink* sink = nullptr;
 };
 
 struct TransferOptions {
+  // Of the work in file order, this process does part number `part` of `parts`;
+  // other readers, with the same targets, do the others.
+  uint32_t part = 0;
+  uint32_t parts = 1;
   unsigned threads = 0;  // 0: as many as this process has cores; at most 64
-  bool digests = true;
+  bool digests = true;    // only with parts == 1: blocks may straddle parts
   // Read what the page cache already holds through a mapping, which saves a
   // copy; a file cut meanwhile is an error all the same. Installs a SIGBUS
   // handler for the process. Else everything is read through small buffers.
@@ -48,17 +56,19 @@ struct TransferProgress {
   // Needed bytes read from files, each once. Gaps of less than a page that are
   // read along are not counted.
   std::atomic<uint64_t> storage_bytes = 0;
-  std::vector<std::atomic<uint64_t>> done;  // target bytes placed, per target
+  std::vector<std::atomic<uint64_t>> done;  // target bytes placed or sent, per target
 };
 
 struct TransferResult {
   uint64_t storage_bytes = 0;
-  // Per target, per PlannedTensor, in plan order; empty when digests are off.
+  std::vector<uint64_t> done;  // as TransferProgress::done
+  // Per target, per PlannedTensor, in plan order; empty when digests are off, and
+  // for a target that has a sink.
   std::vector<std::vector<uint64_t>> digests;
 };
 
 // Reads each needed byte of the files once, in file order, in large blocks, and
-// puts it in its final place in every target. Contiguous uncast runs go straight
+// puts it in its final place in every target, or sends it there. Contiguous uncast runs go straight
 // there. Every byte of every PlannedTensor is written; padding tails
 // [bytes, padded_bytes) are zeroed by ZeroPadding, not here. Errors name file
 // and tensor; on error the slabs' content is unspecified. Blocking: returns when
