@@ -51,6 +51,7 @@ Json ProgressJson(const LoadProgress& progress) {
           {"waiting_ranks", progress.waiting_ranks},
           {"storage_bytes", progress.storage_bytes},
           {"sent_bytes", progress.sent_bytes},
+          {"streamed_ranks", progress.streamed_ranks},
           {"stages", std::move(stages)}};
 }
 

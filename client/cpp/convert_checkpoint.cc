@@ -50,6 +50,7 @@ LoadProgress ProgressOf(const v1::Progress& progress) {
   out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
   out.storage_bytes = progress.storage_bytes();
   out.sent_bytes = progress.sent_bytes();
+  out.streamed_ranks.assign(progress.streamed_ranks().begin(), progress.streamed_ranks().end());
   for (const auto& stage : progress.stages()) {
     out.stages.push_back({StageOf(stage.stage()), SecondsOf(stage.duration())});
   }

@@ -54,6 +54,7 @@ struct LoadProgress {
   std::vector<int32_t> waiting_ranks;  // a gathering load waits for these
   uint64_t storage_bytes = 0;
   uint64_t sent_bytes = 0;
+  std::vector<int32_t> streamed_ranks;  // got their bytes through streams, not by mapping
   std::vector<StageTime> stages;       // finished ones, in order
 };
 

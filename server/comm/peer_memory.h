@@ -1,6 +1,6 @@
-// Seam: how the reading rank reaches the slabs of other ranks. Backends:
-// server/comm/host (same host: it maps their memory). Other hosts and GPUs get
-// their own form behind this seam.
+// Seam: how a reading rank writes into the slabs of other ranks. Backends:
+// server/comm/host (same host: it maps their memory). To memory that cannot be
+// mapped, bytes are sent instead (TransferSink in server/transfer/frames.h).
 #ifndef CKPTD_SERVER_COMM_PEER_MEMORY_H_
 #define CKPTD_SERVER_COMM_PEER_MEMORY_H_
 
@@ -24,7 +24,7 @@ struct PeerSlab {
   uint32_t rank = 0;
   std::string incarnation;  // of that daemon process: ids of another one mean nothing
   std::string endpoint;     // Unix socket on which it hands its memory to peers
-  std::string host;         // boot id of its host; memory is mapped on equal hosts only
+  std::string host;         // its host's identity; memory is mapped on equal hosts only
   std::vector<PeerSegment> segments;
 };
 
@@ -33,9 +33,10 @@ class PeerMemory {
  public:
   virtual ~PeerMemory() = default;
   // Writable view of the slab; valid until Forget of that rank or destruction
-  // of this object. Mappings are kept and reused by later loads. Errors:
-  // FailedPrecondition when the rank is on another host, Unavailable RANK_LOST
-  // when it does not answer by the deadline (the message names the rank).
+  // of this object. Mappings are kept and reused by later loads. Errors name the
+  // rank: FailedPrecondition when its memory cannot be mapped from here (another
+  // host, a socket that cannot be reached), Unavailable RANK_LOST when it does not
+  // answer by the deadline.
   virtual absl::StatusOr<SlabView> Map(const PeerSlab& slab,
                                        std::chrono::steady_clock::time_point deadline) = 0;
   // Drops every mapping of that rank (it left the group).

@@ -42,6 +42,7 @@ struct Progress {
   std::vector<int32_t> waiting_ranks;
   uint64_t storage_bytes = 0;
   uint64_t sent_bytes = 0;
+  std::vector<int32_t> streamed_ranks;  // whose memory could not be mapped
   std::vector<std::pair<Stage, std::chrono::nanoseconds>> stages;  // finished ones
 };
 
@@ -131,7 +132,9 @@ struct PrepareReply {
 struct CommitCall {
   uint64_t epoch = 0;
   std::string name;
-  uint64_t tensor_bytes = 0;
+  uint64_t tensor_bytes = 0;    // that readers placed or sent
+  uint64_t streamed_bytes = 0;  // of them, sent
+  // Of what one reader placed alone; else empty, and the rank computes its own.
   std::vector<uint64_t> digests;
   Progress progress;
 };

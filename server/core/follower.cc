@@ -40,6 +40,11 @@ Follower::State Follower::state() const {
   return state_;
 }
 
+std::string Follower::secret() const {
+  MutexLock lock(mutex_);
+  return secret_;
+}
+
 bool Follower::WaitReady(Deadline deadline) const {
   MutexLock lock(mutex_);
   changed_.WaitUntil(mutex_, deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -125,6 +130,7 @@ bool Follower::Join() {
   parts_.on_secret(reply->secret);
   Log(LogLevel::kInfo, "joined the group, epoch {}", reply->epoch);
   MutexLock lock(mutex_);
+  secret_ = reply->secret;
   state_ = {true, reply->epoch, {0}, ""};  // whether it is complete, the first heartbeat tells
   changed_.NotifyAll();
   return true;

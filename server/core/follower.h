@@ -37,6 +37,8 @@ class Follower {
     std::string detail;                   // why not joined
   };
   State state() const;
+  // The group's, as the leader gave it last; empty before the first join.
+  std::string secret() const;
   // True once the group is complete.
   bool WaitReady(Deadline deadline) const;
   // Whether a call of that epoch is one of the group as we know it. Only the
@@ -58,6 +60,7 @@ class Follower {
   mutable Mutex mutex_;
   mutable CondVar changed_;
   State state_ ABSL_GUARDED_BY(mutex_);
+  std::string secret_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::string leader_incarnation_;  // the loop's own
   std::chrono::nanoseconds interval_{std::chrono::seconds(1)};

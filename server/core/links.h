@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/core/domain.h"
+#include "server/transfer/frames.h"
 
 namespace ckptd {
 
@@ -27,6 +28,15 @@ class ExecuteStream {
   virtual absl::Status Finish() = 0;
 };
 
+// A reader's introduction to a rank it sends a load's bytes to.
+struct SinkCall {
+  uint64_t epoch = 0;
+  std::string name;    // of the checkpoint
+  std::string secret;  // the group's
+  uint32_t from_rank = 0;
+  Deadline deadline;
+};
+
 // One member as the leader reaches it. Thread-safe.
 class MemberLink {
  public:
@@ -35,6 +45,9 @@ class MemberLink {
   virtual absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(uint64_t epoch,
                                                                  const std::string& name,
                                                                  Deadline deadline) = 0;
+  // For the bytes of a load that the member has prepared, when its memory cannot be
+  // mapped. Does not block: it connects with the first frame.
+  virtual std::unique_ptr<TransferSink> OpenSink(const SinkCall& call) = 0;
   virtual absl::Status Commit(const CommitCall& call, Deadline deadline) = 0;
   virtual absl::Status Abort(const std::string& name, const absl::Status& why,
                              Deadline deadline) = 0;

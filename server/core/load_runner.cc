@@ -1,6 +1,7 @@
 #include "server/core/load_runner.h"
 
 #include <algorithm>
+#include <charconv>
 #include <future>
 #include <numeric>
 #include <utility>
@@ -36,7 +37,13 @@ LoadRunner::LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session s
 
 void LoadRunner::Enter(Stage stage) {
   meter_.Enter(stage);
-  parts_.catalog.UpdateProgress(load_.name, meter_.Read());
+  ShowProgress();
+}
+
+Progress LoadRunner::ShowProgress() {
+  Progress progress = meter_.Read();
+  parts_.catalog.UpdateProgress(load_.name, progress);
+  return progress;
 }
 
 LoadOutcome LoadRunner::Run() {
@@ -48,6 +55,7 @@ LoadOutcome LoadRunner::Run() {
     if (parts_.ending) parts_.ending(true);
     AbortAll(outcome.status);
   }
+  fanout_.reset();  // its broken streams would tell the members less
   if (index_ != nullptr) outcome.files = index_->files;
   MutexLock lock(mutex_);
   outcome.holders = holders_;
@@ -69,7 +77,6 @@ absl::Status LoadRunner::Load() {
   CKPTD_RETURN_IF_ERROR(Open());
   CKPTD_RETURN_IF_ERROR(PlanAll());
   CKPTD_RETURN_IF_ERROR(PrepareAll());
-  CKPTD_RETURN_IF_ERROR(MapAll());
   CKPTD_RETURN_IF_ERROR(Transfer());
   return CommitAll();
 }
@@ -113,7 +120,10 @@ absl::Status LoadRunner::PlanAll() {
     auto plan = PlanRank(*index_, *layout, request.policy);
     if (!plan.ok()) return OfRank(rank, plan.status());
     digests.push_back(plan->digest);
-    participants_.push_back({rank, std::move(plan).value(), {}, {}});
+    Participant participant;
+    participant.rank = rank;
+    participant.plan = std::move(plan).value();
+    participants_.push_back(std::move(participant));
   }
   // After the plans: where names only lack a prefix, what is missing says so.
   CKPTD_RETURN_IF_ERROR(CheckNames());
@@ -188,56 +198,63 @@ absl::Status LoadRunner::PrepareAll() {
   return Interrupted();
 }
 
-absl::Status LoadRunner::MapAll() {
-  for (Participant& participant : participants_) {
-    if (participant.rank == 0) {
-      const std::shared_ptr<ShardMemory> own = parts_.catalog.LoadingMemory(load_.name);
-      if (own == nullptr) return CheckpointNotFound(load_.name);
-      participant.view = own->View();
-      continue;
-    }
-    const MemberIdentity& who = session_.identities[participant.rank];
-    parts_.peer_memory.KeepOnly(participant.rank, participant.reply.owned_segments);
-    auto view = parts_.peer_memory.Map({participant.rank, who.incarnation,
-                                        participant.reply.memory_endpoint, who.host,
-                                        participant.reply.segments},
-                                       Sooner(load_.deadline, kCallDeadline));
-    if (!view.ok()) return OfRank(participant.rank, view.status());
-    participant.view = std::move(view).value();
+PartReader LoadRunner::MakeReader() {
+  std::vector<ReadTarget> targets;
+  for (const Participant& participant : participants_) {
+    targets.push_back({session_.identities[participant.rank], &participant.plan, participant.reply,
+                       session_.links[participant.rank]});
   }
-  return Interrupted();
+  return PartReader({parts_.catalog, parts_.peer_memory, 0, parts_.membership.secret()},
+                    {session_.epoch, load_.name, load_.deadline, index_}, std::move(targets));
 }
 
-absl::Status LoadRunner::Transfer() {
-  Enter(Stage::kTransferring);
-  std::vector<TransferTarget> targets;
-  std::vector<std::pair<uint32_t, uint64_t>> expected;
-  std::vector<ExecuteFanout::Member> members;
-  for (Participant& participant : participants_) {
-    targets.push_back({&participant.plan, participant.view});
-    expected.emplace_back(participant.rank, participant.plan.tensor_bytes);
-    members.push_back({participant.rank, session_.links[participant.rank]});
-  }
-  TransferProgress counters(targets.size());
-  meter_.Attach(counters, std::move(expected), 0);
-  ExecuteFanout fanout(std::move(members), {session_.epoch, load_.name, load_.deadline},
-                       [this] { return meter_.Read(); });
+absl::StatusOr<ReadReport> LoadRunner::Read(PartReader& reader) {
+  TransferProgress counters(reader.target_count());
+  meter_.SetStreamed(reader.streamed_ranks());
+  meter_.Attach(counters, reader.expected(), 0);
   TransferOptions options;
   options.threads = parts_.reader_threads;
   options.digests = load_.request.digests;
-  options.interrupted = [this, &fanout] {
-    absl::Status broken = fanout.broken().second;
+  options.interrupted = [this] {
+    absl::Status broken = fanout_->broken().second;
     return broken.ok() ? Interrupted() : broken;
   };
-  auto result = RunTransfer(*index_, targets, options, counters);
+  auto report = reader.Read(options, counters);
   meter_.Detach();
-  parts_.catalog.UpdateProgress(load_.name, meter_.Read());
-  if (const auto [rank, status] = fanout.broken(); !status.ok()) return OfRank(rank, status);
-  CKPTD_RETURN_IF_ERROR(result.status());
-  result_ = std::move(result).value();
+  ShowProgress();
+  return report;
+}
+
+absl::Status LoadRunner::Transfer() {
+  PartReader reader = MakeReader();
+  if (const absl::Status reached = reader.Reach(); !reached.ok()) return Blame(reached);
+  CKPTD_RETURN_IF_ERROR(Interrupted());
+  Enter(Stage::kTransferring);
+  std::vector<ExecuteFanout::Member> members;
+  for (const Participant& participant : participants_) {
+    members.push_back({participant.rank, session_.links[participant.rank]});
+  }
+  fanout_ = std::make_unique<ExecuteFanout>(
+      std::move(members), ExecuteFanout::Load{session_.epoch, load_.name, load_.deadline},
+      [this] { return ShowProgress(); });
+  const auto report = Read(reader);
+  if (const auto [rank, status] = fanout_->broken(); !status.ok()) return OfRank(rank, status);
+  if (!report.ok()) return Blame(report.status());
+  Count(*report);
   CKPTD_RETURN_IF_ERROR(CheckUnchanged(*index_));
-  const auto [rank, status] = fanout.Finish();
+  const auto [rank, status] = fanout_->Finish();
   return status.ok() ? absl::OkStatus() : OfRank(rank, status);
+}
+
+void LoadRunner::Count(const ReadReport& report) {
+  for (const ReadReport::Filled& filled : report.filled) {
+    for (Participant& participant : participants_) {
+      if (participant.rank != filled.rank) continue;
+      participant.filled_bytes += filled.bytes;
+      if (filled.streamed) participant.streamed_bytes += filled.bytes;
+      participant.digests = filled.digests;
+    }
+  }
 }
 
 absl::Status LoadRunner::CommitAll() {
@@ -249,9 +266,9 @@ absl::Status LoadRunner::CommitAll() {
     CommitCall call;
     call.epoch = session_.epoch;
     call.name = load_.name;
-    call.tensor_bytes = participant.plan.tensor_bytes;
-    const auto at = static_cast<size_t>(&participant - participants_.data());
-    if (load_.request.digests) call.digests = result_.digests[at];
+    call.tensor_bytes = participant.filled_bytes;
+    call.streamed_bytes = participant.streamed_bytes;
+    call.digests = participant.digests;
     call.progress = progress;
     CKPTD_RETURN_IF_ERROR(
         session_.links[participant.rank]->Commit(call, Clock::now() + kCallDeadline));
@@ -272,6 +289,17 @@ absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {
   }
   if (FactsOf(status).count("rank") > 0) return status;
   return WithFact(WithContext(status, fmt::format("rank {}", rank)), "rank", std::to_string(rank));
+}
+
+absl::Status LoadRunner::Blame(const absl::Status& status) {
+  const Facts facts = FactsOf(status);
+  const auto named = facts.find("rank");
+  if (named == facts.end()) return status;
+  const std::string& text = named->second;
+  uint32_t rank = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), rank);
+  const bool known = parsed.ec == std::errc() && rank < session_.links.size();
+  return known ? OfRank(rank, status) : status;
 }
 
 void LoadRunner::AbortAll(const absl::Status& why) {

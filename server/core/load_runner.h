@@ -16,10 +16,11 @@
 #include "common/base/mutex.h"
 #include "server/comm/peer_memory.h"
 #include "server/core/catalog.h"
+#include "server/core/execute_fanout.h"
 #include "server/core/membership.h"
+#include "server/core/part_reader.h"
 #include "server/core/progress_meter.h"
 #include "server/core/rounds.h"
-#include "server/transfer/transfer.h"
 
 namespace ckptd {
 
@@ -46,7 +47,10 @@ class LoadRunner {
     uint32_t rank = 0;
     RankPlan plan;
     PrepareReply reply;
-    SlabView view;
+    // What readers did for it, all together.
+    uint64_t filled_bytes = 0;
+    uint64_t streamed_bytes = 0;
+    std::vector<uint64_t> digests;
   };
 
   absl::Status Load();
@@ -57,18 +61,24 @@ class LoadRunner {
   // Rank form: nothing in the source that no rank wants, if they say so.
   absl::Status CheckNames() const;
   absl::Status PrepareAll();
-  absl::Status MapAll();
   absl::Status Transfer();
+  absl::StatusOr<ReadReport> Read(PartReader& reader);
+  PartReader MakeReader();
+  void Count(const ReadReport& report);
   absl::Status CommitAll();
   void AbortAll(const absl::Status& why);
   // Error of `rank`, for everybody: its code and reason, its number in front. A
   // rank that does not answer leaves the group.
   absl::Status OfRank(uint32_t rank, const absl::Status& status);
+  // The same for an error that names a rank itself; others as they are.
+  absl::Status Blame(const absl::Status& status);
   absl::Status Interrupted() const;
   PrepareCall CallFor(const Participant& participant) const;
   // Calls `act` for every participant at once and returns the first error.
   absl::Status ForEach(const std::function<absl::Status(Participant&)>& act);
   void Enter(Stage stage);
+  // To the clients of this daemon; the members are told what is returned.
+  Progress ShowProgress();
 
   Parts parts_;
   const ReadyLoad& load_;
@@ -77,7 +87,7 @@ class LoadRunner {
   std::shared_ptr<const CheckpointIndex> index_;
   std::vector<Participant> participants_;
   uint64_t plan_digest_ = 0;
-  TransferResult result_;
+  std::unique_ptr<ExecuteFanout> fanout_;
   Mutex mutex_;
   std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);
 };

@@ -20,6 +20,8 @@ class LocalLink final : public MemberLink {
   }
   absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(uint64_t, const std::string& name,
                                                          Deadline) override;
+  // Never asked for: a reader has its own memory.
+  std::unique_ptr<TransferSink> OpenSink(const SinkCall&) override { return nullptr; }
   absl::Status Commit(const CommitCall& call, Deadline) override { return rank_side_.Commit(call); }
   absl::Status Abort(const std::string& name, const absl::Status& why, Deadline) override {
     rank_side_.Abort(name, why);

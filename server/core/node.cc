@@ -9,6 +9,7 @@
 #include "common/base/digest.h"
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
+#include "common/base/secret.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
 #include "server/core/local_link.h"
@@ -234,7 +235,17 @@ Node::Info Node::GetInfo() const {
 }
 
 std::string Node::group_secret() const {
-  return membership_ == nullptr ? std::string() : membership_->secret();
+  return membership_ == nullptr ? follower_->secret() : membership_->secret();
+}
+
+absl::StatusOr<std::shared_ptr<Incoming>> Node::Receive(const SinkCall& call) {
+  if (!SameSecret(group_secret(), call.secret)) {
+    return MakeError(absl::StatusCode::kUnauthenticated, reason::kTokenInvalid,
+                     fmt::format("receiving from rank {}: the group's secret differs; one of the "
+                                 "two daemons left the group, it joins again by itself",
+                                 call.from_rank));
+  }
+  return rank_side_.Receive(call.epoch, call.name);
 }
 
 bool Node::WaitReady(Deadline deadline) const {

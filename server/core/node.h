@@ -88,8 +88,12 @@ class Node {
   // Null on members, which lead nothing.
   Coordinator* coordinator() { return coordinator_.get(); }
   KeyValueStore& key_values() { return key_values_; }
-  // Shown by the leader to members' memory sockets; empty on members.
+  // Shown to other ranks' memory sockets and with bytes that are sent to them;
+  // empty on a member that has not joined.
   std::string group_secret() const;
+  // Another rank is about to send bytes of a load. Thread-safe, does not block.
+  // Errors: TOKEN_INVALID, EPOCH_CHANGED, CHECKPOINT_NOT_FOUND.
+  absl::StatusOr<std::shared_ptr<Incoming>> Receive(const SinkCall& call);
   // Run on the load worker; a call that cannot start by the deadline fails.
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline deadline);
   absl::Status Clear(const std::string& name, Deadline deadline);

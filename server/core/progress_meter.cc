@@ -31,6 +31,11 @@ void ProgressMeter::Detach() {
   counters_ = nullptr;
 }
 
+void ProgressMeter::SetStreamed(std::vector<int32_t> ranks) {
+  MutexLock lock(mutex_);
+  base_.streamed_ranks = std::move(ranks);
+}
+
 void ProgressMeter::CountInto(Progress& progress) const {
   progress.bytes_total = 0;
   progress.bytes_done = 0;

@@ -24,6 +24,8 @@ class ProgressMeter {
   void Attach(const TransferProgress& counters, std::vector<std::pair<uint32_t, uint64_t>> ranks,
               uint32_t reader);
   void Detach();
+  // Ranks that get their bytes through streams.
+  void SetStreamed(std::vector<int32_t> ranks);
   Progress Read() const;
 
  private:

@@ -56,7 +56,14 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
   catalog_.Begin(call.name, call.request, since);
   CKPTD_ASSIGN_OR_RETURN(Shard shard, Plan(call));
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,
-                         catalog_.Allocate(call, std::move(shard)));
+                         catalog_.Allocate(call, shard));
+  {
+    MutexLock lock(mutex_);
+    for (auto it = incoming_.begin(); it != incoming_.end();) {
+      it = it->second->over() ? incoming_.erase(it) : std::next(it);
+    }
+    incoming_[call.name] = std::make_shared<Incoming>(call, std::move(shard.plan), memory);
+  }
   for (const Segment& segment : memory->Segments()) {
     reply.segments.push_back({segment.id, segment.bytes});
   }
@@ -73,18 +80,39 @@ absl::Status RankSide::Clear(const std::string& name) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::shared_ptr<Incoming>> RankSide::Receive(uint64_t epoch,
+                                                            const std::string& name) {
+  MutexLock lock(mutex_);
+  const auto at = incoming_.find(name);
+  if (at == incoming_.end() || at->second->over()) return CheckpointNotFound(name);
+  if (at->second->epoch() == epoch) return at->second;
+  return MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
+                   fmt::format("receiving {}: it was prepared in epoch {}, the sender is in {}; "
+                               "load again",
+                               name, at->second->epoch(), epoch));
+}
+
 absl::Status RankSide::Commit(const CommitCall& call) {
   const std::shared_ptr<const Shard> shard = catalog_.LoadingShard(call.name);
-  if (shard == nullptr) return CheckpointNotFound(call.name);
-  const RankPlan& plan = shard->plan;
-  const bool digests_fit = call.digests.empty() || call.digests.size() == plan.tensors.size();
-  if (call.tensor_bytes != plan.tensor_bytes || !digests_fit) {
-    return MakeError(absl::StatusCode::kInternal, reason::kCoverage,
-                     fmt::format("publishing {} on rank {}: {} bytes were placed, the plan has {}; "
-                                 "nothing was published, please report this",
-                                 call.name, options_.rank, call.tensor_bytes, plan.tensor_bytes));
+  std::shared_ptr<Incoming> incoming;
+  {
+    MutexLock lock(mutex_);
+    const auto at = incoming_.find(call.name);
+    if (at != incoming_.end()) incoming = std::move(at->second);
+    incoming_.erase(call.name);
   }
-  CKPTD_RETURN_IF_ERROR(catalog_.Publish(call));
+  if (shard == nullptr || incoming == nullptr) return CheckpointNotFound(call.name);
+  const RankPlan& plan = shard->plan;
+  CommitCall checked = call;
+  CKPTD_ASSIGN_OR_RETURN(checked.digests, incoming->Finish(call));
+  if (!checked.digests.empty() && checked.digests.size() != plan.tensors.size()) {
+    return MakeError(absl::StatusCode::kInternal, reason::kCoverage,
+                     fmt::format("publishing {} on rank {}: {} digests came for {} tensors; "
+                                 "nothing was published, please report this",
+                                 call.name, options_.rank, checked.digests.size(),
+                                 plan.tensors.size()));
+  }
+  CKPTD_RETURN_IF_ERROR(catalog_.Publish(checked));
   std::chrono::nanoseconds total{0};
   for (const auto& [stage, duration] : call.progress.stages) total += duration;
   Log(LogLevel::kInfo, "{}: active, {} tensors, {:.1f} MB, {:.3f} s", call.name,

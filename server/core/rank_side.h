@@ -4,12 +4,16 @@
 #ifndef CKPTD_SERVER_CORE_RANK_SIDE_H_
 #define CKPTD_SERVER_CORE_RANK_SIDE_H_
 
+#include <map>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/mutex.h"
 #include "server/core/catalog.h"
 #include "server/core/domain.h"
+#include "server/core/incoming.h"
 
 namespace ckptd {
 
@@ -29,8 +33,11 @@ class RankSide {
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, uint64_t since = Catalog::kNow);
   // Zeroes what the plan leaves empty; while bytes are being placed elsewhere.
   absl::Status Clear(const std::string& name);
-  // Counts, seals, publishes. Errors: Internal COVERAGE when the leader placed
-  // another number of bytes than the plan has.
+  // The prepared load that a reader elsewhere sends bytes of. Thread-safe. Errors:
+  // EPOCH_CHANGED, CHECKPOINT_NOT_FOUND.
+  absl::StatusOr<std::shared_ptr<Incoming>> Receive(uint64_t epoch, const std::string& name);
+  // Counts, seals, publishes. Errors: Internal COVERAGE when readers placed another
+  // number of bytes than the plan has, those of receiving.
   absl::Status Commit(const CommitCall& call);
   bool Holds(const std::string& name) const { return catalog_.Look(name).ok(); }
   void Abort(const std::string& name, const absl::Status& why) { catalog_.Fail(name, why); }
@@ -41,6 +48,9 @@ class RankSide {
   Catalog& catalog_;
   MemoryBackend& backend_;
   const Options options_;
+  Mutex mutex_;
+  // Loads from Prepare to their end; those that failed go with the next Prepare.
+  std::map<std::string, std::shared_ptr<Incoming>> incoming_ ABSL_GUARDED_BY(mutex_);
 };
 
 // What `rank` receives under `request`: the rules applied to the index, or the

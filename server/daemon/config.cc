@@ -103,6 +103,9 @@ void AddConfigFlags(CLI::App& app, Config& config) {
   add("rendezvous", config.rendezvous, "host:port on which rank 0 listens for the others");
   add("advertise", config.advertise,
       "Host name or address under which the others reach this daemon (found out if not given)");
+  add("host-id", config.host_id,
+      "Name of this host; daemons of equal names share memory instead of sending bytes (the "
+      "kernel's boot id if not given)");
   add("memory", config.memory, "Where shards live: auto or host");
   add("memory-budget", config.memory_budget,
       "Most memory for shards: a size (16GiB), or a share of what is available at start, divided "
@@ -169,6 +172,7 @@ std::map<std::string, std::string> Describe(const Config& config) {
           {"run-dir", config.run_dir},
           {"rendezvous", config.rendezvous},
           {"advertise", config.advertise},
+          {"host-id", config.host_id},
           {"memory", config.memory},
           {"memory-budget", config.memory_budget},
           {"arena", config.arena},

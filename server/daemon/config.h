@@ -25,6 +25,7 @@ struct Config {
   std::string run_dir;      // sockets lie in run_dir/job
   std::string rendezvous;   // host:port of rank 0's peer server
   std::string advertise;    // host name peers reach this daemon by
+  std::string host_id;      // daemons with equal ones share memory; empty: the boot id
   std::string memory = "auto";
   std::string memory_budget = "80%";
   std::string arena = "0";

@@ -29,7 +29,9 @@ std::chrono::nanoseconds Seconds(double seconds) {
 }  // namespace
 
 Daemon::Daemon(const Config& config)
-    : config_(config), paths_(PathsOf(config)), host_(BootId()) {}
+    : config_(config),
+      paths_(PathsOf(config)),
+      host_(config.host_id.empty() ? BootId() : config.host_id) {}
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   CKPTD_RETURN_IF_ERROR(CheckConfig(config));
@@ -66,8 +68,8 @@ Node::Options Daemon::NodeOptions() {
   options.reader_threads = config_.reader_threads;
   options.heartbeat_interval = Seconds(config_.heartbeat_interval);
   options.heartbeat_timeout = Seconds(config_.heartbeat_timeout);
-  options.connect = ConnectToMember;
-  if (config_.rank != 0) options.leader = ConnectToLeader(config_.rendezvous);
+  options.connect = [this](const MemberIdentity& who) { return ConnectToMember(who, security_); };
+  if (config_.rank != 0) options.leader = ConnectToLeader(config_.rendezvous, security_);
   options.on_secret = [this](const std::string& secret) { peer_socket_->SetSecret(secret); };
   options.config = Describe(config_);
   return options;
@@ -85,12 +87,13 @@ absl::Status Daemon::StartPeerServer() {
   const bool loopback = own == "127.0.0.1" || own == "[::1]" || own == "localhost";
   const std::string interface = loopback ? own : std::string("[::]");
   group_service_ = std::make_unique<GroupServiceImpl>();
+  transfer_service_ = std::make_unique<TransferServiceImpl>();
   CKPTD_ASSIGN_OR_RETURN(
       peer_server_,
       GrpcServer::Start({fmt::format("{}:{}", interface,
                                      config_.rank == 0 ? rendezvous.port : uint16_t{0}),
-                         kMaxPeerMessage},
-                        {group_service_.get()}));
+                         kMaxPeerMessage, 64, PeerServerCredentials(security_)},
+                        {group_service_.get(), transfer_service_.get()}));
   peer_address_ = fmt::format("{}:{}", own, peer_server_->port());
   return absl::OkStatus();
 }
@@ -104,6 +107,7 @@ absl::Status Daemon::StartClientServers() {
   node_ = std::make_unique<Node>(*memory_, *peer_memory_, NodeOptions());
   peer_memory_->SetSecret(node_->group_secret());
   group_service_->SetNode(*node_);
+  transfer_service_->SetNode(*node_);
   CKPTD_ASSIGN_OR_RETURN(fd_server_, FdServer::Start(paths_.fd, node_->leases()));
   checkpoint_service_ = std::make_unique<CheckpointServiceImpl>(*node_, paths_.fd);
   admin_service_ = std::make_unique<AdminServiceImpl>(

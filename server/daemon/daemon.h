@@ -18,6 +18,8 @@
 #include "server/rpc/fd_server.h"
 #include "server/rpc/group_service.h"
 #include "server/rpc/grpc_server.h"
+#include "server/rpc/peer_channel.h"
+#include "server/rpc/transfer_service.h"
 
 namespace ckptd {
 
@@ -45,13 +47,15 @@ class Daemon {
 
   const Config config_;
   const SocketPaths paths_;
-  const std::string host_;  // boot id
+  const std::string host_;  // its identity
+  PeerSecurity security_;
   std::string peer_address_;
   std::unique_ptr<HostMemory> memory_;
   std::unique_ptr<HostPeerMemory> peer_memory_;
   std::unique_ptr<PeerSocket> peer_socket_;
   std::unique_ptr<Node> node_;
   std::unique_ptr<GroupServiceImpl> group_service_;
+  std::unique_ptr<TransferServiceImpl> transfer_service_;
   std::unique_ptr<CheckpointServiceImpl> checkpoint_service_;
   std::unique_ptr<AdminServiceImpl> admin_service_;
   std::unique_ptr<FdServer> fd_server_;

@@ -57,6 +57,7 @@ v1::Progress ToProto(const Progress& progress) {
   for (const int32_t rank : progress.waiting_ranks) out.add_waiting_ranks(rank);
   out.set_storage_bytes(progress.storage_bytes);
   out.set_sent_bytes(progress.sent_bytes);
+  for (const int32_t rank : progress.streamed_ranks) out.add_streamed_ranks(rank);
   for (const auto& [stage, duration] : progress.stages) {
     auto* time = out.add_stages();
     time->set_stage(static_cast<v1::Stage>(stage));
@@ -78,6 +79,7 @@ Progress FromProto(const v1::Progress& progress) {
   out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
   out.storage_bytes = progress.storage_bytes();
   out.sent_bytes = progress.sent_bytes();
+  out.streamed_ranks.assign(progress.streamed_ranks().begin(), progress.streamed_ranks().end());
   for (const v1::StageTime& time : progress.stages()) {
     out.stages.emplace_back(stage(time.stage()), FromProto(time.duration()));
   }

@@ -142,6 +142,7 @@ v1::CommitRequest ToProto(const CommitCall& call) {
   out.set_epoch(call.epoch);
   out.set_name(call.name);
   out.set_tensor_bytes(call.tensor_bytes);
+  out.set_streamed_bytes(call.streamed_bytes);
   out.mutable_digests()->Add(call.digests.begin(), call.digests.end());
   *out.mutable_progress() = ToProto(call.progress);
   return out;
@@ -152,6 +153,7 @@ CommitCall FromProto(const v1::CommitRequest& request) {
   call.epoch = request.epoch();
   call.name = request.name();
   call.tensor_bytes = request.tensor_bytes();
+  call.streamed_bytes = request.streamed_bytes();
   call.digests = {request.digests().begin(), request.digests().end()};
   call.progress = FromProto(request.progress());
   return call;

@@ -1,6 +1,7 @@
 #include "server/rpc/grpc_server.h"
 
 #include <fcntl.h>
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
@@ -50,6 +51,9 @@ void PrepareBuilder(grpc::ServerBuilder& builder, const GrpcServer::Options& opt
   std::call_once(once, [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    // Never undone: the last channel to go would shut the library down and wait up to
+    // 10 s for a thread of its own that still polls for writes long done.
+    grpc_init();
   });
   grpc::ResourceQuota quota("ckptd");
   quota.SetMaxThreads(options.max_threads);
@@ -75,7 +79,10 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   }
   grpc::ServerBuilder builder;
   PrepareBuilder(builder, options);
-  builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &result->port_);
+  builder.AddListeningPort(
+      options.address,
+      options.credentials != nullptr ? options.credentials : grpc::InsecureServerCredentials(),
+      &result->port_);
   for (grpc::Service* service : services) builder.RegisterService(service);
   // The directory is 0700 already; the socket itself is made 0600, too. The
   // umask is process-wide: servers are started before threads that make files.

@@ -3,6 +3,7 @@
 #ifndef CKPTD_SERVER_RPC_GRPC_SERVER_H_
 #define CKPTD_SERVER_RPC_GRPC_SERVER_H_
 
+#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 
 #include <chrono>
@@ -24,6 +25,7 @@ class GrpcServer {
     std::string address;
     int max_receive_bytes = 4 << 20;
     int max_threads = 64;
+    std::shared_ptr<grpc::ServerCredentials> credentials = nullptr;  // null: plain
   };
   // `services` outlive the server. Errors: FailedPrecondition when another
   // daemon holds the address.

@@ -1,8 +1,5 @@
 #include "server/rpc/links.h"
 
-#include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
-
 #include <set>
 #include <utility>
 
@@ -13,43 +10,11 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/rpc/convert.h"
-#include "server/rpc/grpc_status.h"
 #include "server/rpc/sendable_text.h"
+#include "server/rpc/transfer_sink.h"
 
 namespace ckptd {
 namespace {
-
-std::shared_ptr<grpc::Channel> Channel(const std::string& address) {
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMaxPeerMessage);
-  arguments.SetMaxSendMessageSize(kMaxPeerMessage);
-  // A daemon that comes back must be found again at once.
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-}
-
-std::chrono::system_clock::time_point WallDeadline(Deadline deadline) {
-  return std::chrono::system_clock::now() +
-         std::chrono::duration_cast<std::chrono::system_clock::duration>(deadline - Clock::now());
-}
-
-// A daemon that cannot be reached, or does not answer in time, is lost: the
-// error names its rank. What it answers itself is passed on.
-absl::Status Explain(const grpc::Status& status, uint32_t rank, const std::string& doing) {
-  if (status.ok()) return absl::OkStatus();
-  const bool lost = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-                    status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
-                    status.error_code() == grpc::StatusCode::CANCELLED;
-  if (!lost || !status.error_details().empty()) return FromGrpc(status);
-  return MakeError(absl::StatusCode::kUnavailable, reason::kRankLost,
-                   fmt::format("{}: rank {} does not answer ({}); look at its log, then try again",
-                               doing, rank, status.error_message()),
-                   {{"rank", std::to_string(rank)}});
-}
 
 // The calls in flight to one member. Thread-safe.
 class OpenCalls {
@@ -96,7 +61,7 @@ class ListedContext {
 
   grpc::ClientContext* get() { return &context_; }
   absl::Status Explained(const grpc::Status& status, uint32_t rank, const std::string& doing) {
-    return Explain(calls_->Reworded(status), rank, doing);
+    return ExplainPeer(calls_->Reworded(status), rank, doing);
   }
 
  private:
@@ -153,8 +118,10 @@ class GrpcExecuteStream final : public ExecuteStream {
 
 class GrpcMemberLink final : public MemberLink {
  public:
-  explicit GrpcMemberLink(const MemberIdentity& member)
-      : member_(member), stub_(v1::GroupService::NewStub(Channel(member.address))) {}
+  GrpcMemberLink(const MemberIdentity& member, const PeerSecurity& security)
+      : member_(member),
+        security_(security),
+        stub_(v1::GroupService::NewStub(PeerChannel(member.address, security))) {}
 
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline deadline) override {
     v1::PrepareResponse response;
@@ -169,6 +136,11 @@ class GrpcMemberLink final : public MemberLink {
                                                       deadline);
     if (!stream->Send({})) return stream->Finish();
     return stream;
+  }
+
+  std::unique_ptr<TransferSink> OpenSink(const SinkCall& call) override {
+    return std::make_unique<GrpcTransferSink>(member_, security_, call,
+                                              GrpcTransferSink::Options());
   }
 
   absl::Status Commit(const CommitCall& call, Deadline deadline) override {
@@ -189,7 +161,7 @@ class GrpcMemberLink final : public MemberLink {
     // Also after Close: a member that was dropped may live, and hears the reason.
     grpc::ClientContext context;
     context.set_deadline(WallDeadline(deadline));
-    return Explain(stub_->Abort(&context, request, &response), member_.rank, "aborting " + name);
+    return ExplainPeer(stub_->Abort(&context, request, &response), member_.rank, "aborting " + name);
   }
 
   absl::StatusOr<bool> Holds(const std::string& name, Deadline deadline) override {
@@ -223,14 +195,15 @@ class GrpcMemberLink final : public MemberLink {
   }
 
   const MemberIdentity member_;
+  const PeerSecurity security_;
   const std::shared_ptr<OpenCalls> calls_ = std::make_shared<OpenCalls>();
   std::unique_ptr<v1::GroupService::Stub> stub_;
 };
 
 class GrpcLeaderLink final : public LeaderLink {
  public:
-  explicit GrpcLeaderLink(const std::string& address)
-      : address_(address), stub_(v1::GroupService::NewStub(Channel(address))) {}
+  GrpcLeaderLink(const std::string& address, const PeerSecurity& security)
+      : address_(address), stub_(v1::GroupService::NewStub(PeerChannel(address, security))) {}
 
   absl::StatusOr<JoinReply> Join(const MemberIdentity& identity,
                                  const std::vector<ResidentCheckpoint>& residents,
@@ -278,7 +251,7 @@ class GrpcLeaderLink final : public LeaderLink {
                     const std::string& doing) {
     grpc::ClientContext context;
     context.set_deadline(WallDeadline(deadline));
-    return Explain((stub_.get()->*method)(&context, request, &response), 0, doing);
+    return ExplainPeer((stub_.get()->*method)(&context, request, &response), 0, doing);
   }
 
   const std::string address_;
@@ -287,12 +260,14 @@ class GrpcLeaderLink final : public LeaderLink {
 
 }  // namespace
 
-std::shared_ptr<MemberLink> ConnectToMember(const MemberIdentity& member) {
-  return std::make_shared<GrpcMemberLink>(member);
+std::shared_ptr<MemberLink> ConnectToMember(const MemberIdentity& member,
+                                            const PeerSecurity& security) {
+  return std::make_shared<GrpcMemberLink>(member, security);
 }
 
-std::shared_ptr<LeaderLink> ConnectToLeader(const std::string& address) {
-  return std::make_shared<GrpcLeaderLink>(address);
+std::shared_ptr<LeaderLink> ConnectToLeader(const std::string& address,
+                                            const PeerSecurity& security) {
+  return std::make_shared<GrpcLeaderLink>(address, security);
 }
 
 }  // namespace ckptd

@@ -6,16 +6,15 @@
 #include <string>
 
 #include "server/core/links.h"
+#include "server/rpc/peer_channel.h"
 
 namespace ckptd {
 
 // Neither connects before its first call, and both reconnect by themselves.
-std::shared_ptr<MemberLink> ConnectToMember(const MemberIdentity& member);
-std::shared_ptr<LeaderLink> ConnectToLeader(const std::string& address);
-
-// Largest message between daemons: the index of a source with millions of
-// tensors.
-inline constexpr int kMaxPeerMessage = 512 << 20;
+std::shared_ptr<MemberLink> ConnectToMember(const MemberIdentity& member,
+                                            const PeerSecurity& security);
+std::shared_ptr<LeaderLink> ConnectToLeader(const std::string& address,
+                                            const PeerSecurity& security);
 
 }  // namespace ckptd
 

@@ -17,6 +17,7 @@
 #include "server/core/local_link.h"
 #include "server/core/membership.h"
 #include "server/core/rank_side.h"
+#include "tests/testing/frame_sinks.h"
 #include "tests/testing/small_memory.h"
 
 namespace ckptd {
@@ -50,6 +51,19 @@ class PeerMemoryInProcess final : public PeerMemory {
   std::map<std::pair<uint32_t, uint64_t>, Mapping> mappings_;  // kept until the end
 };
 
+// Frames go straight to the rank.
+class IncomingSink final : public TransferSink {
+ public:
+  explicit IncomingSink(std::shared_ptr<Incoming> incoming) : incoming_(std::move(incoming)) {}
+  absl::Status Send(const Frame& frame) override {
+    return incoming_->Take(frame.header, Ragged({frame.data.get(), frame.bytes}));
+  }
+  absl::Status Finish() override { return absl::OkStatus(); }
+
+ private:
+  const std::shared_ptr<Incoming> incoming_;
+};
+
 // Calls a rank directly. Each hook runs before the call it is named after, which
 // fails with what the hook returns. Set hooks before the load starts.
 class ScriptedLink final : public MemberLink {
@@ -76,6 +90,9 @@ class ScriptedLink final : public MemberLink {
     auto stream = inner_.Execute(epoch, name, deadline);
     CKPTD_RETURN_IF_ERROR(stream.status());
     return std::make_unique<Stream>(*this, std::move(stream).value());
+  }
+  std::unique_ptr<TransferSink> OpenSink(const SinkCall& call) override {
+    return std::make_unique<IncomingSink>(side_.Receive(call.epoch, call.name).value());
   }
   absl::Status Commit(const CommitCall& call, Deadline deadline) override {
     CKPTD_RETURN_IF_ERROR(Run(on_commit));

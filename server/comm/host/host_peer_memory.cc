@@ -29,6 +29,10 @@ absl::Status OfRank(const absl::Status& error, const PeerSlab& slab) {
   const std::string rank = std::to_string(slab.rank);
   switch (error.code()) {
     case absl::StatusCode::kUnavailable:
+      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRankFailed,
+                       context + ": " + MessageOf(error) +
+                           "; its run directory must be visible to this daemon",
+                       {{"rank", rank}});
     case absl::StatusCode::kDeadlineExceeded:
       return MakeError(absl::StatusCode::kUnavailable, reason::kRankLost,
                        context + ": " + MessageOf(error), {{"rank", rank}});
@@ -116,8 +120,8 @@ absl::StatusOr<SlabView> HostPeerMemory::Map(const PeerSlab& slab,
   if (slab.host != host_) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, reason::kRankFailed,
-        fmt::format("mapping the memory of rank {}: it runs on another host (boot id {}, ours is "
-                    "{}), memory is mapped on one host only; start all ranks on one host",
+        fmt::format("mapping the memory of rank {}: it runs on another host ({}, this is {}), memory "
+                    "is mapped on one host only",
                     slab.rank, slab.host, host_),
         {{"rank", std::to_string(slab.rank)}});
   }

@@ -20,7 +20,7 @@ namespace ckptd {
 // Not thread-safe, but for SetSecret.
 class HostPeerMemory final : public PeerMemory {
  public:
-  // `host`: boot id of this host.
+  // `host`: identity of this host, as PeerSlab::host gives it.
   explicit HostPeerMemory(std::string host) : host_(std::move(host)) {}
 
   // The group's; see PeerSocket::SetSecret. From any thread.

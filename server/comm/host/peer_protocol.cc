@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "common/base/reasons.h"
+#include "common/base/secret.h"
 #include "common/base/status.h"
 #include "fmt/format.h"
 
@@ -57,16 +58,6 @@ absl::Status Garbled(const std::string& what) {
                        "; see that all daemons have one version");
 }
 
-// Time does not tell how much of the secret was right.
-bool SameSecret(const std::string& ours, const std::array<char, kPeerSecretBytes>& theirs) {
-  if (ours.size() != theirs.size()) return false;
-  unsigned char difference = 0;
-  for (size_t i = 0; i < theirs.size(); ++i) {
-    difference = static_cast<unsigned char>(difference | (ours[i] ^ theirs[i]));
-  }
-  return difference == 0;
-}
-
 absl::Status CheckCaller(int socket) {
   CKPTD_ASSIGN_OR_RETURN(const PeerCredentials caller, CredentialsOf(socket));
   if (caller.uid == ::geteuid() || caller.uid == 0) return absl::OkStatus();
@@ -81,7 +72,7 @@ absl::StatusOr<std::vector<uint64_t>> ReceiveRequest(int socket, const std::stri
   std::vector<UniqueFd> none;
   CKPTD_ASSIGN_OR_RETURN(const Request request, Receive<Request>(socket, 0, none, deadline));
   if (request.magic != kMagic) return Garbled("what came is no request");
-  if (!SameSecret(secret, request.secret)) {
+  if (!SameSecret(secret, {request.secret.data(), request.secret.size()})) {
     return MakeError(absl::StatusCode::kUnauthenticated, reason::kTokenInvalid,
                      "asking a daemon for its memory: the group's secret differs; one of the two "
                      "daemons left the group, it joins again by itself");

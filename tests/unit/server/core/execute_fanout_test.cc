@@ -48,6 +48,7 @@ class StreamOnlyLink final : public MemberLink {
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall&, Deadline) override {
     return PrepareReply();
   }
+  std::unique_ptr<TransferSink> OpenSink(const SinkCall&) override { return nullptr; }
   absl::Status Commit(const CommitCall&, Deadline) override { return absl::OkStatus(); }
   absl::Status Abort(const std::string&, const absl::Status&, Deadline) override {
     return absl::OkStatus();

@@ -25,6 +25,7 @@ class ProbedLink final : public MemberLink {
                                                          Deadline) override {
     return answer_;
   }
+  std::unique_ptr<TransferSink> OpenSink(const SinkCall&) override { return nullptr; }
   absl::Status Commit(const CommitCall&, Deadline) override { return answer_; }
   absl::Status Abort(const std::string&, const absl::Status&, Deadline) override {
     return answer_;

@@ -87,7 +87,7 @@ TEST_F(GrpcServerTest, ALivePortIsRefused) {
 
 TEST_F(GrpcServerTest, AServiceWithoutItsNodeAsksToTryAgain) {
   ASSERT_OK_AND_ASSIGN(const auto server, Start("127.0.0.1:0"));
-  const auto leader = ConnectToLeader("127.0.0.1:" + std::to_string(server->port()));
+  const auto leader = ConnectToLeader("127.0.0.1:" + std::to_string(server->port()), {});
   EXPECT_EQ(leader->Heartbeat(1, "one", Soon()).status().code(), absl::StatusCode::kUnavailable);
 }
 

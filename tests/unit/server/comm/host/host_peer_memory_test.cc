@@ -185,12 +185,12 @@ TEST_F(HostPeerMemoryTest, ARankOnAnotherHostIsRefusedByName) {
   EXPECT_THAT(view, Says("rank 3: it runs on another host"));
 }
 
-TEST_F(HostPeerMemoryTest, ARankThatIsGoneIsLost) {
+TEST_F(HostPeerMemoryTest, MemoryBehindASocketThatCannotBeReachedCannotBeMapped) {
   const auto slab = Allocate(kSegment);
   PeerSlab described = Describe(*slab);
   described.endpoint = directory_ + "/nobody.sock";
   EXPECT_THAT(leader_.Map(described, Soon()),
-              FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
+              FailsWith(absl::StatusCode::kFailedPrecondition, reason::kRankFailed));
 }
 
 TEST_F(HostPeerMemoryTest, ARankThatDoesNotAnswerIsLostAtTheDeadline) {

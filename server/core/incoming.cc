@@ -1,0 +1,86 @@
+#include "server/core/incoming.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+// Placing a frame takes a millisecond.
+constexpr std::chrono::seconds kClosePatience{5};
+
+absl::Status Over(const std::string& name) {
+  return MakeError(absl::StatusCode::kAborted, reason::kCheckpointNotFound,
+                   "receiving " + name + ": the load is over; load again");
+}
+
+}  // namespace
+
+Incoming::Incoming(const PrepareCall& call, RankPlan plan, std::weak_ptr<ShardMemory> memory)
+    : epoch_(call.epoch),
+      name_(call.name),
+      digests_(call.request.digests),
+      index_(call.index),
+      plan_(std::move(plan)),
+      memory_(std::move(memory)) {}
+
+absl::StatusOr<FrameReceiver*> Incoming::Receiver(const ShardMemory& memory) {
+  MutexLock lock(mutex_);
+  if (receiver_ == nullptr) {
+    CKPTD_ASSIGN_OR_RETURN(receiver_,
+                           FrameReceiver::Make(index_, plan_, memory.View(), digests_));
+  }
+  return receiver_.get();
+}
+
+absl::Status Incoming::Take(const FrameHeader& header,
+                            std::span<const std::span<const std::byte>> pieces) {
+  // Held while bytes are placed.
+  const std::shared_ptr<ShardMemory> memory = memory_.lock();
+  if (memory == nullptr) return Over(name_);
+  CKPTD_ASSIGN_OR_RETURN(FrameReceiver* const receiver, Receiver(*memory));
+  return receiver->Take(header, pieces);
+}
+
+absl::StatusOr<std::vector<uint64_t>> Incoming::Finish(const CommitCall& call) {
+  uint64_t came = 0;
+  {
+    MutexLock lock(mutex_);
+    if (receiver_ != nullptr) {
+      CKPTD_RETURN_IF_ERROR(receiver_->Close(kClosePatience));
+      came = receiver_->placed_bytes();
+    }
+  }
+  if (call.tensor_bytes != plan_.tensor_bytes || came != call.streamed_bytes) {
+    return MakeError(absl::StatusCode::kInternal, reason::kCoverage,
+                     fmt::format("publishing {} on rank {}: readers placed {} bytes and sent {}, "
+                                 "{} came, the plan has {}; nothing was published, please report "
+                                 "this",
+                                 name_, plan_.rank, call.tensor_bytes - call.streamed_bytes,
+                                 call.streamed_bytes, came, plan_.tensor_bytes));
+  }
+  return DigestsOf(call);
+}
+
+absl::StatusOr<std::vector<uint64_t>> Incoming::DigestsOf(const CommitCall& call) {
+  if (!digests_ || !call.digests.empty()) return call.digests;
+  if (call.streamed_bytes == plan_.tensor_bytes) {
+    MutexLock lock(mutex_);
+    if (receiver_ != nullptr) return receiver_->Digests();
+  }
+  // Several readers shared the work: none of them has seen whole blocks.
+  const std::shared_ptr<ShardMemory> memory = memory_.lock();
+  if (memory == nullptr) return Over(name_);
+  const SlabView view = memory->View();
+  std::vector<uint64_t> digests;
+  for (const PlannedTensor& tensor : plan_.tensors) {
+    digests.push_back(DigestInSlab(view, tensor.offset, tensor.bytes));
+  }
+  return digests;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,53 @@
+// A load that this rank has prepared and whose bytes readers elsewhere may send.
+#ifndef CKPTD_SERVER_CORE_INCOMING_H_
+#define CKPTD_SERVER_CORE_INCOMING_H_
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "server/core/domain.h"
+#include "server/core/shard_memory.h"
+#include "server/transfer/frame_receiver.h"
+
+namespace ckptd {
+
+// Thread-safe. Does not keep the memory: once the load has failed, frames are
+// refused and the memory is free for others.
+class Incoming {
+ public:
+  Incoming(const PrepareCall& call, RankPlan plan, std::weak_ptr<ShardMemory> memory);
+
+  uint64_t epoch() const { return epoch_; }
+  // No frame can come any more: the load is over.
+  bool over() const { return memory_.expired(); }
+
+  // As FrameReceiver::Take; Aborted CHECKPOINT_NOT_FOUND when the load is over.
+  absl::Status Take(const FrameHeader& header, std::span<const std::span<const std::byte>> pieces);
+
+  // Compares what came with what readers say they placed and sent, and gives the
+  // digests (none when the load wants none). Errors: Internal COVERAGE, the first
+  // one of Take.
+  absl::StatusOr<std::vector<uint64_t>> Finish(const CommitCall& call);
+
+ private:
+  absl::StatusOr<FrameReceiver*> Receiver(const ShardMemory& memory);
+  absl::StatusOr<std::vector<uint64_t>> DigestsOf(const CommitCall& call);
+
+  const uint64_t epoch_;
+  const std::string name_;
+  const bool digests_;
+  const std::shared_ptr<const CheckpointIndex> index_;
+  const RankPlan plan_;
+  const std::weak_ptr<ShardMemory> memory_;
+  Mutex mutex_;
+  std::unique_ptr<FrameReceiver> receiver_ ABSL_GUARDED_BY(mutex_);  // made for the first frame
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_INCOMING_H_

@@ -1,0 +1,96 @@
+#include "server/core/part_reader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+constexpr std::chrono::seconds kMapDeadline{8};
+
+}  // namespace
+
+PartReader::PartReader(Parts parts, Load load, std::vector<ReadTarget> targets)
+    : parts_(std::move(parts)), load_(std::move(load)), targets_(std::move(targets)) {}
+
+absl::Status PartReader::Reach() {
+  for (const ReadTarget& target : targets_) {
+    TransferTarget reached;
+    reached.plan = target.plan;
+    const absl::Status status = ReachOne(target, reached);
+    if (!status.ok()) {
+      const uint32_t rank = target.who.rank;
+      if (FactsOf(status).count("rank") > 0) return status;
+      return WithFact(WithContext(status, fmt::format("rank {}", rank)), "rank",
+                      std::to_string(rank));
+    }
+    reached_.push_back(std::move(reached));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PartReader::ReachOne(const ReadTarget& target, TransferTarget& reached) {
+  if (target.who.rank == parts_.rank) {
+    const std::shared_ptr<ShardMemory> own = parts_.catalog.LoadingMemory(load_.name);
+    if (own == nullptr) return CheckpointNotFound(load_.name);
+    reached.slab = own->View();
+    return absl::OkStatus();
+  }
+  parts_.peer_memory.KeepOnly(target.who.rank, target.prepared.owned_segments);
+  auto view = parts_.peer_memory.Map(
+      {target.who.rank, target.who.incarnation, target.prepared.memory_endpoint, target.who.host,
+       target.prepared.segments},
+      std::min<Deadline>(load_.deadline, Clock::now() + kMapDeadline));
+  if (view.ok()) {
+    reached.slab = *std::move(view);
+    return absl::OkStatus();
+  }
+  if (view.status().code() != absl::StatusCode::kFailedPrecondition) return view.status();
+  Log(LogLevel::kInfo, "{}: rank {} gets its bytes in streams: {}", load_.name, target.who.rank,
+      MessageOf(view.status()));
+  sinks_.push_back(target.link->OpenSink(
+      {load_.epoch, load_.name, parts_.secret, parts_.rank, load_.deadline}));
+  reached.sink = sinks_.back().get();
+  return absl::OkStatus();
+}
+
+std::vector<int32_t> PartReader::streamed_ranks() const {
+  std::vector<int32_t> ranks;
+  for (size_t i = 0; i < reached_.size(); ++i) {
+    if (reached_[i].sink != nullptr) ranks.push_back(static_cast<int32_t>(targets_[i].who.rank));
+  }
+  return ranks;
+}
+
+std::vector<std::pair<uint32_t, uint64_t>> PartReader::expected() const {
+  std::vector<std::pair<uint32_t, uint64_t>> expected;
+  for (const ReadTarget& target : targets_) {
+    expected.emplace_back(target.who.rank, target.plan->tensor_bytes);
+  }
+  return expected;
+}
+
+absl::StatusOr<ReadReport> PartReader::Read(const TransferOptions& options,
+                                            TransferProgress& progress) {
+  CKPTD_ASSIGN_OR_RETURN(TransferResult result,
+                         RunTransfer(*load_.index, reached_, options, progress));
+  ReadReport report;
+  report.storage_bytes = result.storage_bytes;
+  for (size_t i = 0; i < reached_.size(); ++i) {
+    ReadReport::Filled filled;
+    filled.rank = targets_[i].who.rank;
+    filled.bytes = result.done[i];
+    filled.streamed = reached_[i].sink != nullptr;
+    if (!result.digests.empty()) filled.digests = std::move(result.digests[i]);
+    report.filled.push_back(std::move(filled));
+  }
+  sinks_.clear();
+  return report;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,79 @@
+// One reader's part of a load: reaches the ranks it fills (maps their memory, or
+// opens streams where it cannot), then reads and places.
+#ifndef CKPTD_SERVER_CORE_PART_READER_H_
+#define CKPTD_SERVER_CORE_PART_READER_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/comm/peer_memory.h"
+#include "server/core/catalog.h"
+#include "server/core/links.h"
+#include "server/transfer/transfer.h"
+
+namespace ckptd {
+
+// A rank that a reader fills.
+struct ReadTarget {
+  MemberIdentity who;
+  const RankPlan* plan = nullptr;  // outlives the reading
+  PrepareReply prepared;
+  std::shared_ptr<MemberLink> link;  // for streams
+};
+
+// What a reader has done.
+struct ReadReport {
+  struct Filled {
+    uint32_t rank = 0;
+    uint64_t bytes = 0;  // of tensors, placed or sent
+    bool streamed = false;
+    std::vector<uint64_t> digests;  // when wanted, and this reader alone placed them
+  };
+  uint64_t storage_bytes = 0;
+  std::vector<Filled> filled;
+};
+
+// Runs on the load worker.
+class PartReader {
+ public:
+  struct Parts {
+    Catalog& catalog;  // own memory
+    PeerMemory& peer_memory;
+    uint32_t rank = 0;
+    std::string secret;  // the group's
+  };
+  struct Load {
+    uint64_t epoch = 0;
+    std::string name;
+    Deadline deadline;
+    std::shared_ptr<const CheckpointIndex> index;
+  };
+  PartReader(Parts parts, Load load, std::vector<ReadTarget> targets);
+
+  // Maps, or opens streams to, every target. Errors name the rank.
+  absl::Status Reach();
+  // Ranks whose memory could not be mapped.
+  std::vector<int32_t> streamed_ranks() const;
+  // Bytes each target expects of all readers, in the order of the counters.
+  std::vector<std::pair<uint32_t, uint64_t>> expected() const;
+  size_t target_count() const { return targets_.size(); }
+  // After Reach. `progress` has room for every target.
+  absl::StatusOr<ReadReport> Read(const TransferOptions& options, TransferProgress& progress);
+
+ private:
+  absl::Status ReachOne(const ReadTarget& target, TransferTarget& reached);
+
+  const Parts parts_;
+  const Load load_;
+  const std::vector<ReadTarget> targets_;
+  std::vector<TransferTarget> reached_;
+  std::vector<std::unique_ptr<TransferSink>> sinks_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_PART_READER_H_

@@ -1,0 +1,74 @@
+#include "server/rpc/peer_channel.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/rpc/grpc_status.h"
+
+namespace ckptd {
+namespace {
+
+// The kernel gives a connection up when nothing that was sent is acknowledged for
+// this long: else a write into a cut cable would hold its caller for minutes.
+constexpr int kUnacknowledgedMs = 5000;
+// gRPC sets that only with its own pings on. They would queue behind megabytes on a
+// slow link and take it for a dead one, so they are made rare.
+constexpr int kPingMs = 3'600'000;
+
+}  // namespace
+
+std::shared_ptr<grpc::ServerCredentials> PeerServerCredentials(const PeerSecurity& security) {
+  if (!security.enabled()) return grpc::InsecureServerCredentials();
+  grpc::SslServerCredentialsOptions options(
+      GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = security.authorities;
+  options.pem_key_cert_pairs.push_back({security.key, security.certificate});
+  return grpc::SslServerCredentials(options);
+}
+
+std::shared_ptr<grpc::Channel> PeerChannel(const std::string& address,
+                                           const PeerSecurity& security) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxPeerMessage);
+  arguments.SetMaxSendMessageSize(kMaxPeerMessage);
+  // A daemon that comes back must be found again at once.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kUnacknowledgedMs);
+  if (!security.enabled()) {
+    return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  }
+  if (!security.name.empty()) arguments.SetSslTargetNameOverride(security.name);
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = security.authorities;
+  options.pem_private_key = security.key;
+  options.pem_cert_chain = security.certificate;
+  return grpc::CreateCustomChannel(address, grpc::SslCredentials(options), arguments);
+}
+
+std::chrono::system_clock::time_point WallDeadline(Deadline deadline) {
+  return std::chrono::system_clock::now() +
+         std::chrono::duration_cast<std::chrono::system_clock::duration>(deadline - Clock::now());
+}
+
+absl::Status ExplainPeer(const grpc::Status& status, uint32_t rank, const std::string& doing) {
+  if (status.ok()) return absl::OkStatus();
+  const bool lost = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                    status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
+                    status.error_code() == grpc::StatusCode::CANCELLED;
+  if (!lost || !status.error_details().empty()) return FromGrpc(status);
+  return MakeError(absl::StatusCode::kUnavailable, reason::kRankLost,
+                   fmt::format("{}: rank {} does not answer ({}); look at its log, then try again",
+                               doing, rank, status.error_message()),
+                   {{"rank", std::to_string(rank)}});
+}
+
+}  // namespace ckptd

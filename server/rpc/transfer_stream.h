@@ -1,0 +1,76 @@
+// One stream of frames to one rank. Nobody waits on it for longer than a step
+// without progress.
+#ifndef CKPTD_SERVER_RPC_TRANSFER_STREAM_H_
+#define CKPTD_SERVER_RPC_TRANSFER_STREAM_H_
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
+#include <grpcpp/generic/generic_stub.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "server/core/links.h"
+#include "server/transfer/frames.h"
+
+namespace ckptd {
+
+// Thread-safe: one caller at a time has the stream.
+class TransferStream {
+ public:
+  // Connects with the first frame.
+  TransferStream(std::shared_ptr<grpc::Channel> channel, MemberIdentity to, SinkCall call,
+                 std::chrono::nanoseconds step);
+  ~TransferStream();
+  TransferStream(const TransferStream&) = delete;
+  TransferStream& operator=(const TransferStream&) = delete;
+
+  // As TransferSink::Send. An error stays.
+  absl::Status Send(const Frame& frame);
+  // Nothing when another caller has the stream.
+  std::optional<absl::Status> TrySend(const Frame& frame);
+  // Waits for every acknowledgement and for the receiver's end of the stream.
+  absl::Status Finish();
+
+ private:
+  enum Event : intptr_t { kStarted = 1, kWritten, kAnswered, kEnded };
+
+  absl::Status SendLocked(const Frame& frame);
+  void Start();
+  void Write(const grpc::ByteBuffer& message);
+  // Handles events until `done` holds or the stream has failed.
+  absl::Status WaitFor(absl::FunctionRef<bool()> done);
+  void Handle(Event event, bool ok);
+  // The call is over, or has to be: finds out why.
+  absl::Status Fail();
+  absl::Status Stalled() const;
+  static void* TagOf(Event event) { return reinterpret_cast<void*>(event); }
+
+  const MemberIdentity to_;
+  const SinkCall call_;
+  const std::chrono::nanoseconds step_;
+  std::mutex mutex_;  // all below
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  grpc::CompletionQueue events_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_stream_;
+  grpc::ByteBuffer answer_;
+  grpc::Status ended_with_;
+  bool started_ = false;
+  bool writing_ = false;
+  bool broken_ = false;  // the other side ended it, or the connection is gone
+  bool closing_ = false;
+  bool ended_ = false;  // ended_with_ is there
+  uint64_t sent_ = 0;
+  uint64_t placed_ = 0;  // as the receiver says
+  absl::Status error_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_RPC_TRANSFER_STREAM_H_

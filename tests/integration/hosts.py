@@ -1,0 +1,88 @@
+"""A group of daemons of which each runs on one of two hosts (network namespaces)."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+from group import BINARIES, PATIENCE, Group, clean_environment, wait_until
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from namespaces import TwoHosts, why_not  # noqa: E402,F401
+
+PORT = 29611
+
+
+class SpreadGroup(Group):
+    """`hosts[rank]` is 0 or 1. Clients talk to all daemons over their Unix sockets, as on any host.
+
+    Each host has its own run directory, and its own name: the kernel's boot id is one here."""
+
+    def __init__(self, folder, network, hosts, *options, job="job", names=("host-0", "host-1"), per_rank=None):
+        self.network, self.hosts, self.options, self.names = network, hosts, options, names
+        self.per_rank = per_rank or {}
+        self.ranks, self.job, self.folder = len(hosts), job, pathlib.Path(folder)
+        self.environment = {**clean_environment(), "CKPTD_JOB": job}
+        self.processes = [self.start(rank) for rank in range(self.ranks)]
+
+    def start(self, rank):
+        host = self.hosts[rank]
+        address = self.network.addresses[host]
+        arguments = [*self.network.inside(host), BINARIES / "ckptd", "run", "--job", self.job,
+                     "--rank", rank, "--world-size", self.ranks, "--run-dir", self.run_dir_of(rank),
+                     "--host-id", self.names[host], "--segment-bytes", "2MiB", "--memory-budget", "1GiB",
+                     "--rendezvous", f"{self.network.addresses[self.hosts[0]]}:{PORT}", "--advertise", address,
+                     *self.options, *self.per_rank.get(rank, ())]
+        with open(self.log_of(rank), "a") as log:
+            return subprocess.Popen([str(a) for a in arguments], env=self.environment, stdin=subprocess.DEVNULL,
+                                    stdout=log, stderr=log)
+
+    def run_dir_of(self, rank):
+        return self.folder / f"h{self.hosts[rank]}"
+
+    def log_of(self, rank):
+        return self.folder / f"rank-{rank}.log"
+
+    def log(self):
+        return "\n".join(f"--- rank {rank}\n{self.log_of(rank).read_text()}" for rank in range(self.ranks))
+
+    def address(self, rank):
+        return f"unix://{self.run_dir_of(rank)}/{self.job}/rank-{rank}.sock"
+
+    def ctl(self, *arguments, rank=0):
+        command = [BINARIES / "ckptctl", "--output", "json", "--rank", rank, *arguments]
+        return subprocess.run([str(a) for a in command], capture_output=True, text=True, timeout=PATIENCE,
+                              env={**self.environment, "CKPTD_RUN_DIR": str(self.run_dir_of(rank))})
+
+    def __enter__(self):
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self):
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def wait_ready(self):
+        def probe():
+            ended = [rank for rank, process in enumerate(self.processes) if process.poll() is not None]
+            assert not ended, f"ranks {ended} ended early:\n{self.log()}"
+            return self.ready()
+        return wait_until(probe, f"a complete group; logs in {self.folder}")
+
+    def kill(self, rank, number=signal.SIGKILL):
+        os.kill(self.processes[rank].pid, number)
+        self.processes[rank].wait()
+        self.processes[rank] = self.start(rank)
+        self.wait_ready()

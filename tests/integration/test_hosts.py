@@ -1,0 +1,208 @@
+"""Groups over two hosts: network namespaces, each daemon with sockets of its own host."""
+
+import threading
+import time
+
+import ckptd
+import pytest
+import torch
+from group import save, wait_until
+from hosts import SpreadGroup, TwoHosts, why_not
+
+reason = why_not()
+pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
+
+
+@pytest.fixture
+def network():
+    with TwoHosts() as made:
+        yield made
+
+
+@pytest.fixture
+def spread(network, tmp_path_factory):
+    """spread(hosts, *options) -> a SpreadGroup that is ready."""
+    started = []
+
+    def make(hosts, *options, **named):
+        group = SpreadGroup(tmp_path_factory.mktemp("s"), network, hosts, *options, **named)
+        started.append(group)
+        return group.__enter__()
+
+    yield make
+    for group in started:
+        group.stop()
+
+
+def as_bytes(tensor):
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def rows(tensor, rank, ranks):
+    if tensor.dim() == 0:
+        return tensor
+    parts = list(torch.chunk(tensor, ranks))
+    return parts[rank] if rank < len(parts) else tensor[:0]
+
+
+def check_rows(group, path, tensors, layout, **options):
+    """Every rank maps its rows; the name of the checkpoint."""
+    for rank in range(group.ranks):
+        with ckptd.connect(group.address(rank)) as client:
+            checkpoint = client.load(path, layout=layout, **options)
+            with client.acquire(checkpoint) as shard:
+                for name, tensor in tensors.items():
+                    expected = as_bytes(rows(tensor, rank, group.ranks))
+                    assert bytes(shard.tensors[name].buffer) == expected, (rank, name)
+            assert group.json("verify", checkpoint.name, rank=rank)
+    return checkpoint.name
+
+
+def total(tensors):
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+@pytest.fixture
+def big(tmp_path):
+    """48 MB: long enough to be cut in the middle of a slow link."""
+    tensors = {f"w{i}": torch.randn(1024, 1024 + i) for i in range(12)}
+    return save(tmp_path / "big.safetensors", tensors), tensors
+
+
+def load_in_background(group, path, layout, rank=0, timeout=60):
+    """(thread, answers): answers gets the exception, or the checkpoint."""
+    answers = []
+
+    def run():
+        try:
+            with ckptd.connect(group.address(rank)) as client:
+                answers.append(client.load(path, layout=layout, timeout=timeout))
+        except ckptd.Error as error:
+            answers.append(error)
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, answers
+
+
+def progress_of(group, rank=0):
+    listed = group.json("list", rank=rank)["checkpoints"]
+    return listed[0]["progress"] if listed else None
+
+
+def wait_for_bytes(group, seconds=20):
+    wait_until(lambda: int((progress_of(group) or {}).get("bytes_done", 0)) > 0, "the first bytes to move", seconds)
+
+
+def test_every_rank_of_two_hosts_maps_its_rows_read_once(spread, source):
+    path, tensors = source
+    group = spread([0, 0, 1, 1])
+    name = check_rows(group, path, tensors, "fsdp:4")
+    progress = group.json("get", name)["progress"]
+    assert int(progress["storage_bytes"]) == total(tensors)
+    assert progress["streamed_ranks"] == [2, 3]
+
+
+def test_only_what_a_host_needs_crosses_the_cable(spread, network, big):
+    path, tensors = big
+    group = spread([0, 1])
+    before = network.bytes_received(1)
+    check_rows(group, path, tensors, "fsdp:2")
+    crossed = network.bytes_received(1) - before
+    assert total(tensors) / 2 < crossed < total(tensors) / 2 * 1.1
+
+
+def test_floating_tensors_are_cast_by_the_rank_that_gets_them(spread, source):
+    path, tensors = source
+    group = spread([0, 1])
+    with ckptd.connect(group.address(1)) as client:
+        with client.acquire(client.load(path, layout="fsdp:2", dtype="BF16")) as shard:
+            for name in ("layer.0.weight", "large", "layer.1.weight"):
+                expected = as_bytes(rows(tensors[name].to(torch.bfloat16), 1, 2))
+                assert bytes(shard.tensors[name].buffer) == expected, name
+
+
+def test_a_restarted_daemon_of_the_other_host_gets_its_rows_again(spread, source):
+    path, tensors = source
+    group = spread([0, 1])
+    name = check_rows(group, path, tensors, "fsdp:2")
+    group.kill(1)
+    assert check_rows(group, path, tensors, "fsdp:2") == name
+
+
+def test_a_slow_link_is_only_slow(spread, network, big):
+    path, tensors = big
+    group = spread([0, 1])
+    network.limit("100mbit")
+    began = time.monotonic()
+    check_rows(group, path, tensors, "fsdp:2")
+    assert time.monotonic() - began > total(tensors) / 2 * 8 / 100e6 * 0.8
+
+
+def test_a_lossy_link_loses_nothing(spread, network, big):
+    path, tensors = big
+    group = spread([0, 1])
+    try:
+        network.lose(1)
+    except RuntimeError as error:
+        pytest.skip(f"this kernel cannot lose packets: {error}")
+    check_rows(group, path, tensors, "fsdp:2", timeout=60)
+
+
+def test_a_cut_in_mid_transfer_names_the_rank_to_both_hosts_within_ten_seconds(spread, network, big):
+    path, _ = big
+    group = spread([0, 1])
+    network.limit("20mbit")
+    waiting = [load_in_background(group, path, "fsdp:2", rank) for rank in (0, 1)]
+    wait_for_bytes(group)
+    network.cut()
+    began = time.monotonic()
+    for thread, _ in waiting:
+        thread.join()
+    assert time.monotonic() - began < 10
+    for rank, (_, answers) in enumerate(waiting):
+        assert isinstance(answers[0], ckptd.Error), answers
+        assert answers[0].reason == "RANK_LOST", answers[0]
+        assert f"rank {1 - rank}" in answers[0].message, answers[0]
+    network.mend()
+    group.wait_ready()
+    network.limit("1gbit")
+    with ckptd.connect(group.address(1)) as client:
+        assert client.load(path, layout="fsdp:2").name
+
+
+def test_a_daemon_killed_in_mid_transfer_is_named_to_the_others(spread, network, big):
+    path, _ = big
+    group = spread([0, 1])
+    network.limit("20mbit")
+    thread, answers = load_in_background(group, path, "fsdp:2")
+    wait_for_bytes(group)
+    began = time.monotonic()
+    group.kill(1)
+    thread.join()
+    assert time.monotonic() - began < 10
+    assert isinstance(answers[0], ckptd.Error) and answers[0].reason == "RANK_LOST", answers
+    assert "rank 1" in answers[0].message
+    with ckptd.connect(group.address(0)) as client:
+        network.limit("1gbit")
+        assert client.load(path, layout="fsdp:2").name
+
+
+def test_memory_is_given_back_after_a_cut(spread, network, big):
+    path, _ = big
+    group = spread([0, 1])
+    network.limit("20mbit")
+    thread, _ = load_in_background(group, path, "fsdp:2")
+    wait_for_bytes(group)
+    network.cut()
+    thread.join()
+    wait_until(lambda: int(group.json("info", rank=1)["memory"]["used_bytes"]) == 0, "rank 1's memory to be free", 15)
+    network.mend()
+
+
+def test_daemons_of_one_host_that_cannot_see_each_others_sockets_use_streams(spread, source):
+    path, tensors = source
+    # As containers of one Kubernetes node: one boot id, no common file system.
+    group = spread([0, 1], names=("node", "node"))
+    (group.run_dir_of(1) / group.job / "rank-1.mem.sock").unlink()
+    name = check_rows(group, path, tensors, "fsdp:2")
+    assert group.json("get", name)["progress"]["streamed_ranks"] == [1]
