@@ -197,7 +197,7 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
   LoadOutcome outcome;
   if (session.has_value()) {
     outcome = LoadRunner({parts_.catalog, parts_.membership, parts_.peer_memory, stopping_,
-                          parts_.reader_threads,
+                          parts_.reader_threads, parts_.reader,
                           [this, &load](bool failed) { rounds_.Ending(load.name, failed); }},
                          load, *session)
                   .Run();

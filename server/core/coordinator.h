@@ -27,6 +27,7 @@ class Coordinator {
     Worker& load_worker;
     Worker& lookup_worker;  // metadata of files; never behind a load
     unsigned reader_threads = 0;
+    ReaderPolicy reader = ReaderPolicy::kRank0;
   };
   explicit Coordinator(Parts parts);
   ~Coordinator();

@@ -23,6 +23,7 @@ class ExecuteFanout {
   struct Member {
     uint32_t rank = 0;
     std::shared_ptr<MemberLink> link;
+    ReadOrder read = {};
   };
   struct Load {
     uint64_t epoch = 0;
@@ -36,13 +37,16 @@ class ExecuteFanout {
 
   // The first stream's error and its rank; OK while all run.
   std::pair<uint32_t, absl::Status> broken() const;
-  // Tells every member that all bytes are there and waits for them all: the
-  // first rank that failed and why, or (0, OK).
+  // Tells every member that the leader's own reading is done and waits for them
+  // all: the first rank that failed and why, or (0, OK).
   std::pair<uint32_t, absl::Status> Finish();
+  // After Finish: of the members that read.
+  const std::vector<ReadReport>& reports() const { return reports_; }
 
  private:
   void Tick();
   void Stop();
+  void AbortOthers(size_t failed, const absl::Status& why);
 
   const std::vector<Member> members_;
   const Load load_;
@@ -53,6 +57,7 @@ class ExecuteFanout {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   uint32_t broken_rank_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ReadReport> reports_;
   std::thread ticker_;
 };
 

@@ -14,7 +14,7 @@ namespace {
 constexpr std::chrono::seconds kClosePatience{5};
 
 absl::Status Over(const std::string& name) {
-  return MakeError(absl::StatusCode::kAborted, reason::kCheckpointNotFound,
+  return MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
                    "receiving " + name + ": the load is over; load again");
 }
 
@@ -23,7 +23,7 @@ absl::Status Over(const std::string& name) {
 Incoming::Incoming(const PrepareCall& call, RankPlan plan, std::weak_ptr<ShardMemory> memory)
     : epoch_(call.epoch),
       name_(call.name),
-      digests_(call.request.digests),
+      request_(call.request),
       index_(call.index),
       plan_(std::move(plan)),
       memory_(std::move(memory)) {}
@@ -32,7 +32,8 @@ absl::StatusOr<FrameReceiver*> Incoming::Receiver(const ShardMemory& memory) {
   MutexLock lock(mutex_);
   if (receiver_ == nullptr) {
     CKPTD_ASSIGN_OR_RETURN(receiver_,
-                           FrameReceiver::Make(index_, plan_, memory.View(), digests_));
+                           FrameReceiver::Make(index_, plan_, memory.View(),
+                                               request_.digests));
   }
   return receiver_.get();
 }
@@ -67,7 +68,7 @@ absl::StatusOr<std::vector<uint64_t>> Incoming::Finish(const CommitCall& call) {
 }
 
 absl::StatusOr<std::vector<uint64_t>> Incoming::DigestsOf(const CommitCall& call) {
-  if (!digests_ || !call.digests.empty()) return call.digests;
+  if (!request_.digests || !call.digests.empty()) return call.digests;
   if (call.streamed_bytes == plan_.tensor_bytes) {
     MutexLock lock(mutex_);
     if (receiver_ != nullptr) return receiver_->Digests();

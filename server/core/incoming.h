@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,10 +24,12 @@ class Incoming {
   Incoming(const PrepareCall& call, RankPlan plan, std::weak_ptr<ShardMemory> memory);
 
   uint64_t epoch() const { return epoch_; }
+  const LoadRequest& request() const { return request_; }
+  const CheckpointIndex& index() const { return *index_; }
   // No frame can come any more: the load is over.
   bool over() const { return memory_.expired(); }
 
-  // As FrameReceiver::Take; Aborted CHECKPOINT_NOT_FOUND when the load is over.
+  // As FrameReceiver::Take; Aborted EPOCH_CHANGED when the load is over.
   absl::Status Take(const FrameHeader& header, std::span<const std::span<const std::byte>> pieces);
 
   // Compares what came with what readers say they placed and sent, and gives the
@@ -40,7 +43,7 @@ class Incoming {
 
   const uint64_t epoch_;
   const std::string name_;
-  const bool digests_;
+  const LoadRequest request_;
   const std::shared_ptr<const CheckpointIndex> index_;
   const RankPlan plan_;
   const std::weak_ptr<ShardMemory> memory_;

@@ -14,6 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/core/domain.h"
+#include "server/core/identity.h"
+#include "server/core/reading.h"
 #include "server/transfer/frames.h"
 
 namespace ckptd {
@@ -24,8 +26,17 @@ class ExecuteStream {
   virtual ~ExecuteStream() = default;  // a stream that was not finished aborts
   // False when the member is gone; Finish then says why.
   virtual bool Send(const Progress& progress) = 0;
-  // Tells the member that all bytes are there and waits for its answer.
-  virtual absl::Status Finish() = 0;
+  // Tells the member that the leader's own reading is done, and waits for the
+  // member's part of the work: what it has read.
+  virtual absl::StatusOr<ReadReport> Finish() = 0;
+};
+
+// What the leader asks of a member for the time of a transfer.
+struct ExecuteCall {
+  uint64_t epoch = 0;
+  std::string name;
+  Deadline deadline;
+  ReadOrder read;  // empty: it reads nothing
 };
 
 // A reader's introduction to a rank it sends a load's bytes to.
@@ -42,9 +53,7 @@ class MemberLink {
  public:
   virtual ~MemberLink() = default;
   virtual absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline deadline) = 0;
-  virtual absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(uint64_t epoch,
-                                                                 const std::string& name,
-                                                                 Deadline deadline) = 0;
+  virtual absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(const ExecuteCall& call) = 0;
   // For the bytes of a load that the member has prepared, when its memory cannot be
   // mapped. Does not block: it connects with the first frame.
   virtual std::unique_ptr<TransferSink> OpenSink(const SinkCall& call) = 0;
@@ -59,18 +68,6 @@ class MemberLink {
   // but Abort at once, as RANK_LOST with `why`. A process that stands still keeps its
   // connections open and would otherwise be waited for until their deadlines.
   virtual void Close(const std::string& why) { (void)why; }
-};
-
-// How one daemon introduces itself.
-struct MemberIdentity {
-  std::string job;
-  std::string version;
-  uint32_t rank = 0;
-  uint32_t world_size = 1;
-  std::string incarnation;
-  std::string address;  // host:port of its peer server
-  std::string host;     // boot id
-  int32_t pid = 0;
 };
 
 struct JoinReply {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <future>
-#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -198,65 +197,6 @@ absl::Status LoadRunner::PrepareAll() {
   return Interrupted();
 }
 
-PartReader LoadRunner::MakeReader() {
-  std::vector<ReadTarget> targets;
-  for (const Participant& participant : participants_) {
-    targets.push_back({session_.identities[participant.rank], &participant.plan, participant.reply,
-                       session_.links[participant.rank]});
-  }
-  return PartReader({parts_.catalog, parts_.peer_memory, 0, parts_.membership.secret()},
-                    {session_.epoch, load_.name, load_.deadline, index_}, std::move(targets));
-}
-
-absl::StatusOr<ReadReport> LoadRunner::Read(PartReader& reader) {
-  TransferProgress counters(reader.target_count());
-  meter_.SetStreamed(reader.streamed_ranks());
-  meter_.Attach(counters, reader.expected(), 0);
-  TransferOptions options;
-  options.threads = parts_.reader_threads;
-  options.digests = load_.request.digests;
-  options.interrupted = [this] {
-    absl::Status broken = fanout_->broken().second;
-    return broken.ok() ? Interrupted() : broken;
-  };
-  auto report = reader.Read(options, counters);
-  meter_.Detach();
-  ShowProgress();
-  return report;
-}
-
-absl::Status LoadRunner::Transfer() {
-  PartReader reader = MakeReader();
-  if (const absl::Status reached = reader.Reach(); !reached.ok()) return Blame(reached);
-  CKPTD_RETURN_IF_ERROR(Interrupted());
-  Enter(Stage::kTransferring);
-  std::vector<ExecuteFanout::Member> members;
-  for (const Participant& participant : participants_) {
-    members.push_back({participant.rank, session_.links[participant.rank]});
-  }
-  fanout_ = std::make_unique<ExecuteFanout>(
-      std::move(members), ExecuteFanout::Load{session_.epoch, load_.name, load_.deadline},
-      [this] { return ShowProgress(); });
-  const auto report = Read(reader);
-  if (const auto [rank, status] = fanout_->broken(); !status.ok()) return OfRank(rank, status);
-  if (!report.ok()) return Blame(report.status());
-  Count(*report);
-  CKPTD_RETURN_IF_ERROR(CheckUnchanged(*index_));
-  const auto [rank, status] = fanout_->Finish();
-  return status.ok() ? absl::OkStatus() : OfRank(rank, status);
-}
-
-void LoadRunner::Count(const ReadReport& report) {
-  for (const ReadReport::Filled& filled : report.filled) {
-    for (Participant& participant : participants_) {
-      if (participant.rank != filled.rank) continue;
-      participant.filled_bytes += filled.bytes;
-      if (filled.streamed) participant.streamed_bytes += filled.bytes;
-      participant.digests = filled.digests;
-    }
-  }
-}
-
 absl::Status LoadRunner::CommitAll() {
   Enter(Stage::kPublishing);
   CKPTD_RETURN_IF_ERROR(Interrupted());
@@ -279,7 +219,12 @@ absl::Status LoadRunner::CommitAll() {
 }
 
 absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {
-  if (status.code() == absl::StatusCode::kUnavailable && ReasonOf(status) == reason::kRankLost) {
+  const Facts facts = FactsOf(status);
+  const auto named = facts.find("rank");
+  // A rank that lost another one is there itself.
+  const bool itself = named == facts.end() || named->second == std::to_string(rank);
+  if (itself && status.code() == absl::StatusCode::kUnavailable &&
+      ReasonOf(status) == reason::kRankLost) {
     parts_.membership.Drop(rank, session_.identities[rank].incarnation, "it does not answer");
   }
   // A rank that has heard of a change before we have refuses our calls: the change,
@@ -287,7 +232,7 @@ absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {
   if (ReasonOf(status) == reason::kEpochChanged) {
     CKPTD_RETURN_IF_ERROR(parts_.membership.CheckEpoch(session_.epoch));
   }
-  if (FactsOf(status).count("rank") > 0) return status;
+  if (named != facts.end()) return status;
   return WithFact(WithContext(status, fmt::format("rank {}", rank)), "rank", std::to_string(rank));
 }
 

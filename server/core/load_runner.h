@@ -32,6 +32,7 @@ class LoadRunner {
     PeerMemory& peer_memory;
     const std::atomic<bool>& stopping;
     unsigned reader_threads = 0;
+    ReaderPolicy reader = ReaderPolicy::kRank0;
     // Called before any rank is told that the load has failed, or succeeded.
     std::function<void(bool failed)> ending = nullptr;
   };
@@ -62,8 +63,12 @@ class LoadRunner {
   absl::Status CheckNames() const;
   absl::Status PrepareAll();
   absl::Status Transfer();
-  absl::StatusOr<ReadReport> Read(PartReader& reader);
-  PartReader MakeReader();
+  // The leader's own share.
+  absl::Status Read(const ReaderShare& share, PartReader& reader);
+  std::vector<ReaderShare> Shares() const;
+  PartReader MakeReader(const ReaderShare& share) const;
+  ReadOrder OrderFor(const ReaderShare& share) const;
+  void StartMembers(const std::vector<ReaderShare>& shares);
   void Count(const ReadReport& report);
   absl::Status CommitAll();
   void AbortAll(const absl::Status& why);

@@ -3,6 +3,8 @@
 #include <future>
 #include <utility>
 
+#include "common/base/status.h"
+
 namespace ckptd {
 namespace {
 
@@ -11,7 +13,10 @@ class LocalStream final : public ExecuteStream {
  public:
   explicit LocalStream(std::future<absl::Status> cleared) : cleared_(std::move(cleared)) {}
   bool Send(const Progress&) override { return true; }
-  absl::Status Finish() override { return cleared_.get(); }
+  absl::StatusOr<ReadReport> Finish() override {
+    CKPTD_RETURN_IF_ERROR(cleared_.get());
+    return ReadReport();
+  }
 
  private:
   std::future<absl::Status> cleared_;
@@ -19,10 +24,9 @@ class LocalStream final : public ExecuteStream {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ExecuteStream>> LocalLink::Execute(uint64_t,
-                                                                  const std::string& name,
-                                                                  Deadline) {
+absl::StatusOr<std::unique_ptr<ExecuteStream>> LocalLink::Execute(const ExecuteCall& call) {
   RankSide& rank_side = rank_side_;
+  const std::string& name = call.name;
   return std::make_unique<LocalStream>(std::async(
       std::launch::async, [&rank_side, name] { return rank_side.Clear(name); }));
 }

@@ -18,8 +18,8 @@ class LocalLink final : public MemberLink {
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline) override {
     return rank_side_.Prepare(call);
   }
-  absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(uint64_t, const std::string& name,
-                                                         Deadline) override;
+  // The leader reads its own part itself.
+  absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(const ExecuteCall& call) override;
   // Never asked for: a reader has its own memory.
   std::unique_ptr<TransferSink> OpenSink(const SinkCall&) override { return nullptr; }
   absl::Status Commit(const CommitCall& call, Deadline) override { return rank_side_.Commit(call); }

@@ -13,6 +13,7 @@
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
 #include "server/core/local_link.h"
+#include "server/core/member_reading.h"
 
 namespace ckptd {
 namespace {
@@ -37,6 +38,7 @@ absl::StatusOr<T> Await(std::future<absl::StatusOr<T>> future, Deadline deadline
 Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
     : options_(std::move(options)),
       backend_(backend),
+      peer_memory_(peer_memory),
       catalog_(backend, options_.identity.rank, options_.identity.world_size),
       leases_(catalog_),
       rank_side_(catalog_, backend, {options_.identity.rank, options_.memory_endpoint}) {
@@ -47,7 +49,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                             options_.heartbeat_timeout});
     coordinator_ = std::make_unique<Coordinator>(
         Coordinator::Parts{catalog_, *membership_, peer_memory, load_worker_, lookup_worker_,
-                           options_.reader_threads});
+                           options_.reader_threads, options_.reader});
   } else {
     follower_ = std::make_unique<Follower>(
         Follower::Parts{catalog_, backend_, options_.leader, options_.on_secret},
@@ -59,6 +61,7 @@ Node::~Node() { Stop(); }
 
 void Node::Stop() {
   draining_ = true;
+  stopping_ = true;
   if (coordinator_ != nullptr) coordinator_->Stop();
   if (follower_ != nullptr) follower_->Stop();
   catalog_.Stop();
@@ -275,6 +278,17 @@ absl::Status Node::Clear(const std::string& name, Deadline deadline) {
     return true;
   });
   return Await(std::move(done), deadline, "clearing padding of " + name).status();
+}
+
+absl::StatusOr<ReadReport> Node::Read(const ExecuteCall& call) {
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<Incoming> incoming,
+                         rank_side_.Receive(call.epoch, call.name));
+  auto read = load_worker_.Submit([this, call, incoming] {
+    return ReadForLeader({catalog_, peer_memory_, options_.connect, options_.identity.rank,
+                          group_secret(), options_.reader_threads, stopping_},
+                         *incoming, call);
+  });
+  return Await(std::move(read), call.deadline, "reading for " + call.name);
 }
 
 absl::Status Node::Commit(const CommitCall& call, Deadline deadline) {

@@ -30,9 +30,11 @@ class Node {
     MemberIdentity identity;
     std::string memory_endpoint;
     unsigned reader_threads = 0;
+    ReaderPolicy reader = ReaderPolicy::kRank0;  // the leader's decides
     std::chrono::nanoseconds heartbeat_interval = std::chrono::seconds(1);
     std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(5);
-    // Leader: makes the link to a member. Members: the link to the leader.
+    // Makes the link to another rank: the leader's to its members, a reader's to whom
+    // it sends bytes. Members: the link to the leader.
     Membership::LinkFactory connect;
     std::shared_ptr<LeaderLink> leader;
     // Told the group's secret whenever it changes (members only).
@@ -97,6 +99,9 @@ class Node {
   // Run on the load worker; a call that cannot start by the deadline fails.
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline deadline);
   absl::Status Clear(const std::string& name, Deadline deadline);
+  // Reads what the leader asks this rank to read. Errors: those of reading; a source
+  // that is not the leader's here.
+  absl::StatusOr<ReadReport> Read(const ExecuteCall& call);
   absl::Status Commit(const CommitCall& call, Deadline deadline);
   void Abort(const std::string& name, const absl::Status& why) { rank_side_.Abort(name, why); }
   // The leader's stream broke in the middle of a transfer.
@@ -115,11 +120,13 @@ class Node {
 
   const Options options_;
   MemoryBackend& backend_;
+  PeerMemory& peer_memory_;
   Catalog catalog_;
   LeaseTable leases_;
   RankSide rank_side_;
   KeyValueStore key_values_;
   std::atomic<bool> draining_ = false;
+  std::atomic<bool> stopping_ = false;
   Mutex requests_mutex_;
   struct Remembered {
     uint64_t digest = 0;

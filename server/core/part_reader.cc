@@ -80,6 +80,7 @@ absl::StatusOr<ReadReport> PartReader::Read(const TransferOptions& options,
   CKPTD_ASSIGN_OR_RETURN(TransferResult result,
                          RunTransfer(*load_.index, reached_, options, progress));
   ReadReport report;
+  report.reader = parts_.rank;
   report.storage_bytes = result.storage_bytes;
   for (size_t i = 0; i < reached_.size(); ++i) {
     ReadReport::Filled filled;

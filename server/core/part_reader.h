@@ -25,18 +25,6 @@ struct ReadTarget {
   std::shared_ptr<MemberLink> link;  // for streams
 };
 
-// What a reader has done.
-struct ReadReport {
-  struct Filled {
-    uint32_t rank = 0;
-    uint64_t bytes = 0;  // of tensors, placed or sent
-    bool streamed = false;
-    std::vector<uint64_t> digests;  // when wanted, and this reader alone placed them
-  };
-  uint64_t storage_bytes = 0;
-  std::vector<Filled> filled;
-};
-
 // Runs on the load worker.
 class PartReader {
  public:

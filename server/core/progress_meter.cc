@@ -1,5 +1,8 @@
 #include "server/core/progress_meter.h"
 
+#include <algorithm>
+#include <set>
+
 namespace ckptd {
 
 void ProgressMeter::Enter(Stage stage) {
@@ -31,32 +34,60 @@ void ProgressMeter::Detach() {
   counters_ = nullptr;
 }
 
-void ProgressMeter::SetStreamed(std::vector<int32_t> ranks) {
+void ProgressMeter::Expect(uint64_t bytes) {
   MutexLock lock(mutex_);
-  base_.streamed_ranks = std::move(ranks);
+  expected_ = bytes;
+  base_.bytes_total = bytes;
 }
 
-void ProgressMeter::CountInto(Progress& progress) const {
-  progress.bytes_total = 0;
-  progress.bytes_done = 0;
-  progress.sent_bytes = 0;
-  uint64_t most_missing = 0;
-  progress.slowest_rank = -1;
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    const auto [rank, total] = ranks_[i];
-    const uint64_t done = counters_->done[i].load(std::memory_order_relaxed);
-    progress.bytes_total += total;
-    progress.bytes_done += done;
-    if (rank != reader_) progress.sent_bytes += done;
-    if (total - done > most_missing) {
-      most_missing = total - done;
-      progress.slowest_rank = static_cast<int32_t>(rank);
-    }
+void ProgressMeter::AddStreamed(const std::vector<int32_t>& ranks) {
+  MutexLock lock(mutex_);
+  std::set<int32_t> all(base_.streamed_ranks.begin(), base_.streamed_ranks.end());
+  all.insert(ranks.begin(), ranks.end());
+  base_.streamed_ranks.assign(all.begin(), all.end());
+}
+
+void ProgressMeter::Add(const ReadReport& report) {
+  std::vector<int32_t> streamed;
+  for (const ReadReport::Filled& filled : report.filled) {
+    if (filled.streamed) streamed.push_back(static_cast<int32_t>(filled.rank));
   }
-  progress.storage_bytes = counters_->storage_bytes.load(std::memory_order_relaxed);
+  AddStreamed(streamed);
+  MutexLock lock(mutex_);
+  base_.storage_bytes += report.storage_bytes;
+  for (const ReadReport::Filled& filled : report.filled) {
+    base_.bytes_done += filled.bytes;
+    if (filled.rank != report.reader) base_.sent_bytes += filled.bytes;
+  }
+  SetRate(base_);
+  if (base_.bytes_done == base_.bytes_total) base_.slowest_rank = -1;
+}
+
+void ProgressMeter::SetRate(Progress& progress) const {
   const double seconds = std::chrono::duration<double>(Clock::now() - began_).count();
   progress.bytes_per_second =
       seconds > 0 ? static_cast<double>(progress.bytes_done) / seconds : 0;
+}
+
+// On top of what was counted before.
+void ProgressMeter::CountInto(Progress& progress) const {
+  uint64_t total = 0;
+  uint64_t most_missing = 0;
+  progress.slowest_rank = -1;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    const auto [rank, bytes] = ranks_[i];
+    const uint64_t done = counters_->done[i].load(std::memory_order_relaxed);
+    total += bytes;
+    progress.bytes_done += done;
+    if (rank != reader_) progress.sent_bytes += done;
+    if (bytes - done > most_missing) {
+      most_missing = bytes - done;
+      progress.slowest_rank = static_cast<int32_t>(rank);
+    }
+  }
+  progress.bytes_total = std::max(expected_, total);
+  progress.storage_bytes += counters_->storage_bytes.load(std::memory_order_relaxed);
+  SetRate(progress);
 }
 
 Progress ProgressMeter::Read() const {

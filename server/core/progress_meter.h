@@ -9,6 +9,7 @@
 
 #include "common/base/mutex.h"
 #include "server/core/domain.h"
+#include "server/core/reading.h"
 #include "server/transfer/transfer.h"
 
 namespace ckptd {
@@ -24,15 +25,21 @@ class ProgressMeter {
   void Attach(const TransferProgress& counters, std::vector<std::pair<uint32_t, uint64_t>> ranks,
               uint32_t reader);
   void Detach();
+  // Bytes that all readers together have to place; else those of Attach.
+  void Expect(uint64_t bytes);
   // Ranks that get their bytes through streams.
-  void SetStreamed(std::vector<int32_t> ranks);
+  void AddStreamed(const std::vector<int32_t>& ranks);
+  // What another reader has done.
+  void Add(const ReadReport& report);
   Progress Read() const;
 
  private:
   void CountInto(Progress& progress) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetRate(Progress& progress) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable Mutex mutex_;
   Progress base_ ABSL_GUARDED_BY(mutex_);
+  uint64_t expected_ ABSL_GUARDED_BY(mutex_) = 0;
   Clock::time_point entered_ ABSL_GUARDED_BY(mutex_);
   Clock::time_point began_ ABSL_GUARDED_BY(mutex_);
   const TransferProgress* counters_ ABSL_GUARDED_BY(mutex_) = nullptr;

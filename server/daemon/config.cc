@@ -15,6 +15,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/core/reading.h"
 
 namespace ckptd {
 namespace {
@@ -106,6 +107,16 @@ void AddConfigFlags(CLI::App& app, Config& config) {
   add("host-id", config.host_id,
       "Name of this host; daemons of equal names share memory instead of sending bytes (the "
       "kernel's boot id if not given)");
+  add("tls-cert", config.tls_cert,
+      "Certificate of this daemon, a PEM file: connections between daemons are then encrypted, and "
+      "both sides show theirs");
+  add("tls-key", config.tls_key, "Private key of tls-cert, a PEM file");
+  add("tls-ca", config.tls_ca, "Authorities that sign the certificates of all daemons, a PEM file");
+  add("tls-name", config.tls_name,
+      "Name that every daemon's certificate bears (the address it is reached by if not given)");
+  add("reader", config.reader,
+      "Who reads storage: rank0 for all, per_node the lowest rank of each host for its host, all "
+      "ranks equal parts for all; rank 0's setting counts");
   add("memory", config.memory, "Where shards live: auto or host");
   add("memory-budget", config.memory_budget,
       "Most memory for shards: a size (16GiB), or a share of what is available at start, divided "
@@ -140,6 +151,7 @@ absl::Status CheckConfig(const Config& config) {
   if (config.huge_pages != "auto" && config.huge_pages != "off") {
     return Invalid(fmt::format("checking --huge-pages {}: use auto or off", config.huge_pages));
   }
+  CKPTD_RETURN_IF_ERROR(ParseReaderPolicy(config.reader).status());
   if (config.local_size == 0) return Invalid("checking --local-size: at least 1");
   const size_t colon = config.rendezvous.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == config.rendezvous.size()) {
@@ -173,6 +185,11 @@ std::map<std::string, std::string> Describe(const Config& config) {
           {"rendezvous", config.rendezvous},
           {"advertise", config.advertise},
           {"host-id", config.host_id},
+          {"tls-cert", config.tls_cert},
+          {"tls-key", config.tls_key},
+          {"tls-ca", config.tls_ca},
+          {"tls-name", config.tls_name},
+          {"reader", config.reader},
           {"memory", config.memory},
           {"memory-budget", config.memory_budget},
           {"arena", config.arena},

@@ -26,6 +26,11 @@ struct Config {
   std::string rendezvous;   // host:port of rank 0's peer server
   std::string advertise;    // host name peers reach this daemon by
   std::string host_id;      // daemons with equal ones share memory; empty: the boot id
+  std::string tls_cert;     // of the peer port: PEM files; all three or none
+  std::string tls_key;
+  std::string tls_ca;
+  std::string tls_name;     // in every certificate; empty: the address that is dialled
+  std::string reader = "rank0";
   std::string memory = "auto";
   std::string memory_budget = "80%";
   std::string arena = "0";

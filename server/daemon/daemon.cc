@@ -12,6 +12,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/daemon/network.h"
+#include "server/daemon/tls.h"
 #include "server/memory/host/available_memory.h"
 #include "server/rpc/links.h"
 
@@ -36,12 +37,13 @@ Daemon::Daemon(const Config& config)
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   CKPTD_RETURN_IF_ERROR(CheckConfig(config));
   std::unique_ptr<Daemon> daemon(new Daemon(config));
+  CKPTD_ASSIGN_OR_RETURN(daemon->security_, ReadPeerSecurity(config));
   CKPTD_RETURN_IF_ERROR(MakeRunDirectory(daemon->paths_.directory));
   CKPTD_RETURN_IF_ERROR(daemon->StartPeerServer());
   CKPTD_RETURN_IF_ERROR(daemon->StartClientServers());
-  Log(LogLevel::kInfo, "serving rank {} of {} at {} (peers: {}), memory: {}", config.rank,
+  Log(LogLevel::kInfo, "serving rank {} of {} at {} (peers: {}{}), memory: {}", config.rank,
       config.world_size, daemon->paths_.workload, daemon->peer_address_,
-      daemon->memory_->tier());
+      daemon->security_.enabled() ? ", TLS" : "", daemon->memory_->tier());
   return daemon;
 }
 
@@ -60,17 +62,24 @@ absl::Status Daemon::MakeMemory() {
   return absl::OkStatus();
 }
 
+// Any rank may read, and so map the memory of others.
+void Daemon::SetSecret(const std::string& secret) {
+  peer_socket_->SetSecret(secret);
+  peer_memory_->SetSecret(secret);
+}
+
 Node::Options Daemon::NodeOptions() {
   Node::Options options;
   options.identity = {config_.job, CKPTD_VERSION, config_.rank, config_.world_size,
                       RandomHex(8), peer_address_, host_, static_cast<int32_t>(::getpid())};
   options.memory_endpoint = paths_.memory;
   options.reader_threads = config_.reader_threads;
+  options.reader = ParseReaderPolicy(config_.reader).value();  // checked
   options.heartbeat_interval = Seconds(config_.heartbeat_interval);
   options.heartbeat_timeout = Seconds(config_.heartbeat_timeout);
   options.connect = [this](const MemberIdentity& who) { return ConnectToMember(who, security_); };
   if (config_.rank != 0) options.leader = ConnectToLeader(config_.rendezvous, security_);
-  options.on_secret = [this](const std::string& secret) { peer_socket_->SetSecret(secret); };
+  options.on_secret = [this](const std::string& secret) { SetSecret(secret); };
   options.config = Describe(config_);
   return options;
 }
@@ -105,7 +114,7 @@ absl::Status Daemon::StartClientServers() {
       PeerSocket::Start({paths_.memory}, [this](uint64_t id) { return memory_->OriginalFd(id); }));
   // From here on this daemon owns the rank's sockets: a second one has failed.
   node_ = std::make_unique<Node>(*memory_, *peer_memory_, NodeOptions());
-  peer_memory_->SetSecret(node_->group_secret());
+  if (config_.rank == 0) SetSecret(node_->group_secret());
   group_service_->SetNode(*node_);
   transfer_service_->SetNode(*node_);
   CKPTD_ASSIGN_OR_RETURN(fd_server_, FdServer::Start(paths_.fd, node_->leases()));

@@ -44,6 +44,7 @@ class Daemon {
   absl::Status StartPeerServer();
   absl::Status StartClientServers();
   Node::Options NodeOptions();
+  void SetSecret(const std::string& secret);
 
   const Config config_;
   const SocketPaths paths_;

@@ -50,6 +50,10 @@ v1::PrepareRequest ToProto(const PrepareCall& call);
 absl::StatusOr<PrepareCall> FromProto(const v1::PrepareRequest& request);
 v1::PrepareResponse ToProto(const PrepareReply& reply);
 PrepareReply FromProto(const v1::PrepareResponse& response);
+v1::ReadOrder ToProto(const ReadOrder& order);
+absl::StatusOr<ReadOrder> FromProto(const v1::ReadOrder& order);
+v1::ExecuteResponse ToProto(const ReadReport& report);
+ReadReport FromProto(const v1::ExecuteResponse& response);
 v1::CommitRequest ToProto(const CommitCall& call);
 CommitCall FromProto(const v1::CommitRequest& request);
 

@@ -19,6 +19,13 @@ constexpr std::chrono::minutes kLongestCall{10};
 // How long after a broken transfer stream the leader may take to say why.
 constexpr std::chrono::seconds kAbortPatience{3};
 
+// What a member does while bytes are being placed.
+absl::StatusOr<ReadReport> DoPart(Node& node, const ExecuteCall& call) {
+  CKPTD_RETURN_IF_ERROR(node.Clear(call.name, call.deadline));
+  if (call.read.empty()) return ReadReport();
+  return node.Read(call);
+}
+
 }  // namespace
 
 absl::StatusOr<Node*> GroupServiceImpl::Ready() const {
@@ -110,29 +117,48 @@ grpc::Status GroupServiceImpl::Prepare(grpc::ServerContext* context,
 
 grpc::Status GroupServiceImpl::Execute(grpc::ServerContext* context,
                                        grpc::ServerReader<v1::ExecuteRequest>* reader,
-                                       v1::ExecuteResponse*) {
+                                       v1::ExecuteResponse* response) {
   const auto node = Ready();
   if (!node.ok()) return ToGrpc(node.status());
   v1::ExecuteRequest message;
   if (!reader->Read(&message)) return grpc::Status::CANCELLED;
-  const std::string name = message.name();
-  const Deadline deadline = DeadlineOf(*context, std::chrono::hours(24));
-  auto cleared =
-      std::async(std::launch::async, [&] { return (*node)->Clear(name, deadline); });
+  ExecuteCall call;
+  call.epoch = message.epoch();
+  call.name = message.name();
+  call.deadline = DeadlineOf(*context, std::chrono::hours(24));
+  if (message.has_read()) {
+    auto order = FromProto(message.read());
+    if (!order.ok()) return ToGrpc(order.status());
+    call.read = *std::move(order);
+  }
+  auto work = std::async(std::launch::async, [&] { return DoPart(**node, call); });
   bool finished = message.finished();
+  // The leader sends often: how the part ended is seen with the next message.
+  const auto ended = [&work] {
+    return work.valid() && work.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  };
+  absl::StatusOr<ReadReport> report;
   while (!finished && reader->Read(&message)) {
     finished = message.finished();
+    if (ended()) {
+      report = work.get();
+      if (!report.ok()) return ToGrpc(report.status());
+    }
     if (message.has_progress()) {
-      (*node)->catalog().UpdateProgress(name, FromProto(message.progress()));
+      (*node)->catalog().UpdateProgress(call.name, FromProto(message.progress()));
     }
   }
-  const absl::Status status = cleared.get();
-  if (finished) return ToGrpc(status);
-  // The leader drops its streams, then aborts with the reason, which may be another
-  // rank; only where nothing comes is the leader itself the one that was lost.
-  (*node)->catalog().WatchEnd(name, Clock::now() + kAbortPatience);
-  (*node)->LeaderLost(name);
-  return grpc::Status::CANCELLED;
+  if (!finished) {
+    // The leader drops its streams, then aborts with the reason, which may be another
+    // rank; only where nothing comes is the leader itself the one that was lost.
+    (*node)->catalog().WatchEnd(call.name, Clock::now() + kAbortPatience);
+    (*node)->LeaderLost(call.name);
+  }
+  if (work.valid()) report = work.get();
+  if (!finished) return grpc::Status::CANCELLED;
+  if (!report.ok()) return ToGrpc(report.status());
+  *response = ToProto(*report);
+  return grpc::Status::OK;
 }
 
 grpc::Status GroupServiceImpl::Commit(grpc::ServerContext* context,

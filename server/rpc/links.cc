@@ -72,8 +72,11 @@ class ListedContext {
 class GrpcExecuteStream final : public ExecuteStream {
  public:
   GrpcExecuteStream(v1::GroupService::Stub& stub, std::shared_ptr<OpenCalls> calls, uint32_t rank,
-                    uint64_t epoch, std::string name, Deadline deadline)
-      : rank_(rank), epoch_(epoch), name_(std::move(name)), context_(std::move(calls), deadline) {
+                    const ExecuteCall& call)
+      : rank_(rank),
+        epoch_(call.epoch),
+        name_(call.name),
+        context_(std::move(calls), call.deadline) {
     writer_ = stub.Execute(context_.get(), &response_);
   }
   ~GrpcExecuteStream() override {
@@ -88,17 +91,28 @@ class GrpcExecuteStream final : public ExecuteStream {
     return writer_->Write(message);
   }
 
-  absl::Status Finish() override {
-    if (ended_) return ended_status_;
+  // The first message.
+  bool Begin(const ReadOrder& read) {
+    v1::ExecuteRequest message = Message();
+    if (!read.empty()) *message.mutable_read() = ToProto(read);
+    return writer_->Write(message);
+  }
+
+  absl::StatusOr<ReadReport> Finish() override {
+    if (ended_) return Ended();
     v1::ExecuteRequest message = Message();
     message.set_finished(true);
     if (writer_->Write(message)) writer_->WritesDone();
     ended_ = true;
     ended_status_ = context_.Explained(writer_->Finish(), rank_, "transferring " + name_);
-    return ended_status_;
+    return Ended();
   }
 
  private:
+  absl::StatusOr<ReadReport> Ended() const {
+    CKPTD_RETURN_IF_ERROR(ended_status_);
+    return FromProto(response_);
+  }
   v1::ExecuteRequest Message() const {
     v1::ExecuteRequest message;
     message.set_epoch(epoch_);
@@ -130,12 +144,11 @@ class GrpcMemberLink final : public MemberLink {
     return FromProto(response);
   }
 
-  absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(uint64_t epoch, const std::string& name,
-                                                         Deadline deadline) override {
-    auto stream = std::make_unique<GrpcExecuteStream>(*stub_, calls_, member_.rank, epoch, name,
-                                                      deadline);
-    if (!stream->Send({})) return stream->Finish();
-    return stream;
+  absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(const ExecuteCall& call) override {
+    auto stream = std::make_unique<GrpcExecuteStream>(*stub_, calls_, member_.rank, call);
+    if (stream->Begin(call.read)) return stream;
+    CKPTD_RETURN_IF_ERROR(stream->Finish().status());
+    return ExplainPeer(grpc::Status::CANCELLED, member_.rank, "transferring " + call.name);
   }
 
   std::unique_ptr<TransferSink> OpenSink(const SinkCall& call) override {

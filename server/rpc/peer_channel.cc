@@ -65,9 +65,14 @@ absl::Status ExplainPeer(const grpc::Status& status, uint32_t rank, const std::s
                     status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
                     status.error_code() == grpc::StatusCode::CANCELLED;
   if (!lost || !status.error_details().empty()) return FromGrpc(status);
+  // gRPC says so in its own words only.
+  const bool handshake = status.error_message().find("andshake") != std::string::npos;
   return MakeError(absl::StatusCode::kUnavailable, reason::kRankLost,
-                   fmt::format("{}: rank {} does not answer ({}); look at its log, then try again",
-                               doing, rank, status.error_message()),
+                   fmt::format("{}: rank {} does not answer ({}); {}", doing, rank,
+                               status.error_message(),
+                               handshake ? "give every daemon --tls-cert, --tls-key and --tls-ca "
+                                           "that fit together, or none of them"
+                                         : "look at its log, then try again"),
                    {{"rank", std::to_string(rank)}});
 }
 

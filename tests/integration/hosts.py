@@ -19,9 +19,11 @@ class SpreadGroup(Group):
 
     Each host has its own run directory, and its own name: the kernel's boot id is one here."""
 
-    def __init__(self, folder, network, hosts, *options, job="job", names=("host-0", "host-1"), per_rank=None):
+    def __init__(self, folder, network, hosts, *options, job="job", names=("host-0", "host-1"), per_rank=None,
+                 budget="1GiB", segments="2MiB", unshared=None):
         self.network, self.hosts, self.options, self.names = network, hosts, options, names
-        self.per_rank = per_rank or {}
+        self.per_rank, self.budget, self.segments = per_rank or {}, budget, segments
+        self.unshared = unshared  # a folder that host 1 does not see
         self.ranks, self.job, self.folder = len(hosts), job, pathlib.Path(folder)
         self.environment = {**clean_environment(), "CKPTD_JOB": job}
         self.processes = [self.start(rank) for rank in range(self.ranks)]
@@ -29,9 +31,12 @@ class SpreadGroup(Group):
     def start(self, rank):
         host = self.hosts[rank]
         address = self.network.addresses[host]
-        arguments = [*self.network.inside(host), BINARIES / "ckptd", "run", "--job", self.job,
+        # Namespaces of the network come with one of mounts.
+        hide = ("sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', self.unshared) if host and self.unshared else ()
+        arguments = [*self.network.inside(host), *hide, BINARIES / "ckptd", "run", "--job", self.job,
                      "--rank", rank, "--world-size", self.ranks, "--run-dir", self.run_dir_of(rank),
-                     "--host-id", self.names[host], "--segment-bytes", "2MiB", "--memory-budget", "1GiB",
+                     "--host-id", self.names[host], "--segment-bytes", self.segments,
+                     "--memory-budget", self.budget,
                      "--rendezvous", f"{self.network.addresses[self.hosts[0]]}:{PORT}", "--advertise", address,
                      *self.options, *self.per_rank.get(rank, ())]
         with open(self.log_of(rank), "a") as log:

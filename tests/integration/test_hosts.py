@@ -206,3 +206,64 @@ def test_daemons_of_one_host_that_cannot_see_each_others_sockets_use_streams(spr
     (group.run_dir_of(1) / group.job / "rank-1.mem.sock").unlink()
     name = check_rows(group, path, tensors, "fsdp:2")
     assert group.json("get", name)["progress"]["streamed_ranks"] == [1]
+
+
+@pytest.mark.parametrize("policy,reads,streamed", [("rank0", 1, [2, 3]), ("per_node", 2, []), ("all", 1, [0, 1, 2, 3])])
+def test_storage_is_read_as_often_as_the_reader_policy_says(spread, source, policy, reads, streamed):
+    path, tensors = source
+    group = spread([0, 0, 1, 1], "--reader", policy)
+    for rank in range(4):
+        with ckptd.connect(group.address(rank)) as client:
+            checkpoint = client.load(path, layout="replicate:4")
+            with client.acquire(checkpoint) as shard:
+                for name, tensor in tensors.items():
+                    assert bytes(shard.tensors[name].buffer) == as_bytes(tensor), (rank, name)
+        assert group.ctl("verify", checkpoint.name, rank=rank).returncode == 0
+    progress = group.json("get", checkpoint.name)["progress"]
+    assert int(progress["storage_bytes"]) == reads * total(tensors)
+    assert int(progress["bytes_done"]) == int(progress["bytes_total"]) == 4 * total(tensors)
+    assert progress["streamed_ranks"] == streamed
+
+
+@pytest.mark.parametrize("policy", ["per_node", "all"])
+def test_each_rank_of_a_group_with_several_readers_maps_its_rows(spread, source, policy):
+    path, tensors = source
+    group = spread([0, 0, 1, 1], "--reader", policy)
+    name = check_rows(group, path, tensors, "fsdp:4")
+    group.json("unload", name, rank=2)
+    check_rows(group, path, tensors, "fsdp:4")
+
+
+def test_with_a_reader_per_host_no_weights_cross_the_cable(spread, network, big):
+    path, tensors = big
+    group = spread([0, 1], "--reader", "per_node")
+    before = network.bytes_received(1)
+    check_rows(group, path, tensors, "fsdp:2")
+    assert network.bytes_received(1) - before < total(tensors) / 20
+
+
+def test_a_reader_that_sees_other_files_fails_the_load_by_name(spread, source, tmp_path, monkeypatch):
+    path, _ = source
+    group = spread([0, 1], "--reader", "per_node", unshared=tmp_path)
+    with ckptd.connect(group.address(0)) as client:
+        with pytest.raises(ckptd.Error) as caught:
+            client.load(path, layout="fsdp:2")
+    assert caught.value.reason == "SOURCE_NOT_FOUND"
+    assert "rank 1" in caught.value.message, caught.value.message
+
+
+def test_a_reader_killed_in_mid_transfer_is_named_to_all(spread, network, big):
+    path, _ = big
+    group = spread([0, 0, 1, 1], "--reader", "all")
+    network.limit("20mbit")
+    waiting = [load_in_background(group, path, "fsdp:4", rank) for rank in (0, 1, 3)]
+    wait_for_bytes(group)
+    began = time.monotonic()
+    group.processes[2].kill()
+    group.processes[2].wait()
+    for thread, _ in waiting:
+        thread.join()
+    assert time.monotonic() - began < 10
+    for _, answers in waiting:
+        assert isinstance(answers[0], ckptd.Error), answers
+        assert answers[0].reason == "RANK_LOST" and "rank 2" in answers[0].message, answers[0]

@@ -5,7 +5,9 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +17,7 @@
 #include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "server/core/local_link.h"
+#include "server/core/member_reading.h"
 #include "server/core/membership.h"
 #include "server/core/rank_side.h"
 #include "tests/testing/frame_sinks.h"
@@ -25,9 +28,12 @@ namespace ckptd {
 // Maps other ranks' segments in this process.
 class PeerMemoryInProcess final : public PeerMemory {
  public:
+  explicit PeerMemoryInProcess(std::string host = "") : host_(std::move(host)) {}
+
   void Add(uint32_t rank, HostMemory& memory) { memories_[rank] = &memory; }
 
   absl::StatusOr<SlabView> Map(const PeerSlab& slab, Deadline) override {
+    if (slab.host != host_) return absl::FailedPreconditionError("on another host");
     SlabView view;
     for (const PeerSlab::PeerSegment& segment : slab.segments) {
       // Sealed memory can only be written through mappings made before.
@@ -47,6 +53,7 @@ class PeerMemoryInProcess final : public PeerMemory {
   void KeepOnly(uint32_t, const std::vector<uint64_t>&) override {}
 
  private:
+  const std::string host_;
   std::map<uint32_t, HostMemory*> memories_;
   std::map<std::pair<uint32_t, uint64_t>, Mapping> mappings_;  // kept until the end
 };
@@ -76,6 +83,8 @@ class ScriptedLink final : public MemberLink {
   Hook on_execute;
   Hook on_finish;
   Hook on_commit;
+  // What the rank does when it is told to read.
+  std::function<absl::StatusOr<ReadReport>(const ExecuteCall&)> read;
 
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline deadline) override {
     CKPTD_RETURN_IF_ERROR(Run(on_prepare));
@@ -84,12 +93,15 @@ class ScriptedLink final : public MemberLink {
     if (reply.ok() && !reply->resident) ++prepared_;
     return reply;
   }
-  absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(uint64_t epoch, const std::string& name,
-                                                         Deadline deadline) override {
+  absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(const ExecuteCall& call) override {
     CKPTD_RETURN_IF_ERROR(Run(on_execute));
-    auto stream = inner_.Execute(epoch, name, deadline);
+    auto stream = inner_.Execute(call);
     CKPTD_RETURN_IF_ERROR(stream.status());
-    return std::make_unique<Stream>(*this, std::move(stream).value());
+    std::future<absl::StatusOr<ReadReport>> reading;
+    if (!call.read.empty()) {
+      reading = std::async(std::launch::async, [this, call] { return read(call); });
+    }
+    return std::make_unique<Stream>(*this, std::move(stream).value(), std::move(reading));
   }
   std::unique_ptr<TransferSink> OpenSink(const SinkCall& call) override {
     return std::make_unique<IncomingSink>(side_.Receive(call.epoch, call.name).value());
@@ -122,17 +134,21 @@ class ScriptedLink final : public MemberLink {
  private:
   class Stream final : public ExecuteStream {
    public:
-    Stream(ScriptedLink& link, std::unique_ptr<ExecuteStream> inner)
-        : link_(link), inner_(std::move(inner)) {}
+    Stream(ScriptedLink& link, std::unique_ptr<ExecuteStream> inner,
+           std::future<absl::StatusOr<ReadReport>> reading)
+        : link_(link), inner_(std::move(inner)), reading_(std::move(reading)) {}
     bool Send(const Progress& progress) override { return inner_->Send(progress); }
-    absl::Status Finish() override {
+    absl::StatusOr<ReadReport> Finish() override {
       CKPTD_RETURN_IF_ERROR(Run(link_.on_finish));
-      return inner_->Finish();
+      CKPTD_RETURN_IF_ERROR(inner_->Finish().status());
+      if (!reading_.valid()) return ReadReport();
+      return reading_.get();
     }
 
    private:
     ScriptedLink& link_;
     const std::unique_ptr<ExecuteStream> inner_;
+    std::future<absl::StatusOr<ReadReport>> reading_;
   };
 
   static absl::Status Run(const Hook& hook) { return hook ? hook() : absl::OkStatus(); }
@@ -161,11 +177,15 @@ struct RankInProcess {
 // All ranks have joined rank 0.
 class GroupInProcess {
  public:
-  explicit GroupInProcess(uint32_t world_size, uint64_t segments = 8) {
+  // `hosts`: of each rank; empty: all on one.
+  explicit GroupInProcess(uint32_t world_size, uint64_t segments = 8,
+                          std::vector<std::string> hosts = {})
+      : hosts_(std::move(hosts)), peer_memory_(hosts_.empty() ? "" : hosts_[0]) {
     for (uint32_t rank = 0; rank < world_size; ++rank) {
       ranks_.push_back(std::make_unique<RankInProcess>(rank, world_size, segments));
       peer_memory_.Add(rank, *ranks_.back()->memory);
     }
+    for (uint32_t rank = 0; rank < world_size; ++rank) ranks_[rank]->link->read = ReaderOf(rank);
     Membership::Options options;
     options.self = Identity(0);
     options.self_link = ranks_[0]->link;
@@ -181,6 +201,7 @@ class GroupInProcess {
     who.rank = rank;
     who.world_size = static_cast<uint32_t>(ranks_.size());
     who.incarnation = "process of rank " + std::to_string(rank);
+    if (!hosts_.empty()) who.host = hosts_[rank];
     return who;
   }
   void Join(uint32_t rank) { membership_->Join(Identity(rank)).value(); }
@@ -194,6 +215,19 @@ class GroupInProcess {
   PeerMemoryInProcess& peer_memory() { return peer_memory_; }
 
  private:
+  std::function<absl::StatusOr<ReadReport>(const ExecuteCall&)> ReaderOf(uint32_t rank) {
+    return [this, rank](const ExecuteCall& call) -> absl::StatusOr<ReadReport> {
+      RankInProcess& own = *ranks_[rank];
+      CKPTD_ASSIGN_OR_RETURN(const auto incoming, own.side.Receive(call.epoch, call.name));
+      PeerMemoryInProcess peers(hosts_.empty() ? "" : hosts_[rank]);
+      for (uint32_t i = 0; i < size(); ++i) peers.Add(i, *ranks_[i]->memory);
+      const auto connect = [this](const MemberIdentity& who) { return ranks_[who.rank]->link; };
+      return ReadForLeader({own.catalog, peers, connect, rank, "", 2, stopping_}, *incoming, call);
+    };
+  }
+
+  const std::vector<std::string> hosts_;
+  const std::atomic<bool> stopping_ = false;
   std::vector<std::unique_ptr<RankInProcess>> ranks_;
   PeerMemoryInProcess peer_memory_;
   std::unique_ptr<Membership> membership_;

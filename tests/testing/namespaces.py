@@ -9,6 +9,9 @@ import subprocess
 import uuid
 
 
+BITS = {"mbit": 1e6, "gbit": 1e9}
+
+
 def tool(*arguments, check=True):
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=30)
     if check and done.returncode != 0:
@@ -74,9 +77,11 @@ class TwoHosts:
 
     def limit(self, rate):
         """A slow link: `rate` as tc writes it ("50mbit"), in both directions."""
+        # What passes in 4 ms may pass at once, else the shaper's clock limits fast links further.
+        burst = max(256_000, int(BITS[rate[-4:]] * float(rate[:-4]) / 8 / 250))
         for name in self.names:
             tool("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", "tbf",
-                 "rate", rate, "burst", "256kb", "latency", "50ms")
+                 "rate", rate, "burst", str(burst), "latency", "50ms")
 
     def lose(self, percent):
         """A lossy link, by netem or else by a packet filter; the name of what does it.

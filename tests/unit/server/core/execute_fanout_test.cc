@@ -30,7 +30,10 @@ class ScriptedStream final : public ExecuteStream {
     if (!std::exchange(told_, true)) script_.sent.set_value();
     return script_.alive;
   }
-  absl::Status Finish() override { return script_.finish; }
+  absl::StatusOr<ReadReport> Finish() override {
+    CKPTD_RETURN_IF_ERROR(script_.finish);
+    return ReadReport();
+  }
 
  private:
   Script& script_;
@@ -40,8 +43,7 @@ class ScriptedStream final : public ExecuteStream {
 class StreamOnlyLink final : public MemberLink {
  public:
   explicit StreamOnlyLink(Script& script) : script_(script) {}
-  absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(uint64_t, const std::string&,
-                                                         Deadline) override {
+  absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(const ExecuteCall&) override {
     CKPTD_RETURN_IF_ERROR(script_.open);
     return std::make_unique<ScriptedStream>(script_);
   }

@@ -21,8 +21,7 @@ class ProbedLink final : public MemberLink {
  public:
   explicit ProbedLink(absl::Status answer) : answer_(std::move(answer)) {}
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall&, Deadline) override { return answer_; }
-  absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(uint64_t, const std::string&,
-                                                         Deadline) override {
+  absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(const ExecuteCall&) override {
     return answer_;
   }
   std::unique_ptr<TransferSink> OpenSink(const SinkCall&) override { return nullptr; }

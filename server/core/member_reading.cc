@@ -1,0 +1,106 @@
+#include "server/core/member_reading.h"
+
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/checkpoint/open.h"
+#include "server/core/part_reader.h"
+#include "server/core/rank_side.h"
+
+namespace ckptd {
+namespace {
+
+// The same path may lead to other files on another host.
+absl::Status CheckSameFiles(const CheckpointIndex& ours, const CheckpointIndex& leaders) {
+  bool same = ours.files.size() == leaders.files.size();
+  std::string file = leaders.source;
+  for (size_t i = 0; same && i < ours.files.size(); ++i) {
+    const SourceFile& a = ours.files[i];
+    const SourceFile& b = leaders.files[i];
+    file = b.path;
+    same = a.path == b.path && a.bytes == b.bytes && a.header_hash == b.header_hash &&
+           a.mtime_ns == b.mtime_ns;
+  }
+  if (same) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
+                   fmt::format("reading {}: on this host it has another size, header or time of "
+                               "change than where rank 0 runs; use storage that all hosts share or "
+                               "copies that keep their times (cp -p), or load with --reader rank0",
+                               file),
+                   {{"file", file}});
+}
+
+absl::StatusOr<std::vector<RankPlan>> PlanTargets(const Incoming& incoming,
+                                                  const CheckpointIndex& index,
+                                                  const ReadOrder& order) {
+  std::vector<RankPlan> plans;
+  for (const ReadOrder::Target& target : order.targets) {
+    LoadRequest request = incoming.request();
+    request.layout = target.layout;
+    CKPTD_ASSIGN_OR_RETURN(const RankLayout layout,
+                           LayoutOfRank(request, index, target.who.rank));
+    CKPTD_ASSIGN_OR_RETURN(RankPlan plan, PlanRank(index, layout, request.policy));
+    if (plan.digest != target.rank_digest) {
+      return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
+                       fmt::format("planning rank {} to read for it: its plan digest is {}, the "
+                                   "leader's {}; run the same ckptd on every rank",
+                                   target.who.rank, HexDigest(plan.digest),
+                                   HexDigest(target.rank_digest)));
+    }
+    plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+absl::Status Interrupted(const MemberReading& parts, const Incoming& incoming,
+                         const ExecuteCall& call) {
+  if (incoming.over()) {
+    return MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
+                     "reading for " + call.name + ": the load is over; load again");
+  }
+  if (parts.stopping.load(std::memory_order_relaxed)) {
+    return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
+                     fmt::format("reading for {}: the daemon of rank {} is stopping; load again "
+                                 "when it is back",
+                                 call.name, parts.rank));
+  }
+  if (Clock::now() < call.deadline) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                   "reading for " + call.name + ": the timeout passed; load again with a longer one");
+}
+
+}  // namespace
+
+absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, const Incoming& incoming,
+                                         const ExecuteCall& call) {
+  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(incoming.request().source));
+  CKPTD_RETURN_IF_ERROR(CheckSameFiles(opened, incoming.index()));
+  const auto index = std::make_shared<const CheckpointIndex>(std::move(opened));
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<RankPlan> plans,
+                         PlanTargets(incoming, *index, call.read));
+  std::vector<ReadTarget> targets;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const ReadOrder::Target& target = call.read.targets[i];
+    targets.push_back({target.who, &plans[i], target.prepared, parts.connect(target.who)});
+  }
+  PartReader reader({parts.catalog, parts.peer_memory, parts.rank, parts.secret},
+                    {call.epoch, call.name, call.deadline, index}, std::move(targets));
+  CKPTD_RETURN_IF_ERROR(reader.Reach());
+  TransferOptions options;
+  options.part = call.read.part;
+  options.parts = call.read.parts;
+  options.threads = parts.reader_threads;
+  options.digests = incoming.request().digests && options.parts == 1;
+  options.interrupted = [&] { return Interrupted(parts, incoming, call); };
+  TransferProgress counters(reader.target_count());
+  auto report = reader.Read(options, counters);
+  CKPTD_RETURN_IF_ERROR(report.status());
+  CKPTD_RETURN_IF_ERROR(CheckUnchanged(*index));
+  return report;
+}
+
+}  // namespace ckptd

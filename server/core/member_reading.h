@@ -1,0 +1,36 @@
+// A member's share of reading, as the leader ordered it.
+#ifndef CKPTD_SERVER_CORE_MEMBER_READING_H_
+#define CKPTD_SERVER_CORE_MEMBER_READING_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/comm/peer_memory.h"
+#include "server/core/catalog.h"
+#include "server/core/incoming.h"
+#include "server/core/links.h"
+
+namespace ckptd {
+
+struct MemberReading {
+  Catalog& catalog;
+  PeerMemory& peer_memory;
+  std::function<std::shared_ptr<MemberLink>(const MemberIdentity&)> connect;
+  uint32_t rank = 0;
+  std::string secret;  // the group's
+  unsigned reader_threads = 0;
+  const std::atomic<bool>& stopping;
+};
+
+// Runs on the load worker; stops soon after the load has failed. Errors name this
+// rank's part in them: SOURCE_CHANGED when the files here are not those the leader
+// has read the headers of, PLAN_MISMATCH, those of PartReader.
+absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, const Incoming& incoming,
+                                         const ExecuteCall& call);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_MEMBER_READING_H_

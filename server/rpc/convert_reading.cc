@@ -1,0 +1,86 @@
+// Reading by members: proto and domain.
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/rpc/convert.h"
+
+namespace ckptd {
+namespace {
+
+// As many readers as ranks, far more than any group has.
+constexpr uint32_t kMaxParts = 1 << 20;
+
+}  // namespace
+
+v1::ReadOrder ToProto(const ReadOrder& order) {
+  v1::ReadOrder out;
+  out.set_part(order.part);
+  out.set_parts(order.parts);
+  for (const ReadOrder::Target& target : order.targets) {
+    v1::ReadTarget& one = *out.add_targets();
+    one.set_rank(static_cast<int32_t>(target.who.rank));
+    one.set_incarnation(target.who.incarnation);
+    one.set_address(target.who.address);
+    one.set_host(target.who.host);
+    one.set_rank_digest(target.rank_digest);
+    *one.mutable_layout() = ToProto(target.layout);
+    *one.mutable_prepared() = ToProto(target.prepared);
+  }
+  return out;
+}
+
+absl::StatusOr<ReadOrder> FromProto(const v1::ReadOrder& order) {
+  ReadOrder out;
+  out.part = order.part();
+  out.parts = order.parts();
+  if (out.part >= out.parts || out.parts > kMaxParts) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     fmt::format("reading the leader's order: it asks for part {} of {}; run the "
+                                 "same ckptd on every rank",
+                                 out.part, out.parts));
+  }
+  for (const v1::ReadTarget& target : order.targets()) {
+    ReadOrder::Target one;
+    one.who.rank = static_cast<uint32_t>(target.rank());
+    one.who.incarnation = target.incarnation();
+    one.who.address = target.address();
+    one.who.host = target.host();
+    one.rank_digest = target.rank_digest();
+    CKPTD_ASSIGN_OR_RETURN(one.layout, FromProto(target.layout()));
+    one.prepared = FromProto(target.prepared());
+    out.targets.push_back(std::move(one));
+  }
+  return out;
+}
+
+v1::ExecuteResponse ToProto(const ReadReport& report) {
+  v1::ExecuteResponse out;
+  out.set_storage_bytes(report.storage_bytes);
+  for (const ReadReport::Filled& filled : report.filled) {
+    v1::FilledRank& one = *out.add_filled();
+    one.set_rank(static_cast<int32_t>(filled.rank));
+    one.set_bytes(filled.bytes);
+    one.set_streamed(filled.streamed);
+    one.mutable_digests()->Add(filled.digests.begin(), filled.digests.end());
+  }
+  return out;
+}
+
+ReadReport FromProto(const v1::ExecuteResponse& response) {
+  ReadReport out;
+  out.storage_bytes = response.storage_bytes();
+  for (const v1::FilledRank& filled : response.filled()) {
+    ReadReport::Filled one;
+    one.rank = static_cast<uint32_t>(filled.rank());
+    one.bytes = filled.bytes();
+    one.streamed = filled.streamed();
+    one.digests = {filled.digests().begin(), filled.digests().end()};
+    out.filled.push_back(std::move(one));
+  }
+  return out;
+}
+
+}  // namespace ckptd
