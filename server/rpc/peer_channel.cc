@@ -3,6 +3,8 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 
+#include <string>
+
 #include <fmt/format.h>
 
 #include "common/base/reasons.h"
@@ -18,6 +20,22 @@ constexpr int kUnacknowledgedMs = 5000;
 // gRPC sets that only with its own pings on. They would queue behind megabytes on a
 // slow link and take it for a dead one, so they are made rare.
 constexpr int kPingMs = 3'600'000;
+
+// gRPC tells what went wrong in its own words only.
+std::string WhatToTry(const std::string& why) {
+  const auto says = [&why](const char* words) { return why.find(words) != std::string::npos; };
+  if (says("andshake")) {
+    return "give every daemon --tls-cert, --tls-key and --tls-ca that fit together, or none of "
+           "them";
+  }
+  if (says("peer certificate")) {
+    return "its --tls-cert must bear the address it is reached by, or give all daemons the name "
+           "in it as --tls-name";
+  }
+  // What a port with TLS does to a caller without.
+  if (says("Socket closed")) return "look at its log, and see whether it uses TLS (--tls-cert)";
+  return "look at its log, then try again";
+}
 
 }  // namespace
 
@@ -65,14 +83,9 @@ absl::Status ExplainPeer(const grpc::Status& status, uint32_t rank, const std::s
                     status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
                     status.error_code() == grpc::StatusCode::CANCELLED;
   if (!lost || !status.error_details().empty()) return FromGrpc(status);
-  // gRPC says so in its own words only.
-  const bool handshake = status.error_message().find("andshake") != std::string::npos;
   return MakeError(absl::StatusCode::kUnavailable, reason::kRankLost,
                    fmt::format("{}: rank {} does not answer ({}); {}", doing, rank,
-                               status.error_message(),
-                               handshake ? "give every daemon --tls-cert, --tls-key and --tls-ca "
-                                           "that fit together, or none of them"
-                                         : "look at its log, then try again"),
+                               status.error_message(), WhatToTry(status.error_message())),
                    {{"rank", std::to_string(rank)}});
 }
 
