@@ -27,6 +27,9 @@ TransferStream::TransferStream(std::shared_ptr<grpc::Channel> channel, MemberIde
                                SinkCall call, std::chrono::nanoseconds step)
     : to_(std::move(to)), call_(std::move(call)), step_(step), stub_(std::move(channel)) {
   context_.set_deadline(WallDeadline(call_.deadline));
+  // A lossy link resets connections while they are being made: gRPC tries again, for
+  // as long as a step lasts.
+  context_.set_wait_for_ready(true);
 }
 
 TransferStream::~TransferStream() {
