@@ -34,21 +34,33 @@ def test_an_unknown_name_is_an_attribute_error():
         ckptd.laod
 
 
+CHILD = (
+    "child = os.fork()\n"
+    "if child == 0:\n"
+    "    signal.alarm(20)\n"
+    "    try:\n"
+    "        os._exit(len(ckptd.connect(sys.argv[1]).list()))\n"
+    "    except ckptd.Error as error:\n"
+    "        os._exit(7 if error.reason == 'FORKED' else 8)\n"
+    "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+)
+
+
 @pytest.mark.parametrize("before_the_fork", ["client.close()", "pass"])
-def test_a_client_works_in_a_forked_child_that_calls_on_its_own(daemon, source, before_the_fork):
+def test_a_child_forked_after_a_call_is_told_that_it_cannot_call(daemon, source, before_the_fork):
     # In a process of its own: a fork beside a gRPC server is not what trainers do.
     program = (
         "import os, signal, sys, ckptd\n"
         "client = ckptd.connect(sys.argv[1])\n"
         "shard = client.acquire(client.load(sys.argv[2]))\n"
-        f"{before_the_fork}\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    signal.alarm(20)\n"
-        "    os._exit(0 if len(client.list()) == 1 else 1)\n"
-        "print(os.waitpid(child, 0)[1], len(client.list()))\n"
+        f"{before_the_fork}\n{CHILD}"
     )
-    assert run(program, daemon.path, source[0]) == "0 1"
+    assert run(program, daemon.path, source[0]) == "7"
+
+
+def test_a_child_forked_before_any_call_works(daemon, client, source):
+    client.load(source[0])
+    assert run(f"import os, signal, sys, ckptd\n{CHILD}", daemon.path) == "1"
 
 
 def test_a_process_that_ends_without_closing_ends_its_lease(daemon, source):

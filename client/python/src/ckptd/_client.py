@@ -42,7 +42,7 @@ def mode_number(mode: str) -> int:
 
 
 class Client:
-    """Talks to one daemon. Thread-safe; usable in a forked child.
+    """Talks to one daemon. Thread-safe; not usable in a child forked after a call.
 
     A context manager: closing it closes the connection to the service, never a
     shard, which has a connection of its own.

@@ -1,7 +1,8 @@
 """Calls to one daemon: channel, deadlines, errors. gRPC is imported on first use.
 
-A channel belongs to the process that opened it: gRPC's threads do not survive
-fork, so a child that calls opens a channel of its own.
+gRPC does not survive fork: its threads are gone in the child, and a lock that one
+of them held stays locked. Now and then a call would hang there, whatever its
+deadline, so a child of a process that has called is refused.
 """
 
 import os
@@ -11,7 +12,14 @@ from typing import Optional
 
 from . import _proto
 from ._address import Address, unreachable
-from ._errors import DeadlineExceeded, Error, Unavailable, from_details, make
+from ._errors import (
+    DeadlineExceeded,
+    Error,
+    FailedPrecondition,
+    Unavailable,
+    from_details,
+    make,
+)
 
 _OPTIONS = (
     # One channel, one connection: closing the channel then really closes it.
@@ -59,6 +67,9 @@ class Deadline:
         )
 
 
+_calling_pid: Optional[int] = None  # process in which gRPC was first used here
+
+
 class Connection:
     """Calls methods of CheckpointService at `address`. Thread-safe."""
 
@@ -78,10 +89,19 @@ class Connection:
                 channel.close()
 
     def _open(self):
+        global _calling_pid
+        if _calling_pid not in (None, os.getpid()):
+            raise FailedPrecondition(
+                f"calling the ckptd daemon at {self.address}: this process was forked from one that "
+                "has called it, and gRPC does not survive a fork; attach before the fork (the child "
+                "may read that memory), or start the child by spawn",
+                "FORKED",
+            )
         import grpc
 
         with self._lock:
-            if self._channel is None or self._pid != os.getpid():
+            _calling_pid = os.getpid()
+            if self._channel is None:
                 self._channel = grpc.insecure_channel(self.address.target, options=_OPTIONS)
                 self._pid = os.getpid()
             return self._channel
