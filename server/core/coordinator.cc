@@ -19,6 +19,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{200};
 constexpr std::chrono::seconds kLookupDeadline{5};
+// A little less than a proposal may take altogether.
+constexpr std::chrono::seconds kEndingDeadline{7};
 constexpr std::chrono::seconds kAbortDeadline{2};
 
 }  // namespace
@@ -81,30 +83,42 @@ void Coordinator::Stop() {
   changed_.NotifyAll();
 }
 
+absl::StatusOr<bool> Coordinator::CanReuse(uint32_t rank, const LoadRequest& request) {
+  const auto files = rounds_.FilesToCheck(rank, request);
+  if (!files.has_value()) return true;
+  CheckpointIndex index;
+  index.source = request.source;
+  index.files = *files;
+  auto check = parts_.lookup_worker.Submit([index] { return CheckUnchanged(index); });
+  if (check.wait_for(kLookupDeadline) == std::future_status::ready) return check.get().ok();
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                   fmt::format("loading {}: its storage did not answer within 5 s; check the file "
+                               "system",
+                               request.source));
+}
+
 absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadRequest& request) {
   CKPTD_RETURN_IF_ERROR(
       CheckRequest(request, rank, static_cast<uint32_t>(parts_.membership.Members().size())));
-  bool reuse = true;
-  if (const auto files = rounds_.FilesToCheck(rank, request); files.has_value()) {
-    CheckpointIndex index;
-    index.source = request.source;
-    index.files = *files;
-    auto check = parts_.lookup_worker.Submit([index] { return CheckUnchanged(index); });
-    if (check.wait_for(kLookupDeadline) != std::future_status::ready) {
+  const Deadline deadline = Clock::now() + kEndingDeadline;
+  std::optional<std::string> name;
+  uint64_t since = 0;
+  while (!name.has_value()) {
+    if (!rounds_.WaitWhileEnding(rank, request, deadline)) {
       return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                       fmt::format("loading {}: its storage did not answer within 5 s; check the "
-                                   "file system",
+                       fmt::format("loading {}: its load of just now is still being published; try "
+                                   "again",
                                    request.source));
     }
-    reuse = check.get().ok();
+    CKPTD_ASSIGN_OR_RETURN(const bool reuse, CanReuse(rank, request));
+    since = parts_.catalog.Tick();
+    name = rounds_.Propose(rank, request, reuse, Clock::now());
   }
-  const uint64_t since = parts_.catalog.Tick();
-  std::string name = rounds_.Propose(rank, request, reuse, Clock::now());
-  if (rank == 0) parts_.catalog.Begin(name, request, since);
+  if (rank == 0) parts_.catalog.Begin(*name, request, since);
   MutexLock lock(mutex_);
   wake_ = true;
   changed_.NotifyAll();
-  return name;
+  return *name;
 }
 
 absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,

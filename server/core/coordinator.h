@@ -46,6 +46,8 @@ class Coordinator {
   void Stop();
 
  private:
+  // Whether the files of the checkpoint that this request would join are unchanged.
+  absl::StatusOr<bool> CanReuse(uint32_t rank, const LoadRequest& request);
   void Loop();
   void Tick();
   // Lets go of what ranks that left the group had: their memory, their shards.

@@ -30,13 +30,25 @@ absl::StatusOr<std::string> KeyValueStore::Put(const std::string& key, const std
 
 absl::StatusOr<std::string> KeyValueStore::Get(const std::string& key, Deadline deadline) const {
   MutexLock lock(mutex_);
-  const bool found = changed_.WaitUntil(
-      mutex_, deadline,
-      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return values_.count(key) > 0; });
-  if (found) return values_.at(key);
+  changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopped_ || values_.count(key) > 0;
+  });
+  if (values_.count(key) > 0) return values_.at(key);
+  if (stopped_) {
+    return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
+                     fmt::format("waiting for rendezvous value {}: this daemon is stopping; ask "
+                                 "again when it is back",
+                                 key));
+  }
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("waiting for rendezvous value {}: no rank has put it in time", key),
                    {{"key", key}});
+}
+
+void KeyValueStore::Stop() {
+  MutexLock lock(mutex_);
+  stopped_ = true;
+  changed_.NotifyAll();
 }
 
 void KeyValueStore::Clear() {

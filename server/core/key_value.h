@@ -21,15 +21,18 @@ class KeyValueStore {
   // The value the key has now: the first one put. Errors: InvalidArgument past
   // a limit, ResourceExhausted when the store is full.
   absl::StatusOr<std::string> Put(const std::string& key, const std::string& value);
-  // Waits for the key. Errors: DeadlineExceeded naming the key.
+  // Waits for the key. Errors: DeadlineExceeded naming the key, DRAINING.
   absl::StatusOr<std::string> Get(const std::string& key, Deadline deadline) const;
   // Forgets everything and wakes waiters at their deadline (a new epoch).
   void Clear();
+  // Ends all waiting, now and later: the daemon stops.
+  void Stop();
 
  private:
   mutable Mutex mutex_;
   mutable CondVar changed_;
   std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ckptd

@@ -121,9 +121,15 @@ std::vector<LeaseInfo> LeaseTable::List() const {
 size_t LeaseTable::WaitUntilEmpty(Deadline deadline) const {
   MutexLock lock(mutex_);
   changed_.WaitUntil(mutex_, deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return leases_.empty();
+    return stopped_ || leases_.empty();
   });
   return leases_.size();
+}
+
+void LeaseTable::Stop() {
+  MutexLock lock(mutex_);
+  stopped_ = true;
+  changed_.NotifyAll();
 }
 
 }  // namespace ckptd

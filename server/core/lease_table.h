@@ -59,7 +59,10 @@ class LeaseTable {
 
   std::vector<LeaseInfo> List() const;
   // Waits until no lease is left; the number left at the deadline.
+  // Or until Stop.
   size_t WaitUntilEmpty(Deadline deadline) const;
+  // Ends all waiting, now and later: the daemon stops.
+  void Stop();
 
  private:
   struct Lease {
@@ -74,6 +77,7 @@ class LeaseTable {
   mutable Mutex mutex_;
   mutable CondVar changed_;
   std::map<std::string, Lease> leases_ ABSL_GUARDED_BY(mutex_);
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::string, std::string> tokens_ ABSL_GUARDED_BY(mutex_);  // token -> lease
 };
 

@@ -101,6 +101,12 @@ absl::Status LoadRunner::Interrupted() const {
 absl::Status LoadRunner::Open() {
   Enter(Stage::kOpening);
   CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, OpenCheckpoint(load_.request.source));
+  if (!load_.files.empty() && index.files != load_.files) {
+    return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
+                     fmt::format("loading {}: its files have changed since other ranks loaded "
+                                 "them; load again, all ranks then get the new ones",
+                                 load_.request.source));
+  }
   index_ = std::make_shared<const CheckpointIndex>(std::move(index));
   return Interrupted();
 }

@@ -65,6 +65,8 @@ void Node::Stop() {
   if (coordinator_ != nullptr) coordinator_->Stop();
   if (follower_ != nullptr) follower_->Stop();
   catalog_.Stop();
+  leases_.Stop();
+  key_values_.Stop();
 }
 
 absl::Status Node::CheckNotDraining() const {

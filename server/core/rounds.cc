@@ -53,10 +53,25 @@ bool Rounds::Takes(const std::string& name, const Round& round, uint32_t rank,
   return known != known_.end() && known->second.request_digests[rank] == digest;
 }
 
-std::string Rounds::Propose(uint32_t rank, const LoadRequest& request, bool reuse,
-                            Clock::time_point now) {
+bool Rounds::IsEnding(uint32_t rank, const LoadRequest& request) const {
+  for (const auto& [name, round] : rounds_) {
+    if (round.ending && Takes(name, round, rank, request)) return true;
+  }
+  return false;
+}
+
+bool Rounds::WaitWhileEnding(uint32_t rank, const LoadRequest& request, Deadline deadline) const {
+  MutexLock lock(mutex_);
+  return ended_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !IsEnding(rank, request);
+  });
+}
+
+std::optional<std::string> Rounds::Propose(uint32_t rank, const LoadRequest& request, bool reuse,
+                                           Clock::time_point now) {
   const Deadline deadline = now + request.timeout;
   MutexLock lock(mutex_);
+  if (IsEnding(rank, request)) return std::nullopt;
   std::string name;
   for (const auto& [open, round] : rounds_) {
     if (Takes(open, round, rank, request)) name = open;
@@ -74,7 +89,7 @@ std::string Rounds::Propose(uint32_t rank, const LoadRequest& request, bool reus
   Round& round = rounds_.at(name);
   if (!round.running) {
     Add(round, rank, request);
-  } else if (round.ending || (IsRankForm(request) && round.digests[rank] == 0)) {
+  } else if (IsRankForm(request) && round.digests[rank] == 0) {
     round.late.push_back({rank, request, deadline});
   }
   return name;
@@ -97,8 +112,9 @@ std::vector<ReadyLoad> Rounds::TakeReady() {
   for (auto& [name, round] : rounds_) {
     if (round.running || !MissingOf(name, round).empty()) continue;
     round.running = true;
-    ReadyLoad load{name, round.request, round.deadline, round.stated, round.digests};
+    ReadyLoad load{name, round.request, round.deadline, {}, round.stated, round.digests};
     const auto known = known_.find(name);
+    if (known != known_.end() && !known->second.holders.empty()) load.files = known->second.files;
     for (uint32_t rank = 0; rank < world_size_; ++rank) {
       if (!IsRankForm(round.request)) {
         load.request_digests[rank] = RequestDigest(round.request);
@@ -139,6 +155,7 @@ void Rounds::Ending(const std::string& name, bool failed) {
   const auto at = rounds_.find(name);
   if (at == rounds_.end()) return;
   at->second.ending = true;
+  ended_.NotifyAll();
   at->second.failing = failed;
 }
 
@@ -162,6 +179,7 @@ std::optional<Deadline> Rounds::NextDeadline() const {
 
 void Rounds::Finished(const std::string& name, const LoadOutcome& outcome) {
   MutexLock lock(mutex_);
+  ended_.NotifyAll();
   const auto at = rounds_.find(name);
   if (at == rounds_.end()) return;
   if (!outcome.lost.empty()) return PutBack(name, at->second, outcome.lost);

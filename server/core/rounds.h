@@ -23,6 +23,8 @@ struct ReadyLoad {
   std::string name;
   LoadRequest request;  // shared fields; rule form: the rules
   Deadline deadline;
+  // What the ranks that hold it already were loaded from; empty when there are none.
+  std::vector<SourceFile> files;
   // Rank form: per rank what it stated; null for ranks that hold it already.
   std::vector<std::shared_ptr<const RankLayout>> stated;
   std::vector<uint64_t> request_digests;
@@ -57,7 +59,13 @@ class Rounds {
                                                       const LoadRequest& request) const;
   // Adds a proposal; returns the name of the checkpoint it leads to. `reuse` is
   // false when the known checkpoint's files have changed: a new one is begun.
-  std::string Propose(uint32_t rank, const LoadRequest& request, bool reuse, Clock::time_point now);
+  // Nothing while the load that it would join is being published: who asks then may
+  // mean other files already (WaitWhileEnding, then check them and ask again).
+  std::optional<std::string> Propose(uint32_t rank, const LoadRequest& request, bool reuse,
+                                     Clock::time_point now);
+  // Waits while a load that the request would join is being published. False at the
+  // deadline.
+  bool WaitWhileEnding(uint32_t rank, const LoadRequest& request, Deadline deadline) const;
 
   // Takes the rounds that can start.
   std::vector<ReadyLoad> TakeReady();
@@ -69,8 +77,8 @@ class Rounds {
   std::vector<Expired> TakeExpired(Clock::time_point now);
   // Open rounds and the ranks they wait for.
   std::vector<Expired> Waiting() const;
-  // A running load is about to end, which ranks may hear before Finished: who asks
-  // from now on is served after it, by a new round if it fails.
+  // A running load is about to end, which ranks may hear before Finished: nobody
+  // joins it from now on.
   void Ending(const std::string& name, bool failed);
   // Names of the rounds that were taken to run and have not finished.
   std::vector<std::string> Running() const;
@@ -119,8 +127,12 @@ class Rounds {
   std::vector<int32_t> MissingOf(const std::string& name, const Round& round) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  bool IsEnding(uint32_t rank, const LoadRequest& request) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const uint32_t world_size_;
   mutable Mutex mutex_;
+  mutable CondVar ended_;
   std::map<std::string, Round> rounds_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, KnownCheckpoint> known_ ABSL_GUARDED_BY(mutex_);
 };

@@ -82,7 +82,15 @@ absl::Status ExplainPeer(const grpc::Status& status, uint32_t rank, const std::s
   const bool lost = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
                     status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
                     status.error_code() == grpc::StatusCode::CANCELLED;
-  if (!lost || !status.error_details().empty()) return FromGrpc(status);
+  if (!status.error_details().empty()) return FromGrpc(status);
+  if (!lost) {
+    // Not a sentence of a daemon's: gRPC itself refused, or something else listens.
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRankFailed,
+                     fmt::format("{}: rank {} refused the call ({}); run the same ckptd on every "
+                                 "rank",
+                                 doing, rank, status.error_message()),
+                     {{"rank", std::to_string(rank)}});
+  }
   return MakeError(absl::StatusCode::kUnavailable, reason::kRankLost,
                    fmt::format("{}: rank {} does not answer ({}); {}", doing, rank,
                                status.error_message(), WhatToTry(status.error_message())),

@@ -311,6 +311,12 @@ TEST_F(LoadRunnerTest, AShardKnowsWhatItsRankDidNotName) {
   EXPECT_THAT(group_.rank(1).catalog.Look(kName).value().shard->unexpected, ElementsAre("a"));
 }
 
+TEST_F(LoadRunnerTest, FilesThatOtherRanksWereNotLoadedFromAreRefused) {
+  ReadyLoad load = ByRules("fsdp:3");
+  load.files = {{source_.path(), 1, 2, 3, 4, 5}};
+  EXPECT_THAT(Run(load).status, FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
+}
+
 TEST_F(LoadRunnerTest, AFileThatChangesMeanwhileFailsTheLoad) {
   group_.rank(1).link->on_execute = [this] {
     source_.Write(1);

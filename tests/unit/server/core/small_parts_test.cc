@@ -20,6 +20,13 @@ namespace {
 
 constexpr absl::StatusCode kInvalidArgument = absl::StatusCode::kInvalidArgument;
 
+TEST(KeyValueStore, StoppingEndsWaiting) {
+  KeyValueStore store;
+  auto waiting = std::async(std::launch::async, [&] { return store.Get("never", Soon()); });
+  store.Stop();
+  EXPECT_THAT(waiting.get(), FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
+}
+
 TEST(KeyValueStore, TheFirstValueStays) {
   KeyValueStore store;
   ASSERT_OK(store.Put("id", "one"));
