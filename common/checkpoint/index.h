@@ -54,6 +54,7 @@ struct TensorEntry {
 // Sorted by tensor name, byte order. Names are unique, aliases are not tensors.
 struct CheckpointIndex {
   std::string source;  // absolute path as asked for
+  // Those that hold tensors, in the order of their names; then the index, if one named them.
   std::vector<SourceFile> files;
   std::vector<TensorEntry> tensors;
   // Removed name -> name of the tensor that has its bytes (tied weights).

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "common/base/digest.h"
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -28,6 +29,8 @@ absl::Status TooManyFiles(const std::string& source, size_t count) {
 
 absl::StatusOr<LocatedSource> LocateByIndex(const std::string& path) {
   CKPTD_RETURN_IF_ERROR(CheckRegular(path));
+  // Before it is read: a later swap is then noticed, whatever was read.
+  CKPTD_ASSIGN_OR_RETURN(const struct stat info, StatSource(path));
   absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxIndexJsonBytes);
   if (!text.ok()) return WithFact(text.status(), "file", path);
   absl::StatusOr<IndexJson> index = ParseIndexJson(*text);
@@ -42,6 +45,8 @@ absl::StatusOr<LocatedSource> LocateByIndex(const std::string& path) {
   out.names.assign(names.begin(), names.end());
   out.index_path = path;
   out.index = *std::move(index);
+  out.index_file = IdentityOf(path, info);
+  out.index_file->header_hash = Xxh3(*text);
   return out;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/checkpoint/index.h"
 #include "common/checkpoint/index_json.h"
 
 namespace ckptd {
@@ -22,6 +23,7 @@ struct LocatedSource {
   // The index that named them, if one did.
   std::string index_path;
   std::optional<IndexJson> index;
+  std::optional<SourceFile> index_file;  // who the index was; header_hash is of all its bytes
 };
 
 // `source` is absolute and has no trailing slash. Reads folders and an index,

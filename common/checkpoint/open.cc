@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string_view>
 #include <system_error>
@@ -58,6 +59,21 @@ absl::Status Changed(const std::string& path, std::string_view how) {
                    {{"file", path}});
 }
 
+// A folder without an index is what lies in it.
+absl::Status CheckSameNames(const CheckpointIndex& index) {
+  const auto is_index = [](const SourceFile& file) { return file.path.ends_with(".json"); };
+  if (std::any_of(index.files.begin(), index.files.end(), is_index)) return absl::OkStatus();
+  CKPTD_ASSIGN_OR_RETURN(const std::string source, AbsolutePath(index.source));
+  CKPTD_ASSIGN_OR_RETURN(const struct stat info, StatSource(source));
+  if (!S_ISDIR(info.st_mode)) return absl::OkStatus();
+  const absl::StatusOr<LocatedSource> now = LocateFiles(source);
+  bool same = now.ok() && now->names.size() == index.files.size();
+  for (size_t i = 0; same && i < index.files.size(); ++i) {
+    same = now->folder + "/" + now->names[i] == index.files[i].path;
+  }
+  return same ? absl::OkStatus() : Changed(index.source, "other files belong to it");
+}
+
 }  // namespace
 
 absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source) {
@@ -71,6 +87,8 @@ absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source) {
   }
   CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, merger.Finish());
   index.source = path;
+  // The index decides which bytes a name means: it is part of what was loaded.
+  if (located.index_file.has_value()) index.files.push_back(*located.index_file);
   return index;
 }
 
@@ -84,7 +102,7 @@ absl::Status CheckUnchanged(const CheckpointIndex& index) {
     const std::string_view how = WhatChanged(file, IdentityOf(file.path, *info));
     if (!how.empty()) return Changed(file.path, how);
   }
-  return absl::OkStatus();
+  return CheckSameNames(index);
 }
 
 }  // namespace ckptd

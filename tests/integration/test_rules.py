@@ -1,5 +1,7 @@
 """Loads by rule: what each rank maps is what torch would have put there."""
 
+import json
+
 import ckptd
 import pytest
 import torch
@@ -108,3 +110,18 @@ def test_a_table_of_100_000_tensors_fits_default_message_limits(pair, tmp_path):
             for i in (0, 99_999, 50_000):
                 name = f"model.layers.{i // 100}.experts.{i % 100}.down_proj.weight"
                 assert bytes(shard.tensors[name].buffer) == as_bytes(torch.full((1,), float(i % 7)))
+
+
+def test_an_index_that_is_swapped_is_loaded_anew(pair, tmp_path):
+    def point_to(name):
+        index = {"weight_map": {"w": name}}
+        (tmp_path / "new").write_text(json.dumps(index))
+        (tmp_path / "new").rename(tmp_path / "model.safetensors.index.json")
+
+    for step, name in enumerate(("first.safetensors", "second.safetensors")):
+        save(tmp_path / name, {"w": torch.full((4,), float(step))})
+    with ckptd.connect(pair.address(0)) as client:
+        for step, name in enumerate(("first.safetensors", "second.safetensors")):
+            point_to(name)
+            with client.acquire(client.load(str(tmp_path), layout="fsdp:2")) as shard:
+                assert bytes(shard.tensors["w"].buffer) == as_bytes(torch.full((2,), float(step)))

@@ -193,6 +193,32 @@ TEST(OpenCheckpoint, ReadsAllFilesOfAFolderInNameOrder) {
   EXPECT_THAT(index.metadata, ElementsAre(Pair("k", "from a"), Pair("only b", "1")));
 }
 
+TEST(CheckUnchanged, NoticesAnIndexThatNamesOtherFiles) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x"));
+  folder.Write("b.safetensors", OneTensor("x"));
+  folder.Write("model.safetensors.index.json", IndexOf(R"("x":"a.safetensors")"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_OK(CheckUnchanged(index));
+  // As an atomic swap does: written beside, then renamed.
+  folder.Write("new", IndexOf(R"("x":"b.safetensors")"));
+  fs::rename(folder / "new", folder / "model.safetensors.index.json");
+  EXPECT_THAT(CheckUnchanged(index),
+              FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
+}
+
+TEST(CheckUnchanged, NoticesAFileThatJoinsAFolderWithoutAnIndex) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x"));
+  ASSERT_OK_AND_ASSIGN(CheckpointIndex index, OpenCheckpoint(folder.path()));
+  index.source += "/";
+  folder.Write("notes.txt", "not one");
+  EXPECT_OK(CheckUnchanged(index));
+  folder.Write("b.safetensors", OneTensor("y"));
+  EXPECT_THAT(CheckUnchanged(index),
+              FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
+}
+
 TEST(OpenCheckpoint, IgnoresTrailingSlashes) {
   const TempFolder folder;
   folder.Write("a.safetensors", OneTensor("x"));
