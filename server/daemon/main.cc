@@ -17,7 +17,7 @@ constexpr char kAbout[] =
     "\n"
     "One daemon runs beside each trainer process. Rank 0's daemon reads the checkpoint\n"
     "once and gives every other daemon only what its rank needs; trainers map their shard\n"
-    "without a copy, and map it again in milliseconds after a crash.\n"
+    "without a copy, and map it again within moments after a crash.\n"
     "\n"
     "  ckptd launch --nproc 4 -- torchrun --nproc-per-node 4 train.py\n";
 

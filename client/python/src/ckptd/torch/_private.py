@@ -1,8 +1,8 @@
 """Every name of torch that starts with an underscore, in this one place.
 
-Tried with torch 2.13. Older ones from 2.6 have the same names; where one of
-FSDP2's is missing the caller gets TORCH_UNSUPPORTED, where the exchange of a
-tensor's memory is missing it takes torch's public path.
+Tried with torch 2.13 and 2.15. By their sources, older ones from 2.6 have the
+same names; where one of FSDP2's is missing the caller gets TORCH_UNSUPPORTED,
+where the exchange of a tensor's memory is missing it takes torch's public path.
 """
 
 import contextlib
@@ -136,7 +136,7 @@ def _require(thing, names: Iterable[str]) -> None:
     if lacking:
         raise FailedPrecondition(
             f"filling an FSDP2 model: PyTorch {torch.__version__} has no {', '.join(lacking)} in "
-            f"{type(thing).__name__}; use a PyTorch that this ckptd was tried with (2.6 to 2.13)",
+            f"{type(thing).__name__}; use a PyTorch that this ckptd was tried with (2.13 and 2.15)",
             "TORCH_UNSUPPORTED",
         )
 
