@@ -10,7 +10,7 @@ cmake --build "$build" --target ckptd_client
 cmake --install "$build" --component sdk --prefix "$work/prefix" >"$work/install.log"
 for components in client ""; do
   rm -rf "$work/user"
-  cmake -S "$here" -B "$work/user" -DCMAKE_PREFIX_PATH="$work/prefix" \
+  cmake -G Ninja -S "$here" -B "$work/user" -DCMAKE_PREFIX_PATH="$work/prefix" \
     -DCKPTD_USER_COMPONENTS="$components" >"$work/configure.log"
   cmake --build "$work/user" >"$work/build.log"
   "$work/user/attach_user"
