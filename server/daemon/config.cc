@@ -33,6 +33,13 @@ constexpr Unit kUnits[] = {{"", 1},          {"b", 1},          {"k", 1e3},     
                            {"t", 1e12},      {"tb", 1e12},      {"kib", 1024.0},   {"mib", 1048576.0},
                            {"gib", 1073741824.0}, {"tib", 1099511627776.0}};
 
+bool NamesAFolder(const std::string& job) {
+  return !job.empty() && job != "." && job != ".." &&
+         std::none_of(job.begin(), job.end(), [](unsigned char c) {
+           return c == '/' || std::iscntrl(c) != 0;
+         });
+}
+
 }  // namespace
 
 absl::StatusOr<uint64_t> ParseBytes(const std::string& text) {
@@ -107,9 +114,14 @@ void AddConfigFlags(CLI::App& app, Config& config) {
   add("host-id", config.host_id,
       "Name of this host; daemons of equal names share memory instead of sending bytes (the "
       "kernel's boot id if not given)");
+  add("peer-auth", config.peer_auth,
+      "How daemons of the group know each other: required, by group key or certificate, over "
+      "encrypted connections; none lets everybody in who reaches the peer port");
+  add("group-key-file", config.group_key_file,
+      "File with the group key, 32 characters or more and the same for all daemons (CKPTD_GROUP_KEY "
+      "may hold the key itself); launch makes one for a group on one host");
   add("tls-cert", config.tls_cert,
-      "Certificate of this daemon, a PEM file: connections between daemons are then encrypted, and "
-      "both sides show theirs");
+      "In place of a group key: certificate of this daemon, a PEM file; both sides show theirs");
   add("tls-key", config.tls_key, "Private key of tls-cert, a PEM file");
   add("tls-ca", config.tls_ca, "Authorities that sign the certificates of all daemons, a PEM file");
   add("tls-name", config.tls_name,
@@ -140,9 +152,14 @@ absl::Status CheckConfig(const Config& config) {
                                "world-size - 1",
                                config.rank, config.world_size));
   }
-  const bool plain = !config.job.empty() && config.job != "." && config.job != ".." &&
-                     config.job.find('/') == std::string::npos;
-  if (!plain) return Invalid("checking --job: it names a folder, so it has no slash and is not empty");
+  if (config.world_size > kMaxWorldSize) {
+    return Invalid(fmt::format("checking --world-size {}: at most {}", config.world_size,
+                               kMaxWorldSize));
+  }
+  if (!NamesAFolder(config.job)) {
+    return Invalid("checking --job: it names a folder, so it is not empty, and has no slash and no "
+                   "control characters");
+  }
   if (config.memory != "auto" && config.memory != "host") {
     return Invalid(fmt::format("checking --memory {}: this build keeps shards in host memory; use "
                                "auto or host",
@@ -152,6 +169,9 @@ absl::Status CheckConfig(const Config& config) {
     return Invalid(fmt::format("checking --huge-pages {}: use auto or off", config.huge_pages));
   }
   CKPTD_RETURN_IF_ERROR(ParseReaderPolicy(config.reader).status());
+  if (config.peer_auth != "required" && config.peer_auth != "none") {
+    return Invalid(fmt::format("checking --peer-auth {}: use required or none", config.peer_auth));
+  }
   if (config.local_size == 0) return Invalid("checking --local-size: at least 1");
   const size_t colon = config.rendezvous.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == config.rendezvous.size()) {
@@ -185,6 +205,8 @@ std::map<std::string, std::string> Describe(const Config& config) {
           {"rendezvous", config.rendezvous},
           {"advertise", config.advertise},
           {"host-id", config.host_id},
+          {"peer-auth", config.peer_auth},
+          {"group-key-file", config.group_key_file},
           {"tls-cert", config.tls_cert},
           {"tls-key", config.tls_key},
           {"tls-ca", config.tls_ca},

@@ -16,6 +16,7 @@
 namespace ckptd {
 
 inline constexpr uint16_t kDefaultPort = 29511;
+inline constexpr uint32_t kMaxWorldSize = 1 << 20;
 
 struct Config {
   std::string job = "default";
@@ -26,7 +27,9 @@ struct Config {
   std::string rendezvous;   // host:port of rank 0's peer server
   std::string advertise;    // host name peers reach this daemon by
   std::string host_id;      // daemons with equal ones share memory; empty: the boot id
-  std::string tls_cert;     // of the peer port: PEM files; all three or none
+  std::string peer_auth = "required";  // or "none": the peer port lets anybody in
+  std::string group_key_file;          // a text that all daemons of the group are given
+  std::string tls_cert;     // in its place, PEM files; all three or none
   std::string tls_key;
   std::string tls_ca;
   std::string tls_name;     // in every certificate; empty: the address that is dialled

@@ -12,7 +12,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/daemon/network.h"
-#include "server/daemon/tls.h"
+#include "server/daemon/peer_auth.h"
 #include "server/memory/host/available_memory.h"
 #include "server/rpc/links.h"
 
@@ -37,13 +37,13 @@ Daemon::Daemon(const Config& config)
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   CKPTD_RETURN_IF_ERROR(CheckConfig(config));
   std::unique_ptr<Daemon> daemon(new Daemon(config));
-  CKPTD_ASSIGN_OR_RETURN(daemon->security_, ReadPeerSecurity(config));
+  CKPTD_ASSIGN_OR_RETURN(daemon->security_, ReadPeerSecurity(config, ReadEnvironment));
   CKPTD_RETURN_IF_ERROR(MakeRunDirectory(daemon->paths_.directory));
   CKPTD_RETURN_IF_ERROR(daemon->StartPeerServer());
   CKPTD_RETURN_IF_ERROR(daemon->StartClientServers());
   Log(LogLevel::kInfo, "serving rank {} of {} at {} (peers: {}{}), memory: {}", config.rank,
       config.world_size, daemon->paths_.workload, daemon->peer_address_,
-      daemon->security_.enabled() ? ", TLS" : "", daemon->memory_->tier());
+      daemon->security_.enabled() ? "" : ", open to everybody", daemon->memory_->tier());
   return daemon;
 }
 

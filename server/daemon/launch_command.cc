@@ -9,7 +9,9 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,7 +23,9 @@
 #include "common/base/status.h"
 #include "server/daemon/child.h"
 #include "server/daemon/commands.h"
+#include "server/daemon/group_key.h"
 #include "server/daemon/network.h"
+#include "server/daemon/peer_auth.h"
 
 namespace ckptd {
 namespace {
@@ -55,6 +59,8 @@ struct Slot {
 class Launcher {
  public:
   Launcher(Config config, const LaunchOptions& options) : config_(std::move(config)), options_(options) {
+    // Nobody else needs to know it: daemons that come back get it from us as well.
+    if (!SaysPeerAuth(config_, ReadEnvironment)) group_key_[kGroupKeyVariable] = NewGroupKey();
     for (uint32_t i = 0; i < options_.nproc; ++i) {
       Slot slot;
       slot.rank = options_.node_rank * options_.nproc + i;
@@ -103,6 +109,7 @@ class Launcher {
       if (!value.empty()) child.arguments.push_back(fmt::format("--{}={}", key, value));
     }
     child.arguments.push_back(fmt::format("--ready-fd={}", writer.get()));
+    child.environment = group_key_;
     child.own_group = true;
     child.keep_fd = writer.get();
     auto pid = StartChild(child);
@@ -234,6 +241,7 @@ class Launcher {
 
   const Config config_;
   const LaunchOptions& options_;
+  std::map<std::string, std::string> group_key_;  // for the daemons' environment
   std::vector<Slot> slots_;
   sigset_t signals_ = {};
   Clock::time_point start_deadline_;
@@ -267,8 +275,13 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
     }
     config.rendezvous = fmt::format("127.0.0.1:{}", *port);
   }
-  if (const absl::Status status = CheckConfig(config); !status.ok()) {
-    PrintError(status);
+  absl::Status checked = CheckConfig(config);
+  // One host needs none said: the launcher makes a key.
+  if (checked.ok() && (options.nnodes > 1 || SaysPeerAuth(config, ReadEnvironment))) {
+    checked = ReadPeerSecurity(config, ReadEnvironment).status();
+  }
+  if (!checked.ok()) {
+    PrintError(checked);
     return kExitUsage;
   }
   return Launcher(std::move(config), options).Run();

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
+#include <filesystem>
 #include <string>
 
 #include <fmt/format.h>
@@ -97,6 +98,8 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return UsageError(app, error);
   }
+  // Daemons and trainers need not share a working directory.
+  config.run_dir = std::filesystem::absolute(config.run_dir).lexically_normal().string();
   if (run.parsed()) return ckptd::RunCommand(config);
   if (launch.parsed()) {
     options.rendezvous_given = app.get_option("--rendezvous")->count() > 0;

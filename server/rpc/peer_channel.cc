@@ -25,15 +25,18 @@ constexpr int kPingMs = 3'600'000;
 std::string WhatToTry(const std::string& why) {
   const auto says = [&why](const char* words) { return why.find(words) != std::string::npos; };
   if (says("andshake")) {
-    return "give every daemon --tls-cert, --tls-key and --tls-ca that fit together, or none of "
-           "them";
+    return "give every daemon the same group key, or --tls-cert, --tls-key and --tls-ca that fit "
+           "together";
   }
   if (says("peer certificate")) {
     return "its --tls-cert must bear the address it is reached by, or give all daemons the name "
            "in it as --tls-name";
   }
   // What a port with TLS does to a caller without.
-  if (says("Socket closed")) return "look at its log, and see whether it uses TLS (--tls-cert)";
+  if (says("Socket closed")) {
+    return "look at its log, and see whether it has a group key or certificates (--tls-cert) and "
+           "this daemon none";
+  }
   return "look at its log, then try again";
 }
 

@@ -10,7 +10,7 @@ for path in (str(HERE), str(HERE.parent / "python"), str(HERE.parents[1] / "clie
     if path not in sys.path:
         sys.path.insert(0, path)
 
-from group import BINARIES, Group, clean_environment, save  # noqa: E402
+from group import BINARIES, Group, clean_environment, key_for, save  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):
@@ -90,7 +90,7 @@ def scene(tmp_path_factory):
     from faults import sparse
     from noise import Scene
     path = sparse(tmp_path_factory.mktemp("f") / "m.safetensors", 1 << 20)
-    with Group(tmp_path_factory.mktemp("h"), 2) as group:
+    with Group(tmp_path_factory.mktemp("h"), 2, environment=key_for(())) as group:
         with ckptd.connect(group.address(0)) as client:
             yield Scene(group, client, path)
         assert group.ready()

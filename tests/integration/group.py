@@ -29,6 +29,16 @@ def clean_environment():
     return {k: v for k, v in os.environ.items() if not k.startswith(foreign) and k not in names}
 
 
+# Of daemons that are started one by one, as an operator would give it to them.
+KEY = "a key for groups that tests start rank by rank"
+
+
+def key_for(options):
+    """The environment's part of it, unless `options` say how the daemons know each other."""
+    own = any(str(option).startswith(("--peer-auth", "--tls", "--group-key")) for option in options)
+    return {} if own else {"CKPTD_GROUP_KEY": KEY}
+
+
 def save(path, tensors):
     """Writes torch tensors to a safetensors file; its path as text."""
     from safetensors.torch import save_file
@@ -38,10 +48,11 @@ def save(path, tensors):
 
 
 class Group:
-    def __init__(self, folder, ranks, *options, job="job", command=(), wrapper=()):
+    def __init__(self, folder, ranks, *options, job="job", command=(), wrapper=(), environment=None):
         """wrapper: a command that runs its arguments, such as prlimit."""
         self.ranks, self.job, self.run_dir = ranks, job, pathlib.Path(folder)
-        self.environment = {**clean_environment(), "CKPTD_RUN_DIR": str(self.run_dir), "CKPTD_JOB": job}
+        self.environment = {**clean_environment(), "CKPTD_RUN_DIR": str(self.run_dir), "CKPTD_JOB": job,
+                            **(environment or {})}
         self.log_path = self.run_dir / f"{job}.log"
         arguments = [*self.verb(), "--segment-bytes", "2MiB", *map(str, options)]
         if command:
@@ -124,7 +135,7 @@ class Daemon(Group):
 
     def __init__(self, folder, *options, ranks=1, rank=0, rendezvous="127.0.0.1:0", **named):
         self.rank, self.rendezvous = rank, rendezvous
-        super().__init__(folder, ranks, *options, **named)
+        super().__init__(folder, ranks, *options, environment=key_for(options), **named)
 
     def verb(self):
         return ("run", "--rank", str(self.rank), "--world-size", str(self.ranks),

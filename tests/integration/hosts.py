@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from group import BINARIES, PATIENCE, Group, clean_environment, wait_until
+from group import BINARIES, PATIENCE, Group, clean_environment, key_for, wait_until
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from namespaces import TwoHosts, why_not  # noqa: E402,F401
@@ -26,6 +26,7 @@ class SpreadGroup(Group):
         self.unshared = unshared  # a folder that host 1 does not see
         self.ranks, self.job, self.folder = len(hosts), job, pathlib.Path(folder)
         self.environment = {**clean_environment(), "CKPTD_JOB": job}
+        self.keys = [key_for((*options, *self.per_rank.get(rank, ()))) for rank in range(self.ranks)]
         self.processes = [self.start(rank) for rank in range(self.ranks)]
 
     def start(self, rank):
@@ -40,7 +41,7 @@ class SpreadGroup(Group):
                      "--rendezvous", f"{self.network.addresses[self.hosts[0]]}:{PORT}", "--advertise", address,
                      *self.options, *self.per_rank.get(rank, ())]
         with open(self.log_of(rank), "a") as log:
-            return subprocess.Popen([str(a) for a in arguments], env=self.environment, stdin=subprocess.DEVNULL,
+            return subprocess.Popen([str(a) for a in arguments], env={**self.environment, **self.keys[rank]}, stdin=subprocess.DEVNULL,
                                     stdout=log, stderr=log)
 
     def run_dir_of(self, rank):

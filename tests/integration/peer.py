@@ -1,12 +1,19 @@
-"""A daemon's peers as tests play them: messages of GroupService, strangers, a member that lies."""
+"""A daemon's peers as tests play them: messages of GroupService, strangers, daemons of another job, a
+member that lies."""
 
+import functools
 import pathlib
 import subprocess
+import sys
 import tempfile
 from concurrent import futures
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from group import KEY
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
+from certificates import Authority  # noqa: E402
 
 PROTO = pathlib.Path(__file__).resolve().parents[2] / "proto"
 SERVICE = "ckptd.v1.GroupService"
@@ -44,9 +51,26 @@ def parse(name, data):
     return type(message(name)).FromString(data)
 
 
-def call(address, method, request, timeout=10):
-    """(code, sentence) of a call as a stranger makes it."""
-    with grpc.insecure_channel(address) as channel:
+@functools.lru_cache
+def _certificates(key):
+    """(root, key, certificate) of somebody who has the group key, as bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        authority = Authority.of_group_key(folder, key)
+        certificate, own_key = authority.issue("own", "DNS:ckptd.group")
+        return tuple(path.read_bytes() for path in (authority.certificate, own_key, certificate))
+
+
+def connect(address, key=KEY):
+    """A channel of somebody who has the group key; with None, of a stranger."""
+    if key is None:
+        return grpc.insecure_channel(address)
+    options = [("grpc.ssl_target_name_override", "ckptd.group")]
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(*_certificates(key)), options)
+
+
+def call(address, method, request, timeout=10, key=KEY):
+    """(code, sentence) of a call."""
+    with connect(address, key) as channel:
         try:
             channel.unary_unary(f"/{SERVICE}/{method}")(
                 request.SerializeToString(), timeout=timeout
@@ -116,10 +140,13 @@ class FakeMember:
         self.server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(SERVICE, methods)]
         )
-        port = self.server.add_insecure_port("127.0.0.1:0")
+        root, key, certificate = _certificates(KEY)
+        port = self.server.add_secure_port(
+            "127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)], root, True)
+        )
         self.server.start()
         self.identity.address = f"127.0.0.1:{port}"
-        self.channel = grpc.insecure_channel(self.leader)
+        self.channel = connect(self.leader)
         reply = self.channel.unary_unary(f"/{SERVICE}/Join")(
             self.identity.SerializeToString(), timeout=10
         )

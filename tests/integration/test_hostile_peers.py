@@ -6,7 +6,7 @@ import time
 import ckptd
 import pytest
 from faults import assert_loads, sparse
-from group import Daemon, Group, wait_until
+from group import KEY, Daemon, Group, wait_until
 from noise import callers, doors, peer_address, show
 from peer import call, join_request, message
 
@@ -75,9 +75,68 @@ FAR = 2**63
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_stranger_on_the_peer_port_changes_nothing(scene, tmp_path, rank, method, request_of):
-    call(peer_address(scene.group, rank), method, request_of())
+def test_calls_of_another_group_with_the_same_key_change_nothing(
+    scene, tmp_path, rank, method, request_of
+):
+    assert call(peer_address(scene.group, rank), method, request_of())[0] != "UNAVAILABLE"
     assert_loads_once(scene, tmp_path)
+
+
+METHODS = (
+    "Join Heartbeat Propose Prepare Execute Commit Abort Holds PutValue GetValue".split()
+)
+
+
+@pytest.mark.parametrize("key", [None, KEY + "!"], ids=["no key", "another key"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stranger_on_the_peer_port_is_heard_by_no_service(scene, rank, key):
+    for method in METHODS:
+        request = message(f"{method}Request")
+        code, _ = call(peer_address(scene.group, rank), method, request, key=key)
+        assert code == "UNAVAILABLE", method
+    scene.assert_usual()
+
+
+def test_launch_gives_each_group_a_key_that_nobody_else_has(start, tmp_path):
+    group = start(2)
+    for rank in range(2):
+        code, _ = call(peer_address(group, rank), "Heartbeat", message("HeartbeatRequest"))
+        assert code == "UNAVAILABLE"
+    assert_loads(group, sparse(tmp_path / "s.safetensors", 1 << 20))
+
+
+def test_a_key_that_launch_made_is_shown_to_no_trainer_and_in_no_file(tmp_path):
+    command = ("sh", "-c", "env | grep ^CKPTD_ | cut -d= -f1; ls -A $CKPTD_RUN_DIR/job")
+    group = Group(tmp_path, 2, command=command)
+    shown = group.process.communicate(timeout=60)[0].split()
+    variables = {line for line in shown if line.startswith("CKPTD_")}
+    assert variables == {"CKPTD_ADDRESS", "CKPTD_RUN_DIR", "CKPTD_JOB"}, group.log()
+    assert all(line.endswith((".sock", ".sock.lock")) for line in set(shown) - variables)
+
+
+def test_a_daemon_with_another_key_is_told_so(tmp_path):
+    with contextlib.closing(Daemon(tmp_path, ranks=2)) as leader:
+        port = wait_until(leader.info, "the leader") and peer_address(leader)
+        (tmp_path / "key").write_text(KEY + "!")
+        lost = Daemon(
+            tmp_path, "--group-key-file", tmp_path / "key", rank=1, ranks=2, rendezvous=port
+        )
+        with lost:
+            wait_until(lambda: "the same group key" in lost.info(1)["detail"], "the advice", 10)
+            assert leader.info()["state"] == "JOINING"
+
+
+def test_daemons_one_by_one_need_a_key(tmp_path):
+    with contextlib.closing(Group(tmp_path, 2, "--nnodes", "2", "--rendezvous", "127.0.0.1:1")) as group:
+        assert group.process.wait(20) == 2
+        assert "openssl rand -hex 32" in group.log()
+
+
+def test_a_group_that_asks_for_it_does_without_a_key(start, tmp_path):
+    group = start(2, "--peer-auth", "none")
+    code, _ = call(peer_address(group), "Heartbeat", message("HeartbeatRequest"), key=None)
+    assert code != "UNAVAILABLE"
+    assert_loads(group, sparse(tmp_path / "s.safetensors", 1 << 20))
 
 
 def assert_loads_once(scene, tmp_path):

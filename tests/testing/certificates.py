@@ -1,5 +1,7 @@
 """Throw-away certificates, made by the `openssl` command."""
 
+import base64
+import hashlib
 import pathlib
 import shutil
 import subprocess
@@ -12,13 +14,26 @@ def why_not():
 class Authority:
     """Signs certificates; all files lie in `folder`."""
 
-    def __init__(self, folder, name="authority"):
+    def __init__(self, folder, name="authority", key=None):
+        """`key`: the PEM text of a private key that there is already."""
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.certificate = self.folder / f"{name}.pem"
         self.key = self.folder / f"{name}.key"
-        self._openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                      "-days", "2", "-subj", f"/CN={name}", "-keyout", self.key, "-out", self.certificate)
+        how = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", self.key)
+        if key is not None:
+            self.key.write_text(key)
+            how = ("-key", self.key)
+        self._openssl("req", "-x509", *how, "-days", "2", "-subj", f"/CN={name}", "-out", self.certificate)
+
+    @classmethod
+    def of_group_key(cls, folder, key):
+        """The authority that everybody is who has the group key (server/daemon/group_key.h)."""
+        seed = hashlib.sha256(b"ckptd group key 1\n" + key.encode()).digest()
+        # RFC 8410, section 7: what precedes the 32 bytes of an Ed25519 key.
+        der = bytes.fromhex("302e020100300506032b657004220420") + seed
+        pem = f"-----BEGIN PRIVATE KEY-----\n{base64.b64encode(der).decode()}\n-----END PRIVATE KEY-----\n"
+        return cls(folder, "ckptd group key", pem)
 
     def issue(self, name, *alternative_names):
         """(certificate, key) for e.g. "IP:10.77.0.1" or "DNS:trainer"."""
