@@ -48,6 +48,8 @@ def together():
     start = torch.tensor([time.monotonic() + 0.05], dtype=torch.float64)
     dist.broadcast(start, 0)
     dist.barrier()
+    # Ranks may outnumber cores: those that spin would keep the others from getting here.
+    time.sleep(max(0.0, start.item() - time.monotonic() - 0.001))
     while time.monotonic() < start.item():
         pass
     return start.item()

@@ -70,6 +70,16 @@ class Deadline:
 _calling_pid: Optional[int] = None  # process in which gRPC was first used here
 
 
+def warm_up() -> None:
+    """Imports gRPC and makes the classes of the messages a load takes, before the first call does."""
+    import grpc  # noqa: F401
+
+    for method in ("LoadCheckpoint", "WatchCheckpoint", "AcquireShard"):
+        _, request, response, _ = _proto.METHODS[f"CheckpointService.{method}"]
+        _proto.message(request)
+        _proto.message(response)
+
+
 class Connection:
     """Calls methods of CheckpointService at `address`. Thread-safe."""
 
