@@ -5,6 +5,7 @@ trainers bring whichever runtime their framework pins. The pool is private, so
 another package that carries the same messages cannot collide with these.
 """
 
+import functools
 from pathlib import Path
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -32,6 +33,7 @@ def _load():
 _files, _pool = _load()
 
 
+@functools.lru_cache(maxsize=None)  # protobuf forgets a class that nobody holds, and makes it again
 def message(name: str):
     """The class of message `name` of ckptd.v1."""
     return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))

@@ -136,9 +136,10 @@ def _load_into(
 
 
 def _list_targets(model: nn.Module, dtype: Optional[torch.dtype]) -> List[Target]:
-    groups = _private.Groups(model)
+    modules = _private.modules_of(model)
+    groups = _private.Groups(module for _, module in modules)
     groups.settle()
-    targets = _targets.collect(model, groups)
+    targets = _targets.collect(modules, groups)
     _targets.choose_dtypes(targets, dtype)
     _check_devices(targets)
     return targets

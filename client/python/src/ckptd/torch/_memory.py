@@ -1,5 +1,7 @@
 """Tensors over a shard's memory: one storage each, bounds checked beforehand."""
 
+import functools
+
 import torch
 
 from .. import _dtypes
@@ -45,6 +47,7 @@ def flat(array, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
     return torch.frombuffer(array, dtype=dtype, count=count, offset=offset)
 
 
+@functools.lru_cache(maxsize=1024)
 def contiguous_strides(shape) -> tuple:
     strides, step = [], 1
     for size in reversed(shape):

@@ -12,10 +12,10 @@ from .._errors import DataLoss, FailedPrecondition
 from .._shard import Shard
 from . import _private, _memory
 from ._result import LoadResult
-from ._targets import Target
+from ._targets import SLOTS, Target
 
 
-@dataclass
+@dataclass(**SLOTS)
 class Entry:
     """A target and its place in the shard."""
 
@@ -57,8 +57,11 @@ def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
 
 
 def _entry(target: Target, table) -> Entry:
-    index = table.index[target.name]
-    local, padded = _local_shapes(target)
+    index, fsdp = table.index[target.names[0]], target.fsdp
+    if fsdp is not None:  # this rank's part, and the same with padding
+        local, padded = fsdp.sharded_size, fsdp.padded_sharded_param_size
+    else:
+        local = padded = _private.local_of(target.tensor).shape
     row, shape = table.dtypes[index], table.shapes[index]
     if row.number != _memory.number_of(target.dtype):
         _differs(target, f"{row.name} instead of {target.dtype}")
@@ -97,14 +100,6 @@ def _differs(target: Target, what: str) -> None:
         "LAYOUT_MISMATCH",
         {"tensor": target.name},
     )
-
-
-def _local_shapes(target: Target):
-    """Shape of this rank's part, and the same with padding."""
-    if target.fsdp is not None:
-        return target.fsdp.sharded_size, target.fsdp.padded_sharded_param_size
-    tensor = _private.local_of(target.tensor)
-    return tensor.shape, tensor.shape
 
 
 def _check_dtype_change(target: Target) -> None:
@@ -170,7 +165,7 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
 
 def _fill_buffer(target: Target, view: torch.Tensor) -> None:
     if target.spec is not None:
-        view = _private.DTensor(view, target.spec, requires_grad=False)
+        view = _private.dtensor_over(view, target.spec, False)
     for module, name in target.slots:
         _private.buffers_of(module)[name] = view
     target.tensor = view

@@ -4,6 +4,7 @@ Only states mesh and placements as the model has them; where that puts bytes is
 the daemon's business.
 """
 
+import sys
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Tuple
 
@@ -14,11 +15,13 @@ from .._errors import FailedPrecondition, InvalidArgument, Unimplemented
 from .._layout import REPLICATE, SHARD, STRIDED_SHARD, Mesh, RankLayout, Sharding
 from . import _private, _memory
 
+# There are as many of some objects as tensors: fewer dictionaries are fewer pages of memory.
+SLOTS = {"slots": True} if sys.version_info >= (3, 10) else {}
 # Wrappers that put themselves into module paths but not into checkpoint names.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
 
-@dataclass
+@dataclass(**SLOTS)
 class Target:
     """One tensor of the model, under all its names; tied ones are one target."""
 
@@ -45,40 +48,43 @@ def clean(name: str) -> str:
     return name
 
 
-def collect(model: nn.Module, groups: _private.Groups) -> List[Target]:
-    """All parameters and buffers, each object once."""
+def collect(modules: List[Tuple[str, nn.Module]], groups: _private.Groups) -> List[Target]:
+    """All parameters and buffers of `modules` (see modules_of), each object once."""
     found: Dict[int, Target] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        prefix = clean(f"{path}.") if path else ""
-        for name, param in _private.parameters_of(module).items():
+    for path, module in modules:
+        parameters, buffers = _private.tensors_of(module)
+        if not parameters and not buffers:
+            continue
+        prefix = clean(path)
+        for name, param in parameters.items():
             if param is not None:
-                _note(found, prefix + name, param, module, name, False, True)
-        for name, buffer in _private.buffers_of(module).items():
+                _note(found, prefix + name, param, (module, name), False, True)
+        for name, buffer in buffers.items():
             if buffer is not None:
                 persistent = _private.is_persistent(module, name)
-                _note(found, prefix + name, buffer, module, name, True, persistent)
+                _note(found, prefix + name, buffer, (module, name), True, persistent)
     targets = list(found.values())
     for target in targets:
-        _attribute(target, groups)
-    _check_all_managed(targets, groups)
+        if _private.is_dtensor(target.tensor):
+            _attribute(target, groups)
+    _check_all_managed(found, groups)
     return targets
 
 
-def _note(found, full_name, tensor, module, name, is_buffer, persistent) -> None:
-    target = found.get(id(tensor))
-    if target is None:
-        found[id(tensor)] = Target([full_name], tensor, [(module, name)], is_buffer, persistent)
+def _note(found, full_name, tensor, slot, is_buffer, persistent) -> None:
+    key = id(tensor)
+    if key not in found:
+        found[key] = Target([full_name], tensor, [slot], is_buffer, persistent)
         return
+    target = found[key]
     if full_name not in target.names:
         target.names.append(full_name)
-    target.slots.append((module, name))
+    target.slots.append(slot)
     target.persistent = target.persistent or persistent
 
 
 def _attribute(target: Target, groups: _private.Groups) -> None:
     tensor = target.tensor
-    if not _private.is_dtensor(tensor):
-        return
     target.fsdp = groups.params.get(id(tensor))
     target.spec = _private.spec_of(tensor, target.fsdp)
     if target.fsdp is None and _private.managed_elsewhere(target.slots):
@@ -90,8 +96,7 @@ def _attribute(target: Target, groups: _private.Groups) -> None:
         )
 
 
-def _check_all_managed(targets: List[Target], groups: _private.Groups) -> None:
-    reached = {id(target.tensor) for target in targets}
+def _check_all_managed(reached: Dict[int, Target], groups: _private.Groups) -> None:
     for key, param in groups.params.items():
         if key not in reached:
             raise FailedPrecondition(
@@ -112,8 +117,10 @@ def choose_dtypes(targets: List[Target], dtype: Optional[torch.dtype]) -> None:
         )
     for target in targets:
         own = target.tensor.dtype
-        cast = dtype is not None and target.persistent and _memory.is_castable(own)
-        target.dtype = dtype if cast else own
+        if dtype is not None and target.persistent and _memory.is_castable(own):
+            target.dtype = dtype
+        else:
+            target.dtype = own
         if not _memory.number_of(own):
             raise Unimplemented(
                 f"filling {target.name}: checkpoints hold no {own}",
@@ -196,12 +203,13 @@ def state(targets: List[Target], rank: int, world_size: int, strict: bool) -> Ra
     layout = RankLayout(rank, world_size, skip_missing=not strict, refuse_unexpected=strict)
     statement = _Statement(layout)
     for target in sorted(targets, key=lambda each: each.names[0]):
+        names, persistent = target.names, target.persistent
         layout.add(
-            target.names[0],
-            tuple(target.tensor.shape),
+            names[0],
+            target.tensor.shape,
             statement.sharding(target),
-            _memory.number_of(target.dtype) if target.persistent else 0,
-            target.names[1:],
-            optional=not target.persistent,
+            _memory.number_of(target.dtype) if persistent else 0,
+            names[1:] if len(names) > 1 else (),
+            not persistent,
         )
     return layout
