@@ -23,6 +23,10 @@ function(ckptd_link_statically)
   endforeach()
 endfunction()
 
+find_library(CKPTD_URING_LIBRARY NAMES uring REQUIRED)
+add_library(CKPTD::uring INTERFACE IMPORTED)
+target_link_libraries(CKPTD::uring INTERFACE ${CKPTD_URING_LIBRARY})
+
 # Every imported absl target, from the export file itself.
 get_directory_property(imported IMPORTED_TARGETS)
 set(absl_targets ${imported})

@@ -1,15 +1,7 @@
 #include "server/transfer/block_reader.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <linux/magic.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/statfs.h>
-#include <sys/uio.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "common/base/reasons.h"
@@ -17,132 +9,80 @@
 #include "server/transfer/sigbus_guard.h"
 
 namespace ckptd {
-namespace {
 
-// What the kernel may have in flight for us: more than this slows disks down.
-constexpr uint64_t kReadAheadBytes = 16 << 20;
-
-absl::Status Changed(const SourceFile& file, std::string_view how) {
-  return MakeError(
-      absl::StatusCode::kAborted, reason::kSourceChanged,
-      fmt::format("reading {}: {}; let the writer finish and load again", file.path, how),
-      {{"file", file.path}});
+bool BlockReader::Ahead(const WorkItem& item) {
+  auto source = files_.Acquire(item.file);
+  // Begin says what is wrong.
+  if (!source.ok() || files_.WayOf(**source, item) != ReadWay::kDirect) return false;
+  return Start(item, *std::move(source)) && started_.size() < most_ahead_;
 }
 
-absl::Status CheckIdentity(int fd, const SourceFile& file) {
-  struct stat info = {};
-  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "reading the size of " + file.path);
-  if (!S_ISREG(info.st_mode)) return Changed(file, "it is no longer a regular file");
-  if (static_cast<uint64_t>(info.st_size) < file.bytes) {
-    return Changed(file, fmt::format("it has {} bytes, its header was read when it had {}",
-                                     info.st_size, file.bytes));
+bool BlockReader::Start(const WorkItem& item, std::shared_ptr<OpenSource> source) {
+  if (!tried_direct_) {
+    tried_direct_ = true;
+    direct_ = DirectReads::Create(most_ahead_, kItemBytes);
   }
-  // An index made without identities has zeros there.
-  if (file.inode != 0 && (info.st_ino != file.inode || info.st_dev != file.device)) {
-    return Changed(file, "another file took its place after its header was read");
-  }
-  return absl::OkStatus();
-}
-
-// True if one byte at `offset` comes from the page cache without waiting.
-bool Cached(int fd, uint64_t offset) {
-  std::byte byte = {};
-  const iovec part = {&byte, 1};
-  return ::preadv2(fd, &part, 1, static_cast<off_t>(offset), RWF_NOWAIT) == 1;
-}
-
-// tmpfs refuses to read without waiting, though it never would.
-bool InMemory(int fd) {
-  struct statfs info = {};
-  return ::fstatfs(fd, &info) == 0 && info.f_type == TMPFS_MAGIC;
-}
-
-// Looks at a few pages: a wrong guess costs time, never correctness.
-bool Cached(const OpenSource& source, const WorkItem& item) {
-  const int fd = source.fd.get();
-  return source.in_memory || (Cached(fd, item.begin) && Cached(fd, item.end - 1) &&
-                              Cached(fd, item.begin + (item.end - item.begin) / 2));
-}
-
-void ReadAhead(OpenSource& source, uint64_t position) {
-  const uint64_t until = position + kReadAheadBytes;
-  uint64_t asked = source.read_ahead_to.load(std::memory_order_relaxed);
-  // In steps of a quarter, so that the window moves on while it is consumed.
-  if (asked > position && until - asked < kReadAheadBytes / 4) return;
-  if (!source.read_ahead_to.compare_exchange_strong(asked, until)) return;
-  const uint64_t from = std::max(asked, position);
-  // A hint: where it is not supported, the reads below wait instead.
-  ::posix_fadvise(source.fd.get(), static_cast<off_t>(from), static_cast<off_t>(until - from),
-                  POSIX_FADV_WILLNEED);
-}
-
-}  // namespace
-
-SourceFiles::SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items, bool map)
-    : index_(index), map_(map && SigbusGuardInForce()) {
-  for (size_t i = 0; i < index.files.size(); ++i) slots_.push_back(std::make_unique<Slot>());
-  for (const WorkItem& item : items) {
-    Slot& slot = *slots_[item.file];
-    MutexLock lock(slot.mutex);
-    ++slot.items_left;
-  }
-}
-
-absl::StatusOr<std::shared_ptr<OpenSource>> SourceFiles::Acquire(uint32_t file) {
-  Slot& slot = *slots_[file];
-  MutexLock lock(slot.mutex);
-  if (slot.open != nullptr) return slot.open;
-  const SourceFile& wanted = index_.files[file];
-  CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, OpenForReading(wanted.path));
-  CKPTD_RETURN_IF_ERROR(CheckIdentity(fd.get(), wanted));
-  auto source = std::make_shared<OpenSource>();
-  if (map_) {
-    void* address = ::mmap(nullptr, wanted.bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
-    // Without a mapping the file is read through the buffer.
-    if (address != MAP_FAILED) source->mapping = Mapping(address, wanted.bytes);
-  }
-  source->in_memory = InMemory(fd.get());
-  source->fd = std::move(fd);
-  slot.open = source;
-  return source;
-}
-
-void SourceFiles::ItemDone(uint32_t file) {
-  std::shared_ptr<OpenSource> closing;  // destroyed after the lock is released
-  Slot& slot = *slots_[file];
-  MutexLock lock(slot.mutex);
-  if (--slot.items_left == 0) closing = std::move(slot.open);
+  if (direct_ == nullptr) return false;
+  const auto slot = direct_->Start(source->direct.get(), item.begin, item.end);
+  if (!slot.has_value()) return false;
+  started_.push_back({item, std::move(source), *slot});
+  return true;
 }
 
 absl::Status BlockReader::Begin(const WorkItem& item) {
   CKPTD_ASSIGN_OR_RETURN(source_, files_.Acquire(item.file));
   file_ = item.file;
-  const bool cached = Cached(*source_, item);
-  if (!cached) ReadAhead(*source_, item.begin);
-  mapped_ = cached && source_->mapping.valid();
+  begin_ = item.begin;
+  const auto begun = [&] {
+    return !started_.empty() && started_.front().item.file == item.file &&
+           started_.front().item.begin == item.begin;
+  };
+  way_ = begun() ? ReadWay::kDirect : files_.WayOf(*source_, item);
+  if (way_ == ReadWay::kDirect && (begun() || (started_.empty() && Start(item, source_)))) {
+    slot_ = started_.front().slot;
+    started_.pop_front();
+    direct_data_ = direct_->Wait(*slot_);
+    if (!direct_data_.empty()) return absl::OkStatus();
+    direct_->Release(*slot_);
+    slot_.reset();
+  }
+  if (way_ == ReadWay::kMap) return absl::OkStatus();
+  if (way_ == ReadWay::kDirect) way_ = ReadWay::kBuffer;
+  if (!files_.Cached(*source_, item)) ReadAhead(*source_, item.begin);
   return absl::OkStatus();
 }
 
 absl::Status BlockReader::Use(uint64_t offset, size_t bytes,
                               absl::FunctionRef<void(std::span<const std::byte>)> use) {
-  const std::span<std::byte> buffer(buffer_.get(), bytes);
-  if (mapped_) {
-    const std::span<const std::byte> mapped(source_->mapping.data() + offset, bytes);
-    if (RunGuarded(mapped, [&use, mapped] { use(mapped); })) return absl::OkStatus();
-    // Reading it the other way says why.
-    CKPTD_RETURN_IF_ERROR(PreadFull(source_->fd.get(), offset, buffer, files_.path(file_)));
-    return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
-                     fmt::format("reading {}: bytes at {} went away and came back; let the writer "
-                                 "finish and load again",
-                                 files_.path(file_), offset),
-                     {{"file", files_.path(file_)}});
+  if (way_ == ReadWay::kMap) return UseMapped(offset, bytes, use);
+  if (way_ == ReadWay::kDirect) {
+    use(direct_data_.subspan(offset - begin_, bytes));
+    return absl::OkStatus();
   }
+  const std::span<std::byte> buffer(buffer_.get(), bytes);
   CKPTD_RETURN_IF_ERROR(PreadFull(source_->fd.get(), offset, buffer, files_.path(file_)));
   use(buffer);
   return absl::OkStatus();
 }
 
+absl::Status BlockReader::UseMapped(uint64_t offset, size_t bytes,
+                                    absl::FunctionRef<void(std::span<const std::byte>)> use) {
+  const std::span<const std::byte> mapped(source_->mapping.data() + offset, bytes);
+  if (RunGuarded(mapped, [&use, mapped] { use(mapped); })) return absl::OkStatus();
+  // Reading it the other way says why.
+  const std::span<std::byte> buffer(buffer_.get(), bytes);
+  CKPTD_RETURN_IF_ERROR(PreadFull(source_->fd.get(), offset, buffer, files_.path(file_)));
+  return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
+                   fmt::format("reading {}: bytes at {} went away and came back; let the writer "
+                               "finish and load again",
+                               files_.path(file_), offset),
+                   {{"file", files_.path(file_)}});
+}
+
 void BlockReader::End() {
+  if (slot_.has_value()) direct_->Release(*slot_);
+  slot_.reset();
+  direct_data_ = {};
   source_.reset();
   files_.ItemDone(file_);
 }

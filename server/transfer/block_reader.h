@@ -3,57 +3,19 @@
 #ifndef CKPTD_SERVER_TRANSFER_BLOCK_READER_H_
 #define CKPTD_SERVER_TRANSFER_BLOCK_READER_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <optional>
 #include <span>
-#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "common/base/mutex.h"
-#include "common/base/posix.h"
-#include "common/checkpoint/index.h"
-#include "server/transfer/schedule.h"
+#include "server/transfer/direct_reads.h"
+#include "server/transfer/source_files.h"
 
 namespace ckptd {
-
-// One open source file.
-struct OpenSource {
-  UniqueFd fd;
-  Mapping mapping;                          // whole file, read-only; may be invalid
-  std::atomic<uint64_t> read_ahead_to = 0;  // bytes asked of the kernel so far
-  bool in_memory = false;                   // of a file system that is memory
-};
-
-// The files of a transfer: each is opened when its first item comes up and
-// closed after its last one, so a source may have more files than descriptors.
-// Thread-safe. The index must outlive it.
-class SourceFiles {
- public:
-  SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items, bool map);
-
-  // Errors: those of OpenForReading; Aborted SOURCE_CHANGED if the file is
-  // shorter than, or not the one, in the index.
-  absl::StatusOr<std::shared_ptr<OpenSource>> Acquire(uint32_t file);
-  // Once per item, after its last block.
-  void ItemDone(uint32_t file);
-
-  const std::string& path(uint32_t file) const { return index_.files[file].path; }
-
- private:
-  struct Slot {
-    Mutex mutex;
-    std::shared_ptr<OpenSource> open ABSL_GUARDED_BY(mutex);
-    uint64_t items_left ABSL_GUARDED_BY(mutex) = 0;
-  };
-
-  const CheckpointIndex& index_;
-  const bool map_;
-  std::vector<std::unique_ptr<Slot>> slots_;
-};
 
 // Largest block that one Use call may ask for; also the size of the buffer that
 // each reader owns. Stays in the second-level cache.
@@ -62,8 +24,16 @@ inline constexpr size_t kReadBlockBytes = 256 << 10;
 // One per thread; not thread-safe.
 class BlockReader {
  public:
-  explicit BlockReader(SourceFiles& files)
-      : files_(files), buffer_(std::make_unique_for_overwrite<std::byte[]>(kReadBlockBytes)) {}
+  // At most `direct_reads` of kItemBytes are in flight at a time.
+  BlockReader(SourceFiles& files, size_t direct_reads)
+      : files_(files),
+        most_ahead_(direct_reads),
+        buffer_(std::make_unique_for_overwrite<std::byte[]>(kReadBlockBytes)) {}
+
+  // Starts reading an item that will be begun later, if it is to be read directly and
+  // there is room. Items are begun in the order in which this was called. True if
+  // the one after it may be asked for as well.
+  bool Ahead(const WorkItem& item);
 
   // Turns to an item: opens its file, chooses how to read it, and has the
   // kernel read ahead when it is not in the page cache.
@@ -78,12 +48,33 @@ class BlockReader {
 
   void End();
 
+  // How the item that was begun last is read.
+  ReadWay way() const { return way_; }
+
  private:
+  // A direct read that is under way.
+  struct Started {
+    WorkItem item;
+    std::shared_ptr<OpenSource> source;  // holds the descriptor
+    size_t slot = 0;
+  };
+
+  bool Start(const WorkItem& item, std::shared_ptr<OpenSource> source);
+  absl::Status UseMapped(uint64_t offset, size_t bytes,
+                         absl::FunctionRef<void(std::span<const std::byte>)> use);
+
   SourceFiles& files_;
+  const size_t most_ahead_;
   std::unique_ptr<std::byte[]> buffer_;
   std::shared_ptr<OpenSource> source_;
   uint32_t file_ = 0;
-  bool mapped_ = false;
+  ReadWay way_ = ReadWay::kBuffer;
+  uint64_t begin_ = 0;                     // of the item
+  std::span<const std::byte> direct_data_; // of the whole item, when it is read directly
+  std::optional<size_t> slot_;             // that holds it
+  std::deque<Started> started_;
+  bool tried_direct_ = false;
+  std::unique_ptr<DirectReads> direct_;    // goes first: it waits for what is in flight
 };
 
 }  // namespace ckptd

@@ -7,9 +7,9 @@
 namespace ckptd {
 
 ItemWorker::ItemWorker(const TransferParts& parts, std::span<const SlabMap> slabs,
-                       DigestBoard* board, SourceFiles& files)
+                       DigestBoard* board, SourceFiles& files, size_t direct_reads)
     : parts_(parts),
-      reader_(files),
+      reader_(files, direct_reads),
       wanted_(parts.schedule, parts.targets, kReadThroughGap),
       here_(parts.ScheduleHere(), parts.here, kReadThroughGap),
       placer_(parts.remotes.empty() ? wanted_ : here_, parts.here, slabs, board),

@@ -20,7 +20,10 @@ namespace ckptd {
 class ItemWorker {
  public:
   ItemWorker(const TransferParts& parts, std::span<const SlabMap> slabs, DigestBoard* board,
-             SourceFiles& files);
+             SourceFiles& files, size_t direct_reads);
+
+  // Before `item` is done; see BlockReader::Ahead.
+  bool Ahead(const WorkItem& item) { return reader_.Ahead(item); }
 
   // Adds each target's bytes to done[target]. `poll` is called about once per MiB;
   // its error ends the item. Errors name file and tensor.
@@ -28,6 +31,8 @@ class ItemWorker {
                   absl::FunctionRef<absl::Status()> poll);
   // Of the last item, each byte counted once.
   uint64_t needed_bytes() const { return wanted_.needed_bytes(); }
+  // How the last item was read.
+  ReadWay way() const { return reader_.way(); }
 
  private:
   absl::Status Begin(const WorkItem& item);

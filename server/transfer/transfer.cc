@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <deque>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -21,8 +22,12 @@
 namespace ckptd {
 namespace {
 
-// With one read buffer each this caps staging memory at 16 MiB.
+// With one read buffer each this caps staging memory at 16 MiB; direct reads take as
+// much again. More in flight slows disks down.
 constexpr unsigned kMaxThreads = (16 << 20) / kReadBlockBytes;
+constexpr unsigned kMaxDirectReads = (16 << 20) / kItemBytes;
+// Per thread, so that its next read is under way while it places what came.
+constexpr unsigned kMinDirectReads = 2;
 // More than these only fight over memory bandwidth.
 constexpr unsigned kMaxDefaultThreads = 32;
 
@@ -46,7 +51,7 @@ class Job {
         options_(options),
         progress_(progress),
         slabs_(MakeSlabs(parts.here)),
-        files_(index, parts.items, options.map_cached_files),
+        files_(index, parts.items, options.way),
         board_(options.digests ? std::make_unique<DigestBoard>(parts.here, slabs_) : nullptr),
         totals_(parts.targets.size(), 0) {}
 
@@ -54,8 +59,10 @@ class Job {
     const unsigned wanted = options_.threads == 0 ? DefaultThreads() : options_.threads;
     const auto useful =
         static_cast<unsigned>(std::min<size_t>(parts_.items.size(), kMaxThreads));
+    const unsigned count = std::clamp(wanted, 1U, std::max(useful, 1U));
+    direct_reads_ = std::max(kMaxDirectReads / count, kMinDirectReads);
     std::vector<std::thread> threads;
-    for (unsigned i = 0; i < std::clamp(wanted, 1U, std::max(useful, 1U)); ++i) {
+    for (unsigned i = 0; i < count; ++i) {
       try {
         threads.emplace_back([this] { Work(); });
       } catch (const std::system_error& error) {
@@ -115,19 +122,32 @@ class Job {
 
   void Work() {
     UnblockSigbus();
-    ItemWorker worker(parts_, slabs_, board_.get(), files_);
+    ItemWorker worker(parts_, slabs_, board_.get(), files_, direct_reads_);
     std::vector<uint64_t> done(parts_.targets.size());
+    std::deque<const WorkItem*> claimed;
     while (!stop_.load(std::memory_order_relaxed)) {
-      const size_t next = next_item_.fetch_add(1, std::memory_order_relaxed);
-      if (next >= parts_.items.size()) return;
+      Claim(worker, claimed);
+      if (claimed.empty()) return;
+      const WorkItem& item = *claimed.front();
+      claimed.pop_front();
       std::fill(done.begin(), done.end(), 0);
       absl::Status status = Poll();
-      if (status.ok()) status = worker.Do(parts_.items[next], done, [this] { return Poll(); });
+      if (status.ok()) status = worker.Do(item, done, [this] { return Poll(); });
       if (!status.ok()) {
         Stop(std::move(status));
         return;
       }
-      Count(worker.needed_bytes(), done);
+      Count(worker, done);
+    }
+  }
+
+  // The next item, and as many more as are read ahead.
+  void Claim(ItemWorker& worker, std::deque<const WorkItem*>& claimed) {
+    while (claimed.size() <= direct_reads_) {
+      const size_t next = next_item_.fetch_add(1, std::memory_order_relaxed);
+      if (next >= parts_.items.size()) return;
+      claimed.push_back(&parts_.items[next]);
+      if (!worker.Ahead(*claimed.back())) return;
     }
   }
 
@@ -147,8 +167,11 @@ class Job {
     stop_.store(true, std::memory_order_relaxed);
   }
 
-  void Count(uint64_t storage_bytes, std::span<const uint64_t> done) {
+  void Count(const ItemWorker& worker, std::span<const uint64_t> done) {
+    const uint64_t storage_bytes = worker.needed_bytes();
     progress_.storage_bytes.fetch_add(storage_bytes, std::memory_order_relaxed);
+    if (worker.way() == ReadWay::kMap) progress_.mapped_bytes += storage_bytes;
+    if (worker.way() == ReadWay::kDirect) progress_.direct_bytes += storage_bytes;
     for (size_t t = 0; t < done.size(); ++t) {
       if (done[t] != 0) progress_.done[t].fetch_add(done[t], std::memory_order_relaxed);
     }
@@ -163,6 +186,7 @@ class Job {
   const std::vector<SlabMap> slabs_;
   SourceFiles files_;
   const std::unique_ptr<DigestBoard> board_;
+  unsigned direct_reads_ = kMinDirectReads;  // of each thread; set before they start
   std::atomic<size_t> next_item_ = 0;
   std::atomic<bool> stop_ = false;
   Mutex poll_mutex_;

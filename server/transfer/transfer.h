@@ -16,6 +16,7 @@
 #include "common/checkpoint/index.h"
 #include "common/layout/plan.h"
 #include "server/transfer/frames.h"
+#include "server/transfer/read_way.h"
 
 namespace ckptd {
 
@@ -41,10 +42,9 @@ struct TransferOptions {
   uint32_t parts = 1;
   unsigned threads = 0;  // 0: as many as this process has cores; at most 64
   bool digests = true;    // only with parts == 1: blocks may straddle parts
-  // Read what the page cache already holds through a mapping, which saves a
-  // copy; a file cut meanwhile is an error all the same. Installs a SIGBUS
-  // handler for the process. Else everything is read through small buffers.
-  bool map_cached_files = true;
+  // Reading through a mapping installs a SIGBUS handler for the process: a file that
+  // is cut meanwhile is an error all the same.
+  ReadWay way = ReadWay::kAuto;
   // Polled before each block of about 1 MiB, from reader threads but never from
   // two at once; a non-OK status stops the transfer with it.
   std::function<absl::Status()> interrupted;
@@ -56,6 +56,8 @@ struct TransferProgress {
   // Needed bytes read from files, each once. Gaps of less than a page that are
   // read along are not counted.
   std::atomic<uint64_t> storage_bytes = 0;
+  std::atomic<uint64_t> mapped_bytes = 0;  // of these, read through a mapping
+  std::atomic<uint64_t> direct_bytes = 0;  // and past the page cache
   std::vector<std::atomic<uint64_t>> done;  // target bytes placed or sent, per target
 };
 

@@ -180,7 +180,7 @@ void RunVariant(Variant& variant, unsigned threads) {
   TransferProgress progress(kRanks);
   TransferOptions options;
   options.digests = variant.digests;
-  options.map_cached_files = variant.map;
+  options.way = variant.map ? ReadWay::kMap : ReadWay::kBuffer;
   options.threads = threads;
   const auto result = RunTransfer(variant.setup->index, variant.setup->targets, options, progress);
   if (!result.ok()) Die(std::string(result.status().message()));

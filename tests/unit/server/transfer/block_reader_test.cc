@@ -16,8 +16,8 @@ namespace {
 
 constexpr uint64_t kBytes = 1 << 20;
 
-// One file of 1 MiB, read by way of a mapping or of the buffer.
-class BlockReaderTest : public ::testing::TestWithParam<bool> {
+// One file of 1 MiB, read by each way.
+class BlockReaderTest : public ::testing::TestWithParam<ReadWay> {
  protected:
   void SetUp() override {
     world_.AddBytes(0, kBytes, 1);
@@ -33,7 +33,7 @@ class BlockReaderTest : public ::testing::TestWithParam<bool> {
 
 TEST_P(BlockReaderTest, ShowsTheBytesOfTheFile) {
   SourceFiles files(world_.index, items_, GetParam());
-  BlockReader reader(files);
+  BlockReader reader(files, 2);
   ASSERT_OK(reader.Begin(item_));
   bool equal = false;
   const auto compare = [&](std::span<const std::byte> data) {
@@ -45,7 +45,7 @@ TEST_P(BlockReaderTest, ShowsTheBytesOfTheFile) {
 
 TEST_P(BlockReaderTest, ReportsAFileThatWasCutSinceTheItemBegan) {
   SourceFiles files(world_.index, items_, GetParam());
-  BlockReader reader(files);
+  BlockReader reader(files, 2);
   ASSERT_OK(reader.Begin(item_));
   std::filesystem::resize_file(world_.index.files[0].path, 4096);
   // Reads all of the block, as placing it would.
@@ -53,7 +53,62 @@ TEST_P(BlockReaderTest, ReportsAFileThatWasCutSinceTheItemBegan) {
   const auto use = [&copy](std::span<const std::byte> data) {
     std::copy(data.begin(), data.end(), copy.begin());
   };
+  // A direct read of the item is done by the time the item has begun.
+  const bool before = reader.way() == ReadWay::kDirect;
+  EXPECT_EQ(ReasonOf(reader.Use(0, 8192, use)), before ? "" : reason::kSourceChanged);
+}
+
+TEST_P(BlockReaderTest, ReportsAFileThatWasCutSinceItWasOpened) {
+  SourceFiles files(world_.index, items_, GetParam());
+  ASSERT_OK(files.Acquire(0));
+  std::filesystem::resize_file(world_.index.files[0].path, 4096);
+  BlockReader reader(files, 2);
+  ASSERT_OK(reader.Begin(item_));
+  std::vector<std::byte> copy(8192);
+  const auto use = [&copy](std::span<const std::byte> data) {
+    std::copy(data.begin(), data.end(), copy.begin());
+  };
   EXPECT_EQ(ReasonOf(reader.Use(0, 8192, use)), reason::kSourceChanged);
+}
+
+TEST_P(BlockReaderTest, ShowsItemsThatWereReadAheadInTheirOrder) {
+  items_.clear();
+  for (uint64_t begin = 0; begin < kBytes; begin += 100'001) {
+    items_.push_back(item_);
+    items_.back().begin = begin;
+    items_.back().end = std::min(begin + 100'001, kBytes);
+  }
+  SourceFiles files(world_.index, items_, GetParam());
+  BlockReader reader(files, 3);
+  size_t asked = 0;
+  std::vector<std::byte> all;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    asked = std::max(asked, i);
+    while (asked < items_.size() && reader.Ahead(items_[asked])) ++asked;
+    ASSERT_OK(reader.Begin(items_[i]));
+    ASSERT_OK(reader.Use(items_[i].begin, static_cast<size_t>(items_[i].end - items_[i].begin),
+                         [&all](std::span<const std::byte> data) {
+                           all.insert(all.end(), data.begin(), data.end());
+                         }));
+    reader.End();
+    asked = std::max(asked, i + 1);
+  }
+  EXPECT_TRUE(all == world_.Content(0));
+}
+
+TEST(DirectReading, HappensWhereTheSystemOffersIt) {
+  World world{1, 1};
+  world.AddBytes(0, kBytes, 1);
+  world.Finish(kBytes);
+  WorkItem item;
+  item.end = kBytes;
+  const std::vector<WorkItem> items = {item};
+  SourceFiles files(world.index, items, ReadWay::kDirect);
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<OpenSource> source, files.Acquire(0));
+  BlockReader reader(files, 2);
+  ASSERT_OK(reader.Begin(item));
+  const bool offered = source->direct.valid() && DirectReads::Create(1, kItemBytes) != nullptr;
+  EXPECT_EQ(reader.way(), offered ? ReadWay::kDirect : ReadWay::kBuffer);
 }
 
 TEST_P(BlockReaderTest, ClosesAFileAfterItsLastItem) {
@@ -68,8 +123,14 @@ TEST_P(BlockReaderTest, ClosesAFileAfterItsLastItem) {
   EXPECT_TRUE(open.expired());
 }
 
-INSTANTIATE_TEST_SUITE_P(By, BlockReaderTest, ::testing::Bool(),
-                         [](const auto& test) { return test.param ? "Mapping" : "Buffer"; });
+std::string NameOf(const ::testing::TestParamInfo<ReadWay>& test) {
+  if (test.param == ReadWay::kMap) return "Mapping";
+  return test.param == ReadWay::kBuffer ? "Buffer" : "Direct";
+}
+
+INSTANTIATE_TEST_SUITE_P(By, BlockReaderTest,
+                         ::testing::Values(ReadWay::kMap, ReadWay::kBuffer, ReadWay::kDirect),
+                         NameOf);
 
 }  // namespace
 }  // namespace ckptd

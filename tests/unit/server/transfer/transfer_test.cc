@@ -29,7 +29,7 @@ class Transfer : public ::testing::TestWithParam<Case> {
     FillAtRandom(world_, GetParam().seed, 5 * kMiB);
     world_.Finish(GetParam().segment_bytes);
     options_.threads = GetParam().threads;
-    options_.map_cached_files = GetParam().map;
+    options_.way = GetParam().map ? ReadWay::kAuto : ReadWay::kBuffer;
   }
 
   World world_{2, 3};
@@ -120,7 +120,7 @@ class BigFile : public ::testing::TestWithParam<bool> {
                        {{0, rank * 2048, 0}, {1, 2048, 4096}});
     }
     world_.Finish(64 * kMiB);
-    options_.map_cached_files = GetParam();
+    options_.way = GetParam() ? ReadWay::kAuto : ReadWay::kBuffer;
     options_.threads = 2;
   }
 

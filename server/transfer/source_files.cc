@@ -1,0 +1,135 @@
+#include "server/transfer/source_files.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/transfer/sigbus_guard.h"
+
+namespace ckptd {
+namespace {
+
+// What the kernel may have in flight for us: more than this slows disks down.
+constexpr uint64_t kReadAheadBytes = 16 << 20;
+
+absl::Status Changed(const SourceFile& file, std::string_view how) {
+  return MakeError(
+      absl::StatusCode::kAborted, reason::kSourceChanged,
+      fmt::format("reading {}: {}; let the writer finish and load again", file.path, how),
+      {{"file", file.path}});
+}
+
+absl::Status CheckIdentity(int fd, const SourceFile& file) {
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "reading the size of " + file.path);
+  if (!S_ISREG(info.st_mode)) return Changed(file, "it is no longer a regular file");
+  if (static_cast<uint64_t>(info.st_size) < file.bytes) {
+    return Changed(file, fmt::format("it has {} bytes, its header was read when it had {}",
+                                     info.st_size, file.bytes));
+  }
+  // An index made without identities has zeros there.
+  if (file.inode != 0 && (info.st_ino != file.inode || info.st_dev != file.device)) {
+    return Changed(file, "another file took its place after its header was read");
+  }
+  return absl::OkStatus();
+}
+
+// True if one byte at `offset` comes from the page cache without waiting.
+bool CachedAt(int fd, uint64_t offset) {
+  std::byte byte = {};
+  const iovec part = {&byte, 1};
+  return ::preadv2(fd, &part, 1, static_cast<off_t>(offset), RWF_NOWAIT) == 1;
+}
+
+// tmpfs refuses to read without waiting, though it never would.
+bool InMemory(int fd) {
+  struct statfs info = {};
+  return ::fstatfs(fd, &info) == 0 && info.f_type == TMPFS_MAGIC;
+}
+
+// The very file that `fd` is, not what may have taken its name. Invalid where its file
+// system knows no O_DIRECT.
+UniqueFd OpenDirect(int fd) {
+  const std::string path = fmt::format("/proc/self/fd/{}", fd);
+  return UniqueFd(::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+}
+
+}  // namespace
+
+void ReadAhead(OpenSource& source, uint64_t position) {
+  const uint64_t until = position + kReadAheadBytes;
+  uint64_t asked = source.read_ahead_to.load(std::memory_order_relaxed);
+  // In steps of a quarter, so that the window moves on while it is consumed.
+  if (asked > position && until - asked < kReadAheadBytes / 4) return;
+  if (!source.read_ahead_to.compare_exchange_strong(asked, until)) return;
+  const uint64_t from = std::max(asked, position);
+  // A hint: where it is not supported, the reads below wait instead.
+  ::posix_fadvise(source.fd.get(), static_cast<off_t>(from), static_cast<off_t>(until - from),
+                  POSIX_FADV_WILLNEED);
+}
+
+SourceFiles::SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items,
+                         ReadWay way)
+    : index_(index), way_(way), mappable_(may(ReadWay::kMap) && SigbusGuardInForce()) {
+  for (size_t i = 0; i < index.files.size(); ++i) slots_.push_back(std::make_unique<Slot>());
+  for (const WorkItem& item : items) {
+    Slot& slot = *slots_[item.file];
+    MutexLock lock(slot.mutex);
+    ++slot.items_left;
+  }
+}
+
+absl::StatusOr<std::shared_ptr<OpenSource>> SourceFiles::Acquire(uint32_t file) {
+  Slot& slot = *slots_[file];
+  MutexLock lock(slot.mutex);
+  if (slot.open != nullptr) return slot.open;
+  const SourceFile& wanted = index_.files[file];
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, OpenForReading(wanted.path));
+  CKPTD_RETURN_IF_ERROR(CheckIdentity(fd.get(), wanted));
+  auto source = std::make_shared<OpenSource>();
+  if (mappable_) {
+    void* address = ::mmap(nullptr, wanted.bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
+    // Without a mapping the file is read through the buffer.
+    if (address != MAP_FAILED) source->mapping = Mapping(address, wanted.bytes);
+  }
+  source->in_memory = InMemory(fd.get());
+  if (may(ReadWay::kDirect)) source->direct = OpenDirect(fd.get());
+  source->fd = std::move(fd);
+  slot.open = source;
+  return source;
+}
+
+void SourceFiles::ItemDone(uint32_t file) {
+  std::shared_ptr<OpenSource> closing;  // destroyed after the lock is released
+  Slot& slot = *slots_[file];
+  MutexLock lock(slot.mutex);
+  if (--slot.items_left == 0) closing = std::move(slot.open);
+}
+
+bool SourceFiles::Cached(const OpenSource& source, const WorkItem& item) {
+  const int fd = source.fd.get();
+  return source.in_memory || (CachedAt(fd, item.begin) && CachedAt(fd, item.end - 1) &&
+                              CachedAt(fd, item.begin + (item.end - item.begin) / 2));
+}
+
+ReadWay SourceFiles::WayOf(const OpenSource& source, const WorkItem& item) const {
+  const bool mapped = source.mapping.valid();
+  const bool direct = source.direct.valid();
+  if (way_ == ReadWay::kMap) return mapped ? ReadWay::kMap : ReadWay::kBuffer;
+  if (way_ == ReadWay::kDirect) return direct ? ReadWay::kDirect : ReadWay::kBuffer;
+  if (way_ == ReadWay::kBuffer) return ReadWay::kBuffer;
+  if (Cached(source, item)) return mapped ? ReadWay::kMap : ReadWay::kBuffer;
+  return direct ? ReadWay::kDirect : ReadWay::kBuffer;
+}
+
+}  // namespace ckptd

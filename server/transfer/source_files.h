@@ -1,0 +1,70 @@
+// The source files of a transfer, open while they are needed. Thread-safe.
+#ifndef CKPTD_SERVER_TRANSFER_SOURCE_FILES_H_
+#define CKPTD_SERVER_TRANSFER_SOURCE_FILES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "common/base/posix.h"
+#include "common/checkpoint/index.h"
+#include "server/transfer/read_way.h"
+#include "server/transfer/schedule.h"
+
+namespace ckptd {
+
+// One open source file.
+struct OpenSource {
+  UniqueFd fd;
+  UniqueFd direct;                          // the same, with O_DIRECT; may be invalid
+  Mapping mapping;                          // whole file, read-only; may be invalid
+  std::atomic<uint64_t> read_ahead_to = 0;  // bytes asked of the kernel so far
+  bool in_memory = false;                   // of a file system that is memory
+};
+
+// Each file is opened when its first item comes up and closed after its last one, so
+// a source may have more files than descriptors. The index must outlive it.
+class SourceFiles {
+ public:
+  SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items, ReadWay way);
+
+  // Errors: those of OpenForReading; Aborted SOURCE_CHANGED if the file is
+  // shorter than, or not the one, in the index.
+  absl::StatusOr<std::shared_ptr<OpenSource>> Acquire(uint32_t file);
+  // Once per item, after its last block.
+  void ItemDone(uint32_t file);
+
+  // Whether the item is in the page cache, by a look at a few of its pages: a wrong
+  // guess costs time, never correctness.
+  static bool Cached(const OpenSource& source, const WorkItem& item);
+  // How an item of the file is best read now: kMap, kBuffer or kDirect.
+  ReadWay WayOf(const OpenSource& source, const WorkItem& item) const;
+
+  const std::string& path(uint32_t file) const { return index_.files[file].path; }
+
+ private:
+  struct Slot {
+    Mutex mutex;
+    std::shared_ptr<OpenSource> open ABSL_GUARDED_BY(mutex);
+    uint64_t items_left ABSL_GUARDED_BY(mutex) = 0;
+  };
+
+  bool may(ReadWay way) const { return way_ == ReadWay::kAuto || way_ == way; }
+
+  const CheckpointIndex& index_;
+  const ReadWay way_;
+  const bool mappable_;  // reading a mapping of a file that is cut is an error, not the end
+  std::vector<std::unique_ptr<Slot>> slots_;
+};
+
+// Has the kernel read some megabytes from `position` on into the page cache.
+void ReadAhead(OpenSource& source, uint64_t position);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_TRANSFER_SOURCE_FILES_H_
