@@ -32,6 +32,8 @@ struct SourceFile {
   uint64_t device = 0;
   uint64_t inode = 0;
   int64_t mtime_ns = 0;
+  // Of the inode: also a writer that sets mtime back moves it; so do chmod, rename, link.
+  int64_t ctime_ns = 0;
   uint64_t header_hash = 0;  // XXH3-64 of the bytes that were parsed
   bool operator==(const SourceFile&) const = default;
 };

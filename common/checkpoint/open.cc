@@ -48,6 +48,9 @@ std::string_view WhatChanged(const SourceFile& was, const SourceFile& is) {
   if (was.device != is.device || was.inode != is.inode) return "it was replaced by another file";
   if (was.bytes != is.bytes) return "its size changed";
   if (was.mtime_ns != is.mtime_ns) return "it was written to";
+  if (was.ctime_ns != is.ctime_ns) {
+    return "it was written to and its time set back, or its name, links, owner or mode changed";
+  }
   return {};
 }
 

@@ -20,8 +20,8 @@ namespace ckptd {
 absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source);
 
 // OK if every file of the index is still the one whose header was read (same
-// device, inode, size, mtime), its index file too, and a folder without an index
-// has no other ones; else Aborted SOURCE_CHANGED naming the file. Uses `source` and
+// device, inode, size, mtime, ctime), its index file too, and a folder without an
+// index has no other ones; else Aborted SOURCE_CHANGED naming the file. Uses `source` and
 // `files` alone.
 absl::Status CheckUnchanged(const CheckpointIndex& index);
 

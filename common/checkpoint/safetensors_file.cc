@@ -90,16 +90,21 @@ absl::StatusOr<SafetensorsFile> ReadOpenFile(int fd, const std::string& path) {
   return out;
 }
 
+int64_t Nanoseconds(const struct timespec& time) {
+  constexpr int64_t kNanosPerSecond = 1'000'000'000;
+  return time.tv_sec * kNanosPerSecond + time.tv_nsec;
+}
+
 }  // namespace
 
 SourceFile IdentityOf(const std::string& path, const struct stat& info) {
-  constexpr int64_t kNanosPerSecond = 1'000'000'000;
   SourceFile file;
   file.path = path;
   file.bytes = static_cast<uint64_t>(info.st_size);
   file.device = info.st_dev;
   file.inode = info.st_ino;
-  file.mtime_ns = info.st_mtim.tv_sec * kNanosPerSecond + info.st_mtim.tv_nsec;
+  file.mtime_ns = Nanoseconds(info.st_mtim);
+  file.ctime_ns = Nanoseconds(info.st_ctim);
   return file;
 }
 

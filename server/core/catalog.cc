@@ -19,7 +19,8 @@ uint64_t Identity(const PrepareCall& call, const LoadRequest& request) {
   uint64_t value = RequestDigest(request);
   for (const SourceFile& file : call.index->files) {
     value = CombineDigests({value, file.device, file.inode, file.bytes,
-                            static_cast<uint64_t>(file.mtime_ns), file.header_hash});
+                            static_cast<uint64_t>(file.mtime_ns),
+                            static_cast<uint64_t>(file.ctime_ns), file.header_hash});
   }
   return value;
 }

@@ -14,7 +14,8 @@
 namespace ckptd {
 namespace {
 
-// The same path may lead to other files on another host.
+// The same path may lead to other files on another host. Copies have no ctime in
+// common; a shared file whose ctime moves is noticed by the leader, at its end.
 absl::Status CheckSameFiles(const CheckpointIndex& ours, const CheckpointIndex& leaders) {
   bool same = ours.files.size() == leaders.files.size();
   std::string file = leaders.source;

@@ -17,13 +17,14 @@ v1::FileIdentity ToProtoFile(const SourceFile& file) {
   out.set_device(file.device);
   out.set_inode(file.inode);
   out.set_mtime_ns(file.mtime_ns);
+  out.set_ctime_ns(file.ctime_ns);
   out.set_header_hash(file.header_hash);
   return out;
 }
 
 SourceFile FileFrom(const v1::FileIdentity& file) {
-  return {file.path(), file.bytes(), file.device(), file.inode(), file.mtime_ns(),
-          file.header_hash()};
+  return {file.path(),     file.bytes(),    file.device(),     file.inode(),
+          file.mtime_ns(), file.ctime_ns(), file.header_hash()};
 }
 
 absl::Status Malformed(const std::string& why) {

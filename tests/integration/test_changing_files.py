@@ -41,6 +41,20 @@ def overwrite(path):
         file.write(b"another")
 
 
+def overwrite_and_set_the_time_back(path):
+    before = os.stat(path)
+    now = before
+    while now.st_ctime_ns == before.st_ctime_ns:  # clocks of file systems tick in milliseconds
+        overwrite(path)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        now = os.stat(path)
+    assert (now.st_mtime_ns, now.st_size, now.st_ino) == (
+        before.st_mtime_ns,
+        before.st_size,
+        before.st_ino,
+    )
+
+
 def become_a_pipe(path):
     os.remove(path)
     os.mkfifo(path)
@@ -51,7 +65,16 @@ def become_a_folder(path):
     os.mkdir(path)
 
 
-CHANGES = [cut, empty, replace, remove, overwrite, become_a_pipe, become_a_folder]
+CHANGES = [
+    cut,
+    empty,
+    replace,
+    remove,
+    overwrite,
+    overwrite_and_set_the_time_back,
+    become_a_pipe,
+    become_a_folder,
+]
 
 
 def restore(path):
@@ -128,6 +151,27 @@ def test_a_file_that_changes_during_the_load_fails_it_on_all_ranks_by_name(
     restore(path)
     assert_loads(readers, path)
     assert_nothing_is_left(readers)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_resident_file_that_was_rewritten_under_its_old_time_is_read_again(
+    readers, tmp_path, rank
+):
+    """`touch -r` hides a writer from size and mtime, not from ctime."""
+    path = sparse(tmp_path / "model.safetensors", 1 << 16)
+    with ckptd.connect(readers.address(rank)) as client:
+        first = client.load(path, layout="replicate:2")
+        assert client.load(path, layout="replicate:2").name == first.name
+        overwrite_and_set_the_time_back(path)
+        second = client.load(path, layout="replicate:2")
+        assert second.name != first.name
+        with client.acquire(second) as shard:
+            assert b"another" in bytes(shard.tensors["hole"].buffer)
+        with client.acquire(first) as shard:
+            assert not any(bytes(shard.tensors["hole"].buffer))
+    for name in (first.name, second.name):
+        for held_by in range(2):
+            readers.json("unload", name, rank=held_by)
 
 
 def pipe(folder):

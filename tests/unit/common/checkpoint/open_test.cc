@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,7 @@ TEST(OpenCheckpoint, StatesTheIdentityOfTheFile) {
   EXPECT_EQ(file.device, info.st_dev);
   EXPECT_EQ(file.inode, info.st_ino);
   EXPECT_EQ(file.mtime_ns, info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec);
+  EXPECT_EQ(file.ctime_ns, info.st_ctim.tv_sec * 1'000'000'000 + info.st_ctim.tv_nsec);
 }
 
 TEST(OpenCheckpoint, ReadsAHeaderLongerThanItsFirstRead) {
@@ -379,6 +381,23 @@ TEST_F(CheckUnchangedTest, NoticesANewModificationTime) {
   const struct timeval times[2] = {{1, 0}, {1, 0}};
   ASSERT_EQ(::utimes(path_.c_str(), times), 0);
   ExpectChanged("it was written to");
+}
+
+TEST_F(CheckUnchangedTest, NoticesAWriterWhoSetsTheModificationTimeBack) {
+  struct stat before = {};
+  ASSERT_EQ(::stat(path_.c_str(), &before), 0);
+  const auto time = fs::last_write_time(path_);
+  struct stat now = before;
+  // Clocks of file systems tick in milliseconds: within one, nothing would show.
+  while (now.st_ctim.tv_nsec == before.st_ctim.tv_nsec) {
+    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file.put('x');
+    file.close();
+    fs::last_write_time(path_, time);
+    ASSERT_EQ(::stat(path_.c_str(), &now), 0);
+  }
+  ExpectChanged("its time set back");
 }
 
 TEST_F(CheckUnchangedTest, NoticesThatAnotherFileTookItsPlace) {
