@@ -179,13 +179,20 @@ std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warn
                {"warnings", warnings}});
 }
 
-std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how) {
+std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how,
+                   const std::vector<ManifestDifference>& differences) {
+  Json found = Json::array();
+  for (const ManifestDifference& one : differences) {
+    found.push_back({{"tensor", one.tensor}, {"file", one.file}, {"what", one.what}});
+  }
   return Dump({{"verified", what},
                {"method", how},
                {"ok", result.mismatched.empty()},
+               {"rank", result.rank},
                {"tensor_count", result.tensor_count},
                {"bytes", result.bytes},
-               {"mismatched", result.mismatched}});
+               {"mismatched", result.mismatched},
+               {"differences", std::move(found)}});
 }
 
 std::string ToJson(const std::vector<LeaseInfo>& leases) {

@@ -1,8 +1,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
+#include <fstream>
 #include <memory>
+#include <system_error>
 
 #include "client/cli/exit_codes.h"
 #include "client/cli/json_views.h"
@@ -10,8 +13,10 @@
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
 #include "common/base/digest.h"
+#include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/manifest.h"
 #include "common/checkpoint/open.h"
 
 namespace ckptd::cli {
@@ -23,6 +28,15 @@ constexpr size_t kMaxNamesInError = 3;
 struct Options {
   std::string target;
   bool attached = false;
+  std::string manifest;        // compare files with it
+  std::string write_manifest;  // of files
+};
+
+struct Verified {
+  std::string what;
+  std::string how;
+  VerifyResult result;
+  std::vector<ManifestDifference> differences;  // of files that have a manifest
 };
 
 // A path has a slash at its start or a file behind it; a checkpoint's name has
@@ -35,10 +49,31 @@ bool IsPath(const std::string& target) {
          std::filesystem::path(target).extension() == ".safetensors";
 }
 
+std::string TextOf(const ManifestDifference& difference) {
+  if (difference.tensor.empty()) return fmt::format("{}: {}", difference.file, difference.what);
+  return fmt::format("{} in {}: {}", difference.tensor, difference.file, difference.what);
+}
+
+// A file that is there is whole: it is renamed into its place.
+absl::Status WriteWhole(const std::string& path, const std::string& text) {
+  const std::string beside = path + ".part";
+  std::ofstream file(beside, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  std::error_code error;
+  if (file) std::filesystem::rename(beside, path, error);
+  if (file && !error) return absl::OkStatus();
+  const absl::Status status = ErrnoStatus(error ? error.value() : errno, "writing " + path);
+  std::filesystem::remove(beside, error);
+  return status;
+}
+
 // The digests again, over the bytes this process itself has mapped.
 absl::StatusOr<VerifyResult> VerifyAttached(Client& client, const std::string& name) {
   CKPTD_ASSIGN_OR_RETURN(const Shard shard, client.Acquire(name));
   VerifyResult result;
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info, client.Get(name));
+  result.rank = info.rank;
   for (const ShardTensor& tensor : shard.tensors()) {
     if (!tensor.digest.has_value()) {
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDigests,
@@ -59,9 +94,7 @@ absl::StatusOr<VerifyResult> VerifyAttached(Client& client, const std::string& n
   return result;
 }
 
-absl::StatusOr<VerifyResult> VerifyFiles(const std::string& path) {
-  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(path));
-  CKPTD_RETURN_IF_ERROR(CheckUnchanged(index));
+VerifyResult CountsOf(const CheckpointIndex& index) {
   const SourceInfo source = ToSourceInfo(index);
   VerifyResult result;
   result.tensor_count = source.tensor_count;
@@ -69,36 +102,54 @@ absl::StatusOr<VerifyResult> VerifyFiles(const std::string& path) {
   return result;
 }
 
-absl::Status Mismatch(const std::string& what, const std::vector<std::string>& names) {
-  const size_t shown = std::min(names.size(), kMaxNamesInError);
-  const auto end = names.begin() + static_cast<std::ptrdiff_t>(shown);
-  std::string list = fmt::format("{}", fmt::join(names.begin(), end, ", "));
-  if (shown < names.size()) list += fmt::format(" and {} more", names.size() - shown);
-  return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
-                   fmt::format("verifying {}: {} tensor{} no longer have the bytes that were "
-                               "loaded: {}; unload it and load it again",
-                               what, names.size(), names.size() == 1 ? "" : "s", list),
-                   {{"checkpoint", what}, {"mismatched", std::to_string(names.size())}});
+absl::StatusOr<VerifyResult> VerifyFiles(const std::string& path) {
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(path));
+  CKPTD_RETURN_IF_ERROR(CheckUnchanged(index));
+  return CountsOf(index);
 }
 
-struct Verified {
-  std::string what;
-  std::string how;
-  VerifyResult result;
-};
-
-absl::StatusOr<Verified> Verify(const Options& options, Context& context) {
-  Verified out;
-  if (IsPath(options.target)) {
-    if (options.attached) {
-      return UsageError("--attached verifies a checkpoint that a daemon holds; name one of "
-                        "`ckptctl list`, not a file");
-    }
-    out.what = options.target;
-    out.how = "headers and sizes of the files";
-    CKPTD_ASSIGN_OR_RETURN(out.result, VerifyFiles(options.target));
-    return out;
+absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
+  CKPTD_ASSIGN_OR_RETURN(const std::string text,
+                         ReadSmallFile(options.manifest, kMaxManifestBytes));
+  const absl::StatusOr<Manifest> kept = ParseManifest(text);
+  if (!kept.ok()) {
+    return WithFact(WithContext(kept.status(), options.manifest), "file", options.manifest);
   }
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(options.target));
+  CKPTD_ASSIGN_OR_RETURN(const Manifest now, MakeManifest(index));
+  Verified out{options.target, "digests of all bytes, beside " + options.manifest, CountsOf(index),
+               Compare(*kept, now)};
+  for (const ManifestDifference& difference : out.differences) {
+    out.result.mismatched.push_back(difference.tensor.empty() ? difference.file
+                                                              : difference.tensor);
+  }
+  return out;
+}
+
+absl::StatusOr<Verified> KeepManifest(const Options& options) {
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(options.target));
+  CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, MakeManifest(index));
+  CKPTD_RETURN_IF_ERROR(WriteWhole(options.write_manifest, ToJson(manifest)));
+  return Verified{options.target, "digests of all bytes, kept in " + options.write_manifest,
+                  CountsOf(index), {}};
+}
+
+absl::StatusOr<Verified> VerifyPath(const Options& options) {
+  if (options.attached) {
+    return UsageError("--attached verifies a checkpoint that a daemon holds; name one of "
+                      "`ckptctl list`, not a file");
+  }
+  if (!options.manifest.empty()) return CompareWithManifest(options);
+  if (!options.write_manifest.empty()) return KeepManifest(options);
+  CKPTD_ASSIGN_OR_RETURN(const VerifyResult result, VerifyFiles(options.target));
+  return Verified{options.target, "headers and sizes of the files", result, {}};
+}
+
+absl::StatusOr<Verified> VerifyLoaded(const Options& options, Context& context) {
+  if (!options.manifest.empty() || !options.write_manifest.empty()) {
+    return UsageError("a manifest is of files; name their path, not a checkpoint");
+  }
+  Verified out;
   out.what = CheckpointName(options.target);
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
   if (options.attached) {
@@ -111,27 +162,70 @@ absl::StatusOr<Verified> Verify(const Options& options, Context& context) {
   return out;
 }
 
-absl::StatusOr<int> Run(const Options& options, Context& context) {
-  const absl::StatusOr<Verified> answer = Verify(options, context);
-  if (absl::IsDataLoss(answer.status()) && IsPath(options.target)) {
-    // Damaged files are what this verb looks for: not just any failure.
-    context.PrintError(answer.status());
-    return kExitMismatch;
+std::string Listed(const std::vector<std::string>& names) {
+  const size_t shown = std::min(names.size(), kMaxNamesInError);
+  const auto end = names.begin() + static_cast<std::ptrdiff_t>(shown);
+  std::string list = fmt::format("{}", fmt::join(names.begin(), end, ", "));
+  if (shown < names.size()) list += fmt::format(" and {} more", names.size() - shown);
+  return list;
+}
+
+absl::Status Mismatch(const Verified& verified) {
+  const std::vector<std::string>& names = verified.result.mismatched;
+  const std::string count = std::to_string(names.size());
+  if (!verified.differences.empty()) {
+    std::vector<std::string> texts;
+    for (const ManifestDifference& difference : verified.differences) {
+      texts.push_back(TextOf(difference));
+    }
+    return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
+                     fmt::format("verifying {}: it is not what its manifest says: {}; copy or "
+                                 "download it again, or keep a new manifest if this was meant",
+                                 verified.what, Listed(texts)),
+                     {{"file", verified.differences.front().file}, {"mismatched", count}});
   }
-  CKPTD_RETURN_IF_ERROR(answer.status());
-  const Verified& verified = *answer;
+  return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
+                   fmt::format("verifying {} on rank {}: {} tensor{} the bytes that were loaded: {}; "
+                               "unload it and load it again",
+                               verified.what, verified.result.rank, count,
+                               names.size() == 1 ? " no longer has" : "s no longer have",
+                               Listed(names)),
+                   {{"checkpoint", verified.what},
+                    {"rank", std::to_string(verified.result.rank)},
+                    {"mismatched", count}});
+}
+
+void Print(const Verified& verified, Context& context) {
   const VerifyResult& result = verified.result;
   if (context.json()) {
-    context.io.out << ToJson(result, verified.what, verified.how) << '\n';
-  } else if (result.mismatched.empty() && !context.globals.quiet) {
+    context.io.out << ToJson(result, verified.what, verified.how, verified.differences) << '\n';
+  } else if (result.mismatched.empty()) {
+    if (context.globals.quiet) return;
     context.io.out << Escape(fmt::format("{}: {} tensors, {}: {} are right", verified.what,
                                          result.tensor_count, HumanBytes(result.bytes),
                                          verified.how))
                    << '\n';
-  } else {
+  } else if (verified.differences.empty()) {
     for (const std::string& name : result.mismatched) context.io.out << Escape(name) << '\n';
+  } else {
+    for (const auto& difference : verified.differences) {
+      context.io.out << Escape(TextOf(difference)) << '\n';
+    }
   }
-  if (!result.mismatched.empty()) return Mismatch(verified.what, result.mismatched);
+}
+
+absl::StatusOr<int> Run(const Options& options, Context& context) {
+  const bool files = IsPath(options.target);
+  const absl::StatusOr<Verified> verified =
+      files ? VerifyPath(options) : VerifyLoaded(options, context);
+  if (files && absl::IsDataLoss(verified.status())) {
+    // Damaged files are what this verb looks for: not just any failure.
+    context.PrintError(verified.status());
+    return kExitMismatch;
+  }
+  CKPTD_RETURN_IF_ERROR(verified.status());
+  Print(*verified, context);
+  if (!verified->result.mismatched.empty()) return Mismatch(*verified);
   return kExitFine;
 }
 
@@ -139,13 +233,16 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
 
 void AddVerify(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(
-      app, "verify", "Check a loaded checkpoint's bytes, or the headers of files",
+      app, "verify", "Check a loaded checkpoint's bytes, or files",
       "A checkpoint's digests are computed again and compared; exit code 5 and the names of the\n"
-      "tensors say what differs. Of files, the headers and sizes are checked, without a daemon.\n\n"
+      "tensors say what differs. Of files, the headers and sizes are checked, without a daemon;\n"
+      "beside a manifest that was kept of them, or of what they were copied from, every byte.\n\n"
       "Examples:\n"
       "  ckptctl verify checkpoints/3f9a12c4\n"
       "  ckptctl verify checkpoints/3f9a12c4 --attached\n"
-      "  ckptctl verify /models/llama\n");
+      "  ckptctl verify /models/llama\n"
+      "  ckptctl verify /models/llama --write-manifest llama.json\n"
+      "  ckptctl verify /mnt/copy/llama --manifest llama.json\n");
   auto options = std::make_shared<Options>();
   verb->add_option("TARGET", options->target, "A checkpoint's name, or the path of files")
       ->required()
@@ -154,6 +251,11 @@ void AddVerify(CLI::App& app, Context& context) {
       });
   verb->add_flag("--attached", options->attached,
                  "Map the shard here, as a trainer does, and check those bytes");
+  CLI::Option* const kept = verb->add_option(
+      "--manifest", options->manifest, "Compare every byte of the files with this manifest");
+  verb->add_option("--write-manifest", options->write_manifest,
+                   "Read the files and keep a digest of each file and tensor here")
+      ->excludes(kept);
   verb->callback([options, &context] {
     context.action = [options, &context] { return Run(*options, context); };
   });

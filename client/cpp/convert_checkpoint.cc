@@ -134,6 +134,7 @@ VerifyResult FromProto(const v1::VerifyCheckpointResponse& response) {
   out.tensor_count = response.tensor_count();
   out.bytes = response.bytes();
   out.mismatched.assign(response.mismatched().begin(), response.mismatched().end());
+  out.rank = response.rank();
   return out;
 }
 

@@ -136,6 +136,7 @@ struct VerifyResult {
   uint64_t tensor_count = 0;
   uint64_t bytes = 0;
   std::vector<std::string> mismatched;  // empty means verified
+  int32_t rank = -1;                    // whose shard it was; -1: files
 };
 
 struct LeaseInfo {

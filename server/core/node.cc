@@ -203,11 +203,14 @@ absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, Deadlin
   auto verify = [held]() -> absl::StatusOr<Verification> {
     Verification result;
     const SlabView view = held.memory->View();
-    for (size_t i = 0; i < held.shard->plan.tensors.size(); ++i) {
-      const PlannedTensor& tensor = held.shard->plan.tensors[i];
+    const RankPlan& plan = held.shard->plan;
+    const std::set<uint32_t> dirty = DirtyPadding(plan, view);
+    for (uint32_t i = 0; i < plan.tensors.size(); ++i) {
+      const PlannedTensor& tensor = plan.tensors[i];
       result.bytes += tensor.bytes;
       ++result.tensors;
-      if (DigestInSlab(view, tensor.offset, tensor.bytes) != held.shard->digests[i]) {
+      if (dirty.count(i) > 0 ||
+          DigestInSlab(view, tensor.offset, tensor.bytes) != held.shard->digests[i]) {
         result.mismatched.push_back(tensor.name);
       }
     }

@@ -240,6 +240,7 @@ grpc::Status CheckpointServiceImpl::VerifyCheckpoint(grpc::ServerContext* contex
   response->set_tensor_count(result->tensors);
   response->set_bytes(result->bytes);
   for (const std::string& name : result->mismatched) response->add_mismatched(name);
+  response->set_rank(static_cast<int32_t>(node_.options().identity.rank));
   return grpc::Status::OK;
 }
 

@@ -107,13 +107,18 @@ absl::Status FrameReceiver::Refuse(const FrameHeader& header, const std::string&
                    facts);
 }
 
-absl::Status FrameReceiver::Corrupt(const FrameHeader& header) const {
-  const Facts facts = FactsOfFrame(header);
+absl::Status FrameReceiver::Corrupt(const FrameHeader& header, const ItemCopies& copies) const {
+  Facts facts = FactsOfFrame(header);
+  const std::string& first = copies.TensorAt(header.begin);
+  const std::string& last = copies.TensorAt(header.end - 1);
+  facts["tensor"] = first;
   return MakeError(absl::StatusCode::kDataLoss, reason::kTransferCorrupt,
-                   fmt::format("receiving bytes {} to {} of {} for rank {}: their checksum is not "
-                               "the sender's; nothing was published, load again, and if it stays "
-                               "look at the network and memory of both hosts",
-                               header.begin, header.end, facts.at("file"), facts.at("rank")),
+                   fmt::format("receiving bytes {} to {} of {} for rank {} ({}): their checksum is "
+                               "not the sender's; nothing was published, load again, and if it "
+                               "stays look at the network and memory of both hosts",
+                               header.begin, header.end, facts.at("file"), facts.at("rank"),
+                               first == last ? "tensor " + first
+                                             : fmt::format("tensors {} to {}", first, last)),
                    facts);
 }
 
@@ -220,7 +225,7 @@ absl::Status FrameReceiver::Place(Lane& lane, const FrameHeader& header,
       at += part.size();
     }
   }
-  return checksum.Value() == header.checksum ? absl::OkStatus() : Corrupt(header);
+  return checksum.Value() == header.checksum ? absl::OkStatus() : Corrupt(header, copies);
 }
 
 uint64_t FrameReceiver::placed_bytes() const {

@@ -23,6 +23,8 @@
 
 namespace ckptd {
 
+class ItemCopies;
+
 // Thread-safe. Owns its plan; the slab's mappings outlive it.
 class FrameReceiver {
  public:
@@ -59,7 +61,7 @@ class FrameReceiver {
   absl::Status Claim(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Facts FactsOfFrame(const FrameHeader& header) const;
   absl::Status Refuse(const FrameHeader& header, const std::string& why) const;
-  absl::Status Corrupt(const FrameHeader& header) const;
+  absl::Status Corrupt(const FrameHeader& header, const ItemCopies& copies) const;
 
   const std::unique_ptr<Parts> parts_;
   mutable Mutex mutex_;

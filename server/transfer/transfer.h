@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -84,6 +85,8 @@ absl::StatusOr<TransferResult> RunTransfer(const CheckpointIndex& index,
 // tensors, padding tails, the end. No byte of an earlier checkpoint stays
 // visible. Runs on the rank that owns the slab.
 void ZeroPadding(const RankPlan& plan, const SlabView& slab);
+// The tensors (numbers in the plan) behind which some of those bytes are not zero.
+std::set<uint32_t> DirtyPadding(const RankPlan& plan, const SlabView& slab);
 
 // Digest (as TensorDigest of common/base/digest.h) of bytes that may cross
 // segments of a slab.

@@ -227,7 +227,7 @@ def test_plan_gives_bytes_per_rank_and_file(client, source):
 
 def test_verify_names_what_differs(client, source):
     verification = client.verify(client.load(source[0]))
-    assert (verification.ok, verification.mismatched) == (False, ("w",))
+    assert (verification.ok, verification.mismatched, verification.rank) == (False, ("w",), 0)
 
 
 def test_a_closed_client_opens_again_on_the_next_call(client):

@@ -219,7 +219,7 @@ class Client:
             f"verifying {name}",
             Deadline(timeout),
         )
-        return Verification(reply.tensor_count, reply.bytes, tuple(reply.mismatched))
+        return Verification(reply.tensor_count, reply.bytes, tuple(reply.mismatched), reply.rank)
 
     def acquire(
         self,

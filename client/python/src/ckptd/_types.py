@@ -232,6 +232,7 @@ class Verification:
     tensor_count: int
     nbytes: int
     mismatched: Tuple[str, ...]
+    rank: int  # whose shard it was
 
     @property
     def ok(self) -> bool:

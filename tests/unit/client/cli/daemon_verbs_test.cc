@@ -165,10 +165,11 @@ TEST_F(DaemonVerbs, GetPassesTheDaemonsErrorOn) {
 TEST_F(DaemonVerbs, VerifyTellsAMismatchByItsExitCode) {
   daemon_.answers.verify.set_tensor_count(3);
   daemon_.answers.verify.add_mismatched("model.weight");
+  daemon_.answers.verify.set_rank(3);
   const Outcome outcome = Run({"verify", "ab12"});
   EXPECT_EQ(outcome.code, kExitMismatch);
   EXPECT_EQ(outcome.out, "model.weight\n");
-  EXPECT_THAT(outcome.err, HasSubstr("1 tensor no longer"));
+  EXPECT_THAT(outcome.err, HasSubstr("on rank 3: 1 tensor no longer has"));
 }
 
 TEST_F(DaemonVerbs, VerifyOfOneThatIsLoadingIsNotReady) {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/unit/client/cli/cli_fixture.h"
@@ -116,6 +117,36 @@ TEST_F(OfflineVerbs, VerifyFindsACutFile) {
 
 TEST_F(OfflineVerbs, VerifyDoesNotCallAMissingFileDamaged) {
   EXPECT_EQ(run_({"verify", dir_ / "none.safetensors"}).code, kExitFailed);
+}
+
+TEST_F(OfflineVerbs, VerifyKeepsAManifestAndFindsAFlippedBitBesideIt) {
+  const std::string manifest = dir_ / "m.json";
+  ASSERT_EQ(run_({"verify", model_, "--write-manifest", manifest}).code, kExitFine);
+  EXPECT_EQ(run_({"verify", model_, "--manifest", manifest}).code, kExitFine);
+  std::fstream file(model_, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-1, std::ios::end);
+  file.put('\x7f');
+  file.close();
+  const Outcome outcome = run_({"verify", model_, "--manifest", manifest});
+  EXPECT_EQ(outcome.code, kExitMismatch);
+  EXPECT_THAT(outcome.out, HasSubstr(" in model.safetensors: its bytes differ\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("it is not what its manifest says"));
+}
+
+TEST_F(OfflineVerbs, VerifyLeavesNoManifestThatItCouldNotWrite) {
+  const Outcome outcome = run_({"verify", model_, "--write-manifest", dir_ / "none/m.json"});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_THAT(outcome.err, HasSubstr("none/m.json"));
+}
+
+TEST_F(OfflineVerbs, VerifyNamesAManifestThatIsNone) {
+  const Outcome outcome = run_({"verify", model_, "--manifest", model_});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_THAT(outcome.err, HasSubstr("reading a manifest"));
+}
+
+TEST_F(OfflineVerbs, VerifyOfALoadedCheckpointTakesNoManifest) {
+  EXPECT_EQ(run_({"verify", "checkpoints/ab12", "--manifest", "m.json"}).code, kExitUsage);
 }
 
 TEST_F(OfflineVerbs, VerifyCannotAttachToFiles) {

@@ -150,7 +150,7 @@ TEST_F(HostileFrame, ThatIsWholeAndRightIsPlaced) {
   EXPECT_EQ(digests[0], TensorDigest(world_.expected[0][0]));
 }
 
-TEST_F(HostileFrame, WithAFlippedBitIsDataLossThatNamesFileOffsetAndRank) {
+TEST_F(HostileFrame, WithAFlippedBitIsDataLossThatNamesFileOffsetTensorAndRank) {
   std::vector<std::byte> payload(Payload(0, 64).begin(), Payload(0, 64).end());
   payload[17] ^= std::byte{4};
   const absl::Status status = Take(Header(0, 64), payload);
@@ -159,6 +159,7 @@ TEST_F(HostileFrame, WithAFlippedBitIsDataLossThatNamesFileOffsetAndRank) {
   EXPECT_EQ(facts.at("file"), world_.index.files[0].path);
   EXPECT_EQ(facts.at("offset"), "16");
   EXPECT_EQ(facts.at("rank"), "0");
+  EXPECT_EQ(facts.at("tensor"), world_.plans[0].tensors[0].name);
 }
 
 TEST_F(HostileFrame, ThatFailedEndsAllReceivingWithItsReason) {
