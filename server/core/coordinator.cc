@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -22,6 +23,15 @@ constexpr std::chrono::seconds kLookupDeadline{5};
 // A little less than a proposal may take altogether.
 constexpr std::chrono::seconds kEndingDeadline{7};
 constexpr std::chrono::seconds kAbortDeadline{2};
+
+// Of who has joined.
+std::map<uint32_t, std::string> Incarnations(const std::vector<MemberState>& members) {
+  std::map<uint32_t, std::string> incarnations;
+  for (const MemberState& member : members) {
+    if (member.joined) incarnations[member.identity.rank] = member.identity.incarnation;
+  }
+  return incarnations;
+}
 
 }  // namespace
 
@@ -132,9 +142,14 @@ absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
   return reply;
 }
 
-absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(uint32_t rank,
-                                                      const std::string& incarnation) {
-  CKPTD_ASSIGN_OR_RETURN(HeartbeatReply reply, parts_.membership.Heartbeat(rank, incarnation));
+absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call) {
+  CKPTD_ASSIGN_OR_RETURN(HeartbeatReply reply,
+                         parts_.membership.Heartbeat(call.rank, call.incarnation));
+  if (reply.epoch != call.members_epoch) reply.members = Incarnations(parts_.membership.Members());
+  if (call.reading.has_value()) {
+    MutexLock lock(mutex_);
+    if (running_ != nullptr) running_->NoteReading(call.rank, *call.reading);
+  }
   for (const CheckpointInfo& info : parts_.catalog.List()) {
     if (info.state == CheckpointState::kLoading) reply.loads.emplace_back(info.name, info.progress);
   }
@@ -187,15 +202,10 @@ void Coordinator::FailForgotten() {
 }
 
 void Coordinator::ForgetDeparted() {
-  const std::vector<MemberState> members = parts_.membership.Members();
-  present_.resize(members.size());
-  for (uint32_t rank = 1; rank < members.size(); ++rank) {
-    const std::string now = members[rank].joined ? members[rank].identity.incarnation : "";
-    if (!present_[rank].empty() && present_[rank] != now) {
-      if (now.empty()) rounds_.SetResidents(rank, {});
-      parts_.load_worker.Post([this, rank] { parts_.peer_memory.Forget(rank); });
-    }
-    present_[rank] = now;
+  const std::map<uint32_t, std::string> now = Incarnations(parts_.membership.Members());
+  for (const uint32_t rank : present_.Update(now)) {
+    if (now.count(rank) == 0) rounds_.SetResidents(rank, {});
+    parts_.load_worker.Post([this, rank] { parts_.peer_memory.Forget(rank); });
   }
 }
 
@@ -206,15 +216,22 @@ void Coordinator::PostReady() {
   }
 }
 
+void Coordinator::SetRunning(LoadRunner* runner) {
+  MutexLock lock(mutex_);
+  running_ = runner;
+}
+
 void Coordinator::RunLoad(const ReadyLoad& load) {
   const auto session = parts_.membership.CurrentSession();
   LoadOutcome outcome;
   if (session.has_value()) {
-    outcome = LoadRunner({parts_.catalog, parts_.membership, parts_.peer_memory, stopping_,
-                          parts_.reader_threads, parts_.reader,
-                          [this, &load](bool failed) { rounds_.Ending(load.name, failed); }},
-                         load, *session)
-                  .Run();
+    LoadRunner runner({parts_.catalog, parts_.membership, parts_.peer_memory, stopping_,
+                       parts_.reader_threads, parts_.reader,
+                       [this, &load](bool failed) { rounds_.Ending(load.name, failed); }},
+                      load, *session);
+    SetRunning(&runner);
+    outcome = runner.Run();
+    SetRunning(nullptr);
   } else {
     outcome.status = MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
                                fmt::format("loading {}: rank {} left the group before the load "

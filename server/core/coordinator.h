@@ -13,10 +13,13 @@
 #include "server/comm/peer_memory.h"
 #include "server/core/catalog.h"
 #include "server/core/membership.h"
+#include "server/core/presence.h"
 #include "server/core/rounds.h"
 #include "server/core/worker.h"
 
 namespace ckptd {
+
+class LoadRunner;
 
 class Coordinator {
  public:
@@ -40,7 +43,7 @@ class Coordinator {
 
   absl::StatusOr<JoinReply> Join(const MemberIdentity& identity,
                                  const std::vector<ResidentCheckpoint>& residents);
-  absl::StatusOr<HeartbeatReply> Heartbeat(uint32_t rank, const std::string& incarnation);
+  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call);
 
   // Aborts what runs, fails what waits.
   void Stop();
@@ -57,16 +60,19 @@ class Coordinator {
   void ShowWaiting();
   void FailForgotten();
   void RunLoad(const ReadyLoad& load);
+  // Who hears of what members have read.
+  void SetRunning(LoadRunner* runner);
   // Tells every rank that is a member how the load ended.
   void AbortEverywhere(const std::string& name, const absl::Status& why);
 
   Parts parts_;
   Rounds rounds_;
-  std::vector<std::string> present_;  // incarnation per rank at the last tick
+  Presence present_;  // at the last tick
   std::atomic<bool> stopping_ = false;
   mutable Mutex mutex_;
   CondVar changed_;
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;
+  LoadRunner* running_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::thread ticker_;
 };
 

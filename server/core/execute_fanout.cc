@@ -75,9 +75,10 @@ std::pair<uint32_t, absl::Status> ExecuteFanout::Finish() {
   }
   std::pair<uint32_t, absl::Status> first{0, absl::OkStatus()};
   for (size_t left = answers.size(); left > 0;) {
+    progress_();  // of the members that still read
+    const std::chrono::nanoseconds patience = kTick / left;
     for (size_t i = 0; i < answers.size(); ++i) {
-      if (!answers[i].valid() || answers[i].wait_for(kTick / answers.size()) !=
-                                     std::future_status::ready) {
+      if (!answers[i].valid() || answers[i].wait_for(patience) != std::future_status::ready) {
         continue;
       }
       --left;

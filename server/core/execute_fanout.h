@@ -38,7 +38,7 @@ class ExecuteFanout {
   // The first stream's error and its rank; OK while all run.
   std::pair<uint32_t, absl::Status> broken() const;
   // Tells every member that the leader's own reading is done and waits for them
-  // all: the first rank that failed and why, or (0, OK).
+  // all, calling `progress` meanwhile: the first rank that failed and why, or (0, OK).
   std::pair<uint32_t, absl::Status> Finish();
   // After Finish: of the members that read.
   const std::vector<ReadReport>& reports() const { return reports_; }

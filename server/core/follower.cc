@@ -18,6 +18,16 @@ constexpr std::chrono::seconds kJoinDeadline{3};
 constexpr std::chrono::seconds kProposeDeadline{8};
 constexpr std::chrono::milliseconds kFirstRetry{50};
 constexpr std::chrono::seconds kLastRetry{1};
+constexpr std::chrono::nanoseconds kOften = std::chrono::milliseconds(100);
+
+// The transfer itself reports more often, through Execute, but only until the leader
+// has read its own share.
+bool IsNews(const Catalog& catalog, const std::string& name, const Progress& progress) {
+  if (progress.stage < Stage::kTransferring) return true;
+  const auto known = catalog.Get(name);
+  return known.ok() && known->progress.stage == progress.stage &&
+         known->progress.bytes_done < progress.bytes_done;
+}
 
 }  // namespace
 
@@ -93,13 +103,10 @@ void Follower::Loop() {
     }
     retry = kFirstRetry;
     last_answer_ = Clock::now();
-    // Until the group is complete, news of it is worth asking for often.
     while (Beat()) {
-      const bool complete = state().missing_ranks.empty();
-      if (!Pause(complete ? interval_ : std::min<std::chrono::nanoseconds>(
-                                            interval_, std::chrono::milliseconds(100)))) {
-        return;
-      }
+      // News is worth it: until the group is complete, and while others wait for our part.
+      const bool often = !state().missing_ranks.empty() || parts_.reading().has_value();
+      if (!Pause(often ? std::min(interval_, kOften) : interval_)) return;
     }
     if (!Pause(kFirstRetry)) return;
   }
@@ -125,6 +132,7 @@ bool Follower::Join() {
     parts_.backend.NewReader();
   }
   leader_incarnation_ = reply->incarnation;
+  members_epoch_ = 0;
   interval_ = reply->heartbeat_interval;
   timeout_ = reply->heartbeat_timeout;
   parts_.on_secret(reply->secret);
@@ -139,7 +147,8 @@ bool Follower::Join() {
 bool Follower::Beat() {
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
   const uint64_t since = parts_.catalog.Tick();
-  auto reply = parts_.leader->Heartbeat(identity_.rank, identity_.incarnation, deadline);
+  auto reply = parts_.leader->Heartbeat(
+      {identity_.rank, identity_.incarnation, members_epoch_, parts_.reading()}, deadline);
   if (!reply.ok()) {
     const bool forgotten = reply.status().code() == absl::StatusCode::kNotFound;
     if (!forgotten && Clock::now() - last_answer_ < timeout_) return true;
@@ -150,10 +159,13 @@ bool Follower::Beat() {
   std::set<std::string> known;
   for (const auto& [name, progress] : reply->loads) {
     known.insert(name);
-    // The transfer itself reports more often, through Execute.
-    if (progress.stage < Stage::kTransferring) parts_.catalog.UpdateProgress(name, progress);
+    if (IsNews(parts_.catalog, name, progress)) parts_.catalog.UpdateProgress(name, progress);
   }
   parts_.catalog.FailForgotten(known, since);
+  if (!reply->members.empty()) {
+    members_epoch_ = reply->epoch;
+    for (const uint32_t rank : present_.Update(std::move(reply->members))) parts_.on_departed(rank);
+  }
   MutexLock lock(mutex_);
   state_.epoch = std::max(state_.epoch, reply->epoch);
   state_.missing_ranks = reply->missing_ranks;

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "common/base/mutex.h"
 #include "server/core/catalog.h"
 #include "server/core/links.h"
+#include "server/core/presence.h"
 
 namespace ckptd {
 
@@ -24,6 +26,10 @@ class Follower {
     MemoryBackend& backend;
     std::shared_ptr<LeaderLink> leader;
     std::function<void(const std::string&)> on_secret;
+    // What this rank reads at the moment.
+    std::function<std::optional<ReadingNow>()> reading = [] { return std::nullopt; };
+    // The process of that rank is gone: what we have of it can go.
+    std::function<void(uint32_t rank)> on_departed = [](uint32_t) {};
   };
   Follower(Parts parts, MemberIdentity identity);
   ~Follower();
@@ -66,6 +72,8 @@ class Follower {
   std::chrono::nanoseconds interval_{std::chrono::seconds(1)};
   std::chrono::nanoseconds timeout_{std::chrono::seconds(5)};
   Clock::time_point last_answer_;
+  uint64_t members_epoch_ = 0;  // of present_
+  Presence present_;
   std::thread thread_;
 };
 

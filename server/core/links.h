@@ -6,7 +6,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,11 +80,21 @@ struct JoinReply {
   std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(5);
 };
 
+struct HeartbeatCall {
+  uint32_t rank = 0;
+  std::string incarnation;
+  // Epoch of HeartbeatReply::members as this member has them; 0: not at all.
+  uint64_t members_epoch = 0;
+  std::optional<ReadingNow> reading;
+};
+
 struct HeartbeatReply {
   uint64_t epoch = 0;
   std::string incarnation;
   std::vector<uint32_t> missing_ranks;
   std::vector<std::pair<std::string, Progress>> loads;
+  // Incarnations of who has joined, rank 0 too; empty when the call's are right.
+  std::map<uint32_t, std::string> members;
 };
 
 // The leader as a member reaches it. Thread-safe.
@@ -92,7 +104,7 @@ class LeaderLink {
   virtual absl::StatusOr<JoinReply> Join(const MemberIdentity& identity,
                                          const std::vector<ResidentCheckpoint>& residents,
                                          Deadline deadline) = 0;
-  virtual absl::StatusOr<HeartbeatReply> Heartbeat(uint32_t rank, const std::string& incarnation,
+  virtual absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call,
                                                    Deadline deadline) = 0;
   // The name of the checkpoint that the request leads to.
   virtual absl::StatusOr<std::string> Propose(uint32_t rank, const std::string& incarnation,

@@ -41,6 +41,8 @@ class LoadRunner {
 
   // On an error every rank has been told. When holders are lost nothing has begun.
   LoadOutcome Run();
+  // How far a member has come with its share of some load. Thread-safe.
+  void NoteReading(uint32_t rank, const ReadingNow& reading);
 
  private:
   // One rank that lacks the shard.

@@ -1,6 +1,7 @@
 // The transfer of a load: who reads what, the leader's own share, and the sum of
 // all.
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -62,8 +63,7 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
 
 absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   TransferProgress counters(reader.target_count());
-  meter_.AddStreamed(reader.streamed_ranks());
-  meter_.Attach(counters, reader.expected(), 0);
+  meter_.Attach(reader.Begun(), counters);
   TransferOptions options;
   options.part = share.part;
   options.parts = share.parts;
@@ -83,9 +83,11 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
 }
 
 absl::Status LoadRunner::Transfer() {
-  uint64_t expected = 0;
-  for (const Participant& participant : participants_) expected += participant.plan.tensor_bytes;
-  meter_.Expect(expected);
+  std::map<uint32_t, uint64_t> expected;
+  for (const Participant& participant : participants_) {
+    expected[participant.rank] = participant.plan.tensor_bytes;
+  }
+  meter_.Expect(std::move(expected));
   const std::vector<ReaderShare> shares = Shares();
   const bool reads = !shares.empty() && shares.front().rank == 0;
   std::optional<PartReader> own;
@@ -100,9 +102,16 @@ absl::Status LoadRunner::Transfer() {
   if (const auto [rank, status] = fanout_->Finish(); !status.ok()) return OfRank(rank, status);
   for (const ReadReport& report : fanout_->reports()) {
     Count(report);
-    meter_.Add(report);
+    meter_.Update(report);
   }
   return absl::OkStatus();
+}
+
+void LoadRunner::NoteReading(uint32_t rank, const ReadingNow& reading) {
+  if (reading.name != load_.name) return;
+  ReadReport report = reading.done;
+  report.reader = rank;
+  meter_.Update(report);
 }
 
 void LoadRunner::Count(const ReadReport& report) {

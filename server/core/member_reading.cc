@@ -97,8 +97,10 @@ absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, const Incom
   options.threads = parts.reader_threads;
   options.digests = incoming.request().digests && options.parts == 1;
   options.interrupted = [&] { return Interrupted(parts, incoming, call); };
-  TransferProgress counters(reader.target_count());
-  auto report = reader.Read(options, counters);
+  const auto counters = std::make_shared<TransferProgress>(reader.target_count());
+  parts.own.Begin(call.name, reader.Begun(), counters);
+  auto report = reader.Read(options, *counters);
+  parts.own.End();
   CKPTD_RETURN_IF_ERROR(report.status());
   CKPTD_RETURN_IF_ERROR(CheckUnchanged(*index));
   return report;

@@ -23,6 +23,7 @@ struct MemberReading {
   std::string secret;  // the group's
   unsigned reader_threads = 0;
   const std::atomic<bool>& stopping;
+  OwnReading& own;  // shows how far it is
 };
 
 // Runs on the load worker; stops soon after the load has failed. Errors name this

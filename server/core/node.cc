@@ -52,7 +52,11 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                            options_.reader_threads, options_.reader});
   } else {
     follower_ = std::make_unique<Follower>(
-        Follower::Parts{catalog_, backend_, options_.leader, options_.on_secret},
+        Follower::Parts{catalog_, backend_, options_.leader, options_.on_secret,
+                        [this] { return own_reading_.Now(); },
+                        [this](uint32_t rank) {
+                          load_worker_.Post([this, rank] { peer_memory_.Forget(rank); });
+                        }},
         options_.identity);
   }
 }
@@ -290,7 +294,7 @@ absl::StatusOr<ReadReport> Node::Read(const ExecuteCall& call) {
                          rank_side_.Receive(call.epoch, call.name));
   auto read = load_worker_.Submit([this, call, incoming] {
     return ReadForLeader({catalog_, peer_memory_, options_.connect, options_.identity.rank,
-                          group_secret(), options_.reader_threads, stopping_},
+                          group_secret(), options_.reader_threads, stopping_, own_reading_},
                          *incoming, call);
   });
   return Await(std::move(read), call.deadline, "reading for " + call.name);

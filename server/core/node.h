@@ -127,6 +127,7 @@ class Node {
   KeyValueStore key_values_;
   std::atomic<bool> draining_ = false;
   std::atomic<bool> stopping_ = false;
+  OwnReading own_reading_;
   Mutex requests_mutex_;
   struct Remembered {
     uint64_t digest = 0;

@@ -59,36 +59,24 @@ absl::Status PartReader::ReachOne(const ReadTarget& target, TransferTarget& reac
   return absl::OkStatus();
 }
 
-std::vector<int32_t> PartReader::streamed_ranks() const {
-  std::vector<int32_t> ranks;
+ReadReport PartReader::Begun() const {
+  ReadReport report;
+  report.reader = parts_.rank;
   for (size_t i = 0; i < reached_.size(); ++i) {
-    if (reached_[i].sink != nullptr) ranks.push_back(static_cast<int32_t>(targets_[i].who.rank));
+    report.filled.push_back({targets_[i].who.rank, 0, reached_[i].sink != nullptr, {}});
   }
-  return ranks;
-}
-
-std::vector<std::pair<uint32_t, uint64_t>> PartReader::expected() const {
-  std::vector<std::pair<uint32_t, uint64_t>> expected;
-  for (const ReadTarget& target : targets_) {
-    expected.emplace_back(target.who.rank, target.plan->tensor_bytes);
-  }
-  return expected;
+  return report;
 }
 
 absl::StatusOr<ReadReport> PartReader::Read(const TransferOptions& options,
                                             TransferProgress& progress) {
   CKPTD_ASSIGN_OR_RETURN(TransferResult result,
                          RunTransfer(*load_.index, reached_, options, progress));
-  ReadReport report;
-  report.reader = parts_.rank;
+  ReadReport report = Begun();
   report.storage_bytes = result.storage_bytes;
-  for (size_t i = 0; i < reached_.size(); ++i) {
-    ReadReport::Filled filled;
-    filled.rank = targets_[i].who.rank;
-    filled.bytes = result.done[i];
-    filled.streamed = reached_[i].sink != nullptr;
-    if (!result.digests.empty()) filled.digests = std::move(result.digests[i]);
-    report.filled.push_back(std::move(filled));
+  for (size_t i = 0; i < report.filled.size(); ++i) {
+    report.filled[i].bytes = result.done[i];
+    if (!result.digests.empty()) report.filled[i].digests = std::move(result.digests[i]);
   }
   sinks_.clear();
   return report;

@@ -44,11 +44,10 @@ class PartReader {
 
   // Maps, or opens streams to, every target. Errors name the rank.
   absl::Status Reach();
-  // Ranks whose memory could not be mapped.
-  std::vector<int32_t> streamed_ranks() const;
-  // Bytes each target expects of all readers, in the order of the counters.
-  std::vector<std::pair<uint32_t, uint64_t>> expected() const;
   size_t target_count() const { return targets_.size(); }
+  // After Reach: the report of Read before anything is done, its ranks in the order
+  // of the counters.
+  ReadReport Begun() const;
   // After Reach. `progress` has room for every target.
   absl::StatusOr<ReadReport> Read(const TransferOptions& options, TransferProgress& progress);
 

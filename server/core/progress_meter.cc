@@ -2,98 +2,100 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 namespace ckptd {
+namespace {
+
+uint64_t BytesOf(const ReadReport& report) {
+  uint64_t bytes = 0;
+  for (const ReadReport::Filled& filled : report.filled) bytes += filled.bytes;
+  return bytes;
+}
+
+}  // namespace
 
 void ProgressMeter::Enter(Stage stage) {
   Leave();
   MutexLock lock(mutex_);
   base_.stage = stage;
   entered_ = Clock::now();
+  if (stage == Stage::kTransferring) began_ = entered_;
 }
 
 void ProgressMeter::Leave() {
   MutexLock lock(mutex_);
   if (base_.stage == Stage::kUnspecified) return;
-  base_.stages.emplace_back(base_.stage, Clock::now() - entered_);
+  const Clock::time_point now = Clock::now();
+  if (base_.stage == Stage::kTransferring) ended_ = now;
+  base_.stages.emplace_back(base_.stage, now - entered_);
   base_.stage = Stage::kUnspecified;
 }
 
-void ProgressMeter::Attach(const TransferProgress& counters,
-                           std::vector<std::pair<uint32_t, uint64_t>> ranks, uint32_t reader) {
+void ProgressMeter::Expect(std::map<uint32_t, uint64_t> ranks) {
   MutexLock lock(mutex_);
+  expected_ = std::move(ranks);
+}
+
+void ProgressMeter::Attach(ReadReport begun, const TransferProgress& counters) {
+  MutexLock lock(mutex_);
+  begun_ = std::move(begun);
   counters_ = &counters;
-  ranks_ = std::move(ranks);
-  reader_ = reader;
-  began_ = Clock::now();
 }
 
 void ProgressMeter::Detach() {
   MutexLock lock(mutex_);
-  if (counters_ != nullptr) CountInto(base_);
+  if (counters_ != nullptr) Note(Counted(begun_, *counters_));
   counters_ = nullptr;
 }
 
-void ProgressMeter::Expect(uint64_t bytes) {
+void ProgressMeter::Update(const ReadReport& report) {
   MutexLock lock(mutex_);
-  expected_ = bytes;
-  base_.bytes_total = bytes;
+  Note(report);
 }
 
-void ProgressMeter::AddStreamed(const std::vector<int32_t>& ranks) {
-  MutexLock lock(mutex_);
-  std::set<int32_t> all(base_.streamed_ranks.begin(), base_.streamed_ranks.end());
-  all.insert(ranks.begin(), ranks.end());
-  base_.streamed_ranks.assign(all.begin(), all.end());
+void ProgressMeter::Note(const ReadReport& report) {
+  ReadReport& known = done_[report.reader];
+  if (report.storage_bytes < known.storage_bytes || BytesOf(report) < BytesOf(known)) return;
+  known = report;
 }
 
-void ProgressMeter::Add(const ReadReport& report) {
-  std::vector<int32_t> streamed;
-  for (const ReadReport::Filled& filled : report.filled) {
-    if (filled.streamed) streamed.push_back(static_cast<int32_t>(filled.rank));
-  }
-  AddStreamed(streamed);
-  MutexLock lock(mutex_);
-  base_.storage_bytes += report.storage_bytes;
-  for (const ReadReport::Filled& filled : report.filled) {
-    base_.bytes_done += filled.bytes;
-    if (filled.rank != report.reader) base_.sent_bytes += filled.bytes;
-  }
-  SetRate(base_);
-  if (base_.bytes_done == base_.bytes_total) base_.slowest_rank = -1;
-}
-
-void ProgressMeter::SetRate(Progress& progress) const {
-  const double seconds = std::chrono::duration<double>(Clock::now() - began_).count();
-  progress.bytes_per_second =
-      seconds > 0 ? static_cast<double>(progress.bytes_done) / seconds : 0;
-}
-
-// On top of what was counted before.
-void ProgressMeter::CountInto(Progress& progress) const {
-  uint64_t total = 0;
-  uint64_t most_missing = 0;
-  progress.slowest_rank = -1;
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    const auto [rank, bytes] = ranks_[i];
-    const uint64_t done = counters_->done[i].load(std::memory_order_relaxed);
-    total += bytes;
-    progress.bytes_done += done;
-    if (rank != reader_) progress.sent_bytes += done;
-    if (bytes - done > most_missing) {
-      most_missing = bytes - done;
-      progress.slowest_rank = static_cast<int32_t>(rank);
+void ProgressMeter::Sum(const std::map<uint32_t, ReadReport>& done, Progress& progress) const {
+  std::map<uint32_t, uint64_t> missing = expected_;
+  std::set<int32_t> streamed;
+  for (const auto& [reader, report] : done) {
+    progress.storage_bytes += report.storage_bytes;
+    for (const ReadReport::Filled& filled : report.filled) {
+      const auto at = missing.find(filled.rank);
+      if (at == missing.end()) continue;
+      // No report makes more of a rank than it gets.
+      const uint64_t bytes = std::min(filled.bytes, at->second);
+      at->second -= bytes;
+      progress.bytes_done += bytes;
+      if (filled.rank != reader) progress.sent_bytes += bytes;
+      if (filled.streamed) streamed.insert(static_cast<int32_t>(filled.rank));
     }
   }
-  progress.bytes_total = std::max(expected_, total);
-  progress.storage_bytes += counters_->storage_bytes.load(std::memory_order_relaxed);
-  SetRate(progress);
+  progress.streamed_ranks.assign(streamed.begin(), streamed.end());
+  uint64_t most = 0;
+  for (const auto& [rank, bytes] : missing) {
+    if (bytes > most) progress.slowest_rank = static_cast<int32_t>(rank);
+    most = std::max(most, bytes);
+  }
 }
 
 Progress ProgressMeter::Read() const {
   MutexLock lock(mutex_);
   Progress progress = base_;
-  if (counters_ != nullptr) CountInto(progress);
+  for (const auto& [rank, bytes] : expected_) progress.bytes_total += bytes;
+  std::map<uint32_t, ReadReport> done = done_;
+  if (counters_ != nullptr) done[begun_.reader] = Counted(begun_, *counters_);
+  Sum(done, progress);
+  if (began_.has_value()) {
+    const auto until = ended_.value_or(Clock::now());
+    const double seconds = std::chrono::duration<double>(until - *began_).count();
+    if (seconds > 0) progress.bytes_per_second = static_cast<double>(progress.bytes_done) / seconds;
+  }
   return progress;
 }
 

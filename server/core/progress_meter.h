@@ -1,11 +1,11 @@
-// Keeps the stage times of one load and turns a transfer's counters into the
-// Progress that clients see. One thread enters stages; Read is thread-safe.
+// Keeps the stage times of one load and turns what its readers have done into the
+// Progress that clients see. One thread enters stages; the rest is thread-safe.
 #ifndef CKPTD_SERVER_CORE_PROGRESS_METER_H_
 #define CKPTD_SERVER_CORE_PROGRESS_METER_H_
 
 #include <cstdint>
-#include <utility>
-#include <vector>
+#include <map>
+#include <optional>
 
 #include "common/base/mutex.h"
 #include "server/core/domain.h"
@@ -20,31 +20,31 @@ class ProgressMeter {
   void Enter(Stage stage);
   // Ends the last stage.
   void Leave();
-  // From now on Read reports this transfer: `ranks` and bytes expected, in the
-  // order of `counters.done`. `counters` outlives the meter or Detach.
-  void Attach(const TransferProgress& counters, std::vector<std::pair<uint32_t, uint64_t>> ranks,
-              uint32_t reader);
+  // Bytes of tensors that each rank gets, of all readers together.
+  void Expect(std::map<uint32_t, uint64_t> ranks);
+  // From now on Read counts this transfer of the process itself: `begun` as Counted
+  // takes it. `counters` outlives the meter or Detach, which keeps the last counts.
+  void Attach(ReadReport begun, const TransferProgress& counters);
   void Detach();
-  // Bytes that all readers together have to place; else those of Attach.
-  void Expect(uint64_t bytes);
-  // Ranks that get their bytes through streams.
-  void AddStreamed(const std::vector<int32_t>& ranks);
-  // What another reader has done.
-  void Add(const ReadReport& report);
+  // What another reader has done, so far or in the end; older news is ignored.
+  void Update(const ReadReport& report);
   Progress Read() const;
 
  private:
-  void CountInto(Progress& progress) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void SetRate(Progress& progress) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Note(const ReadReport& report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Sum(const std::map<uint32_t, ReadReport>& done, Progress& progress) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable Mutex mutex_;
-  Progress base_ ABSL_GUARDED_BY(mutex_);
-  uint64_t expected_ ABSL_GUARDED_BY(mutex_) = 0;
+  Progress base_ ABSL_GUARDED_BY(mutex_);  // stages alone
   Clock::time_point entered_ ABSL_GUARDED_BY(mutex_);
-  Clock::time_point began_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, uint64_t> expected_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, ReadReport> done_ ABSL_GUARDED_BY(mutex_);  // by reader
+  ReadReport begun_ ABSL_GUARDED_BY(mutex_);
   const TransferProgress* counters_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  std::vector<std::pair<uint32_t, uint64_t>> ranks_ ABSL_GUARDED_BY(mutex_);
-  uint32_t reader_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Of the stage in which bytes move.
+  std::optional<Clock::time_point> began_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Clock::time_point> ended_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptd

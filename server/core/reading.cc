@@ -37,4 +37,32 @@ std::vector<ReaderShare> ShareReading(ReaderPolicy policy, const std::vector<uin
   return shares;
 }
 
+ReadReport Counted(const ReadReport& begun, const TransferProgress& counters) {
+  ReadReport report = begun;
+  report.storage_bytes = counters.storage_bytes.load(std::memory_order_relaxed);
+  for (size_t i = 0; i < report.filled.size(); ++i) {
+    report.filled[i].bytes = counters.done[i].load(std::memory_order_relaxed);
+  }
+  return report;
+}
+
+void OwnReading::Begin(const std::string& name, ReadReport begun,
+                       std::shared_ptr<const TransferProgress> counters) {
+  MutexLock lock(mutex_);
+  name_ = name;
+  begun_ = std::move(begun);
+  counters_ = std::move(counters);
+}
+
+void OwnReading::End() {
+  MutexLock lock(mutex_);
+  counters_ = nullptr;
+}
+
+std::optional<ReadingNow> OwnReading::Now() const {
+  MutexLock lock(mutex_);
+  if (counters_ == nullptr) return std::nullopt;
+  return ReadingNow{name_, Counted(begun_, *counters_)};
+}
+
 }  // namespace ckptd

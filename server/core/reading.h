@@ -1,15 +1,19 @@
-// Who reads what of a load, and what came of it. Plain values; pure functions.
+// Who reads what of a load, and what has come of it.
 #ifndef CKPTD_SERVER_CORE_READING_H_
 #define CKPTD_SERVER_CORE_READING_H_
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/mutex.h"
 #include "server/core/domain.h"
 #include "server/core/identity.h"
+#include "server/transfer/transfer.h"
 
 namespace ckptd {
 
@@ -59,6 +63,30 @@ struct ReadReport {
   uint32_t reader = 0;
   uint64_t storage_bytes = 0;
   std::vector<Filled> filled;
+};
+// What has been done of `begun`, which names the ranks in the order of `counters`.
+ReadReport Counted(const ReadReport& begun, const TransferProgress& counters);
+
+// A share that is being read.
+struct ReadingNow {
+  std::string name;  // of the checkpoint
+  ReadReport done;   // so far, without digests
+};
+
+// How far this rank has come with the share it reads. Thread-safe.
+class OwnReading {
+ public:
+  // `begun` as Counted takes it.
+  void Begin(const std::string& name, ReadReport begun,
+             std::shared_ptr<const TransferProgress> counters);
+  void End();
+  std::optional<ReadingNow> Now() const;
+
+ private:
+  mutable Mutex mutex_;
+  std::string name_ ABSL_GUARDED_BY(mutex_);
+  ReadReport begun_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const TransferProgress> counters_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptd

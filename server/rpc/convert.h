@@ -59,6 +59,10 @@ CommitCall FromProto(const v1::CommitRequest& request);
 
 v1::JoinRequest ToProto(const MemberIdentity& identity,
                         const std::vector<ResidentCheckpoint>& residents);
+v1::HeartbeatRequest ToProto(const HeartbeatCall& call);
+HeartbeatCall FromProto(const v1::HeartbeatRequest& request);
+v1::HeartbeatResponse ToProto(const HeartbeatReply& reply);
+HeartbeatReply FromProto(const v1::HeartbeatResponse& response);
 MemberIdentity IdentityFrom(const v1::JoinRequest& request);
 std::vector<ResidentCheckpoint> ResidentsFrom(const v1::JoinRequest& request);
 

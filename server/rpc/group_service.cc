@@ -71,19 +71,9 @@ grpc::Status GroupServiceImpl::Heartbeat(grpc::ServerContext*,
     response->set_incarnation((*node)->options().identity.incarnation);
     return grpc::Status::OK;
   }
-  const auto reply = (*node)->coordinator()->Heartbeat(static_cast<uint32_t>(request->rank()),
-                                                    request->incarnation());
+  const auto reply = (*node)->coordinator()->Heartbeat(FromProto(*request));
   if (!reply.ok()) return ToGrpc(reply.status());
-  response->set_epoch(reply->epoch);
-  response->set_incarnation(reply->incarnation);
-  for (const uint32_t rank : reply->missing_ranks) {
-    response->add_missing_ranks(static_cast<int32_t>(rank));
-  }
-  for (const auto& [name, progress] : reply->loads) {
-    auto* load = response->add_loads();
-    load->set_name(name);
-    *load->mutable_progress() = ToProto(progress);
-  }
+  *response = ToProto(*reply);
   return grpc::Status::OK;
 }
 

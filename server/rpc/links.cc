@@ -229,24 +229,12 @@ class GrpcLeaderLink final : public LeaderLink {
                      ckptd::FromProto(response.heartbeat_timeout())};
   }
 
-  absl::StatusOr<HeartbeatReply> Heartbeat(uint32_t rank, const std::string& incarnation,
+  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call,
                                            Deadline deadline) override {
-    v1::HeartbeatRequest request;
-    request.set_rank(static_cast<int32_t>(rank));
-    request.set_incarnation(incarnation);
     v1::HeartbeatResponse response;
-    CKPTD_RETURN_IF_ERROR(Call(&v1::GroupService::Stub::Heartbeat, request, response, deadline,
-                               "heartbeat to " + address_));
-    HeartbeatReply reply;
-    reply.epoch = response.epoch();
-    reply.incarnation = response.incarnation();
-    for (const int32_t missing : response.missing_ranks()) {
-      reply.missing_ranks.push_back(static_cast<uint32_t>(missing));
-    }
-    for (const v1::LoadProgress& load : response.loads()) {
-      reply.loads.emplace_back(load.name(), FromProto(load.progress()));
-    }
-    return reply;
+    CKPTD_RETURN_IF_ERROR(Call(&v1::GroupService::Stub::Heartbeat, ToProto(call), response,
+                               deadline, "heartbeat to " + address_));
+    return FromProto(response);
   }
 
   absl::StatusOr<std::string> Propose(uint32_t rank, const std::string& incarnation,

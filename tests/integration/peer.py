@@ -68,6 +68,14 @@ def connect(address, key=KEY):
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(*_certificates(key)), options)
 
 
+def add_port(server):
+    """A port on loopback, of somebody who has the group key."""
+    root, key, certificate = _certificates(KEY)
+    return server.add_secure_port(
+        "127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)], root, True)
+    )
+
+
 def call(address, method, request, timeout=10, key=KEY):
     """(code, sentence) of a call."""
     with connect(address, key) as channel:
@@ -140,10 +148,7 @@ class FakeMember:
         self.server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler(SERVICE, methods)]
         )
-        root, key, certificate = _certificates(KEY)
-        port = self.server.add_secure_port(
-            "127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)], root, True)
-        )
+        port = add_port(self.server)
         self.server.start()
         self.identity.address = f"127.0.0.1:{port}"
         self.channel = connect(self.leader)

@@ -50,6 +50,29 @@ def test_only_the_rank_that_lost_its_shard_is_loaded_again(start, path):
     assert int(progress["storage_bytes"]) == 5 * 11 * 17 * 4
 
 
+def shared_memory(pid):
+    """Inodes of the memory that a daemon has mapped, its own and others'."""
+    try:
+        with open(f"/proc/{pid}/maps") as maps:
+            return {line.split()[4] for line in maps if "memfd" in line and line.split()[1] == "rw-s"}
+    except PermissionError:
+        pytest.skip("the mappings of a daemon are shown to root alone")
+
+
+def test_a_member_that_reads_lets_go_of_the_memory_of_a_rank_that_left(start, path):
+    group = start(3, "--reader", "all")
+    map_all(group, path, "replicate:3")
+    reader = group.pid(1)
+    everybodys = [shared_memory(group.pid(rank)) for rank in range(3)]
+    # Each of them reads for all, and maps the memory of all.
+    assert everybodys[0] == everybodys[1] == everybodys[2] and len(everybodys[0]) == 3
+    os.kill(group.pid(2), signal.SIGKILL)
+    wait_until(lambda: len(shared_memory(reader)) == 2, "rank 1 to let go of the memory of rank 2")
+    group.wait_ready()
+    assert group.pid(1) == reader
+    map_all(group, path, "replicate:3")
+
+
 def test_a_trainer_keeps_its_memory_when_every_daemon_dies(start, path):
     group = start(1)
     with ckptd.connect(group.address(0)) as client:

@@ -234,6 +234,30 @@ def test_each_rank_of_a_group_with_several_readers_maps_its_rows(spread, source,
     check_rows(group, path, tensors, "fsdp:4")
 
 
+def test_what_members_read_is_seen_by_all_while_they_read(spread, network, big):
+    path, tensors = big
+    group = spread([0, 1], "--reader", "all")
+    network.limit("20mbit")
+    waiting = [load_in_background(group, path, "fsdp:2", rank) for rank in (0, 1)]
+
+    def news_of_rank_1(rank):
+        """Only rank 1 sends bytes to rank 0, and only it says so."""
+        (checkpoint,) = group.json("list", rank=rank)["checkpoints"] or [{"progress": {}}]
+        now = checkpoint["progress"]
+        assert checkpoint.get("state", "LOADING") == "LOADING", checkpoint
+        return now if now.get("streamed_ranks") == [0, 1] and int(now["bytes_done"]) else None
+
+    wait_for_bytes(group)
+    for rank in range(2):
+        now = wait_until(lambda: news_of_rank_1(rank), f"rank {rank} to see what rank 1 reads", 20)
+        assert int(now["bytes_done"]) < int(now["bytes_total"]) == total(tensors)
+    network.limit("1gbit")
+    for thread, answers in waiting:
+        thread.join()
+        assert answers[0].progress.streamed_ranks == (0, 1)
+        assert answers[0].progress.bytes_done == total(tensors)
+
+
 def test_with_a_reader_per_host_no_weights_cross_the_cable(spread, network, big):
     path, tensors = big
     group = spread([0, 1], "--reader", "per_node")

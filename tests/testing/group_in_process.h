@@ -222,7 +222,9 @@ class GroupInProcess {
       PeerMemoryInProcess peers(hosts_.empty() ? "" : hosts_[rank]);
       for (uint32_t i = 0; i < size(); ++i) peers.Add(i, *ranks_[i]->memory);
       const auto connect = [this](const MemberIdentity& who) { return ranks_[who.rank]->link; };
-      return ReadForLeader({own.catalog, peers, connect, rank, "", 2, stopping_}, *incoming, call);
+      OwnReading reading;
+      return ReadForLeader({own.catalog, peers, connect, rank, "", 2, stopping_, reading}, *incoming,
+                           call);
     };
   }
 

@@ -24,6 +24,7 @@ class Progress:
     waiting_ranks: Tuple[int, ...]
     storage_bytes: int
     sent_bytes: int
+    streamed_ranks: Tuple[int, ...]  # got their bytes through streams, not by mapping
     stages: Tuple[Tuple[str, float], ...]  # finished ones, seconds each
 
     @property
@@ -79,6 +80,7 @@ def progress_of(message) -> Progress:
         waiting_ranks=tuple(message.waiting_ranks),
         storage_bytes=message.storage_bytes,
         sent_bytes=message.sent_bytes,
+        streamed_ranks=tuple(message.streamed_ranks),
         stages=tuple(
             (_STAGES.get(t.stage, str(t.stage)), seconds(t.duration)) for t in message.stages
         ),

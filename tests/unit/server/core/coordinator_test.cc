@@ -18,10 +18,10 @@ namespace {
 
 class CoordinatorTest : public ::testing::Test {
  protected:
-  std::unique_ptr<Coordinator> Start() {
+  std::unique_ptr<Coordinator> Start(ReaderPolicy reader = ReaderPolicy::kRank0) {
     return std::make_unique<Coordinator>(
         Coordinator::Parts{group_.rank(0).catalog, group_.membership(), group_.peer_memory(),
-                           load_worker_, lookup_worker_, 1});
+                           load_worker_, lookup_worker_, 1, reader});
   }
   LoadRequest Rules() { return RuleRequest("fsdp:2", source_.path()); }
   LoadRequest Statement(uint32_t rank, const std::string& tensor = "a") {
@@ -33,6 +33,13 @@ class CoordinatorTest : public ::testing::Test {
   CheckpointInfo EndOf(uint32_t rank, const std::string& name) {
     group_.rank(rank).catalog.WatchEnd(name, Soon());
     return group_.rank(rank).catalog.Get(name).value();
+  }
+
+  HeartbeatCall Beat(uint32_t rank) {
+    HeartbeatCall call;
+    call.rank = rank;
+    call.incarnation = group_.Identity(rank).incarnation;
+    return call;
   }
 
   SmallSource source_;
@@ -57,8 +64,7 @@ TEST_F(CoordinatorTest, LoadsOnceAllRanksHaveStatedTheirTensors) {
 
 TEST_F(CoordinatorTest, AHeartbeatTellsWhoIsWaitedFor) {
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(1, Statement(1)));
-  ASSERT_OK_AND_ASSIGN(const HeartbeatReply reply,
-                       coordinator_->Heartbeat(1, group_.Identity(1).incarnation));
+  ASSERT_OK_AND_ASSIGN(const HeartbeatReply reply, coordinator_->Heartbeat(Beat(1)));
   ASSERT_EQ(reply.loads.size(), 1u);
   EXPECT_EQ(reply.loads[0].first, name);
   EXPECT_EQ(reply.loads[0].second.stage, Stage::kGathering);
@@ -78,7 +84,7 @@ TEST_F(CoordinatorTest, AHeartbeatNamesEveryLoadThatRuns) {
   // Rank 0 does not know it before it prepares: first the round waits, then it is queued.
   Stage stage = Stage::kGathering;
   for (const Deadline end = Soon(); stage == Stage::kGathering && Clock::now() < end;) {
-    const auto reply = coordinator_->Heartbeat(1, group_.Identity(1).incarnation);
+    const auto reply = coordinator_->Heartbeat(Beat(1));
     ASSERT_OK(reply.status());
     ASSERT_EQ(reply->loads.size(), 1u);
     EXPECT_EQ(reply->loads[0].first, name);
@@ -86,6 +92,39 @@ TEST_F(CoordinatorTest, AHeartbeatNamesEveryLoadThatRuns) {
   }
   EXPECT_EQ(stage, Stage::kQueued);
   go_on.set_value();
+}
+
+TEST_F(CoordinatorTest, AHeartbeatNamesTheMembersToWhomKnowsThoseOfAnotherEpoch) {
+  HeartbeatCall call = Beat(1);
+  ASSERT_OK_AND_ASSIGN(const HeartbeatReply reply, coordinator_->Heartbeat(call));
+  EXPECT_EQ(reply.members.size(), 2u);
+  EXPECT_EQ(reply.members.at(0), group_.Identity(0).incarnation);
+  EXPECT_EQ(reply.members.at(1), group_.Identity(1).incarnation);
+  call.members_epoch = reply.epoch;
+  EXPECT_TRUE(coordinator_->Heartbeat(call).value().members.empty());
+}
+
+TEST_F(CoordinatorTest, WhatAMemberHasReadIsSeenBeforeItIsDone) {
+  constexpr uint64_t kFar = uint64_t{1} << 40;  // more than there is to read
+  coordinator_.reset();
+  coordinator_ = Start(ReaderPolicy::kAll);
+  Catalog& leaders = group_.rank(0).catalog;
+  const auto read = group_.rank(1).link->read;
+  group_.rank(1).link->read = [&](const ExecuteCall& call) {
+    HeartbeatCall beat = Beat(1);
+    beat.reading = ReadingNow{call.name, {}};
+    beat.reading->done.storage_bytes = kFar;
+    EXPECT_OK(coordinator_->Heartbeat(beat).status());
+    uint64_t seen = 0;
+    uint64_t shown = 0;
+    for (const Deadline end = Soon(); shown < kFar && Clock::now() < end;) {
+      shown = leaders.Watch(call.name, seen, end).value().progress.storage_bytes;
+    }
+    EXPECT_GE(shown, kFar);
+    return read(call);
+  };
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
 }
 
 TEST_F(CoordinatorTest, AStatementThatNeverComesFailsTheLoadAndNamesItsRank) {

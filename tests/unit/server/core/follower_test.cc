@@ -1,9 +1,12 @@
 #include "server/core/follower.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "common/base/mutex.h"
 #include "common/base/reasons.h"
@@ -32,16 +35,19 @@ class FakeLeader final : public LeaderLink {
     reply.heartbeat_interval = std::chrono::milliseconds(1);
     return reply;
   }
-  absl::StatusOr<HeartbeatReply> Heartbeat(uint32_t, const std::string&, Deadline) override {
+  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call, Deadline) override {
     MutexLock lock(mutex_);
+    if (call.reading.has_value()) read_ = call.reading;
+    changed_.NotifyAll();
     if (forgetful_) {
       forgetful_ = false;
       return absl::NotFoundError("who is that");
     }
     HeartbeatReply reply;
-    reply.epoch = 5;
+    reply.epoch = epoch_;
     reply.missing_ranks = missing_;
     reply.loads = loads_;
+    if (call.members_epoch != epoch_) reply.members = {{0, incarnation_}, {2, second_}};
     return reply;
   }
   absl::StatusOr<std::string> Propose(uint32_t, const std::string&, const LoadRequest&,
@@ -72,6 +78,18 @@ class FakeLeader final : public LeaderLink {
       return joins_ >= count;
     });
   }
+  // Rank 2 is another process from now on.
+  void ReplaceSecond() {
+    MutexLock lock(mutex_);
+    second_ = "another";
+    ++epoch_;
+  }
+  bool WaitForReading(uint64_t storage_bytes) {
+    MutexLock lock(mutex_);
+    return changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return read_.has_value() && read_->done.storage_bytes == storage_bytes;
+    });
+  }
   size_t residents() const {
     MutexLock lock(mutex_);
     return residents_;
@@ -87,6 +105,9 @@ class FakeLeader final : public LeaderLink {
   absl::Status join_answer_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint32_t> missing_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<std::string, Progress>> loads_ ABSL_GUARDED_BY(mutex_);
+  std::string second_ ABSL_GUARDED_BY(mutex_) = "one";
+  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 5;
+  std::optional<ReadingNow> read_ ABSL_GUARDED_BY(mutex_);
 };
 
 class FollowerTest : public ::testing::Test {
@@ -99,6 +120,12 @@ class FollowerTest : public ::testing::Test {
         Follower::Parts{catalog_, *memory_, leader_, [this](const std::string& secret) {
                           MutexLock lock(mutex_);
                           secret_ = secret;
+                        },
+                        [this] { return reading_.Now(); },
+                        [this](uint32_t rank) {
+                          MutexLock lock(mutex_);
+                          departed_.push_back(rank);
+                          changed_.NotifyAll();
                         }},
         who);
   }
@@ -110,8 +137,11 @@ class FollowerTest : public ::testing::Test {
   std::unique_ptr<HostMemory> memory_ = MakeSmallMemory(2);
   Catalog catalog_{*memory_, 1, 2};
   std::shared_ptr<FakeLeader> leader_ = std::make_shared<FakeLeader>();
+  OwnReading reading_;
   Mutex mutex_;
+  CondVar changed_;
   std::string secret_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint32_t> departed_ ABSL_GUARDED_BY(mutex_);
 };
 
 TEST_F(FollowerTest, IsReadyOnceItHasJoinedACompleteGroup) {
@@ -171,6 +201,44 @@ TEST_F(FollowerTest, ShowsTheLeadersProgressUntilBytesMove) {
     info = catalog_.Watch("checkpoints/a", seen, deadline).value();
   }
   EXPECT_THAT(info.progress.waiting_ranks, ::testing::ElementsAre(0));
+}
+
+TEST_F(FollowerTest, ShowsMoreBytesThanTheTransferHasReported) {
+  catalog_.Begin("checkpoints/a", RuleRequest());
+  Progress progress;
+  progress.stage = Stage::kTransferring;
+  progress.bytes_done = 10;
+  catalog_.UpdateProgress("checkpoints/a", progress);
+  progress.bytes_done = 30;
+  leader_->Report("checkpoints/a", progress);
+  const auto follower = Start();
+  uint64_t seen = 0;
+  uint64_t shown = 0;
+  for (const Deadline deadline = Soon(); shown != 30 && Clock::now() < deadline;) {
+    shown = catalog_.Watch("checkpoints/a", seen, deadline).value().progress.bytes_done;
+  }
+  EXPECT_EQ(shown, 30u);
+}
+
+TEST_F(FollowerTest, TellsTheLeaderHowFarItHasRead) {
+  const auto counters = std::make_shared<TransferProgress>(0);
+  counters->storage_bytes = 1;
+  reading_.Begin("checkpoints/a", {}, counters);
+  const auto follower = Start();
+  EXPECT_TRUE(leader_->WaitForReading(1));
+  counters->storage_bytes = 2;
+  EXPECT_TRUE(leader_->WaitForReading(2));
+}
+
+TEST_F(FollowerTest, HearsThatTheProcessOfARankIsGone) {
+  const auto follower = Start();
+  ASSERT_TRUE(follower->WaitReady(Soon()));
+  leader_->ReplaceSecond();
+  MutexLock lock(mutex_);
+  ASSERT_TRUE(changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !departed_.empty();
+  }));
+  EXPECT_THAT(departed_, ::testing::ElementsAre(2));
 }
 
 TEST_F(FollowerTest, FailsALoadThatTheLeaderNoLongerRuns) {

@@ -153,7 +153,7 @@ class HastyLeader final : public LeaderLink {
                                  Deadline) override {
     return JoinReply();
   }
-  absl::StatusOr<HeartbeatReply> Heartbeat(uint32_t, const std::string&, Deadline) override {
+  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall&, Deadline) override {
     return HeartbeatReply();
   }
   absl::StatusOr<std::string> Propose(uint32_t, const std::string&, const LoadRequest&,

@@ -1,15 +1,20 @@
 // The small parts of the core: rendezvous values, the worker, progress.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <future>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/core/coordinator.h"
 #include "server/core/key_value.h"
+#include "server/core/presence.h"
 #include "server/core/progress_meter.h"
 #include "server/core/worker.h"
 #include "tests/testing/core_values.h"
@@ -104,6 +109,16 @@ TEST(ProgressMeter, KeepsTheTimesOfFinishedStages) {
   EXPECT_EQ(progress.stages[0].first, Stage::kOpening);
 }
 
+// A report of rank `reader`, which has filled each of `ranks` with so many bytes.
+ReadReport Report(uint32_t reader, uint64_t storage_bytes,
+                  const std::vector<std::pair<uint32_t, uint64_t>>& ranks) {
+  ReadReport report;
+  report.reader = reader;
+  report.storage_bytes = storage_bytes;
+  for (const auto& [rank, bytes] : ranks) report.filled.push_back({rank, bytes, false, {}});
+  return report;
+}
+
 TEST(ProgressMeter, CountsATransferAndNamesTheRankThatMissesMost) {
   TransferProgress counters(3);
   counters.done[0] = 100;
@@ -111,7 +126,8 @@ TEST(ProgressMeter, CountsATransferAndNamesTheRankThatMissesMost) {
   counters.done[2] = 60;
   counters.storage_bytes = 110;
   ProgressMeter meter;
-  meter.Attach(counters, {{0, 100}, {1, 100}, {4, 100}}, 0);
+  meter.Expect({{0, 100}, {1, 100}, {4, 100}});
+  meter.Attach(Report(0, 0, {{0, 0}, {1, 0}, {4, 0}}), counters);
   const Progress progress = meter.Read();
   EXPECT_EQ(progress.bytes_total, 300u);
   EXPECT_EQ(progress.bytes_done, 180u);
@@ -121,22 +137,82 @@ TEST(ProgressMeter, CountsATransferAndNamesTheRankThatMissesMost) {
 }
 
 TEST(ProgressMeter, NoRankIsSlowestWhenAllIsDone) {
-  TransferProgress counters(1);
-  counters.done[0] = 100;
   ProgressMeter meter;
-  meter.Attach(counters, {{0, 100}}, 0);
+  meter.Expect({{0, 100}});
+  meter.Update(Report(0, 100, {{0, 100}}));
   EXPECT_EQ(meter.Read().slowest_rank, -1);
 }
 
 TEST(ProgressMeter, KeepsTheLastCountsOnceDetached) {
   ProgressMeter meter;
+  meter.Expect({{0, 100}});
   {
     TransferProgress counters(1);
-    meter.Attach(counters, {{0, 100}}, 0);
+    meter.Attach(Report(0, 0, {{0, 0}}), counters);
     counters.done[0] = 100;
     meter.Detach();
   }
   EXPECT_EQ(meter.Read().bytes_done, 100u);
+}
+
+TEST(ProgressMeter, AddsUpWhatSeveralReadersHaveDone) {
+  ProgressMeter meter;
+  meter.Expect({{0, 100}, {1, 100}});
+  meter.Update(Report(0, 60, {{0, 30}, {1, 30}}));
+  meter.Update(Report(1, 50, {{0, 40}, {1, 10}}));
+  const Progress progress = meter.Read();
+  EXPECT_EQ(progress.bytes_done, 110u);
+  EXPECT_EQ(progress.storage_bytes, 110u);
+  EXPECT_EQ(progress.sent_bytes, 70u);
+  EXPECT_EQ(progress.slowest_rank, 1);
+}
+
+TEST(ProgressMeter, NeverGoesBack) {
+  ProgressMeter meter;
+  meter.Expect({{1, 100}});
+  meter.Update(Report(1, 80, {{1, 80}}));
+  meter.Update(Report(1, 50, {{1, 50}}));  // overtaken on its way
+  EXPECT_EQ(meter.Read().bytes_done, 80u);
+}
+
+TEST(ProgressMeter, BelievesNoReportThatARankGotMoreThanItGets) {
+  ProgressMeter meter;
+  meter.Expect({{1, 100}});
+  meter.Update(Report(1, 1, {{1, UINT64_MAX}, {7, 5}}));
+  EXPECT_EQ(meter.Read().bytes_done, 100u);
+}
+
+TEST(ProgressMeter, NamesTheRanksThatGotStreams) {
+  ProgressMeter meter;
+  meter.Expect({{1, 100}, {2, 100}});
+  ReadReport report = Report(0, 1, {{1, 1}, {2, 1}});
+  report.filled[1].streamed = true;
+  meter.Update(report);
+  EXPECT_THAT(meter.Read().streamed_ranks, ::testing::ElementsAre(2));
+}
+
+TEST(Presence, NamesWhoLeftAndWhoWasReplaced) {
+  Presence presence;
+  EXPECT_THAT(presence.Update({{0, "a"}, {1, "b"}, {2, "c"}}), ::testing::IsEmpty());
+  EXPECT_THAT(presence.Update({{0, "a"}, {1, "new"}}), ::testing::ElementsAre(1, 2));
+  EXPECT_THAT(presence.Update({{0, "a"}, {1, "new"}, {2, "c"}}), ::testing::IsEmpty());
+}
+
+TEST(OwnReading, ShowsHowFarItIsWhileItLasts) {
+  OwnReading reading;
+  EXPECT_FALSE(reading.Now().has_value());
+  const auto counters = std::make_shared<TransferProgress>(1);
+  reading.Begin("checkpoints/a", Report(3, 0, {{5, 0}}), counters);
+  counters->done[0] = 7;
+  counters->storage_bytes = 9;
+  const std::optional<ReadingNow> now = reading.Now();
+  ASSERT_TRUE(now.has_value());
+  EXPECT_EQ(now->name, "checkpoints/a");
+  EXPECT_EQ(now->done.reader, 3u);
+  EXPECT_EQ(now->done.storage_bytes, 9u);
+  EXPECT_EQ(now->done.filled.at(0).bytes, 7u);
+  reading.End();
+  EXPECT_FALSE(reading.Now().has_value());
 }
 
 TEST(CheckRequest, AcceptsRulesForThisGroup) {

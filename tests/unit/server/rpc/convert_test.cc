@@ -180,7 +180,7 @@ TEST(ConvertCommit, KeepsTheCallAndItsProgress) {
 
 TEST(ConvertJoin, KeepsTheIdentityAndTheResidents) {
   MemberIdentity who{"job", "1.0", 3, 4, "one", "host:1", "boot", 77};
-  const ResidentCheckpoint resident{"checkpoints/a", 5, {{"/m/a", 1, 2, 3, -4, 5}}, {6, 7}};
+  const ResidentCheckpoint resident{"checkpoints/a", 5, {{"/m/a", 1, 2, 3, -4, -6, 5}}, {6, 7}};
   const v1::JoinRequest request = ToProto(who, {resident});
   EXPECT_EQ(IdentityFrom(request).rank, 3u);
   EXPECT_EQ(IdentityFrom(request).incarnation, "one");
@@ -190,6 +190,37 @@ TEST(ConvertJoin, KeepsTheIdentityAndTheResidents) {
   EXPECT_EQ(residents[0].load_key, 5u);
   EXPECT_EQ(residents[0].files, resident.files);
   EXPECT_EQ(residents[0].request_digests, resident.request_digests);
+}
+
+TEST(ConvertHeartbeat, KeepsWhatAMemberReads) {
+  HeartbeatCall call{3, "one", 8, ReadingNow{"checkpoints/a", {}}};
+  call.reading->done.storage_bytes = 70;
+  call.reading->done.filled = {{2, 40, true, {}}};
+  const HeartbeatCall back = FromProto(ToProto(call));
+  EXPECT_EQ(back.rank, 3u);
+  EXPECT_EQ(back.incarnation, "one");
+  EXPECT_EQ(back.members_epoch, 8u);
+  ASSERT_TRUE(back.reading.has_value());
+  EXPECT_EQ(back.reading->name, "checkpoints/a");
+  EXPECT_EQ(back.reading->done.storage_bytes, 70u);
+  ASSERT_EQ(back.reading->done.filled.size(), 1u);
+  EXPECT_EQ(back.reading->done.filled[0].bytes, 40u);
+  EXPECT_TRUE(back.reading->done.filled[0].streamed);
+  call.reading.reset();
+  EXPECT_FALSE(FromProto(ToProto(call)).reading.has_value());
+}
+
+TEST(ConvertHeartbeat, KeepsTheAnswer) {
+  HeartbeatReply reply;
+  reply.epoch = 4;
+  reply.missing_ranks = {1};
+  reply.loads = {{"checkpoints/a", {}}};
+  reply.members = {{0, "leader"}, {2, "two"}};
+  const HeartbeatReply back = FromProto(ToProto(reply));
+  EXPECT_EQ(back.epoch, 4u);
+  EXPECT_EQ(back.missing_ranks, reply.missing_ranks);
+  EXPECT_EQ(back.loads.at(0).first, "checkpoints/a");
+  EXPECT_EQ(back.members, reply.members);
 }
 
 TEST(ConvertFailure, KeepsCodeReasonSentenceAndRank) {

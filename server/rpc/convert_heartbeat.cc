@@ -1,0 +1,67 @@
+// Heartbeats: proto and domain.
+#include <utility>
+
+#include "server/rpc/convert.h"
+
+namespace ckptd {
+
+v1::HeartbeatRequest ToProto(const HeartbeatCall& call) {
+  v1::HeartbeatRequest out;
+  out.set_rank(static_cast<int32_t>(call.rank));
+  out.set_incarnation(call.incarnation);
+  out.set_members_epoch(call.members_epoch);
+  if (call.reading.has_value()) {
+    out.mutable_reading()->set_name(call.reading->name);
+    *out.mutable_reading()->mutable_done() = ToProto(call.reading->done);
+  }
+  return out;
+}
+
+HeartbeatCall FromProto(const v1::HeartbeatRequest& request) {
+  HeartbeatCall call;
+  call.rank = static_cast<uint32_t>(request.rank());
+  call.incarnation = request.incarnation();
+  call.members_epoch = request.members_epoch();
+  if (!request.reading().name().empty()) {
+    call.reading = {request.reading().name(), FromProto(request.reading().done())};
+  }
+  return call;
+}
+
+v1::HeartbeatResponse ToProto(const HeartbeatReply& reply) {
+  v1::HeartbeatResponse out;
+  out.set_epoch(reply.epoch);
+  out.set_incarnation(reply.incarnation);
+  for (const uint32_t rank : reply.missing_ranks) {
+    out.add_missing_ranks(static_cast<int32_t>(rank));
+  }
+  for (const auto& [name, progress] : reply.loads) {
+    v1::LoadProgress& load = *out.add_loads();
+    load.set_name(name);
+    *load.mutable_progress() = ToProto(progress);
+  }
+  for (const auto& [rank, incarnation] : reply.members) {
+    v1::MemberName& member = *out.add_members();
+    member.set_rank(static_cast<int32_t>(rank));
+    member.set_incarnation(incarnation);
+  }
+  return out;
+}
+
+HeartbeatReply FromProto(const v1::HeartbeatResponse& response) {
+  HeartbeatReply reply;
+  reply.epoch = response.epoch();
+  reply.incarnation = response.incarnation();
+  for (const int32_t missing : response.missing_ranks()) {
+    reply.missing_ranks.push_back(static_cast<uint32_t>(missing));
+  }
+  for (const v1::LoadProgress& load : response.loads()) {
+    reply.loads.emplace_back(load.name(), FromProto(load.progress()));
+  }
+  for (const v1::MemberName& member : response.members()) {
+    reply.members[static_cast<uint32_t>(member.rank())] = member.incarnation();
+  }
+  return reply;
+}
+
+}  // namespace ckptd
