@@ -10,7 +10,7 @@
 #include "server/transfer/transfer.h"
 #include "tests/testing/frame_sinks.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/server/transfer/world.h"
+#include "tests/testing/transfer_world.h"
 
 namespace ckptd {
 namespace {
@@ -57,7 +57,7 @@ class Elsewhere {
 
 class Frames : public ::testing::TestWithParam<uint64_t> {};
 
-TEST_P(Frames, FillTheSlabsOfRanksElsewhere) {
+TEST_P(Frames, FillTheSlabsOfRanksElsewhereBesideMemoryThatIsHere) {
   Elsewhere world(GetParam(), {1, 2});
   ASSERT_OK(RunTransfer(world.world.index, world.targets, world.options, world.progress));
   world.ExpectAllPlaced();
@@ -77,35 +77,6 @@ TEST_P(Frames, CarryWhatTheirRankNeedsAndNoMore) {
     EXPECT_EQ(result.done[r], plan.tensor_bytes);
     EXPECT_EQ(world.receivers[r]->placed_bytes(), plan.tensor_bytes);
   }
-}
-
-TEST_P(Frames, GiveTheSameDigestsAsBytesReadHere) {
-  Elsewhere world(GetParam(), {1, 2});
-  ASSERT_OK(RunTransfer(world.world.index, world.targets, world.options, world.progress));
-  for (const size_t r : {1, 2}) {
-    ASSERT_OK(world.receivers[r]->Close(kPatience));
-    ASSERT_OK_AND_ASSIGN(const std::vector<uint64_t> digests, world.receivers[r]->Digests());
-    for (size_t t = 0; t < digests.size(); ++t) {
-      ASSERT_EQ(digests[t], TensorDigest(world.world.expected[r][t])) << r << " " << t;
-    }
-  }
-}
-
-TEST_P(Frames, OfSeveralReadersAddUpToEveryByteOnce) {
-  Elsewhere world(GetParam(), {1, 2}, false);
-  uint64_t storage_bytes = 0;
-  std::vector<uint64_t> done(3);
-  world.options.parts = 3;
-  for (uint32_t part = 0; part < 3; ++part) {
-    world.options.part = part;
-    ASSERT_OK_AND_ASSIGN(const TransferResult result, RunTransfer(world.world.index, world.targets,
-                                                                  world.options, world.progress));
-    storage_bytes += result.storage_bytes;
-    for (size_t r = 0; r < 3; ++r) done[r] += result.done[r];
-  }
-  world.ExpectAllPlaced();
-  EXPECT_EQ(storage_bytes, world.world.NeededBytes());
-  for (size_t r = 0; r < 3; ++r) EXPECT_EQ(done[r], world.world.plans[r].tensor_bytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Frames, ::testing::Range<uint64_t>(100, 108));

@@ -5,7 +5,7 @@
 #include "common/base/digest.h"
 #include "common/base/reasons.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/server/transfer/world.h"
+#include "tests/testing/transfer_world.h"
 
 namespace ckptd {
 namespace {

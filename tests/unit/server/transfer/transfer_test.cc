@@ -1,113 +1,20 @@
+// Plans that cannot be, and small parts of a transfer; the rest is in tests/contract/transfer.
 #include "server/transfer/transfer.h"
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <filesystem>
+#include <set>
 #include <vector>
 
 #include "common/base/digest.h"
 #include "common/base/reasons.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/server/transfer/world.h"
+#include "tests/testing/transfer_world.h"
 
 namespace ckptd {
 namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
-
-struct Case {
-  uint64_t seed;
-  unsigned threads;
-  bool map;
-  uint64_t segment_bytes;
-};
-
-class Transfer : public ::testing::TestWithParam<Case> {
- protected:
-  void SetUp() override {
-    FillAtRandom(world_, GetParam().seed, 5 * kMiB);
-    world_.Finish(GetParam().segment_bytes);
-    options_.threads = GetParam().threads;
-    options_.way = GetParam().map ? ReadWay::kAuto : ReadWay::kBuffer;
-  }
-
-  World world_{2, 3};
-  TransferProgress progress_{3};
-  TransferOptions options_;
-};
-
-TEST_P(Transfer, PutsEveryTensorOfEveryRankInItsPlace) {
-  ASSERT_OK(RunTransfer(world_.index, world_.targets, options_, progress_));
-  for (size_t r = 0; r < 3; ++r) {
-    for (size_t t = 0; t < world_.expected[r].size(); ++t) {
-      ASSERT_TRUE(world_.Tensor(r, t) == world_.expected[r][t]) << "rank " << r << " tensor " << t;
-    }
-  }
-}
-
-TEST_P(Transfer, PlacesTheSameBytesWithoutDigests) {
-  options_.digests = false;
-  ASSERT_OK_AND_ASSIGN(const TransferResult result,
-                       RunTransfer(world_.index, world_.targets, options_, progress_));
-  ASSERT_TRUE(result.digests.empty());
-  for (size_t r = 0; r < 3; ++r) {
-    for (size_t t = 0; t < world_.expected[r].size(); ++t) {
-      ASSERT_TRUE(world_.Tensor(r, t) == world_.expected[r][t]) << "rank " << r << " tensor " << t;
-    }
-  }
-}
-
-TEST_P(Transfer, ReportsTheDigestOfEachTensorsLocalBytes) {
-  ASSERT_OK_AND_ASSIGN(const TransferResult result,
-                       RunTransfer(world_.index, world_.targets, options_, progress_));
-  for (size_t r = 0; r < 3; ++r) {
-    ASSERT_EQ(result.digests[r].size(), world_.expected[r].size());
-    for (size_t t = 0; t < world_.expected[r].size(); ++t) {
-      ASSERT_EQ(result.digests[r][t], TensorDigest(world_.expected[r][t])) << r << " " << t;
-    }
-  }
-}
-
-TEST_P(Transfer, ReadsEachNeededByteOnce) {
-  ASSERT_OK_AND_ASSIGN(const TransferResult result,
-                       RunTransfer(world_.index, world_.targets, options_, progress_));
-  EXPECT_EQ(result.storage_bytes, world_.NeededBytes());
-}
-
-TEST_P(Transfer, CountsWhatItDid) {
-  ASSERT_OK_AND_ASSIGN(const TransferResult result,
-                       RunTransfer(world_.index, world_.targets, options_, progress_));
-  EXPECT_EQ(progress_.storage_bytes.load(), result.storage_bytes);
-  for (size_t r = 0; r < 3; ++r) {
-    EXPECT_EQ(progress_.done[r].load(), world_.plans[r].tensor_bytes);
-  }
-}
-
-TEST_P(Transfer, TogetherWithZeroPaddingLeavesNoOldByte) {
-  ASSERT_OK(RunTransfer(world_.index, world_.targets, options_, progress_));
-  for (size_t r = 0; r < 3; ++r) {
-    ZeroPadding(world_.plans[r], world_.targets[r].slab);
-    std::vector<std::byte> expected(world_.plans[r].slab_bytes);
-    for (size_t t = 0; t < world_.expected[r].size(); ++t) {
-      std::copy(world_.expected[r][t].begin(), world_.expected[r][t].end(),
-                expected.begin() + static_cast<ptrdiff_t>(world_.plans[r].tensors[t].offset));
-    }
-    ASSERT_TRUE(world_.Slab(r) == expected) << "rank " << r;
-  }
-}
-
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
-  for (uint64_t seed = 1; seed <= 6; ++seed) {
-    const auto threads = static_cast<unsigned>(1 + seed % 4);
-    const uint64_t segment = seed % 2 == 0 ? 64 << 10 : (64 << 10) * (1 + seed * seed * 7);
-    cases.push_back({seed, threads, seed % 3 != 0, segment});
-  }
-  return cases;
-}
-
-INSTANTIATE_TEST_SUITE_P(RandomWorlds, Transfer, ::testing::ValuesIn(Cases()));
 
 // One tensor of 16 MiB, in rows, for two ranks.
 class BigFile : public ::testing::TestWithParam<bool> {
@@ -128,54 +35,6 @@ class BigFile : public ::testing::TestWithParam<bool> {
   TransferProgress progress_{2};
   TransferOptions options_;
 };
-
-TEST_P(BigFile, CutDuringTheTransferIsAChangedSource) {
-  int polls = 0;
-  options_.interrupted = [&] {
-    if (++polls == 4) std::filesystem::resize_file(world_.index.files[0].path, 2 * kMiB);
-    return absl::OkStatus();
-  };
-  const auto result = RunTransfer(world_.index, world_.targets, options_, progress_);
-  ASSERT_EQ(ReasonOf(result.status()), reason::kSourceChanged) << result.status().ToString();
-}
-
-TEST_P(BigFile, AnErrorNamesTheFileAndTheTensor) {
-  std::filesystem::resize_file(world_.index.files[0].path, 2 * kMiB);
-  const auto result = RunTransfer(world_.index, world_.targets, options_, progress_);
-  const Facts facts = FactsOf(result.status());
-  EXPECT_EQ(facts.count("file"), 1U);
-  EXPECT_EQ(facts.count("tensor"), 1U);
-}
-
-TEST_P(BigFile, StopsWithTheStatusOfWhoeverInterruptsIt) {
-  int polls = 0;
-  options_.interrupted = [&polls]() -> absl::Status {
-    return ++polls < 3 ? absl::OkStatus() : absl::CancelledError("enough");
-  };
-  const auto result = RunTransfer(world_.index, world_.targets, options_, progress_);
-  EXPECT_EQ(result.status(), absl::CancelledError("enough"));
-}
-
-TEST_P(BigFile, StopsAllThreadsSoonAfterOneOfThemFailed) {
-  int polls = 0;
-  options_.interrupted = [&polls]() -> absl::Status {
-    return ++polls == 3 ? absl::CancelledError("enough") : absl::OkStatus();
-  };
-  ASSERT_FALSE(RunTransfer(world_.index, world_.targets, options_, progress_).ok());
-  EXPECT_LE(progress_.storage_bytes.load(), 4 * kMiB);
-}
-
-TEST_P(BigFile, ReplacedByAnotherFileIsAChangedSource) {
-  world_.index.files[0].inode = 1;
-  EXPECT_THAT(RunTransfer(world_.index, world_.targets, options_, progress_),
-              FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
-}
-
-TEST_P(BigFile, GoneIsNotFound) {
-  std::filesystem::remove(world_.index.files[0].path);
-  EXPECT_THAT(RunTransfer(world_.index, world_.targets, options_, progress_),
-              FailsWith(absl::StatusCode::kNotFound, reason::kSourceNotFound));
-}
 
 TEST_P(BigFile, WithAMissingCopyIsRefused) {
   world_.plans[1].ops.clear();
@@ -223,6 +82,22 @@ TEST(DigestInSlab, EqualsTheDigestOfTheTensorAcrossSegments) {
   TransferProgress progress(1);
   ASSERT_OK(RunTransfer(world.index, world.targets, {}, progress));
   EXPECT_EQ(DigestInSlab(world.targets[0].slab, 0, shape[2]), TensorDigest(world.expected[0][0]));
+}
+
+TEST(DirtyPadding, NamesTheTensorBehindWhichABitIsSet) {
+  World world(1, 1);
+  const uint64_t offset = world.AddBytes(0, 3000, 1);
+  for (const uint64_t bytes : std::initializer_list<uint64_t>{700, 1, 0, 2000}) {
+    world.AddTensor(0, 0, offset, Dtype::kU8, Dtype::kU8, {1, 1, 3000}, {{}, {1, 1, bytes}});
+  }
+  world.Finish(1000);
+  const RankPlan& plan = world.plans[0];
+  const SlabView& slab = world.targets[0].slab;
+  EXPECT_EQ(DirtyPadding(plan, slab), (std::set<uint32_t>{0, 1, 3}));
+  ZeroPadding(plan, slab);
+  EXPECT_TRUE(DirtyPadding(plan, slab).empty());
+  slab.segments[1][plan.tensors[1].offset + 1 - 1000] ^= std::byte{1};
+  EXPECT_EQ(DirtyPadding(plan, slab), std::set<uint32_t>{1});
 }
 
 TEST(TransferOfNothing, SucceedsWithTheDigestOfAnEmptyTensor) {

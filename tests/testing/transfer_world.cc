@@ -1,6 +1,4 @@
-// The implementation of world.h lies here because every test file of this
-// folder is compiled into one binary.
-#include "tests/unit/server/transfer/world.h"
+#include "tests/testing/transfer_world.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

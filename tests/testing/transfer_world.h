@@ -1,8 +1,8 @@
 // A small world for transfer tests: files with random bytes, tensors in them,
 // copies into the slabs of some ranks, and what each rank must end up with,
 // worked out row by row.
-#ifndef CKPTD_TESTS_UNIT_SERVER_TRANSFER_WORLD_H_
-#define CKPTD_TESTS_UNIT_SERVER_TRANSFER_WORLD_H_
+#ifndef CKPTD_TESTS_TESTING_TRANSFER_WORLD_H_
+#define CKPTD_TESTS_TESTING_TRANSFER_WORLD_H_
 
 #include <cstdint>
 #include <random>
@@ -66,4 +66,4 @@ void FillAtRandom(World& world, uint64_t seed, uint64_t largest_bytes);
 
 }  // namespace ckptd
 
-#endif  // CKPTD_TESTS_UNIT_SERVER_TRANSFER_WORLD_H_
+#endif  // CKPTD_TESTS_TESTING_TRANSFER_WORLD_H_

@@ -1,0 +1,126 @@
+// The fixture of the transfer contract: a form is a way in which a reader's bytes
+// get into the memory of another rank.
+#ifndef CKPTD_TESTS_CONTRACT_TRANSFER_TRANSFER_CONTRACT_FIXTURE_H_
+#define CKPTD_TESTS_CONTRACT_TRANSFER_TRANSFER_CONTRACT_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/transfer/transfer.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/transfer_world.h"
+
+namespace ckptd {
+
+// The ranks of a world as a form reaches them. Made when the world is finished.
+class ReachedRanks {
+ public:
+  virtual ~ReachedRanks() = default;
+  // How the reader reaches a rank, and the memory as its owner sees it.
+  virtual TransferTarget Target(size_t rank) = 0;
+  virtual SlabView Owned(size_t rank) = 0;
+  // After a transfer that was fine: the rank's digests, wherever they were computed.
+  virtual absl::StatusOr<std::vector<uint64_t>> Digests(size_t rank,
+                                                        const TransferResult& result) = 0;
+};
+
+struct TransferForm {
+  std::string name;
+  std::function<std::unique_ptr<ReachedRanks>(World& world, bool digests)> reach;
+};
+
+struct TransferCase {
+  TransferForm form;
+  bool map_files = true;  // cached files are read through a mapping
+  uint64_t seed = 1;      // of the random world, and of its threads and segments
+
+  unsigned threads() const { return static_cast<unsigned>(1 + seed % 4); }
+};
+
+inline std::string TransferCaseName(const testing::TestParamInfo<TransferCase>& info) {
+  return info.param.form.name + (info.param.map_files ? "Mapping" : "Buffer") +
+         std::to_string(info.param.seed);
+}
+
+class TransferContract : public testing::TestWithParam<TransferCase> {
+ protected:
+  // The world is complete: reaches its ranks.
+  void Finish(bool digests = true) {
+    world_->Finish((64 << 10) * (1 + GetParam().seed * 7));
+    reached_ = GetParam().form.reach(*world_, digests);
+    for (size_t rank = 0; rank < world_->plans.size(); ++rank) {
+      targets_.push_back(reached_->Target(rank));
+    }
+    options_.digests = digests;
+    options_.threads = GetParam().threads();
+    options_.way = GetParam().map_files ? ReadWay::kAuto : ReadWay::kBuffer;
+    progress_ = std::make_unique<TransferProgress>(targets_.size());
+  }
+  absl::StatusOr<TransferResult> Run() {
+    return RunTransfer(world_->index, targets_, options_, *progress_);
+  }
+
+  // All memory of a rank, and one tensor of it.
+  std::vector<std::byte> Slab(size_t rank) {
+    std::vector<std::byte> whole;
+    for (const auto& segment : reached_->Owned(rank).segments) {
+      whole.insert(whole.end(), segment.begin(), segment.end());
+    }
+    return whole;
+  }
+  void ExpectAllPlaced() {
+    for (size_t rank = 0; rank < targets_.size(); ++rank) {
+      const std::vector<std::byte> slab = Slab(rank);
+      for (size_t t = 0; t < world_->expected[rank].size(); ++t) {
+        const PlannedTensor& tensor = world_->plans[rank].tensors[t];
+        const std::vector<std::byte>& expected = world_->expected[rank][t];
+        ASSERT_TRUE(std::equal(expected.begin(), expected.end(),
+                               slab.begin() + static_cast<ptrdiff_t>(tensor.offset)))
+            << "rank " << rank << " tensor " << t;
+      }
+    }
+  }
+
+  std::unique_ptr<World> world_;
+  std::unique_ptr<ReachedRanks> reached_;
+  std::vector<TransferTarget> targets_;
+  std::unique_ptr<TransferProgress> progress_;
+  TransferOptions options_;
+};
+
+// Three ranks, tensors of all kinds: chunked by rows or columns, replicated, boxes,
+// stored in two pieces, cast or not.
+class AnyTransfer : public TransferContract {
+ protected:
+  void SetUp() override {
+    world_ = std::make_unique<World>(2, 3);
+    FillAtRandom(*world_, GetParam().seed, 5 << 20);
+  }
+};
+
+// One tensor of 16 MiB, in rows, for two ranks: long enough to be stopped.
+class LongTransfer : public TransferContract {
+ protected:
+  void SetUp() override {
+    world_ = std::make_unique<World>(1, 2);
+    const uint64_t offset = world_->AddBytes(0, 16 << 20, 1);
+    const uint64_t shape[3] = {1, 4096, 4096};
+    for (size_t rank = 0; rank < 2; ++rank) {
+      world_->AddTensor(rank, 0, offset, Dtype::kU8, Dtype::kU8, shape,
+                        {{0, rank * 2048, 0}, {1, 2048, 4096}});
+    }
+    Finish();
+  }
+  const std::string& file() const { return world_->index.files[0].path; }
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_TESTS_CONTRACT_TRANSFER_TRANSFER_CONTRACT_FIXTURE_H_

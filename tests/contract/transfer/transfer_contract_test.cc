@@ -1,0 +1,150 @@
+// The contract on both forms: memory of peers that is mapped here, and frames that
+// are placed over there.
+#include "tests/contract/transfer/transfer_contract.h"
+
+#include <stdlib.h>
+
+#include "server/comm/host/host_peer_memory.h"
+#include "server/comm/host/peer_socket.h"
+#include "server/transfer/frame_receiver.h"
+#include "tests/testing/frame_sinks.h"
+#include "tests/testing/small_memory.h"
+
+namespace ckptd {
+namespace {
+
+constexpr char kSecret[] = "0123456789abcdef0123456789abcdef";
+constexpr std::chrono::seconds kPatience{10};
+
+// Each rank has host memory of its own; the reader maps it through its socket.
+class MappedPeers final : public ReachedRanks {
+ public:
+  explicit MappedPeers(World& world) : world_(world) {
+    folder_ = ::testing::TempDir() + "peersXXXXXX";
+    folder_ = ::mkdtemp(folder_.data());
+    reader_.SetSecret(kSecret);
+    for (size_t rank = 0; rank < world.plans.size(); ++rank) peers_.push_back(MakePeer(rank));
+  }
+  ~MappedPeers() override {
+    peers_.clear();
+    std::filesystem::remove_all(folder_);
+  }
+
+  TransferTarget Target(size_t rank) override {
+    TransferTarget target;
+    target.plan = &world_.plans[rank];
+    if (peers_[rank].slab == nullptr) return target;
+    PeerSlab described;
+    described.rank = static_cast<uint32_t>(rank);
+    described.incarnation = "first";
+    described.endpoint = Endpoint(rank);
+    described.host = "here";
+    for (const Segment& segment : peers_[rank].slab->segments()) {
+      described.segments.push_back({segment.id, segment.bytes});
+    }
+    target.slab = reader_.Map(described, std::chrono::steady_clock::now() + kPatience).value();
+    return target;
+  }
+  SlabView Owned(size_t rank) override {
+    SlabView view;
+    if (peers_[rank].slab == nullptr) return view;
+    for (const Segment& segment : peers_[rank].slab->segments()) {
+      view.segments.emplace_back(segment.data, segment.bytes);
+    }
+    return view;
+  }
+  absl::StatusOr<std::vector<uint64_t>> Digests(size_t rank,
+                                                const TransferResult& result) override {
+    return result.digests.at(rank);
+  }
+
+ private:
+  struct Peer {
+    std::unique_ptr<HostMemory> memory;
+    std::unique_ptr<PeerSocket> socket;
+    std::unique_ptr<Slab> slab;  // null: the rank gets nothing
+  };
+  std::string Endpoint(size_t rank) const { return folder_ + "/" + std::to_string(rank); }
+  Peer MakePeer(size_t rank) {
+    Peer peer;
+    const uint64_t bytes = world_.plans[rank].slab_bytes;
+    peer.memory = MakeSmallMemory(bytes / kSmallSegment + 1);
+    HostMemory* const memory = peer.memory.get();
+    peer.socket = PeerSocket::Start({.path = Endpoint(rank)}, [memory](uint64_t id) {
+                    return memory->OriginalFd(id);
+                  }).value();
+    peer.socket->SetSecret(kSecret);
+    if (bytes > 0) peer.slab = peer.memory->Allocate(bytes, AttachMode::kShared).value();
+    // What was there before is not zero.
+    for (const auto& segment : peer.slab != nullptr ? peer.slab->segments() : std::vector<Segment>()) {
+      std::fill_n(segment.data, segment.bytes, std::byte{0xee});
+    }
+    return peer;
+  }
+
+  World& world_;
+  std::string folder_;
+  HostPeerMemory reader_{"here"};
+  std::vector<Peer> peers_;
+};
+
+// Frames are checked and placed by the rank itself, into its own memory.
+class StreamedFrames final : public ReachedRanks {
+ public:
+  StreamedFrames(World& world, bool digests) : world_(world) {
+    const auto index = std::make_shared<const CheckpointIndex>(world.index);
+    for (size_t rank = 0; rank < world.plans.size(); ++rank) {
+      receivers_.push_back(
+          FrameReceiver::Make(index, world.plans[rank], world.targets[rank].slab, digests).value());
+      sinks_.push_back(std::make_unique<DirectSink>(*receivers_.back()));
+    }
+  }
+
+  TransferTarget Target(size_t rank) override {
+    TransferTarget target;
+    target.plan = &world_.plans[rank];
+    target.sink = sinks_[rank].get();
+    return target;
+  }
+  SlabView Owned(size_t rank) override { return world_.targets[rank].slab; }
+  absl::StatusOr<std::vector<uint64_t>> Digests(size_t rank, const TransferResult&) override {
+    CKPTD_RETURN_IF_ERROR(receivers_[rank]->Close(kPatience));
+    return receivers_[rank]->Digests();
+  }
+
+ private:
+  World& world_;
+  std::vector<std::unique_ptr<FrameReceiver>> receivers_;
+  std::vector<std::unique_ptr<DirectSink>> sinks_;
+};
+
+std::vector<TransferForm> Forms() {
+  return {{"MappedPeers",
+           [](World& world, bool) { return std::make_unique<MappedPeers>(world); }},
+          {"StreamedFrames", [](World& world, bool digests) {
+             return std::make_unique<StreamedFrames>(world, digests);
+           }}};
+}
+
+std::vector<TransferCase> Cases(uint64_t seeds) {
+  std::vector<TransferCase> cases;
+  for (const TransferForm& form : Forms()) {
+    for (uint64_t seed = 1; seed <= seeds; ++seed) cases.push_back({form, seed % 3 != 0, seed});
+  }
+  return cases;
+}
+
+std::vector<TransferCase> BothWaysToRead() {
+  std::vector<TransferCase> cases;
+  for (const TransferForm& form : Forms()) {
+    for (const bool map : {true, false}) cases.push_back({form, map, 1});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, AnyTransfer, testing::ValuesIn(Cases(6)), TransferCaseName);
+INSTANTIATE_TEST_SUITE_P(Forms, LongTransfer, testing::ValuesIn(BothWaysToRead()),
+                         TransferCaseName);
+
+}  // namespace
+}  // namespace ckptd
