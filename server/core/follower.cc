@@ -115,6 +115,13 @@ void Follower::Loop() {
 bool Follower::Join() {
   auto reply = parts_.leader->Join(identity_, parts_.catalog.Residents(),
                                    Clock::now() + kJoinDeadline);
+  if (reply.ok() && reply->version != identity_.version) {
+    reply = MakeError(absl::StatusCode::kFailedPrecondition, reason::kJoinRefused,
+                      fmt::format("joining the group: the leader runs ckptd {}, rank {} runs {}; "
+                                  "install the same version on every host",
+                                  reply->version.empty() ? "of an unknown version" : reply->version,
+                                  identity_.rank, identity_.version));
+  }
   if (!reply.ok()) {
     MutexLock lock(mutex_);
     const std::string detail = MessageOf(reply.status());

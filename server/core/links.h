@@ -76,6 +76,7 @@ struct JoinReply {
   uint64_t epoch = 0;
   std::string incarnation;  // of the leader
   std::string secret;
+  std::string version;      // of the leader
   std::chrono::nanoseconds heartbeat_interval = std::chrono::seconds(1);
   std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(5);
 };

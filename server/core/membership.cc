@@ -93,7 +93,11 @@ absl::StatusOr<JoinReply> Membership::Join(const MemberIdentity& who) {
     Log(LogLevel::kInfo, "rank {} joined from {} (process {}), epoch {}", who.rank, who.address,
         who.pid, epoch_);
   }
-  return JoinReply{epoch_, options_.self.incarnation, secret_, options_.heartbeat_interval,
+  return JoinReply{epoch_,
+                   options_.self.incarnation,
+                   secret_,
+                   options_.self.version,
+                   options_.heartbeat_interval,
                    options_.heartbeat_timeout};
 }
 

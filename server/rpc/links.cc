@@ -225,7 +225,7 @@ class GrpcLeaderLink final : public LeaderLink {
     CKPTD_RETURN_IF_ERROR(Call(&v1::GroupService::Stub::Join, ToProto(identity, residents),
                                response, deadline, "joining the group at " + address_));
     return JoinReply{response.epoch(), response.incarnation(), response.secret(),
-                     ckptd::FromProto(response.heartbeat_interval()),
+                     response.version(), ckptd::FromProto(response.heartbeat_interval()),
                      ckptd::FromProto(response.heartbeat_timeout())};
   }
 

@@ -165,3 +165,32 @@ class FakeMember:
     def __exit__(self, *_):
         self.channel.close()
         self.server.stop(None).wait()
+
+
+class FakeLeader:
+    """Rank 0 of a group: `answer(request)` to Join is a JoinResponse, or raises with a refusal."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.joins = []
+
+    def _join(self, data, context):
+        request = parse("JoinRequest", data)
+        self.joins.append(request)
+        try:
+            return self.answer(request).SerializeToString()
+        except RuntimeError as refusal:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refusal))
+
+    def __enter__(self):
+        self.server = grpc.server(futures.ThreadPoolExecutor(4))
+        methods = {"Join": grpc.unary_unary_rpc_method_handler(self._join)}
+        self.server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(SERVICE, methods)]
+        )
+        self.address = f"127.0.0.1:{add_port(self.server)}"
+        self.server.start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.stop(None).wait()

@@ -31,6 +31,7 @@ class FakeLeader final : public LeaderLink {
     JoinReply reply;
     reply.epoch = 5;
     reply.incarnation = incarnation_;
+    reply.version = version_;
     reply.secret = "secret of " + incarnation_;
     reply.heartbeat_interval = std::chrono::milliseconds(1);
     return reply;
@@ -78,6 +79,10 @@ class FakeLeader final : public LeaderLink {
       return joins_ >= count;
     });
   }
+  void RunVersion(std::string version) {
+    MutexLock lock(mutex_);
+    version_ = std::move(version);
+  }
   // Rank 2 is another process from now on.
   void ReplaceSecond() {
     MutexLock lock(mutex_);
@@ -105,6 +110,7 @@ class FakeLeader final : public LeaderLink {
   absl::Status join_answer_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint32_t> missing_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<std::string, Progress>> loads_ ABSL_GUARDED_BY(mutex_);
+  std::string version_ ABSL_GUARDED_BY(mutex_);
   std::string second_ ABSL_GUARDED_BY(mutex_) = "one";
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 5;
   std::optional<ReadingNow> read_ ABSL_GUARDED_BY(mutex_);
@@ -116,6 +122,7 @@ class FollowerTest : public ::testing::Test {
     MemberIdentity who;
     who.rank = 1;
     who.world_size = 2;
+    who.version = version_;
     return std::make_unique<Follower>(
         Follower::Parts{catalog_, *memory_, leader_, [this](const std::string& secret) {
                           MutexLock lock(mutex_);
@@ -138,6 +145,7 @@ class FollowerTest : public ::testing::Test {
   Catalog catalog_{*memory_, 1, 2};
   std::shared_ptr<FakeLeader> leader_ = std::make_shared<FakeLeader>();
   OwnReading reading_;
+  std::string version_;
   Mutex mutex_;
   CondVar changed_;
   std::string secret_ ABSL_GUARDED_BY(mutex_);
@@ -239,6 +247,16 @@ TEST_F(FollowerTest, HearsThatTheProcessOfARankIsGone) {
     return !departed_.empty();
   }));
   EXPECT_THAT(departed_, ::testing::ElementsAre(2));
+}
+
+TEST_F(FollowerTest, DoesNotStayWithALeaderOfAnotherVersion) {
+  version_ = "2.0.0";
+  leader_->RunVersion("1.9.0");
+  const auto follower = Start();
+  ASSERT_TRUE(leader_->WaitForJoins(2));
+  EXPECT_THAT(follower->state().detail, ::testing::HasSubstr("runs ckptd 1.9.0, rank 1 runs 2.0.0"));
+  leader_->RunVersion("2.0.0");
+  EXPECT_TRUE(follower->WaitReady(Soon()));
 }
 
 TEST_F(FollowerTest, FailsALoadThatTheLeaderNoLongerRuns) {
