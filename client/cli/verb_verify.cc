@@ -185,8 +185,8 @@ absl::Status Mismatch(const Verified& verified) {
                      {{"file", verified.differences.front().file}, {"mismatched", count}});
   }
   return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
-                   fmt::format("verifying {} on rank {}: {} tensor{} the bytes that were loaded: {}; "
-                               "unload it and load it again",
+                   fmt::format("verifying {} on rank {}: {} tensor{} the bytes that were loaded: "
+                               "{}; unload it and load it again",
                                verified.what, verified.result.rank, count,
                                names.size() == 1 ? " no longer has" : "s no longer have",
                                Listed(names)),

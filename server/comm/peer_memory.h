@@ -32,15 +32,16 @@ struct PeerSlab {
 class PeerMemory {
  public:
   virtual ~PeerMemory() = default;
-  // Writable view of the slab; valid until Forget of that rank or destruction
+  // Writable view of the slab; valid until Forget of that process or destruction
   // of this object. Mappings are kept and reused by later loads. Errors name the
   // rank: FailedPrecondition when its memory cannot be mapped from here (another
   // host, a socket that cannot be reached), Unavailable RANK_LOST when it does not
   // answer by the deadline.
   virtual absl::StatusOr<SlabView> Map(const PeerSlab& slab,
                                        std::chrono::steady_clock::time_point deadline) = 0;
-  // Drops every mapping of that rank (it left the group).
-  virtual void Forget(uint32_t rank) = 0;
+  // Drops every mapping of that process (it left the group); those of another one that
+  // is that rank now stay.
+  virtual void Forget(uint32_t rank, const std::string& incarnation) = 0;
   // Drops cached mappings of `rank` except those of the given segment ids (what
   // that daemon still owns): its released memory must not be held by us.
   virtual void KeepOnly(uint32_t rank, const std::vector<uint64_t>& segment_ids) = 0;

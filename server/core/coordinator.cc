@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <map>
 #include <set>
 #include <utility>
 
@@ -25,8 +24,8 @@ constexpr std::chrono::seconds kEndingDeadline{7};
 constexpr std::chrono::seconds kAbortDeadline{2};
 
 // Of who has joined.
-std::map<uint32_t, std::string> Incarnations(const std::vector<MemberState>& members) {
-  std::map<uint32_t, std::string> incarnations;
+Presence::Members Incarnations(const std::vector<MemberState>& members) {
+  Presence::Members incarnations;
   for (const MemberState& member : members) {
     if (member.joined) incarnations[member.identity.rank] = member.identity.incarnation;
   }
@@ -202,10 +201,11 @@ void Coordinator::FailForgotten() {
 }
 
 void Coordinator::ForgetDeparted() {
-  const std::map<uint32_t, std::string> now = Incarnations(parts_.membership.Members());
-  for (const uint32_t rank : present_.Update(now)) {
-    if (now.count(rank) == 0) rounds_.SetResidents(rank, {});
-    parts_.load_worker.Post([this, rank] { parts_.peer_memory.Forget(rank); });
+  const Presence::Members now = Incarnations(parts_.membership.Members());
+  for (const auto& departed : present_.Update(now)) {
+    if (now.count(departed.first) == 0) rounds_.SetResidents(departed.first, {});
+    parts_.load_worker.Post(
+        [this, departed] { parts_.peer_memory.Forget(departed.first, departed.second); });
   }
 }
 

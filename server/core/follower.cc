@@ -171,7 +171,9 @@ bool Follower::Beat() {
   parts_.catalog.FailForgotten(known, since);
   if (!reply->members.empty()) {
     members_epoch_ = reply->epoch;
-    for (const uint32_t rank : present_.Update(std::move(reply->members))) parts_.on_departed(rank);
+    for (const auto& [rank, incarnation] : present_.Update(std::move(reply->members))) {
+      parts_.on_departed(rank, incarnation);
+    }
   }
   MutexLock lock(mutex_);
   state_.epoch = std::max(state_.epoch, reply->epoch);

@@ -28,8 +28,9 @@ class Follower {
     std::function<void(const std::string&)> on_secret;
     // What this rank reads at the moment.
     std::function<std::optional<ReadingNow>()> reading = [] { return std::nullopt; };
-    // The process of that rank is gone: what we have of it can go.
-    std::function<void(uint32_t rank)> on_departed = [](uint32_t) {};
+    // That process is gone: what we have of it can go.
+    std::function<void(uint32_t rank, const std::string& incarnation)> on_departed =
+        [](uint32_t, const std::string&) {};
   };
   Follower(Parts parts, MemberIdentity identity);
   ~Follower();

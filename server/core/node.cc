@@ -54,8 +54,10 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
     follower_ = std::make_unique<Follower>(
         Follower::Parts{catalog_, backend_, options_.leader, options_.on_secret,
                         [this] { return own_reading_.Now(); },
-                        [this](uint32_t rank) {
-                          load_worker_.Post([this, rank] { peer_memory_.Forget(rank); });
+                        [this](uint32_t rank, const std::string& incarnation) {
+                          load_worker_.Post([this, rank, incarnation] {
+                            peer_memory_.Forget(rank, incarnation);
+                          });
                         }},
         options_.identity);
   }

@@ -7,26 +7,27 @@
 #include <map>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace ckptd {
 
 // Not thread-safe.
 class Presence {
  public:
-  // Who is there now: rank -> incarnation. The ranks whose process of the last call is not.
-  std::vector<uint32_t> Update(std::map<uint32_t, std::string> members) {
-    std::vector<uint32_t> departed;
+  using Members = std::map<uint32_t, std::string>;  // rank -> incarnation
+
+  // Who is there now. Returns those of the last call that are not.
+  Members Update(Members members) {
+    Members departed;
     for (const auto& [rank, incarnation] : members_) {
       const auto now = members.find(rank);
-      if (now == members.end() || now->second != incarnation) departed.push_back(rank);
+      if (now == members.end() || now->second != incarnation) departed[rank] = incarnation;
     }
     members_ = std::move(members);
     return departed;
   }
 
  private:
-  std::map<uint32_t, std::string> members_;
+  Members members_;
 };
 
 }  // namespace ckptd

@@ -49,7 +49,7 @@ class PeerMemoryInProcess final : public PeerMemory {
     }
     return view;
   }
-  void Forget(uint32_t) override {}
+  void Forget(uint32_t, const std::string&) override {}
   void KeepOnly(uint32_t, const std::vector<uint64_t>&) override {}
 
  private:
@@ -223,8 +223,8 @@ class GroupInProcess {
       for (uint32_t i = 0; i < size(); ++i) peers.Add(i, *ranks_[i]->memory);
       const auto connect = [this](const MemberIdentity& who) { return ranks_[who.rank]->link; };
       OwnReading reading;
-      return ReadForLeader({own.catalog, peers, connect, rank, "", 2, stopping_, reading}, *incoming,
-                           call);
+      return ReadForLeader({own.catalog, peers, connect, rank, "", 2, stopping_, reading},
+                           *incoming, call);
     };
   }
 

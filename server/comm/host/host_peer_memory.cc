@@ -145,7 +145,10 @@ absl::StatusOr<SlabView> HostPeerMemory::Map(const PeerSlab& slab,
   return view;
 }
 
-void HostPeerMemory::Forget(uint32_t rank) { peers_.erase(rank); }
+void HostPeerMemory::Forget(uint32_t rank, const std::string& incarnation) {
+  const auto peer = peers_.find(rank);
+  if (peer != peers_.end() && peer->second.incarnation == incarnation) peers_.erase(peer);
+}
 
 void HostPeerMemory::KeepOnly(uint32_t rank, const std::vector<uint64_t>& segment_ids) {
   const auto peer = peers_.find(rank);

@@ -33,7 +33,7 @@ class HostPeerMemory final : public PeerMemory {
   // that cannot be. Each names the rank; nothing of a failed call is kept.
   absl::StatusOr<SlabView> Map(const PeerSlab& slab,
                                std::chrono::steady_clock::time_point deadline) override;
-  void Forget(uint32_t rank) override;
+  void Forget(uint32_t rank, const std::string& incarnation) override;
   void KeepOnly(uint32_t rank, const std::vector<uint64_t>& segment_ids) override;
 
   // Bytes of address space that mappings of `rank` take.

@@ -74,9 +74,10 @@ class MappedPeers final : public ReachedRanks {
                     return memory->OriginalFd(id);
                   }).value();
     peer.socket->SetSecret(kSecret);
-    if (bytes > 0) peer.slab = peer.memory->Allocate(bytes, AttachMode::kShared).value();
+    if (bytes == 0) return peer;
+    peer.slab = peer.memory->Allocate(bytes, AttachMode::kShared).value();
     // What was there before is not zero.
-    for (const auto& segment : peer.slab != nullptr ? peer.slab->segments() : std::vector<Segment>()) {
+    for (const Segment& segment : peer.slab->segments()) {
       std::fill_n(segment.data, segment.bytes, std::byte{0xee});
     }
     return peer;

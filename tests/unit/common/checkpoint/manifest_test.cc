@@ -92,7 +92,8 @@ TEST_F(ManifestTest, NamesWhatIsGoneAndWhatIsNew) {
   std::filesystem::remove(folder_ / "b.safetensors");
   folder_.Write("c.safetensors", OneTensor("new"));
   EXPECT_THAT(Differences(),
-              ElementsAre("z in b.safetensors: it is gone", "new in c.safetensors: it was not there",
+              ElementsAre("z in b.safetensors: it is gone",
+                          "new in c.safetensors: it was not there",
                           " in b.safetensors: it does not belong to the source any more",
                           " in c.safetensors: it did not belong to the source"));
 }

@@ -129,9 +129,9 @@ class FollowerTest : public ::testing::Test {
                           secret_ = secret;
                         },
                         [this] { return reading_.Now(); },
-                        [this](uint32_t rank) {
+                        [this](uint32_t rank, const std::string& incarnation) {
                           MutexLock lock(mutex_);
-                          departed_.push_back(rank);
+                          departed_[rank] = incarnation;
                           changed_.NotifyAll();
                         }},
         who);
@@ -149,7 +149,7 @@ class FollowerTest : public ::testing::Test {
   Mutex mutex_;
   CondVar changed_;
   std::string secret_ ABSL_GUARDED_BY(mutex_);
-  std::vector<uint32_t> departed_ ABSL_GUARDED_BY(mutex_);
+  Presence::Members departed_ ABSL_GUARDED_BY(mutex_);
 };
 
 TEST_F(FollowerTest, IsReadyOnceItHasJoinedACompleteGroup) {
@@ -246,7 +246,7 @@ TEST_F(FollowerTest, HearsThatTheProcessOfARankIsGone) {
   ASSERT_TRUE(changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !departed_.empty();
   }));
-  EXPECT_THAT(departed_, ::testing::ElementsAre(2));
+  EXPECT_EQ(departed_, (Presence::Members{{2, "one"}}));
 }
 
 TEST_F(FollowerTest, DoesNotStayWithALeaderOfAnotherVersion) {
@@ -254,7 +254,8 @@ TEST_F(FollowerTest, DoesNotStayWithALeaderOfAnotherVersion) {
   leader_->RunVersion("1.9.0");
   const auto follower = Start();
   ASSERT_TRUE(leader_->WaitForJoins(2));
-  EXPECT_THAT(follower->state().detail, ::testing::HasSubstr("runs ckptd 1.9.0, rank 1 runs 2.0.0"));
+  EXPECT_THAT(follower->state().detail,
+              ::testing::HasSubstr("runs ckptd 1.9.0, rank 1 runs 2.0.0"));
   leader_->RunVersion("2.0.0");
   EXPECT_TRUE(follower->WaitReady(Soon()));
 }

@@ -88,7 +88,8 @@ TEST_F(GrpcServerTest, ALivePortIsRefused) {
 TEST_F(GrpcServerTest, AServiceWithoutItsNodeAsksToTryAgain) {
   ASSERT_OK_AND_ASSIGN(const auto server, Start("127.0.0.1:0"));
   const auto leader = ConnectToLeader("127.0.0.1:" + std::to_string(server->port()), {});
-  EXPECT_EQ(leader->Heartbeat({1, "one", 0, std::nullopt}, Soon()).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(leader->Heartbeat({1, "one", 0, std::nullopt}, Soon()).status().code(),
+            absl::StatusCode::kUnavailable);
 }
 
 }  // namespace

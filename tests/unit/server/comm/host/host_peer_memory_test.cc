@@ -172,8 +172,15 @@ TEST_F(HostPeerMemoryTest, KeepOnlyDropsWhatTheRankNoLongerOwns) {
 TEST_F(HostPeerMemoryTest, ForgetDropsAll) {
   const auto slab = Allocate(kSegment);
   ASSERT_OK(leader_.Map(Describe(*slab), Soon()));
-  leader_.Forget(3);
+  leader_.Forget(3, "first");
   EXPECT_EQ(leader_.MappedBytes(3), 0U);
+}
+
+TEST_F(HostPeerMemoryTest, ForgettingAProcessLateDropsNothingOfTheNextOne) {
+  const auto slab = Allocate(kSegment);
+  ASSERT_OK(leader_.Map(Describe(*slab), Soon()));
+  leader_.Forget(3, "the one before");
+  EXPECT_EQ(leader_.MappedBytes(3), kSegment);
 }
 
 TEST_F(HostPeerMemoryTest, ARankOnAnotherHostIsRefusedByName) {
