@@ -21,6 +21,36 @@ std::string Clean(std::string_view text) {
   return out;
 }
 
+// Names in a sentence come from files and other processes: a line break must not
+// make two log lines of it, nor a long name push out what to try. gRPC carries 8 KiB
+// beside a reply, with facts.
+constexpr size_t kMaxSentence = 2000;
+constexpr size_t kSentenceTail = 600;
+constexpr std::string_view kGap = " ... ";
+
+// The first place at or before `at` that cuts no UTF-8 sequence.
+size_t BoundaryBefore(std::string_view text, size_t at) {
+  for (size_t back = 0; back < 3 && at > back; ++back) {
+    if ((static_cast<unsigned char>(text[at - back]) & 0xc0) != 0x80) return at - back;
+  }
+  return at;
+}
+
+std::string Sentence(std::string_view text) {
+  std::string out(text);
+  if (text.size() > kMaxSentence) {
+    const size_t head = kMaxSentence - kSentenceTail - kGap.size() - 3;
+    out = text.substr(0, BoundaryBefore(text, head));
+    out += kGap;
+    out += text.substr(BoundaryBefore(text, text.size() - kSentenceTail));
+  }
+  for (char& c : out) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) c = '?';
+  }
+  return out;
+}
+
 std::string Encode(std::string_view reason, const Facts& facts) {
   std::string out = Clean(reason);
   for (const auto& [key, value] : facts) {
@@ -43,7 +73,7 @@ std::string GenericReason(absl::StatusCode code) { return absl::StatusCodeToStri
 
 absl::Status MakeError(absl::StatusCode code, std::string_view reason, std::string_view message,
                        const Facts& facts) {
-  absl::Status status(code, std::string(message));
+  absl::Status status(code, Sentence(message));
   status.SetPayload(kPayloadUrl, absl::Cord(Encode(reason, facts)));
   return status;
 }
