@@ -24,8 +24,19 @@
 namespace ckptd {
 namespace {
 
+// Of one rank, about a gigabyte of plan. No layout that trains comes near; one that
+// scatters every tensor must not take the daemon's memory.
+constexpr size_t kMaxCopies = 4'000'000;
+
 absl::Status NotCovered(const std::string& sentence) {
   return MakeError(absl::StatusCode::kInternal, reason::kCoverage, sentence);
+}
+
+absl::Status TooManyCopies() {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch,
+                   fmt::format("the layout scatters this rank's tensors into more than {} copies; "
+                               "use fewer boxes or smaller split factors",
+                               kMaxCopies));
 }
 
 absl::Status TooManyBytes() {
@@ -180,6 +191,7 @@ absl::Status Planner::AddCopies(const Wanted& wanted, const LocalGeometry& geome
                                        wanted.source->dtype, wanted.dtype));
       op.tensor = tensor;
       op.slab_offset += offset;
+      if (plan_.ops.size() == kMaxCopies) return TooManyCopies();
       plan_.ops.push_back(op);
     }
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -26,6 +27,33 @@ bool Intersect(const Box& a, const Box& b) {
     if (b.offsets[dim] >= a.offsets[dim] + a.extents[dim]) return false;
   }
   return true;
+}
+
+// The dimension along which the fewest pairs of boxes overlap: sweeping along it,
+// columns do not all meet each other, and neither do rows.
+size_t DimOfFewestPairs(const std::vector<Box>& boxes) {
+  size_t best = 0;
+  uint64_t fewest = std::numeric_limits<uint64_t>::max();
+  std::vector<uint64_t> starts(boxes.size());
+  for (size_t dim = 0; dim < boxes[0].offsets.size(); ++dim) {
+    std::transform(boxes.begin(), boxes.end(), starts.begin(),
+                   [dim](const Box& box) { return box.offsets[dim]; });
+    std::sort(starts.begin(), starts.end());
+    const auto before = [&starts](uint64_t at) {
+      return static_cast<uint64_t>(std::lower_bound(starts.begin(), starts.end(), at) -
+                                   starts.begin());
+    };
+    // Each pair is counted at the box that starts first; the same start, at both.
+    uint64_t pairs = 0;
+    for (const Box& box : boxes) {
+      pairs += before(box.offsets[dim] + box.extents[dim]) - before(box.offsets[dim]);
+    }
+    if (pairs < fewest) {
+      fewest = pairs;
+      best = dim;
+    }
+  }
+  return best;
 }
 
 absl::Status CheckNamesDiffer(const std::vector<TargetSpec>& targets) {
@@ -172,24 +200,9 @@ std::optional<std::vector<uint32_t>> CoordinatesOf(const Mesh& mesh, uint32_t ra
 std::optional<size_t> FindOverlap(const std::vector<Box>& boxes) {
   if (boxes.size() < 2) return std::nullopt;
   if (boxes[0].offsets.empty()) return 0;
+  const size_t sweep = DimOfFewestPairs(boxes);
   std::vector<size_t> order(boxes.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  // Sweep along the dimension in which most boxes start at different places, so
-  // that columns do not all meet each other.
-  size_t sweep = 0;
-  size_t most = 0;
-  for (size_t dim = 0; dim < boxes[0].offsets.size(); ++dim) {
-    std::vector<uint64_t> starts;
-    starts.reserve(boxes.size());
-    for (const Box& box : boxes) starts.push_back(box.offsets[dim]);
-    std::sort(starts.begin(), starts.end());
-    const auto different =
-        static_cast<size_t>(std::unique(starts.begin(), starts.end()) - starts.begin());
-    if (different > most) {
-      most = different;
-      sweep = dim;
-    }
-  }
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     return boxes[a].offsets[sweep] < boxes[b].offsets[sweep];
   });

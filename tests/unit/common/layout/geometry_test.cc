@@ -1,3 +1,5 @@
+#include <time.h>
+
 #include <limits>
 
 #include "common/base/reasons.h"
@@ -277,6 +279,21 @@ TEST(ExplicitBoxes, MayTouchEachOther) {
   EXPECT_OK(ResolveSharding(Boxes({{{0, 0}, {2, 1}}, {{0, 1}, {2, 1}}, {{2, 0}, {1, 1}}}), {},
                             {6, 3}, 0));
   EXPECT_OK(ResolveSharding(Boxes({{{0, 1}, {2, 1}}, {{1, 0}, {2, 1}}}), {}, {6, 3}, 0));
+}
+
+// Long rows, each a column further: along dimension 0 all of them meet.
+TEST(ExplicitBoxes, AreComparedInNoTimeHoweverTheyLie) {
+  constexpr uint64_t kMany = 30'000;
+  std::vector<Box> boxes;
+  for (uint64_t i = 0; i < kMany; ++i) boxes.push_back({{i, i}, {kMany, 1}});
+  timespec begin = {};
+  timespec end = {};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+  EXPECT_OK(ResolveSharding(Boxes(std::move(boxes)), {}, {2 * kMany, kMany}, 0));
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
+  const double seconds = static_cast<double>(end.tv_sec - begin.tv_sec) +
+                         static_cast<double>(end.tv_nsec - begin.tv_nsec) * 1e-9;
+  EXPECT_LT(seconds, 0.8);  // it takes hundredths; comparing all pairs takes several
 }
 
 TEST(ExplicitBoxes, MustAgreeInAllButTheFirstDimension) {
