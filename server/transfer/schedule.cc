@@ -8,6 +8,7 @@
 #include "common/base/digest.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/layout/checked_math.h"
 
 namespace ckptd {
 namespace {
@@ -18,6 +19,8 @@ constexpr uint32_t kMaxCopiesPerItem = 4096;
 constexpr uint64_t kMaxRunsPerItem = 1 << 16;
 constexpr uint64_t kMinItemBytes = 64 << 10;
 constexpr uint64_t kMaxItemBytes = 32 << 20;
+// A few bytes at both ends of a file with holes may lie exabytes apart.
+constexpr uint64_t kMaxItems = 1 << 20;
 constexpr uint64_t kJoinGap = 64 << 10;  // copies further apart get items of their own
 
 struct Candidate {
@@ -170,7 +173,7 @@ struct Cutter {
 
   uint64_t NextAfter(uint64_t position) const {
     if (position < base) return base;
-    return base + ((position - base) / step + 1) * step;
+    return CheckedAdd(position - (position - base) % step, step).value_or(UINT64_MAX);
   }
 };
 
@@ -207,7 +210,9 @@ Cutter CutAtRows(const WorkItem& zone, const Geometry& g, uint64_t runs) {
 
 class ItemBuilder {
  public:
-  explicit ItemBuilder(Schedule& schedule) : schedule_(schedule) {}
+  // No zone is cut finer than `min_step` bytes.
+  ItemBuilder(Schedule& schedule, uint64_t min_step)
+      : schedule_(schedule), min_step_(min_step) {}
 
   // The zone [begin, end) of `file` holds copies [first, last).
   absl::Status AddZone(const WorkItem& zone) {
@@ -249,6 +254,7 @@ class ItemBuilder {
   absl::StatusOr<Cutter> CutterFor(const WorkItem& zone, const ElementGrid& grid) const;
 
   Schedule& schedule_;
+  const uint64_t min_step_;
   WorkItem open_;
 };
 
@@ -265,27 +271,42 @@ absl::StatusOr<Cutter> ItemBuilder::CutterFor(const WorkItem& zone, const Elemen
     runs += g.runs;
     cutter = CutAtRows(zone, g, runs);
   }
+  cutter.step *= CeilDivide(min_step_, cutter.step);
   cutter.base -= (cutter.base - grid.at) % grid.size;
   if (cutter.base <= zone.begin) cutter.base += cutter.step;
   return cutter;
 }
 
-absl::Status BuildItems(Schedule& schedule) {
-  ItemBuilder builder(schedule);
+// The copies from `first` on that overlap in the file.
+WorkItem ZoneAt(const Schedule& schedule, uint32_t first) {
   const auto count = static_cast<uint32_t>(schedule.copies.size());
+  WorkItem zone;
+  zone.file = schedule.copies[first].op->file;
+  zone.begin = schedule.copies[first].begin;
+  zone.end = schedule.copies[first].end;
+  zone.first_copy = first;
+  zone.last_copy = first + 1;
+  for (; zone.last_copy < count; ++zone.last_copy) {
+    const SharedCopy& next = schedule.copies[zone.last_copy];
+    if (next.op->file != zone.file || next.begin >= zone.end) break;
+    zone.end = std::max(zone.end, next.end);
+  }
+  return zone;
+}
+
+absl::Status BuildItems(Schedule& schedule) {
+  const auto count = static_cast<uint32_t>(schedule.copies.size());
+  uint64_t bytes = 0;
   for (uint32_t i = 0; i < count;) {
-    WorkItem zone;
-    zone.file = schedule.copies[i].op->file;
-    zone.begin = schedule.copies[i].begin;
-    zone.end = schedule.copies[i].end;
-    zone.first_copy = i;
-    for (++i; i < count; ++i) {
-      const SharedCopy& next = schedule.copies[i];
-      if (next.op->file != zone.file || next.begin >= zone.end) break;
-      zone.end = std::max(zone.end, next.end);
-    }
-    zone.last_copy = i;
+    const WorkItem zone = ZoneAt(schedule, i);
+    bytes = CheckedAdd(bytes, zone.end - zone.begin).value_or(UINT64_MAX);
+    i = zone.last_copy;
+  }
+  ItemBuilder builder(schedule, std::max<uint64_t>(1, bytes / kMaxItems));
+  for (uint32_t i = 0; i < count;) {
+    const WorkItem zone = ZoneAt(schedule, i);
     CKPTD_RETURN_IF_ERROR(builder.AddZone(zone));
+    i = zone.last_copy;
   }
   builder.Flush();
   return absl::OkStatus();

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "common/base/digest.h"
 #include "common/base/reasons.h"
 #include "tests/testing/status_matchers.h"
@@ -55,6 +57,50 @@ TEST(Schedule, DoesNotJoinTensorsThatLieFarApart) {
   world.Finish(kMiB);
   ASSERT_OK_AND_ASSIGN(const Schedule schedule, BuildSchedule(world.index, world.targets));
   EXPECT_EQ(schedule.items.size(), 2U);
+}
+
+// Two bytes that lie `apart`, in a file of `file_bytes`.
+class TwoBytes {
+ public:
+  TwoBytes(uint64_t apart, uint64_t file_bytes) {
+    index_.files.push_back({"/sparse", file_bytes, 1, 2, 3, 4});
+    PlannedTensor tensor;
+    tensor.name = "w";
+    tensor.dtype = Dtype::kU8;
+    tensor.shape = {2, 1};
+    tensor.bytes = tensor.padded_bytes = 2;
+    plan_.tensors.push_back(tensor);
+    CopyOp op;
+    op.from = op.to = Dtype::kU8;
+    op.run_bytes = 1;
+    op.dims = 1;
+    op.count[0] = 2;
+    op.file_stride[0] = apart;
+    op.slab_stride[0] = 1;
+    plan_.ops.push_back(op);
+    target_[0] = {&plan_, {{{memory_, sizeof(memory_)}}}, nullptr};
+  }
+  absl::StatusOr<Schedule> Build() { return BuildSchedule(index_, target_); }
+
+ private:
+  CheckpointIndex index_;
+  RankPlan plan_;
+  std::byte memory_[512] = {};
+  TransferTarget target_[1];
+};
+
+TEST(Schedule, DoesNotGrowWithTheHolesOfAFile) {
+  constexpr uint64_t kApart = uint64_t{1} << 62;
+  ASSERT_OK_AND_ASSIGN(const Schedule schedule, TwoBytes(kApart, kApart + 1).Build());
+  EXPECT_LE(schedule.items.size(), (size_t{1} << 20) + 1);
+  EXPECT_EQ(schedule.items.front().begin, 0u);
+  EXPECT_EQ(schedule.items.back().end, kApart + 1);
+}
+
+TEST(Schedule, EndsAtTheLastByteThatANumberCanName) {
+  constexpr uint64_t kApart = std::numeric_limits<uint64_t>::max() - 1;
+  ASSERT_OK_AND_ASSIGN(const Schedule schedule, TwoBytes(kApart, kApart + 1).Build());
+  EXPECT_EQ(schedule.items.back().end, kApart + 1);
 }
 
 TEST(Schedule, RefusesCastsThatDisagreeWhereElementsStart) {
