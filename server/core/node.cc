@@ -177,25 +177,9 @@ absl::StatusOr<CheckpointIndex> Node::Inspect(const std::string& source, Deadlin
                "inspecting " + source);
 }
 
-absl::StatusOr<Node::DryRun> Node::Plan(const LoadRequest& request, Deadline deadline) {
+absl::StatusOr<DryRun> Node::Plan(const LoadRequest& request, Deadline deadline) {
   const uint32_t own = options_.identity.rank;
-  auto plan = [request, own]() -> absl::StatusOr<DryRun> {
-    DryRun dry;
-    CKPTD_ASSIGN_OR_RETURN(dry.index, OpenCheckpoint(request.source));
-    uint32_t first = own;
-    uint32_t last = own + 1;
-    if (const auto* rules = std::get_if<std::string>(&request.layout)) {
-      CKPTD_ASSIGN_OR_RETURN(const LayoutRules parsed, LayoutRules::Parse(*rules));
-      first = 0;
-      last = parsed.world_size();
-    }
-    for (uint32_t rank = first; rank < last; ++rank) {
-      CKPTD_ASSIGN_OR_RETURN(const RankLayout layout, LayoutOfRank(request, dry.index, rank));
-      CKPTD_ASSIGN_OR_RETURN(RankPlan one, PlanRank(dry.index, layout, request.policy));
-      dry.plans.push_back(std::move(one));
-    }
-    return dry;
-  };
+  auto plan = [request, own, deadline] { return PlanDry(request, own, deadline); };
   return Await(lookup_worker_.Submit(std::move(plan)), deadline, "planning " + request.source);
 }
 

@@ -16,6 +16,7 @@
 #include "common/base/mutex.h"
 #include "server/core/catalog.h"
 #include "server/core/coordinator.h"
+#include "server/core/dry_run.h"
 #include "server/core/follower.h"
 #include "server/core/key_value.h"
 #include "server/core/lease_table.h"
@@ -53,11 +54,7 @@ class Node {
   };
   absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id);
   absl::StatusOr<CheckpointIndex> Inspect(const std::string& source, Deadline deadline);
-  struct DryRun {
-    CheckpointIndex index;
-    std::vector<RankPlan> plans;
-  };
-  // Rule form: all ranks. Rank form: the calling rank alone.
+  // As PlanDry, on the lookup worker.
   absl::StatusOr<DryRun> Plan(const LoadRequest& request, Deadline deadline);
   struct Verification {
     uint64_t tensors = 0;

@@ -21,7 +21,7 @@ constexpr std::chrono::milliseconds kWatchPeriod{100};
 // A watch holds a server thread.
 constexpr int kMaxWatchers = 64;
 
-v1::PlanLoadResponse PlanReply(const Node::DryRun& dry) {
+v1::PlanLoadResponse PlanReply(const DryRun& dry) {
   v1::PlanLoadResponse out;
   std::vector<uint64_t> digests;
   uint64_t peak = 0;

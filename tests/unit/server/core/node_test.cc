@@ -128,9 +128,23 @@ TEST_F(NodeTest, VerifyingNeedsDigests) {
 }
 
 TEST_F(NodeTest, ADryRunPlansAllRanksOfTheRules) {
-  ASSERT_OK_AND_ASSIGN(const Node::DryRun dry,
+  ASSERT_OK_AND_ASSIGN(const DryRun dry,
                        node_->Plan(RuleRequest("fsdp:5", source_.path()), Soon()));
   EXPECT_EQ(dry.plans.size(), 5u);
+}
+
+TEST_F(NodeTest, ADryRunOfMoreThanFitsBesideTheShardsIsRefused) {
+  const LoadRequest request = RuleRequest("fsdp:64", source_.path());
+  EXPECT_OK(PlanDry(request, 0, Soon(), 1000));
+  EXPECT_THAT(PlanDry(request, 0, Soon(), 100),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
+}
+
+TEST_F(NodeTest, ADryRunEndsAtItsDeadlineAndLeavesTheWorkerToOthers) {
+  const Deadline soon = Clock::now() + std::chrono::milliseconds(20);
+  EXPECT_THAT(node_->Plan(RuleRequest("fsdp:1048576", source_.path()), soon),
+              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+  EXPECT_OK(node_->Inspect(source_.path(), Soon()));
 }
 
 TEST_F(NodeTest, AFailedLoadKeepsItsReason) {
