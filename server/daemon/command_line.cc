@@ -1,0 +1,119 @@
+#include "server/daemon/command_line.h"
+
+#include <CLI/CLI.hpp>
+
+#include <filesystem>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/daemon/environment.h"
+
+namespace ckptd {
+namespace {
+
+constexpr char kAbout[] =
+    "Checkpoint loader daemon for distributed training.\n"
+    "\n"
+    "One daemon runs beside each trainer process. Rank 0's daemon reads the checkpoint\n"
+    "once and gives every other daemon only what its rank needs; trainers map their shard\n"
+    "without a copy, and map it again within moments after a crash.\n"
+    "\n"
+    "  ckptd launch --nproc 4 -- torchrun --nproc-per-node 4 train.py\n";
+
+void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
+  const JobFacts facts = ReadJobFacts(ReadEnvironment);
+  options.nproc = facts.local_size.value_or(1);
+  options.nnodes = facts.nodes.value_or(1);
+  options.node_rank = facts.node_rank.value_or(0);
+  launch.add_option("--nproc", options.nproc, "Daemons on this node, one per trainer process")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  launch.add_option("--nnodes", options.nnodes, "Nodes of the job")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  launch.add_option("--node-rank", options.node_rank, "Number of this node, from 0")
+      ->capture_default_str();
+  launch.add_option("--max-restarts", options.max_restarts,
+                    "Restarts in a row after which a daemon that keeps ending is given up")
+      ->capture_default_str();
+  launch.add_option("--start-timeout", options.start_timeout,
+                    "Seconds until the group must be complete")
+      ->capture_default_str();
+  launch.add_option("command", options.command, "Command to run once the daemons are ready");
+  launch.footer(
+      "Every key that `ckptd config` prints is a flag here; `ckptd --help` explains them.\n"
+      "Starts --nproc daemons and restarts those that crash. With a command after --, runs it\n"
+      "with CKPTD_ADDRESS set, and ends when it ends, with its exit code. Numbers that torchrun\n"
+      "or Slurm have put into the environment are the defaults.\n"
+      "\n"
+      "  ckptd launch --nproc 8 -- torchrun --nproc-per-node 8 train.py\n"
+      "  srun --ntasks-per-node=1 ckptd launch --nproc 8 --rendezvous $HEAD:29511");
+}
+
+absl::Status UsageError(const CLI::App& app, const CLI::ParseError& error) {
+  std::string what = error.what();
+  if (dynamic_cast<const CLI::ConfigError*>(&error) != nullptr) {
+    const std::string file = app.get_config_ptr()->as<std::string>();
+    const std::string key = what.substr(what.find_last_of(' ') + 1);
+    what = fmt::format("reading {}: there is no key \"{}\"; `ckptd config` prints every key", file,
+                       key);
+  } else if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr ||
+             dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    what += "; the commands are run, launch and config";
+  }
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, what);
+}
+
+}  // namespace
+
+absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) {
+  CommandLine line;
+  CLI::App app(kAbout, "ckptd");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", std::string("ckptd ") + CKPTD_VERSION);
+  app.set_config("--config", ReadEnvironment("CKPTD_CONFIG").value_or(""),
+                 "TOML file with the keys of `ckptd config`; flags win over it, it wins over CKPTD_* "
+                 "variables");
+  app.allow_config_extras(CLI::config_extras_mode::error);
+
+  line.config = DefaultConfig(ReadEnvironment);
+  CLI::App& run = *app.add_subcommand("run", "Run one daemon until SIGTERM or Ctrl-C");
+  CLI::App& launch = *app.add_subcommand("launch", "Start and supervise the daemons of this node");
+  CLI::App& show = *app.add_subcommand("config", "Print every key with its value here");
+  AddConfigFlags(app, line.config);
+  for (CLI::App* sub : {&run, &launch, &show}) sub->fallthrough();
+  run.footer("Every key that `ckptd config` prints is a flag here; `ckptd --help` explains them.");
+  AddLaunchFlags(launch, line.launch);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& wanted) {  // help or version
+    std::ostringstream text;
+    app.exit(wanted, text, text);
+    line.text = text.str();
+    return line;
+  } catch (const CLI::ParseError& error) {
+    return UsageError(app, error);
+  }
+  // Daemons and trainers need not share a working directory.
+  std::error_code error;
+  const auto run_dir = std::filesystem::absolute(line.config.run_dir, error);
+  if (error) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                     fmt::format("checking --run-dir \"{}\": {}; name a folder",
+                                 line.config.run_dir, error.message()));
+  }
+  line.config.run_dir = run_dir.lexically_normal().string();
+  line.verb = run.parsed()      ? CommandLine::Verb::kRun
+              : launch.parsed() ? CommandLine::Verb::kLaunch
+                                : CommandLine::Verb::kConfig;
+  line.launch.rendezvous_given = app.get_option("--rendezvous")->count() > 0;
+  return line;
+}
+
+}  // namespace ckptd
