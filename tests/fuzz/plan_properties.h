@@ -1,0 +1,104 @@
+// What every plan keeps, whatever it was made from.
+#ifndef CKPTD_TESTS_FUZZ_PLAN_PROPERTIES_H_
+#define CKPTD_TESTS_FUZZ_PLAN_PROPERTIES_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/layout/plan.h"
+#include "common/layout/plan_digest.h"
+#include "tests/fuzz/properties.h"
+
+namespace ckptd::fuzz {
+
+// Calls visit(file offset, slab offset, bytes in the slab) for every run of a copy.
+inline void ForEachRun(const CopyOp& op,
+                       const std::function<void(uint64_t, uint64_t, uint64_t)>& visit) {
+  const uint64_t bytes =
+      op.casts() ? op.run_bytes / (BitsOf(op.from) / 8) * (BitsOf(op.to) / 8) : op.run_bytes;
+  for (uint64_t run = 0; run < op.runs(); ++run) {
+    uint64_t rest = run;
+    uint64_t file = op.file_offset;
+    uint64_t slab = op.slab_offset;
+    for (uint32_t dim = op.dims; dim-- > 0;) {
+      file += rest % op.count[dim] * op.file_stride[dim];
+      slab += rest % op.count[dim] * op.slab_stride[dim];
+      rest /= op.count[dim];
+    }
+    visit(file, slab, bytes);
+  }
+}
+
+inline void CheckTensors(const RankPlan& plan) {
+  std::vector<const PlannedTensor*> order;
+  uint64_t tensor_bytes = 0;
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    const PlannedTensor& tensor = plan.tensors[i];
+    Require(i == 0 || plan.tensors[i - 1].name < tensor.name, "tensors are sorted, once each");
+    Require(tensor.offset % kSlabAlignment == 0, "tensors are aligned");
+    Require(tensor.bytes <= tensor.padded_bytes, "padding comes on top");
+    tensor_bytes += tensor.bytes;
+    order.push_back(&tensor);
+  }
+  Require(tensor_bytes == plan.tensor_bytes, "bytes add up");
+  std::sort(order.begin(), order.end(), [](const PlannedTensor* a, const PlannedTensor* b) {
+    return std::pair(a->offset, a->padded_bytes) < std::pair(b->offset, b->padded_bytes);
+  });
+  uint64_t end = 0;
+  for (const PlannedTensor* tensor : order) {
+    Require(tensor->offset >= end, "tensors do not overlap");
+    Require(tensor->offset <= plan.slab_bytes &&
+                tensor->padded_bytes <= plan.slab_bytes - tensor->offset,
+            "tensors lie in the slab");
+    end = tensor->offset + tensor->padded_bytes;
+  }
+}
+
+// Each byte of each tensor is written once, and nothing else is; looked at byte by
+// byte where the plan is small.
+inline void CheckCoverage(const RankPlan& plan) {
+  constexpr uint64_t kSmall = 64 << 10;
+  uint64_t written = 0;
+  uint64_t runs = 0;
+  for (const CopyOp& op : plan.ops) {
+    written += op.target_bytes();
+    runs += op.runs();
+  }
+  Require(written == plan.tensor_bytes, "copies write the tensors' bytes");
+  if (plan.slab_bytes > kSmall || runs > kSmall) return;
+  std::vector<bool> painted(plan.slab_bytes);
+  for (const CopyOp& op : plan.ops) {
+    const PlannedTensor& tensor = plan.tensors[op.tensor];
+    ForEachRun(op, [&](uint64_t file, uint64_t slab, uint64_t bytes) {
+      Require(file + op.run_bytes <= op.file_end(), "runs end where the copy ends");
+      Require(slab >= tensor.offset && slab + bytes <= tensor.offset + tensor.bytes,
+              "runs stay in their tensor");
+      for (uint64_t at = slab; at < slab + bytes; ++at) {
+        Require(!painted[at], "no byte is written twice");
+        painted[at] = true;
+      }
+    });
+  }
+}
+
+inline void CheckPlan(const CheckpointIndex& index, const RankPlan& plan) {
+  CheckTensors(plan);
+  for (size_t i = 0; i < plan.ops.size(); ++i) {
+    const CopyOp& op = plan.ops[i];
+    Require(op.tensor < plan.tensors.size() && op.file < index.files.size(), "copies name what is");
+    Require(op.dims <= CopyOp::kMaxDims && op.run_bytes > 0, "copies have a form");
+    Require(op.file_end() <= index.files[op.file].bytes, "copies read what is in the file");
+    Require(i == 0 || std::pair(plan.ops[i - 1].file, plan.ops[i - 1].file_offset) <=
+                          std::pair(op.file, op.file_offset),
+            "copies are in file order");
+  }
+  CheckCoverage(plan);
+  Require(plan.digest == DigestOf(plan), "the digest is the plan's");
+}
+
+}  // namespace ckptd::fuzz
+
+#endif  // CKPTD_TESTS_FUZZ_PLAN_PROPERTIES_H_
