@@ -48,7 +48,7 @@ TEST(JsonViews, PutErrorsOnOneLine) {
   const nlohmann::json error = Parse(text)["error"];
   EXPECT_EQ(error["code"], "NOT_FOUND");
   EXPECT_EQ(error["reason"], "CHECKPOINT_NOT_FOUND");
-  EXPECT_EQ(error["message"], "a\nb");
+  EXPECT_EQ(error["message"], "a?b");
   EXPECT_EQ(error["facts"]["k"], "v");
 }
 
