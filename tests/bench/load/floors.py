@@ -4,6 +4,7 @@
 """
 
 import concurrent.futures
+import ctypes
 import mmap
 import os
 import sys
@@ -11,7 +12,8 @@ import time
 
 BLOCK = 16 << 20
 DIRECT_BLOCK = 4 << 20
-DIRECT_DEPTH = 8
+DIRECT_DEPTH = 4
+HUGE_PAGE = 2 << 20
 
 
 def blocks_of(paths, block):
@@ -54,10 +56,21 @@ def warm(paths):
     return timed(len(os.sched_getaffinity(0)), read, blocks_of(paths, BLOCK))
 
 
+def huge_buffers(count, nbytes):
+    """Memory in huge pages, which storage fills in fewer requests: twice as fast on some machines."""
+    pool = mmap.mmap(-1, count * nbytes + HUGE_PAGE, mmap.MAP_PRIVATE)
+    pool.madvise(mmap.MADV_HUGEPAGE)
+    view = memoryview(pool)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(pool)) % HUGE_PAGE
+    for at in range(0, len(view), 4096):
+        view[at] = 1
+    return [view[start + i * nbytes:start + (i + 1) * nbytes] for i in range(count)]
+
+
 def cold(paths):
-    """O_DIRECT reads, several in flight, into a buffer that is used again."""
+    """O_DIRECT reads, several in flight, into buffers that are used again."""
     files = {path: os.open(path, os.O_RDONLY | os.O_DIRECT) for path in paths}
-    free = [mmap.mmap(-1, DIRECT_BLOCK, mmap.MAP_PRIVATE | mmap.MAP_POPULATE) for _ in range(DIRECT_DEPTH)]
+    free = huge_buffers(DIRECT_DEPTH, DIRECT_BLOCK)
 
     def read(item):
         path, offset, size = item
