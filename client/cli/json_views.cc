@@ -50,6 +50,8 @@ Json ProgressJson(const LoadProgress& progress) {
           {"slowest_rank", progress.slowest_rank},
           {"waiting_ranks", progress.waiting_ranks},
           {"storage_bytes", progress.storage_bytes},
+          {"mapped_bytes", progress.mapped_bytes},
+          {"direct_bytes", progress.direct_bytes},
           {"sent_bytes", progress.sent_bytes},
           {"streamed_ranks", progress.streamed_ranks},
           {"stages", std::move(stages)}};

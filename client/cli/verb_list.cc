@@ -66,6 +66,20 @@ absl::StatusOr<int> RunGet(const std::string& id, Context& context) {
   return kExitFine;
 }
 
+// By which ways the bytes came from storage.
+std::string WaysOf(const LoadProgress& progress) {
+  const uint64_t buffered =
+      progress.storage_bytes - std::min(progress.storage_bytes,
+                                        progress.mapped_bytes + progress.direct_bytes);
+  std::string out;
+  for (const auto& [way, bytes] : {std::pair{"mapped from the page cache", progress.mapped_bytes},
+                                   std::pair{"past it", progress.direct_bytes},
+                                   std::pair{"through buffers", buffered}}) {
+    if (bytes > 0) out += fmt::format("{}{} {}", out.empty() ? " (" : ", ", HumanBytes(bytes), way);
+  }
+  return out.empty() ? out : out + ")";
+}
+
 std::string StagesOf(const LoadProgress& progress) {
   std::string out;
   for (const StageTime& stage : progress.stages) {
@@ -94,8 +108,8 @@ void PrintCheckpoint(const CheckpointInfo& checkpoint, Context& context) {
        {"rank", fmt::format("{} of {}", checkpoint.rank, checkpoint.world_size)},
        {"shard", fmt::format("{} tensors, {}", checkpoint.tensor_count,
                              HumanBytes(checkpoint.slab_bytes))},
-       {"all ranks", moved ? fmt::format("{}, {} read from storage", HumanBytes(progress.bytes_done),
-                                         HumanBytes(progress.storage_bytes))
+       {"all ranks", moved ? fmt::format("{}, {} read from storage{}", HumanBytes(progress.bytes_done),
+                                         HumanBytes(progress.storage_bytes), WaysOf(progress))
                            : ""},
        {"speed", progress.bytes_per_second > 0 ? HumanRate(progress.bytes_per_second) : ""},
        {"stages", StagesOf(progress)},

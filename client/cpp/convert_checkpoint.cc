@@ -49,6 +49,8 @@ LoadProgress ProgressOf(const v1::Progress& progress) {
   out.slowest_rank = progress.slowest_rank();
   out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
   out.storage_bytes = progress.storage_bytes();
+  out.mapped_bytes = progress.mapped_bytes();
+  out.direct_bytes = progress.direct_bytes();
   out.sent_bytes = progress.sent_bytes();
   out.streamed_ranks.assign(progress.streamed_ranks().begin(), progress.streamed_ranks().end());
   for (const auto& stage : progress.stages()) {

@@ -53,6 +53,8 @@ struct LoadProgress {
   int32_t slowest_rank = -1;           // -1 when unknown
   std::vector<int32_t> waiting_ranks;  // a gathering load waits for these
   uint64_t storage_bytes = 0;
+  uint64_t mapped_bytes = 0;  // of these, read through a mapping of the page cache
+  uint64_t direct_bytes = 0;  // and past it
   uint64_t sent_bytes = 0;
   std::vector<int32_t> streamed_ranks;  // got their bytes through streams, not by mapping
   std::vector<StageTime> stages;       // finished ones, in order

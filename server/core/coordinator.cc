@@ -226,7 +226,7 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
   LoadOutcome outcome;
   if (session.has_value()) {
     LoadRunner runner({parts_.catalog, parts_.membership, parts_.peer_memory, stopping_,
-                       parts_.reader_threads, parts_.reader,
+                       parts_.reading, parts_.reader,
                        [this, &load](bool failed) { rounds_.Ending(load.name, failed); }},
                       load, *session);
     SetRunning(&runner);

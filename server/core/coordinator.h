@@ -29,7 +29,7 @@ class Coordinator {
     PeerMemory& peer_memory;
     Worker& load_worker;
     Worker& lookup_worker;  // metadata of files; never behind a load
-    unsigned reader_threads = 0;
+    ReadingOptions reading;
     ReaderPolicy reader = ReaderPolicy::kRank0;
   };
   explicit Coordinator(Parts parts);

@@ -31,7 +31,7 @@ class LoadRunner {
     Membership& membership;
     PeerMemory& peer_memory;
     const std::atomic<bool>& stopping;
-    unsigned reader_threads = 0;
+    ReadingOptions reading;
     ReaderPolicy reader = ReaderPolicy::kRank0;
     // Called before any rank is told that the load has failed, or succeeded.
     std::function<void(bool failed)> ending = nullptr;

@@ -67,7 +67,8 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   TransferOptions options;
   options.part = share.part;
   options.parts = share.parts;
-  options.threads = parts_.reader_threads;
+  options.threads = parts_.reading.threads;
+  options.way = parts_.reading.way;
   options.digests = load_.request.digests && share.parts == 1;
   options.interrupted = [this] {
     absl::Status broken = fanout_->broken().second;

@@ -94,7 +94,8 @@ absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, const Incom
   TransferOptions options;
   options.part = call.read.part;
   options.parts = call.read.parts;
-  options.threads = parts.reader_threads;
+  options.threads = parts.reading.threads;
+  options.way = parts.reading.way;
   options.digests = incoming.request().digests && options.parts == 1;
   options.interrupted = [&] { return Interrupted(parts, incoming, call); };
   const auto counters = std::make_shared<TransferProgress>(reader.target_count());

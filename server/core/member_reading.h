@@ -21,7 +21,7 @@ struct MemberReading {
   std::function<std::shared_ptr<MemberLink>(const MemberIdentity&)> connect;
   uint32_t rank = 0;
   std::string secret;  // the group's
-  unsigned reader_threads = 0;
+  ReadingOptions reading;
   const std::atomic<bool>& stopping;
   OwnReading& own;  // shows how far it is
 };

@@ -49,7 +49,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                             options_.heartbeat_timeout});
     coordinator_ = std::make_unique<Coordinator>(
         Coordinator::Parts{catalog_, *membership_, peer_memory, load_worker_, lookup_worker_,
-                           options_.reader_threads, options_.reader});
+                           options_.reading, options_.reader});
   } else {
     follower_ = std::make_unique<Follower>(
         Follower::Parts{catalog_, backend_, options_.leader, options_.on_secret,
@@ -280,7 +280,7 @@ absl::StatusOr<ReadReport> Node::Read(const ExecuteCall& call) {
                          rank_side_.Receive(call.epoch, call.name));
   auto read = load_worker_.Submit([this, call, incoming] {
     return ReadForLeader({catalog_, peer_memory_, options_.connect, options_.identity.rank,
-                          group_secret(), options_.reader_threads, stopping_, own_reading_},
+                          group_secret(), options_.reading, stopping_, own_reading_},
                          *incoming, call);
   });
   return Await(std::move(read), call.deadline, "reading for " + call.name);

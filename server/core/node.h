@@ -30,7 +30,7 @@ class Node {
   struct Options {
     MemberIdentity identity;
     std::string memory_endpoint;
-    unsigned reader_threads = 0;
+    ReadingOptions reading;
     ReaderPolicy reader = ReaderPolicy::kRank0;  // the leader's decides
     std::chrono::nanoseconds heartbeat_interval = std::chrono::seconds(1);
     std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(5);

@@ -74,6 +74,8 @@ absl::StatusOr<ReadReport> PartReader::Read(const TransferOptions& options,
                          RunTransfer(*load_.index, reached_, options, progress));
   ReadReport report = Begun();
   report.storage_bytes = result.storage_bytes;
+  report.mapped_bytes = progress.mapped_bytes;
+  report.direct_bytes = progress.direct_bytes;
   for (size_t i = 0; i < report.filled.size(); ++i) {
     report.filled[i].bytes = result.done[i];
     if (!result.digests.empty()) report.filled[i].digests = std::move(result.digests[i]);

@@ -65,6 +65,8 @@ void ProgressMeter::Sum(const std::map<uint32_t, ReadReport>& done, Progress& pr
   std::set<int32_t> streamed;
   for (const auto& [reader, report] : done) {
     progress.storage_bytes += report.storage_bytes;
+    progress.mapped_bytes += report.mapped_bytes;
+    progress.direct_bytes += report.direct_bytes;
     for (const ReadReport::Filled& filled : report.filled) {
       const auto at = missing.find(filled.rank);
       if (at == missing.end()) continue;

@@ -17,6 +17,15 @@ absl::StatusOr<ReaderPolicy> ParseReaderPolicy(std::string_view text) {
                    fmt::format("checking --reader {}: use rank0, per_node or all", text));
 }
 
+absl::StatusOr<ReadWay> ParseReadWay(std::string_view text) {
+  if (text == "auto") return ReadWay::kAuto;
+  if (text == "map") return ReadWay::kMap;
+  if (text == "buffer") return ReadWay::kBuffer;
+  if (text == "direct") return ReadWay::kDirect;
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                   fmt::format("checking --read {}: use auto, map, buffer or direct", text));
+}
+
 std::vector<ReaderShare> ShareReading(ReaderPolicy policy, const std::vector<uint32_t>& ranks,
                                       const std::vector<std::string>& hosts) {
   std::vector<ReaderShare> shares;
@@ -40,6 +49,8 @@ std::vector<ReaderShare> ShareReading(ReaderPolicy policy, const std::vector<uin
 ReadReport Counted(const ReadReport& begun, const TransferProgress& counters) {
   ReadReport report = begun;
   report.storage_bytes = counters.storage_bytes.load(std::memory_order_relaxed);
+  report.mapped_bytes = counters.mapped_bytes.load(std::memory_order_relaxed);
+  report.direct_bytes = counters.direct_bytes.load(std::memory_order_relaxed);
   for (size_t i = 0; i < report.filled.size(); ++i) {
     report.filled[i].bytes = counters.done[i].load(std::memory_order_relaxed);
   }

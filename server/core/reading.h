@@ -13,6 +13,7 @@
 #include "common/base/mutex.h"
 #include "server/core/domain.h"
 #include "server/core/identity.h"
+#include "server/transfer/read_way.h"
 #include "server/transfer/transfer.h"
 
 namespace ckptd {
@@ -24,6 +25,15 @@ enum class ReaderPolicy : uint8_t {
 };
 // "rank0", "per_node", "all". Errors: InvalidArgument CONFIG_INVALID.
 absl::StatusOr<ReaderPolicy> ParseReaderPolicy(std::string_view text);
+
+// "auto", "map", "buffer", "direct". Errors: InvalidArgument CONFIG_INVALID.
+absl::StatusOr<ReadWay> ParseReadWay(std::string_view text);
+
+// How a daemon reads storage.
+struct ReadingOptions {
+  unsigned threads = 0;  // 0: one per core
+  ReadWay way = ReadWay::kAuto;
+};
 
 // One reader's share of a load: part `part` of `parts` of the work of `targets`.
 struct ReaderShare {
@@ -62,6 +72,8 @@ struct ReadReport {
   };
   uint32_t reader = 0;
   uint64_t storage_bytes = 0;
+  uint64_t mapped_bytes = 0;  // of these; see Progress
+  uint64_t direct_bytes = 0;
   std::vector<Filled> filled;
 };
 // What has been done of `begun`, which names the ranks in the order of `counters`.

@@ -138,6 +138,9 @@ void AddConfigFlags(CLI::App& app, Config& config) {
       "budget; 0 lets it grow with the first load");
   add("segment-bytes", config.segment_bytes, "Size of the arena's memfd segments, a multiple of 2MiB");
   add("huge-pages", config.huge_pages, "Gather the arena into huge pages: auto or off");
+  add("read", config.read,
+      "How storage is read: auto takes, for each MiB, a mapping of what is cached, and else reads past "
+      "the page cache (O_DIRECT); map, buffer or direct force one way");
   add("reader-threads", config.reader_threads, "Threads that read storage; 0 means one per core");
   add("heartbeat-interval", config.heartbeat_interval, "Seconds between signs of life of a member");
   add("heartbeat-timeout", config.heartbeat_timeout, "Seconds of silence after which a rank is lost");
@@ -169,6 +172,7 @@ absl::Status CheckConfig(const Config& config) {
     return Invalid(fmt::format("checking --huge-pages {}: use auto or off", config.huge_pages));
   }
   CKPTD_RETURN_IF_ERROR(ParseReaderPolicy(config.reader).status());
+  CKPTD_RETURN_IF_ERROR(ParseReadWay(config.read).status());
   if (config.peer_auth != "required" && config.peer_auth != "none") {
     return Invalid(fmt::format("checking --peer-auth {}: use required or none", config.peer_auth));
   }
@@ -217,6 +221,7 @@ std::map<std::string, std::string> Describe(const Config& config) {
           {"arena", config.arena},
           {"segment-bytes", config.segment_bytes},
           {"huge-pages", config.huge_pages},
+          {"read", config.read},
           {"reader-threads", std::to_string(config.reader_threads)},
           {"heartbeat-interval", fmt::format("{}", config.heartbeat_interval)},
           {"heartbeat-timeout", fmt::format("{}", config.heartbeat_timeout)},

@@ -1,4 +1,5 @@
 #include <grpc/grpc.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -58,6 +59,9 @@ int RunCommand(const Config& config) {
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGIO, SIG_IGN);  // the ownership check takes leases on memfds
   RaiseFileLimit();
+  // Tables of many tensors are large for a moment. glibc would keep that memory: it
+  // raises this limit to the largest block that was ever freed.
+  ::mallopt(M_MMAP_THRESHOLD, 128 << 10);
   // Blocked before the first thread: only this one takes them.
   const sigset_t signals = StopSignals();
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);

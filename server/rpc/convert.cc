@@ -56,6 +56,8 @@ v1::Progress ToProto(const Progress& progress) {
   out.set_slowest_rank(progress.slowest_rank);
   for (const int32_t rank : progress.waiting_ranks) out.add_waiting_ranks(rank);
   out.set_storage_bytes(progress.storage_bytes);
+  out.set_mapped_bytes(progress.mapped_bytes);
+  out.set_direct_bytes(progress.direct_bytes);
   out.set_sent_bytes(progress.sent_bytes);
   for (const int32_t rank : progress.streamed_ranks) out.add_streamed_ranks(rank);
   for (const auto& [stage, duration] : progress.stages) {
@@ -78,6 +80,8 @@ Progress FromProto(const v1::Progress& progress) {
   out.slowest_rank = progress.slowest_rank();
   out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
   out.storage_bytes = progress.storage_bytes();
+  out.mapped_bytes = progress.mapped_bytes();
+  out.direct_bytes = progress.direct_bytes();
   out.sent_bytes = progress.sent_bytes();
   out.streamed_ranks.assign(progress.streamed_ranks().begin(), progress.streamed_ranks().end());
   for (const v1::StageTime& time : progress.stages()) {

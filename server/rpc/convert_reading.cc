@@ -59,6 +59,8 @@ absl::StatusOr<ReadOrder> FromProto(const v1::ReadOrder& order) {
 v1::ExecuteResponse ToProto(const ReadReport& report) {
   v1::ExecuteResponse out;
   out.set_storage_bytes(report.storage_bytes);
+  out.set_mapped_bytes(report.mapped_bytes);
+  out.set_direct_bytes(report.direct_bytes);
   for (const ReadReport::Filled& filled : report.filled) {
     v1::FilledRank& one = *out.add_filled();
     one.set_rank(static_cast<int32_t>(filled.rank));
@@ -72,6 +74,8 @@ v1::ExecuteResponse ToProto(const ReadReport& report) {
 ReadReport FromProto(const v1::ExecuteResponse& response) {
   ReadReport out;
   out.storage_bytes = response.storage_bytes();
+  out.mapped_bytes = response.mapped_bytes();
+  out.direct_bytes = response.direct_bytes();
   for (const v1::FilledRank& filled : response.filled()) {
     ReadReport::Filled one;
     one.rank = static_cast<uint32_t>(filled.rank());

@@ -223,7 +223,7 @@ class GroupInProcess {
       for (uint32_t i = 0; i < size(); ++i) peers.Add(i, *ranks_[i]->memory);
       const auto connect = [this](const MemberIdentity& who) { return ranks_[who.rank]->link; };
       OwnReading reading;
-      return ReadForLeader({own.catalog, peers, connect, rank, "", 2, stopping_, reading},
+      return ReadForLeader({own.catalog, peers, connect, rank, "", {.threads = 2}, stopping_, reading},
                            *incoming, call);
     };
   }

@@ -23,6 +23,8 @@ class Progress:
     slowest_rank: int  # -1 when unknown
     waiting_ranks: Tuple[int, ...]
     storage_bytes: int
+    mapped_bytes: int  # of these, read through a mapping of the page cache
+    direct_bytes: int  # and past it
     sent_bytes: int
     streamed_ranks: Tuple[int, ...]  # got their bytes through streams, not by mapping
     stages: Tuple[Tuple[str, float], ...]  # finished ones, seconds each
@@ -79,6 +81,8 @@ def progress_of(message) -> Progress:
         slowest_rank=message.slowest_rank,
         waiting_ranks=tuple(message.waiting_ranks),
         storage_bytes=message.storage_bytes,
+        mapped_bytes=message.mapped_bytes,
+        direct_bytes=message.direct_bytes,
         sent_bytes=message.sent_bytes,
         streamed_ranks=tuple(message.streamed_ranks),
         stages=tuple(

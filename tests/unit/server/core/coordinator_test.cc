@@ -21,7 +21,7 @@ class CoordinatorTest : public ::testing::Test {
   std::unique_ptr<Coordinator> Start(ReaderPolicy reader = ReaderPolicy::kRank0) {
     return std::make_unique<Coordinator>(
         Coordinator::Parts{group_.rank(0).catalog, group_.membership(), group_.peer_memory(),
-                           load_worker_, lookup_worker_, 1, reader});
+                           load_worker_, lookup_worker_, {.threads = 1}, reader});
   }
   LoadRequest Rules() { return RuleRequest("fsdp:2", source_.path()); }
   LoadRequest Statement(uint32_t rank, const std::string& tensor = "a") {

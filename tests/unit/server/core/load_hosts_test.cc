@@ -34,7 +34,7 @@ class LoadHostsTest : public ::testing::TestWithParam<ReaderPolicy> {
     load.deadline = Soon();
     load.request_digests.assign(group_.size(), RequestDigest(load.request));
     LoadRunner::Parts parts{group_.rank(0).catalog, group_.membership(), group_.peer_memory(),
-                            stopping_, 2, policy};
+                            stopping_, {.threads = 2}, policy};
     return LoadRunner(parts, load, group_.membership().CurrentSession().value()).Run();
   }
   Progress ProgressOf(uint32_t rank) {

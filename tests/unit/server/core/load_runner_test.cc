@@ -48,7 +48,7 @@ class LoadRunnerTest : public ::testing::Test {
 
   LoadOutcome Run(const ReadyLoad& load) {
     LoadRunner::Parts parts{group_.rank(0).catalog, group_.membership(), group_.peer_memory(),
-                            stopping_, 2};
+                            stopping_, {.threads = 2}};
     return LoadRunner(parts, load, group_.membership().CurrentSession().value()).Run();
   }
 

@@ -23,7 +23,7 @@ class NodeTest : public ::testing::Test {
   std::unique_ptr<Node> Start() {
     Node::Options options;
     options.identity.incarnation = "one";
-    options.reader_threads = 1;
+    options.reading.threads = 1;
     return std::make_unique<Node>(*memory_, peer_memory_, std::move(options));
   }
   LoadRequest Request() { return RuleRequest("replicate:1", source_.path()); }

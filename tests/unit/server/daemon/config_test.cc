@@ -100,6 +100,7 @@ INSTANTIATE_TEST_SUITE_P(
         Spoiled{[](Config& c) { c.job = ".."; }, "--job"},
         Spoiled{[](Config& c) { c.job = "."; }, "--job"},
         Spoiled{[](Config& c) { c.memory = "cuda"; }, "--memory cuda"},
+        Spoiled{[](Config& c) { c.read = "aloud"; }, "--read aloud"},
         Spoiled{[](Config& c) { c.huge_pages = "on"; }, "--huge-pages on"},
         Spoiled{[](Config& c) { c.peer_auth = "maybe"; }, "--peer-auth maybe"},
         Spoiled{[](Config& c) { c.local_size = 0; }, "--local-size"},

@@ -1,0 +1,94 @@
+"""By which way bytes come from storage: chosen by what is cached, forced by a setting, and shown."""
+
+import os
+
+import ckptd
+import pytest
+from group import Daemon, save
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """(path, tensors) of 24 MB in tensors of odd sizes."""
+    import torch
+    generator = torch.Generator().manual_seed(5)
+    tensors = {f"w{i}": torch.randn(1001, 1009 + i, generator=generator) for i in range(6)}
+    return save(tmp_path_factory.mktemp("s") / "m.safetensors", tensors), tensors
+
+
+def drop_from_page_cache(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)  # only what is on disk can be dropped
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def knows_o_direct(path):
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
+def read(group, large):
+    """(bytes mapped, direct, through buffers) of a load whose bytes are right."""
+    path, tensors = large
+    with ckptd.connect(group.address(0)) as client:
+        checkpoint = client.load(path, layout="replicate:1")
+        with client.acquire(checkpoint) as shard:
+            for name, tensor in tensors.items():
+                assert bytes(shard.tensors[name].buffer) == tensor.numpy().tobytes()
+        progress = client.get(checkpoint).progress
+    total = sum(t.numel() * t.element_size() for t in tensors.values())
+    assert progress.storage_bytes == total
+    return progress.mapped_bytes, progress.direct_bytes, total - progress.mapped_bytes - progress.direct_bytes
+
+
+def test_what_is_cached_is_mapped(tmp_path, large):
+    with open(large[0], "rb") as file:
+        total = len(file.read())
+    with Daemon(tmp_path) as group:
+        mapped, direct, buffered = read(group, large)
+        assert mapped > 0.99 * total and direct == buffered == 0
+
+
+def test_what_is_not_cached_is_read_past_the_page_cache(tmp_path, large):
+    if not knows_o_direct(large[0]):
+        pytest.skip(f"the file system of {large[0]} knows no O_DIRECT")
+    with Daemon(tmp_path) as group:
+        drop_from_page_cache(large[0])
+        mapped, direct, buffered = read(group, large)
+        assert direct > 0.9 * (mapped + direct + buffered)
+        name = group.json("list")["checkpoints"][0]["name"]
+        assert int(group.json("get", name)["progress"]["direct_bytes"]) == direct
+        drop_from_page_cache(large[0])
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["cached", "not cached"])
+@pytest.mark.parametrize("way", ["map", "buffer", "direct"])
+def test_a_way_can_be_forced_and_brings_the_same_bytes(tmp_path, large, way, cached):
+    if way == "direct" and not knows_o_direct(large[0]):
+        pytest.skip(f"the file system of {large[0]} knows no O_DIRECT")
+    with Daemon(tmp_path, "--read", way) as group:
+        if cached:
+            with open(large[0], "rb") as file:
+                file.read()
+        else:
+            drop_from_page_cache(large[0])
+        by = dict(zip(("map", "direct", "buffer"), read(group, large)))
+        assert all((count > 0) == (name == way) for name, count in by.items()), by
+
+
+def test_a_file_in_memory_is_read_whatever_was_asked_for(tmp_path, large, tmp_path_factory):
+    """tmpfs knows no O_DIRECT on older kernels."""
+    import shutil
+    copy = f"/dev/shm/{tmp_path.name}-{os.getpid()}.safetensors"
+    shutil.copy(large[0], copy)
+    try:
+        with Daemon(tmp_path, "--read", "direct") as group:
+            assert sum(read(group, (copy, large[1]))) > 0
+    finally:
+        os.unlink(copy)
