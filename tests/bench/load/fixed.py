@@ -96,22 +96,3 @@ def plan(binaries, counts=(23_000, 46_000, 92_000)):
     answers = (subprocess.run([binaries / "plan_bench", str(count), "1024", "16"], capture_output=True,
                               text=True, timeout=rounds.PATIENCE, check=True) for count in counts)
     return [json.loads(answer.stdout) for answer in answers]
-
-
-def clients(daemons, path, counts, say):
-    """Seconds for that many processes at once to attach, slowest of them."""
-    found = {}
-    for count in counts:
-        say(f"{count} clients at once")
-        environment = {**daemons.environment, "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
-        running = [subprocess.Popen([sys.executable, str(HERE / "crowd.py"), str(path)], env=environment,
-                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-                   for _ in range(count)]
-        for process in running:
-            process.stdout.readline()
-        for process in running:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        found[count] = max(float(process.communicate(timeout=rounds.PATIENCE)[0]) for process in running)
-    return found
-

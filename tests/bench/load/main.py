@@ -20,6 +20,7 @@ import make_checkpoint  # noqa: E402
 
 import contenders  # noqa: E402
 import fixed  # noqa: E402
+import growth  # noqa: E402
 import report  # noqa: E402
 import rounds  # noqa: E402
 
@@ -68,15 +69,15 @@ def measure_loads(options, start, result):
             rounds.warm_up([path])
         names = [n for n in (*contenders.OURS, *contenders.RIVALS) if options.only in n]
         result["warm"] = rounds.run(bench, names, options.rounds, rounds.WARM_FLOOR, False, say)
-        bench.forget()
+        rounds.forget(daemons, ranks)
         bench.run_ranks("ckptd, digests off", False)
-        result["progress"] = bench.resident()[0]["progress"]
+        result["progress"] = rounds.resident(daemons)[0]["progress"]
         if options.cold:
             result["cold"] = rounds.run(bench, contenders.COLD, options.rounds, rounds.COLD_FLOOR, True, say)
     result["bytes"] = nbytes
 
 
-def show(options, result):
+def show_loads(options, result, table):
     print(f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores, "
           f"{result['bytes'] / 1e9:.2f} GB in bf16, {options.ranks} ranks; from a common start to the slowest rank's "
           f"touched parameters;\nmedian and range of {options.rounds} rounds, a fresh process per rank and sample, "
@@ -86,14 +87,24 @@ def show(options, result):
             print(f"\n{kind} page cache")
             for name, samples in result[kind].items():
                 print(report.row(name, samples))
+    if options.only:
+        return
+    report.warm(table, result["warm"], result["bytes"], options.ranks)
+    report.counted(table, result["progress"], result["bytes"], options.ranks)
+    if "cold" in result:
+        report.cold(table, result["cold"])
+
+
+def show(options, result):
     table = report.Table()
-    if not options.only:
-        report.warm(table, result["warm"], result["bytes"], options.ranks)
-        report.counted(table, result["progress"], result["bytes"], options.ranks)
-        if "cold" in result:
-            report.cold(table, result["cold"])
+    if "warm" in result:
+        show_loads(options, result, table)
     if "attached" in result:
         report.fixed(table, result["attached"], result["plans"], result["idle"], result["start_up"])
+    if "growth" in result:
+        print(growth.text(result["growth"]))
+        print("\n" + "\n".join(map(str, growth.draw(result["growth"], options.directory))))
+        growth.judge(table, result["growth"])
     print(f"\nwhat is to be reached\n{table.text()}")
     result["table"] = table.lines
 
@@ -108,6 +119,10 @@ def main():
     parser.add_argument("--no-cold", dest="cold", action="store_false", help="leave the cold loads out")
     parser.add_argument("--no-fixed", dest="fixed", action="store_false",
                         help="leave out what does not come from bytes: attach, plan, start-up")
+    parser.add_argument("--growth", action="store_true",
+                        help="also how time and memory grow with bytes, tensors, ranks and clients at once, as plots "
+                             "(growth-*.svg in the directory) and exponents: some two minutes more")
+    parser.add_argument("--growth-only", action="store_true", help="that and nothing else")
     parser.add_argument("--directory", type=pathlib.Path, default=ROOT / "build" / "bench",
                         help="where checkpoints go; cold loads measure its disk")
     parser.add_argument("--json", type=pathlib.Path, help="write all samples here")
@@ -118,12 +133,15 @@ def main():
     start = starter(options.binaries, options.directory)
     result = {}
     try:
-        measure_loads(options, start, result)
-        if options.fixed and not options.only:
+        if not options.growth_only:
+            measure_loads(options, start, result)
+        if options.fixed and not options.only and not options.growth_only:
             result["attached"] = fixed.attach_all(start, options.directory, options.rounds, say)
             result["plans"] = fixed.plan(options.binaries)
             result["idle"] = fixed.idle(start)
             result["start_up"] = fixed.start_up(options.binaries, start)
+        if options.growth or options.growth_only:
+            result["growth"] = growth.run(start, options.directory, say)
     except main_job.Failure as failure:
         sys.exit(f"bench: {failure}")
     except KeyboardInterrupt:

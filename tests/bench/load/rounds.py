@@ -15,6 +15,24 @@ PATIENCE = 300
 WARM_FLOOR, COLD_FLOOR = "floor: pread into faulted memory", "floor: raw O_DIRECT read"
 
 
+def resident(daemons):
+    return [c for c in daemons.json("list")["checkpoints"] if c["state"] == "ACTIVE"]
+
+
+def forget(daemons, ranks):
+    """Unloads everything and waits until the arenas are whole again."""
+    for checkpoint in resident(daemons):
+        for rank in range(ranks):
+            daemons.ctl("--rank", str(rank), "unload", checkpoint["name"], "--force")
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        memory = [daemons.info(rank)["memory"] for rank in range(ranks)]
+        if all(m["arena_bytes"] >= m["arena_target_bytes"] and m["used_bytes"] == 0 for m in memory):
+            return
+        time.sleep(0.05)
+    raise SystemExit(f"bench: the arenas were not whole again after {PATIENCE} s")
+
+
 class Bench:
     """A checkpoint, the daemons of `ranks` ranks, and the samples taken with them."""
 
@@ -28,28 +46,12 @@ class Bench:
                                 capture_output=True, text=True, timeout=PATIENCE, check=True)
         return {"seconds": float(answer.stdout)}
 
-    def resident(self):
-        return [c for c in self.daemons.json("list")["checkpoints"] if c["state"] == "ACTIVE"]
-
-    def forget(self):
-        """Unloads everything and waits until the arenas are whole again."""
-        for checkpoint in self.resident():
-            for rank in range(self.ranks):
-                self.daemons.ctl("--rank", str(rank), "unload", checkpoint["name"], "--force")
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            memory = [self.daemons.info(rank)["memory"] for rank in range(self.ranks)]
-            if all(m["arena_bytes"] >= m["arena_target_bytes"] and m["used_bytes"] == 0 for m in memory):
-                return
-            time.sleep(0.05)
-        raise SystemExit(f"bench: the arenas were not whole again after {PATIENCE} s")
-
     def sample(self, contender, check=False, cold=False):
         if contender == "ckptd, re-attach":
-            if not self.resident():
+            if not resident(self.daemons):
                 self.run_ranks("ckptd, digests on", False)
         elif contender in contenders.OURS:
-            self.forget()
+            forget(self.daemons, self.ranks)
         if cold:
             contenders.drop_from_page_cache(self.files)
         return self.run_ranks(contender, check)
