@@ -13,7 +13,6 @@
 #include "common/base/mutex.h"
 #include "server/core/domain.h"
 #include "server/core/identity.h"
-#include "server/transfer/read_way.h"
 #include "server/transfer/transfer.h"
 
 namespace ckptd {
