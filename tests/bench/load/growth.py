@@ -15,6 +15,7 @@ import sys
 import time
 
 import fixed
+import floors
 import plot
 import rounds
 
@@ -113,7 +114,7 @@ class Crowd:
 def measure(start, folder, point):
     """One point: samples of loading and attaching, bytes of the daemons beside their arenas if they may be seen."""
     path = fixed.make(folder, point.count, point.nbytes)
-    rounds.warm_up([path])
+    floors.touch_files([path])
     found = {"x": point.x, **{kind: [] for kind in TIMES}}
     arena = point.nbytes // point.ranks * 21 // 20 + (8 << 20)
     with start(point.ranks, arena) as daemons, \

@@ -65,8 +65,6 @@ def measure_loads(options, start, result):
     arena = nbytes // ranks * 21 // 20 + (4 << 20)
     with start(ranks, arena) as daemons:
         bench = rounds.Bench(daemons, source, saved, elsewhere, options.bytes, ranks)
-        for path in (*contenders.files_of(source), *saved.iterdir(), *elsewhere.iterdir()):
-            rounds.warm_up([path])
         names = [n for n in (*contenders.OURS, *contenders.RIVALS) if options.only in n]
         result["warm"] = rounds.run(bench, names, options.rounds, rounds.WARM_FLOOR, False, say)
         rounds.forget(daemons, ranks)

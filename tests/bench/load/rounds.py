@@ -54,15 +54,22 @@ class Bench:
             forget(self.daemons, self.ranks)
         if cold:
             contenders.drop_from_page_cache(self.files)
-        return self.run_ranks(contender, check)
+        return self.run_ranks(contender, check, [] if cold else self.read_by(contender))
 
-    def run_ranks(self, contender, check):
+    def read_by(self, contender):
+        """The files that a loader reads."""
+        if "dcp.load" not in contender:
+            return self.files
+        return list((self.saved if "same layout" in contender else self.saved_elsewhere).iterdir())
+
+    def run_ranks(self, contender, check, warm=()):
         with tempfile.TemporaryDirectory() as folder:
             spec = pathlib.Path(folder, "spec.json")
             spec.write_text(json.dumps({
                 "contender": contender, "ranks": self.ranks, "bytes": self.nbytes, "check": check,
                 "folder": folder, "store": str(pathlib.Path(folder, "store")), "source": str(self.source),
-                "saved": str(self.saved), "saved_elsewhere": str(self.saved_elsewhere)}))
+                "saved": str(self.saved), "saved_elsewhere": str(self.saved_elsewhere),
+                "warm": [str(path) for path in warm]}))
             processes = []
             try:
                 for rank in range(self.ranks):
@@ -130,13 +137,6 @@ def run(bench, names, rounds, floor, cold, say):
         if first:
             check_bytes(first)
     return found
-
-
-def warm_up(paths):
-    for path in paths:
-        with open(path, "rb", buffering=0) as file:
-            while file.read(16 << 20):
-                pass
 
 
 def daemon_memory(daemons, ranks):

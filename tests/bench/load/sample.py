@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 import contenders  # noqa: E402
+import floors  # noqa: E402
 import model as llama  # noqa: E402
 
 PAGE = 4096
@@ -95,6 +96,8 @@ def main(spec_path, rank):
         import grpc  # noqa: F401
     elif spec["contender"].startswith("accelerate"):
         import accelerate.utils.fsdp_utils  # noqa: F401
+    # Some systems take pages back that nobody has used for a few seconds.
+    floors.touch_files(spec["warm"][rank::spec["ranks"]])
     before = memory()
     start = together()
     contenders.CONTENDERS[spec["contender"]](job)
