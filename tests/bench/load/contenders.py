@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import pathlib
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -122,7 +123,8 @@ def mmap_views(job):
     names, opened = weight_map(job.source), {}
     for path in files_of(job.source):
         with open(path, "rb") as file:
-            data = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0))
+            # Read-only: populating a private, writable mapping would copy the whole file.
+            data = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
         size = int.from_bytes(data[:8], "little")
         opened[path.name] = (data, 8 + size, json.loads(data[8:8 + size]))
         job.keep.append(data)
@@ -135,7 +137,9 @@ def mmap_views(job):
         row = parameter[0:1].numel() if parameter.ndim == 0 else int(
             torch.Size(parameter.shape[1:]).numel())
         at = base + header[name]["data_offsets"][0] + begin * row * 2
-        flat = torch.frombuffer(data, dtype=parameter.dtype, count=(end - begin) * row, offset=at)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is read-only
+            flat = torch.frombuffer(data, dtype=parameter.dtype, count=(end - begin) * row, offset=at)
         return flat.view(end - begin, *parameter.shape[1:])
 
     _assign(job, local_of)
