@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -338,11 +338,12 @@ TEST(SafetensorsHeader, ReadsAHundredThousandTensorsInWellUnderASecond) {
             ",";
   }
   json.back() = '}';
-  const auto start = std::chrono::steady_clock::now();
+  // Of this process alone: other processes may keep it waiting for as long as they like.
+  const std::clock_t start = std::clock();
   EXPECT_OK(ParseSafetensorsHeader(json, 8 + json.size() + 100'000 * uint64_t{29360128}));
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  RecordProperty("milliseconds", std::to_string(seconds.count() * 1000));
-  EXPECT_LT(seconds.count(), 5.0);  // loose: sanitizers and busy machines run this too
+  const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  RecordProperty("milliseconds", std::to_string(seconds * 1000));
+  EXPECT_LT(seconds, 5.0);  // loose: sanitizers run this too
 }
 
 }  // namespace
