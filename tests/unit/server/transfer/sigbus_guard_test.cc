@@ -49,6 +49,11 @@ TEST_F(SigbusGuard, ReportsAReadOfBytesThatWentAwayEveryTime) {
   }
 }
 
+// "As before" is the action that the process found when its guard was installed:
+// the default one here, whatever whoever started it has put there (sanitizers
+// report the signal and exit).
+[[maybe_unused]] const auto kActionBefore = ::signal(SIGBUS, SIG_DFL);
+
 using SigbusGuardDeathTest = SigbusGuard;
 
 TEST_F(SigbusGuardDeathTest, DiesAsBeforeOfAFaultOutsideOfTheGuardedRange) {
