@@ -33,6 +33,10 @@ if(CKPTD_SANITIZE)
   add_compile_options(-fsanitize=${CKPTD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g1)
   add_link_options(-fsanitize=${CKPTD_SANITIZE})
 endif()
+set(CKPTD_TEST_SECONDS 120)
+if(CKPTD_SANITIZE)
+  set(CKPTD_TEST_SECONDS 600)  # instrumented code is five to fifteen times as slow
+endif()
 
 # ckptd_library(name [EXCLUDE file...] [DEPENDS lib...]): every .cc of the folder it is called in.
 function(ckptd_library name)
@@ -59,5 +63,7 @@ function(ckptd_test name)
   endif()
   add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE ckptd_options ckptd_testing ${ARG_DEPENDS} GTest::gmock GTest::gtest_main)
-  gtest_discover_tests(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 120 DISCOVERY_TIMEOUT 60)
+  # Parameters have names; their values are often bytes, and other ones in each run.
+  gtest_discover_tests(${name} NO_PRETTY_VALUES PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${CKPTD_TEST_SECONDS}
+    DISCOVERY_TIMEOUT 60)
 endfunction()
