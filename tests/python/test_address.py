@@ -1,10 +1,11 @@
 """Which daemon is called."""
 
 import os
+import socket
 
 import pytest
 from ckptd import _address
-from ckptd._errors import InvalidArgument
+from ckptd._errors import InvalidArgument, PermissionDenied
 
 
 @pytest.mark.parametrize(
@@ -84,3 +85,37 @@ def test_a_rank_that_is_no_number_is_refused_by_name(monkeypatch):
 
 def test_a_socket_path_with_odd_characters_reaches_grpc_escaped():
     assert _address.resolve("/x/a b%.sock").target == "unix:/x/a%20b%25.sock"
+
+
+def listen_as(path, uid):
+    """A child that listens at `path` as user `uid`: (its pid, end of a pipe that ends it)."""
+    ready, tell = os.pipe()
+    wait, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            os.setuid(uid)  # the kernel notes who calls listen
+            listener.listen()
+            os.write(tell, b"1")
+            os.close(end)
+            os.read(wait, 1)
+        os._exit(0)
+    os.close(tell)
+    os.close(wait)
+    assert os.read(ready, 1) == b"1"
+    os.close(ready)
+    return pid, end
+
+
+def test_a_socket_of_another_user_is_refused(tmp_path, monkeypatch):
+    path, own = str(tmp_path / "s"), os.geteuid()
+    pid, end = listen_as(path, 65534 if own == 0 else own)
+    try:
+        if own != 0:  # then it is us who are somebody else
+            monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+        with pytest.raises(PermissionDenied, match="neither this user nor root"):
+            _address.wait_until_listening(_address.resolve(path), 5)
+    finally:
+        os.close(end)
+        os.waitpid(pid, 0)

@@ -6,6 +6,7 @@ shard travels as file descriptors, which no other transport carries.
 
 import os
 import socket
+import struct
 import time
 from typing import NamedTuple, Optional
 
@@ -140,11 +141,25 @@ def unreachable(address: Address, error: OSError) -> Exception:
     )
 
 
+def _check_owner(address: Address, connection: socket.socket) -> None:
+    """Refuses weights of a stranger who made a socket where a daemon's was expected."""
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid not in (0, os.geteuid()):
+        raise PermissionDenied(
+            f"connecting to the ckptd daemon at {address}: user {uid} listens there, neither this "
+            "user nor root; start the daemon as this user, or name another with address= or "
+            "CKPTD_ADDRESS",
+            "DAEMON_UNREACHABLE",
+            {"address": address.path, "chosen_by": address.chosen_by, "uid": str(uid)},
+        )
+
+
 def wait_until_listening(address: Address, timeout: float) -> None:
     """Returns once something accepts connections at `address`.
 
     Waits up to `timeout` seconds for a daemon that is still starting; a plain
-    connect, because it needs no gRPC and says exactly why it fails.
+    connect, because it needs no gRPC and says exactly why it fails. Raises
+    PermissionDenied for a socket of another user than this one and root.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -152,7 +167,7 @@ def wait_until_listening(address: Address, timeout: float) -> None:
             probe.settimeout(max(0.05, min(1.0, timeout)))
             try:
                 probe.connect(address.path)
-                return
+                return _check_owner(address, probe)
             except OSError as error:
                 left = deadline - time.monotonic()
                 if isinstance(error, PermissionError) or left <= 0:
