@@ -4,6 +4,7 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
+#include <unistd.h>
 
 #include "common/base/fd_passing.h"
 #include "common/base/reasons.h"
@@ -28,13 +29,23 @@ absl::Status Unreachable(absl::StatusCode code, const Address& address, std::str
                    {{"address", address.target}, {"chosen_by", address.chosen_by}});
 }
 
+// A stranger may have made a socket where a daemon's was expected. Root may use
+// anybody's daemon.
+absl::Status CheckOwner(const Address& address, int connection) {
+  CKPTD_ASSIGN_OR_RETURN(const PeerCredentials owner, CredentialsOf(connection));
+  const uid_t own = ::geteuid();
+  if (owner.uid == own || owner.uid == 0 || own == 0) return absl::OkStatus();
+  return Unreachable(absl::StatusCode::kPermissionDenied, address,
+                     fmt::format("user {} listens there, neither this user nor root", owner.uid));
+}
+
 // gRPC tries again and again and forgets why; one connection of our own says it.
 absl::Status Probe(const Address& address, Timeout timeout) {
-  const absl::Status status =
-      ConnectUnix(address.path, std::chrono::steady_clock::now() + timeout).status();
+  const auto probe = ConnectUnix(address.path, std::chrono::steady_clock::now() + timeout);
+  const absl::Status status = probe.status();
   switch (status.code()) {
     case absl::StatusCode::kOk:
-      return absl::OkStatus();
+      return CheckOwner(address, probe->get());
     case absl::StatusCode::kPermissionDenied:
       return Unreachable(status.code(), address, "it belongs to another user");
     case absl::StatusCode::kUnavailable:

@@ -112,10 +112,11 @@ def test_a_socket_of_another_user_is_refused(tmp_path, monkeypatch):
     path, own = str(tmp_path / "s"), os.geteuid()
     pid, end = listen_as(path, 65534 if own == 0 else own)
     try:
-        if own != 0:  # then it is us who are somebody else
-            monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+        monkeypatch.setattr(os, "geteuid", lambda: own + 1)
         with pytest.raises(PermissionDenied, match="neither this user nor root"):
             _address.wait_until_listening(_address.resolve(path), 5)
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        _address.wait_until_listening(_address.resolve(path), 5)
     finally:
         os.close(end)
         os.waitpid(pid, 0)

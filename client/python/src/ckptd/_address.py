@@ -142,9 +142,12 @@ def unreachable(address: Address, error: OSError) -> Exception:
 
 
 def _check_owner(address: Address, connection: socket.socket) -> None:
-    """Refuses weights of a stranger who made a socket where a daemon's was expected."""
+    """Refuses weights of a stranger who made a socket where a daemon's was expected.
+
+    Root may use anybody's daemon, as it may look into anybody's memory.
+    """
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if uid not in (0, os.geteuid()):
+    if uid not in (0, os.geteuid()) and os.geteuid() != 0:
         raise PermissionDenied(
             f"connecting to the ckptd daemon at {address}: user {uid} listens there, neither this "
             "user nor root; start the daemon as this user, or name another with address= or "
@@ -159,7 +162,8 @@ def wait_until_listening(address: Address, timeout: float) -> None:
 
     Waits up to `timeout` seconds for a daemon that is still starting; a plain
     connect, because it needs no gRPC and says exactly why it fails. Raises
-    PermissionDenied for a socket of another user than this one and root.
+    PermissionDenied for a socket of another user than this one and root, unless this
+    user is root.
     """
     deadline = time.monotonic() + timeout
     while True:
