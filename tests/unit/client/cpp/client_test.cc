@@ -131,7 +131,9 @@ TEST_F(ClientTest, ReadsAnErrorWithLongDetails) {
   const std::string message(60'000, 'x');
   daemon_.answers.error = fake::DaemonError(grpc::StatusCode::NOT_FOUND, "TENSOR_NOT_FOUND", message);
   Client client = Connect();
-  EXPECT_EQ(MessageOf(client.Get("checkpoints/zz").status()), message);
+  const absl::Status status = client.Get("checkpoints/zz").status();
+  EXPECT_THAT(status, FailsWith(absl::StatusCode::kNotFound, reason::kTensorNotFound));
+  EXPECT_EQ(MessageOf(status).substr(0, 1000), message.substr(0, 1000));
 }
 
 TEST_F(ClientTest, GivesUpOnASlowAnswerInTime) {
