@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t SizeOf(Dtype t) { return t == Dtype::kF64 ? 8 : t == Dtype::kF32 ? 4 : 2; }
 
-constexpr int kRound = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+[[maybe_unused]] constexpr int kRound = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 #if defined(__AVX512F__)
 
