@@ -150,8 +150,7 @@ def _check_owner(address: Address, connection: socket.socket) -> None:
     if uid not in (0, os.geteuid()) and os.geteuid() != 0:
         raise PermissionDenied(
             f"connecting to the ckptd daemon at {address}: user {uid} listens there, neither this "
-            "user nor root; start the daemon as this user, or name another with address= or "
-            "CKPTD_ADDRESS",
+            "user nor root; start the daemon as this user, or name another with address=",
             "DAEMON_UNREACHABLE",
             {"address": address.path, "chosen_by": address.chosen_by, "uid": str(uid)},
         )
