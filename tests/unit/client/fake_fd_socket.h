@@ -85,7 +85,9 @@ class FakeFdSocket {
     return out;
   }
   static void Send(int socket, const std::string& bytes, const std::vector<int>& fds = {}) {
-    EXPECT_TRUE(SendWithFds(socket, std::as_bytes(std::span(bytes)), fds, Soon()).ok());
+    const absl::Status sent = SendWithFds(socket, std::as_bytes(std::span(bytes)), fds, Soon());
+    // A client that gave up meanwhile is no failure of this side.
+    EXPECT_TRUE(sent.ok() || absl::IsUnavailable(sent)) << sent;
   }
   // True when `count` connections have ended in time.
   bool WaitForEnded(int count) {
