@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 #include <span>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -36,7 +37,11 @@ class TensorReader {
 
   absl::StatusOr<std::vector<uint64_t>> Run(unsigned threads) {
     std::vector<std::thread> readers;
-    for (unsigned i = 1; i < threads; ++i) readers.emplace_back([this] { Read(); });
+    try {
+      for (unsigned i = 1; i < threads; ++i) readers.emplace_back([this] { Read(); });
+    } catch (const std::system_error&) {
+      // Fewer will do: this one reads as well.
+    }
     Read();
     for (std::thread& reader : readers) reader.join();
     MutexLock lock(mutex_);

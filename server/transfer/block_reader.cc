@@ -18,7 +18,7 @@ bool BlockReader::Ahead(const WorkItem& item) {
 }
 
 bool BlockReader::Start(const WorkItem& item, std::shared_ptr<OpenSource> source) {
-  if (!tried_direct_) {
+  if (most_ahead_ > 0 && !tried_direct_) {
     tried_direct_ = true;
     direct_ = DirectReads::Create(most_ahead_, kItemBytes);
   }

@@ -24,7 +24,7 @@ inline constexpr size_t kReadBlockBytes = 256 << 10;
 // One per thread; not thread-safe.
 class BlockReader {
  public:
-  // At most `direct_reads` of kItemBytes are in flight at a time.
+  // At most `direct_reads` of kItemBytes are in flight at a time; 0: none ever.
   BlockReader(SourceFiles& files, size_t direct_reads)
       : files_(files),
         most_ahead_(direct_reads),

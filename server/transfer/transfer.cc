@@ -26,8 +26,6 @@ namespace {
 // much again. More in flight slows disks down.
 constexpr unsigned kMaxThreads = (16 << 20) / kReadBlockBytes;
 constexpr unsigned kMaxDirectReads = (16 << 20) / kItemBytes;
-// Per thread, so that its next read is under way while it places what came.
-constexpr unsigned kMinDirectReads = 2;
 // More than these only fight over memory bandwidth.
 constexpr unsigned kMaxDefaultThreads = 32;
 
@@ -40,6 +38,13 @@ unsigned DefaultThreads() {
   const unsigned cores =
       known ? static_cast<unsigned>(CPU_COUNT(&set)) : std::thread::hardware_concurrency();
   return std::clamp(cores, 2U, kMaxDefaultThreads);
+}
+
+// Of thread number `thread`: an equal part of all; with more threads than that, one
+// for each of the first, and the others read through their buffer.
+size_t DirectReadsOf(unsigned thread, unsigned threads) {
+  if (threads <= kMaxDirectReads) return kMaxDirectReads / threads;
+  return thread < kMaxDirectReads ? 1 : 0;
 }
 
 // One running transfer, shared by its threads.
@@ -60,11 +65,10 @@ class Job {
     const auto useful =
         static_cast<unsigned>(std::min<size_t>(parts_.items.size(), kMaxThreads));
     const unsigned count = std::clamp(wanted, 1U, std::max(useful, 1U));
-    direct_reads_ = std::max(kMaxDirectReads / count, kMinDirectReads);
     std::vector<std::thread> threads;
     for (unsigned i = 0; i < count; ++i) {
       try {
-        threads.emplace_back([this] { Work(); });
+        threads.emplace_back([this, i, count] { Work(DirectReadsOf(i, count)); });
       } catch (const std::system_error& error) {
         if (!threads.empty()) break;  // fewer will do
         return MakeError(
@@ -120,13 +124,13 @@ class Job {
     return absl::OkStatus();
   }
 
-  void Work() {
+  void Work(size_t direct_reads) {
     UnblockSigbus();
-    ItemWorker worker(parts_, slabs_, board_.get(), files_, direct_reads_);
+    ItemWorker worker(parts_, slabs_, board_.get(), files_, direct_reads);
     std::vector<uint64_t> done(parts_.targets.size());
     std::deque<const WorkItem*> claimed;
     while (!stop_.load(std::memory_order_relaxed)) {
-      Claim(worker, claimed);
+      Claim(worker, direct_reads, claimed);
       if (claimed.empty()) return;
       const WorkItem& item = *claimed.front();
       claimed.pop_front();
@@ -142,8 +146,8 @@ class Job {
   }
 
   // The next item, and as many more as are read ahead.
-  void Claim(ItemWorker& worker, std::deque<const WorkItem*>& claimed) {
-    while (claimed.size() <= direct_reads_) {
+  void Claim(ItemWorker& worker, size_t direct_reads, std::deque<const WorkItem*>& claimed) {
+    while (claimed.size() <= direct_reads) {
       const size_t next = next_item_.fetch_add(1, std::memory_order_relaxed);
       if (next >= parts_.items.size()) return;
       claimed.push_back(&parts_.items[next]);
@@ -186,7 +190,6 @@ class Job {
   const std::vector<SlabMap> slabs_;
   SourceFiles files_;
   const std::unique_ptr<DigestBoard> board_;
-  unsigned direct_reads_ = kMinDirectReads;  // of each thread; set before they start
   std::atomic<size_t> next_item_ = 0;
   std::atomic<bool> stop_ = false;
   Mutex poll_mutex_;

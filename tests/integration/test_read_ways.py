@@ -1,10 +1,11 @@
 """By which way bytes come from storage: chosen by what is cached, forced by a setting, and shown."""
 
 import os
+import subprocess
 
 import ckptd
 import pytest
-from group import Daemon, save
+from group import BINARIES, Daemon, save
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,9 @@ def test_what_is_not_cached_is_read_past_the_page_cache(tmp_path, large):
         assert direct > 0.9 * (mapped + direct + buffered)
         name = group.json("list")["checkpoints"][0]["name"]
         assert int(group.json("get", name)["progress"]["direct_bytes"]) == direct
+        shown = subprocess.run([BINARIES / "ckptctl", "get", name], env=group.environment, capture_output=True,
+                               text=True, timeout=20, check=True)
+        assert "past it" in shown.stdout, shown.stdout
         drop_from_page_cache(large[0])
 
 

@@ -38,14 +38,15 @@ struct TransferForm {
 
 struct TransferCase {
   TransferForm form;
-  bool map_files = true;  // cached files are read through a mapping
-  uint64_t seed = 1;      // of the random world, and of its threads and segments
+  ReadWay way = ReadWay::kAuto;
+  uint64_t seed = 1;  // of the random world, and of its threads and segments
 
   unsigned threads() const { return static_cast<unsigned>(1 + seed % 4); }
 };
 
 inline std::string TransferCaseName(const testing::TestParamInfo<TransferCase>& info) {
-  return info.param.form.name + (info.param.map_files ? "Mapping" : "Buffer") +
+  const char* const ways[] = {"Auto", "Mapping", "Buffer", "Direct"};
+  return info.param.form.name + ways[static_cast<size_t>(info.param.way)] +
          std::to_string(info.param.seed);
 }
 
@@ -60,7 +61,7 @@ class TransferContract : public testing::TestWithParam<TransferCase> {
     }
     options_.digests = digests;
     options_.threads = GetParam().threads();
-    options_.way = GetParam().map_files ? ReadWay::kAuto : ReadWay::kBuffer;
+    options_.way = GetParam().way;
     progress_ = std::make_unique<TransferProgress>(targets_.size());
   }
   absl::StatusOr<TransferResult> Run() {
@@ -105,16 +106,17 @@ class AnyTransfer : public TransferContract {
   }
 };
 
-// One tensor of 16 MiB, in rows, for two ranks: long enough to be stopped.
+// One tensor of 24 MiB, in rows, for two ranks: long enough to be stopped, also when
+// 16 MiB are read ahead.
 class LongTransfer : public TransferContract {
  protected:
   void SetUp() override {
     world_ = std::make_unique<World>(1, 2);
-    const uint64_t offset = world_->AddBytes(0, 16 << 20, 1);
-    const uint64_t shape[3] = {1, 4096, 4096};
+    const uint64_t offset = world_->AddBytes(0, 24 << 20, 1);
+    const uint64_t shape[3] = {1, 6144, 4096};
     for (size_t rank = 0; rank < 2; ++rank) {
       world_->AddTensor(rank, 0, offset, Dtype::kU8, Dtype::kU8, shape,
-                        {{0, rank * 2048, 0}, {1, 2048, 4096}});
+                        {{0, rank * 3072, 0}, {1, 3072, 4096}});
     }
     Finish();
   }

@@ -127,24 +127,26 @@ std::vector<TransferForm> Forms() {
            }}};
 }
 
+constexpr ReadWay kWays[] = {ReadWay::kMap, ReadWay::kBuffer, ReadWay::kDirect};
+
 std::vector<TransferCase> Cases(uint64_t seeds) {
   std::vector<TransferCase> cases;
   for (const TransferForm& form : Forms()) {
-    for (uint64_t seed = 1; seed <= seeds; ++seed) cases.push_back({form, seed % 3 != 0, seed});
+    for (uint64_t seed = 1; seed <= seeds; ++seed) cases.push_back({form, kWays[seed % 3], seed});
   }
   return cases;
 }
 
-std::vector<TransferCase> BothWaysToRead() {
+std::vector<TransferCase> EveryWayToRead() {
   std::vector<TransferCase> cases;
   for (const TransferForm& form : Forms()) {
-    for (const bool map : {true, false}) cases.push_back({form, map, 1});
+    for (const ReadWay way : kWays) cases.push_back({form, way, 1});
   }
   return cases;
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, AnyTransfer, testing::ValuesIn(Cases(6)), TransferCaseName);
-INSTANTIATE_TEST_SUITE_P(Forms, LongTransfer, testing::ValuesIn(BothWaysToRead()),
+INSTANTIATE_TEST_SUITE_P(Forms, LongTransfer, testing::ValuesIn(EveryWayToRead()),
                          TransferCaseName);
 
 }  // namespace

@@ -2,10 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 
 #include "client/cpp/admin.h"
+#include "common/base/fd_passing.h"
 #include "common/base/reasons.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/client/fake_daemon.h"
@@ -46,6 +49,35 @@ TEST_F(ClientTest, SaysThatWhatListensIsNoDaemon) {
   options.address.argument = daemon_.fd_socket().path();
   options.connect_timeout = std::chrono::milliseconds(500);
   EXPECT_THAT(Client::Connect(options).status(), Says("no gRPC server"));
+}
+
+// This process as another user, for as long as it lives; only root can be that.
+class AsUser {
+ public:
+  explicit AsUser(uid_t uid) { EXPECT_EQ(::seteuid(uid), 0); }
+  ~AsUser() { EXPECT_EQ(::seteuid(0), 0); }
+};
+
+TEST(ClientConnect, RefusesASocketThatAnotherUserListensOn) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be several users";
+  const fake::TempDir folder;
+  ConnectOptions options;
+  options.address.argument = folder / "s";
+  options.connect_timeout = std::chrono::milliseconds(500);
+  ASSERT_EQ(::chmod((folder / "").c_str(), 0777), 0);
+  UniqueFd listener;
+  {
+    const AsUser stranger(65534);  // the kernel notes who calls listen
+    listener = ListenUnix(options.address.argument, 0777).value();
+  }
+  {
+    const AsUser other(65533);
+    const auto client = Client::Connect(options);
+    EXPECT_THAT(client.status(),
+                FailsWith(absl::StatusCode::kPermissionDenied, reason::kDaemonUnreachable));
+    EXPECT_THAT(client.status(), Says("user 65534 listens there"));
+  }
+  EXPECT_THAT(Client::Connect(options).status(), Says("no gRPC server"));  // root may
 }
 
 TEST_F(ClientTest, AsksForALoadInTheContractsWords) {

@@ -20,7 +20,7 @@ constexpr char kKey[] = "-----BEGIN EC PRIVATE KEY-----\nAAAA\n-----END EC PRIVA
 class PeerAuth : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "tlsXXXXXX";
+    std::string pattern = ::testing::TempDir() + "peer_authXXXXXX";
     folder_ = ::mkdtemp(pattern.data());
     config_.tls_cert = File("cert.pem", std::string("Bag Attributes\n") + kCertificate);
     config_.tls_key = File("key.pem", kKey);

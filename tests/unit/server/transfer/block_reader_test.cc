@@ -1,6 +1,7 @@
 #include "server/transfer/block_reader.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -94,6 +95,33 @@ TEST_P(BlockReaderTest, ShowsItemsThatWereReadAheadInTheirOrder) {
     asked = std::max(asked, i + 1);
   }
   EXPECT_TRUE(all == world_.Content(0));
+}
+
+// io_uring needs a descriptor; with none to be had it stands for a kernel without it.
+TEST(DirectReading, GivesWayToTheBufferWithoutIoUring) {
+  World world{1, 1};
+  world.AddBytes(0, kBytes, 1);
+  world.Finish(kBytes);
+  WorkItem item;
+  item.end = kBytes;
+  const std::vector<WorkItem> items = {item};
+  SourceFiles files(world.index, items, ReadWay::kDirect);
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<OpenSource> source, files.Acquire(0));
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  BlockReader reader(files, 2);
+  const absl::Status begun = reader.Begin(item);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_OK(begun);
+  EXPECT_EQ(reader.way(), ReadWay::kBuffer);
+  bool equal = false;
+  ASSERT_OK(reader.Use(0, 5000, [&](std::span<const std::byte> data) {
+    equal = std::equal(data.begin(), data.end(), world.Content(0).begin());
+  }));
+  EXPECT_TRUE(equal);
 }
 
 TEST(DirectReading, HappensWhereTheSystemOffersIt) {

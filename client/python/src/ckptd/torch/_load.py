@@ -136,7 +136,7 @@ def _load_into(
 
 
 def _list_targets(model: nn.Module, dtype: Optional[torch.dtype]) -> List[Target]:
-    modules = _private.modules_of(model)
+    modules = list(model.named_modules(remove_duplicate=False))
     groups = _private.Groups(module for _, module in modules)
     groups.settle()
     targets = _targets.collect(modules, groups)

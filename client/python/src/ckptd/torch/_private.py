@@ -40,21 +40,6 @@ _HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")
 _HOOK_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
 
-def modules_of(model: nn.Module) -> List[Tuple[str, nn.Module]]:
-    """Every module under every path it has, as named_modules lists them, in a tenth of its time.
-
-    Paths end with a dot, but for the model's own, which is empty.
-    """
-    found, left = [], [("", model)]
-    while left:
-        path, module = left.pop()
-        found.append((path, module))
-        if module._modules:
-            children = [(f"{path}{n}.", m) for n, m in module._modules.items() if m is not None]
-            left.extend(reversed(children))
-    return found
-
-
 def tensors_of(module: nn.Module) -> Tuple[dict, dict]:
     """(own parameters, own buffers) by name; None for those not set."""
     return module._parameters, module._buffers

@@ -49,13 +49,13 @@ def clean(name: str) -> str:
 
 
 def collect(modules: List[Tuple[str, nn.Module]], groups: _private.Groups) -> List[Target]:
-    """All parameters and buffers of `modules` (see modules_of), each object once."""
+    """All parameters and buffers of `modules`, (path, module), each object once."""
     found: Dict[int, Target] = {}
     for path, module in modules:
         parameters, buffers = _private.tensors_of(module)
         if not parameters and not buffers:
             continue
-        prefix = clean(path)
+        prefix = clean(f"{path}.") if path else ""
         for name, param in parameters.items():
             if param is not None:
                 _note(found, prefix + name, param, (module, name), False, True)
