@@ -37,6 +37,10 @@ inline constexpr char kNoMemory[] = "NO_MEMORY";                       // Resour
 inline constexpr char kDraining[] = "DRAINING";                        // Unavailable
 inline constexpr char kDigestMismatch[] = "DIGEST_MISMATCH";           // DataLoss
 
+// Devices.
+inline constexpr char kNoDevice[] = "NO_DEVICE";          // FailedPrecondition: no driver, no such GPU
+inline constexpr char kDeviceFailed[] = "DEVICE_FAILED";  // Unavailable: the driver reports an error
+
 // Group.
 inline constexpr char kRankMissing[] = "RANK_MISSING";    // Unavailable / DeadlineExceeded: names the ranks
 inline constexpr char kRankFailed[] = "RANK_FAILED";      // that rank's code, with its sentence

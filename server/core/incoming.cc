@@ -79,7 +79,9 @@ absl::StatusOr<std::vector<uint64_t>> Incoming::DigestsOf(const CommitCall& call
   const SlabView view = memory->View();
   std::vector<uint64_t> digests;
   for (const PlannedTensor& tensor : plan_.tensors) {
-    digests.push_back(DigestInSlab(view, tensor.offset, tensor.bytes));
+    CKPTD_ASSIGN_OR_RETURN(const uint64_t digest,
+                           DigestInSlab(view, tensor.offset, tensor.bytes));
+    digests.push_back(digest);
   }
   return digests;
 }

@@ -194,13 +194,14 @@ absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, Deadlin
     Verification result;
     const SlabView view = held.memory->View();
     const RankPlan& plan = held.shard->plan;
-    const std::set<uint32_t> dirty = DirtyPadding(plan, view);
+    CKPTD_ASSIGN_OR_RETURN(const std::set<uint32_t> dirty, DirtyPadding(plan, view));
     for (uint32_t i = 0; i < plan.tensors.size(); ++i) {
       const PlannedTensor& tensor = plan.tensors[i];
       result.bytes += tensor.bytes;
       ++result.tensors;
-      if (dirty.count(i) > 0 ||
-          DigestInSlab(view, tensor.offset, tensor.bytes) != held.shard->digests[i]) {
+      CKPTD_ASSIGN_OR_RETURN(const uint64_t digest,
+                             DigestInSlab(view, tensor.offset, tensor.bytes));
+      if (dirty.count(i) > 0 || digest != held.shard->digests[i]) {
         result.mismatched.push_back(tensor.name);
       }
     }

@@ -76,7 +76,7 @@ absl::Status RankSide::Clear(const std::string& name) {
   const std::shared_ptr<const Shard> shard = catalog_.LoadingShard(name);
   if (memory == nullptr || shard == nullptr) return CheckpointNotFound(name);
   const SlabView view = memory->View();
-  if (!view.segments.empty()) ZeroPadding(shard->plan, view);
+  if (!view.empty()) ZeroPadding(shard->plan, view);
   return absl::OkStatus();
 }
 

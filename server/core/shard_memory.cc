@@ -43,12 +43,7 @@ void ShardMemory::GiveUp() {
 
 SlabView ShardMemory::View() const {
   MutexLock lock(mutex_);
-  SlabView view;
-  if (slab_ == nullptr) return view;
-  for (const Segment& segment : slab_->segments()) {
-    view.segments.emplace_back(segment.data, segment.bytes);
-  }
-  return view;
+  return slab_ == nullptr ? SlabView() : slab_->view();
 }
 
 std::vector<Segment> ShardMemory::Segments() const {

@@ -1,6 +1,6 @@
 // Seam: memory that shards live in, and how it is handed to clients. Backends:
-// server/memory/host (memfd segments), later server/memory/cuda. One contract
-// suite (tests/contract) runs on every backend.
+// server/memory/host (memfd segments), server/memory/cuda (device memory). One
+// contract suite (tests/contract) runs on every backend.
 #ifndef CKPTD_SERVER_MEMORY_MEMORY_H_
 #define CKPTD_SERVER_MEMORY_MEMORY_H_
 
@@ -14,7 +14,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/attach_mode.h"
+#include "common/base/handle_kind.h"
 #include "common/base/posix.h"
+#include "server/memory/slab_view.h"
 
 namespace ckptd {
 
@@ -22,8 +24,6 @@ namespace ckptd {
 struct Segment {
   uint64_t id = 0;     // unique in this backend for its life
   uint64_t bytes = 0;  // of the slab; at most the size of the memory behind it
-  // Writable memory in this process; null when the memory is not host memory.
-  std::byte* data = nullptr;
 };
 
 // One allocation for one (checkpoint, rank). Owned by whoever allocated it;
@@ -34,6 +34,8 @@ class Slab {
   virtual ~Slab() = default;
   virtual uint64_t bytes() const = 0;
   virtual const std::vector<Segment>& segments() const = 0;
+  // Writable while the slab lives.
+  virtual SlabView view() = 0;
 };
 
 struct MemoryUsage {
@@ -42,12 +44,15 @@ struct MemoryUsage {
   uint64_t arena = 0;         // faulted, used or free
   uint64_t arena_target = 0;  // what the background fill aims for
   uint64_t huge_pages = 0;    // part of the arena
-  uint64_t lingering = 0;     // dropped, but a client still maps it
+  uint64_t lingering = 0;     // dropped, but a client still maps it; 0 where nobody knows
+  uint64_t staging = 0;       // host memory that bytes for a device go through
 };
 
 // What a client needs to map a slab: fresh descriptors, one per segment, which
 // the receiver of this value owns.
 struct SlabHandle {
+  HandleKind kind = HandleKind::kMemfd;
+  std::string device = {};  // UUID of the GPU whose memory it is; empty: host memory
   std::vector<UniqueFd> fds;
   std::vector<uint64_t> segment_bytes;
   bool writable = false;
@@ -76,8 +81,10 @@ class MemoryBackend {
   // Ids of all segments this backend still owns.
   virtual std::vector<uint64_t> OwnedSegments() const = 0;
   virtual MemoryUsage Usage() const = 0;
-  // "host", and why it was chosen, for people.
+  // "host" or "cuda", and its main facts, for people.
   virtual std::string tier() const = 0;
+  // UUID of the GPU whose memory this is; empty: host memory.
+  virtual std::string device() const { return ""; }
 };
 
 }  // namespace ckptd

@@ -56,6 +56,11 @@ bool DigestBoard::Fill(const Destination& where, uint64_t block, uint64_t bytes)
   const uint64_t filled = slot.filled.fetch_add(bytes, std::memory_order_acq_rel) + bytes;
   if (filled < whole) return true;
   if (filled > whole) return false;
+  if (slabs_[where.target].staged() != nullptr) {
+    MutexLock lock(mutex_);
+    unread_.push_back({where, block});
+    return true;
+  }
   Xxh3Stream stream;
   slabs_[where.target].ForEach(tensor(where).offset + block * kDigestBlockBytes, whole,
                                [&stream](const std::byte* data, size_t n) {
@@ -65,7 +70,23 @@ bool DigestBoard::Fill(const Destination& where, uint64_t block, uint64_t bytes)
   return true;
 }
 
-absl::StatusOr<std::vector<std::vector<uint64_t>>> DigestBoard::Combine() const {
+absl::Status DigestBoard::ReadStaged() {
+  MutexLock lock(mutex_);
+  std::vector<std::byte> scratch;
+  for (const auto& [where, block] : unread_) {
+    const uint64_t offset = tensor(where).offset + block * kDigestBlockBytes;
+    const uint64_t whole = BlockBytes(tensor(where).bytes, block);
+    CKPTD_ASSIGN_OR_RETURN(
+        const auto data,
+        slabs_[where.target].Read(offset, static_cast<size_t>(whole), scratch));
+    blocks_[BlockIndex(where, block)].digest.store(Xxh3(data), std::memory_order_relaxed);
+  }
+  unread_.clear();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::vector<uint64_t>>> DigestBoard::Combine() {
+  CKPTD_RETURN_IF_ERROR(ReadStaged());
   std::vector<std::vector<uint64_t>> digests(targets_.size());
   std::vector<uint64_t> parts;
   for (size_t t = 0; t < targets_.size(); ++t) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/mutex.h"
 #include "server/transfer/schedule.h"
 #include "server/transfer/slab_map.h"
 
@@ -24,13 +25,14 @@ class DigestBoard {
   void Store(const Destination& where, uint64_t block, uint64_t digest);
 
   // `bytes` more of the block are in place, and fenced; when they are the last
-  // ones, hashes the block from the slab. False when more bytes came than the
-  // block has.
+  // ones, hashes the block from the slab: at once, or, where it is staged, in
+  // Combine. False when more bytes came than the block has.
   bool Fill(const Destination& where, uint64_t block, uint64_t bytes);
 
   // Digests of all tensors, per target; Internal COVERAGE naming the tensor if
-  // a block was never completed. Call when all threads are done.
-  absl::StatusOr<std::vector<std::vector<uint64_t>>> Combine() const;
+  // a block was never completed, the errors of reading staged memory. Call when all
+  // threads are done, and what they staged is in place.
+  absl::StatusOr<std::vector<std::vector<uint64_t>>> Combine();
 
  private:
   struct Block {
@@ -40,13 +42,21 @@ class DigestBoard {
     std::atomic<uint64_t> digest = 0;
   };
 
+  struct Unread {
+    Destination where;
+    uint64_t block = 0;
+  };
+
   const PlannedTensor& tensor(const Destination& where) const;
+  absl::Status ReadStaged();
   size_t BlockIndex(const Destination& where, uint64_t block) const;
 
   std::span<const TransferTarget> targets_;
   std::span<const SlabMap> slabs_;
   std::vector<std::vector<size_t>> first_block_;  // per target, per tensor
   std::vector<Block> blocks_;
+  Mutex mutex_;
+  std::vector<Unread> unread_ ABSL_GUARDED_BY(mutex_);  // complete, in staged slabs
 };
 
 // Bytes of block number `block` of a tensor of `tensor_bytes`.

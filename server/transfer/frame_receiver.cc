@@ -14,7 +14,7 @@
 #include "server/transfer/item_copies.h"
 #include "server/transfer/item_placer.h"
 #include "server/transfer/schedule.h"
-#include "server/transfer/slab_map.h"
+#include "server/transfer/slab_writer.h"
 
 namespace ckptd {
 namespace {
@@ -65,9 +65,11 @@ struct FrameReceiver::Parts {
 
 // What a thread needs to place a frame.
 struct FrameReceiver::Lane {
-  explicit Lane(const Parts& parts)
-      : copies(parts.schedule, parts.target, 0),
-        placer(copies, parts.target, parts.slabs, parts.board.get()) {}
+  Lane(const Parts& parts, SlabWriter writer)
+      : slabs(std::move(writer)),
+        copies(parts.schedule, parts.target, 0),
+        placer(copies, parts.target, slabs, parts.board.get()) {}
+  SlabWriter slabs;
   ItemCopies copies;
   ItemPlacer placer;
 };
@@ -177,14 +179,19 @@ absl::Status FrameReceiver::Take(const FrameHeader& header,
       lanes_.pop_back();
     }
   }
-  if (lane == nullptr) lane = std::make_unique<Lane>(*parts_);
-  status = Place(*lane, header, pieces);
   uint64_t placed[1] = {0};
+  if (lane == nullptr) {
+    absl::StatusOr<SlabWriter> slabs = SlabWriter::Open(parts_->slabs);
+    status = slabs.status();
+    if (status.ok()) lane = std::make_unique<Lane>(*parts_, *std::move(slabs));
+  }
+  if (status.ok()) status = Place(*lane, header, pieces);
   if (status.ok()) status = lane->placer.Finish(placed);
+  if (status.ok()) status = lane->slabs.Finish();
   MutexLock lock(mutex_);
   placed_ += placed[0];
   if (error_.ok()) error_ = status;
-  lanes_.push_back(std::move(lane));
+  if (lane != nullptr) lanes_.push_back(std::move(lane));
   if (--busy_ == 0) idle_.NotifyAll();
   return status;
 }

@@ -22,7 +22,7 @@ constexpr uint64_t kStepBytes = 32 << 10;
 }  // namespace
 
 ItemPlacer::ItemPlacer(const ItemCopies& copies, std::span<const TransferTarget> targets,
-                       std::span<const SlabMap> slabs, DigestBoard* board)
+                       SlabWriter& slabs, DigestBoard* board)
     : copies_(copies),
       targets_(targets),
       slabs_(slabs),
@@ -154,7 +154,7 @@ void ItemPlacer::Write(const Active& active, const std::byte* bytes, uint64_t lo
   for (const Destination& where : DestinationsOf(active)) {
     const uint64_t at = targets_[where.target].plan->tensors[where.tensor].offset + local;
     const std::byte* from = bytes;
-    slabs_[where.target].ForEach(at, count, [&from](std::byte* to, size_t n) {
+    slabs_.ForEach(where.target, at, count, [&from](std::byte* to, size_t n) {
       StreamCopy(to, from, n);
       from += n;
     });

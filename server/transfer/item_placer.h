@@ -13,17 +13,17 @@
 #include "common/base/digest.h"
 #include "server/transfer/digest_board.h"
 #include "server/transfer/item_copies.h"
-#include "server/transfer/slab_map.h"
+#include "server/transfer/slab_writer.h"
 
 namespace ckptd {
 
 // One per thread; not thread-safe. What it is made with must outlive it.
 class ItemPlacer {
  public:
-  // Places what `copies` says, whose targets these are. `board` is null when no
-  // digests are wanted.
+  // Places what `copies` says, whose targets these are, by this thread's writer.
+  // `board` is null when no digests are wanted.
   ItemPlacer(const ItemCopies& copies, std::span<const TransferTarget> targets,
-             std::span<const SlabMap> slabs, DigestBoard* board);
+             SlabWriter& slabs, DigestBoard* board);
 
   // `copies` has turned to another item.
   void Begin();
@@ -33,7 +33,7 @@ class ItemPlacer {
   // the item is lost then.
   void Place(uint64_t offset, std::span<const std::byte> data);
 
-  // After the last block: settles digests, adds the target bytes placed to
+  // After the last block (the writer may still copy on what it staged): settles digests, adds the target bytes placed to
   // `done[target]`. Internal COVERAGE if bytes came twice.
   absl::Status Finish(std::span<uint64_t> done);
 
@@ -74,7 +74,7 @@ class ItemPlacer {
 
   const ItemCopies& copies_;
   const std::span<const TransferTarget> targets_;
-  const std::span<const SlabMap> slabs_;
+  SlabWriter& slabs_;
   DigestBoard* const board_;
 
   std::vector<Active> actives_;

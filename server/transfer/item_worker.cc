@@ -6,8 +6,8 @@
 
 namespace ckptd {
 
-ItemWorker::ItemWorker(const TransferParts& parts, std::span<const SlabMap> slabs,
-                       DigestBoard* board, SourceFiles& files, size_t direct_reads)
+ItemWorker::ItemWorker(const TransferParts& parts, SlabWriter& slabs, DigestBoard* board,
+                       SourceFiles& files, size_t direct_reads)
     : parts_(parts),
       reader_(files, direct_reads),
       wanted_(parts.schedule, parts.targets, kReadThroughGap),

@@ -19,7 +19,7 @@ namespace ckptd {
 // Not thread-safe. What it is made with must outlive it.
 class ItemWorker {
  public:
-  ItemWorker(const TransferParts& parts, std::span<const SlabMap> slabs, DigestBoard* board,
+  ItemWorker(const TransferParts& parts, SlabWriter& slabs, DigestBoard* board,
              SourceFiles& files, size_t direct_reads);
 
   // Before `item` is done; see BlockReader::Ahead.

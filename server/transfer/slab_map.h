@@ -8,21 +8,25 @@
 #include <span>
 #include <vector>
 
-#include "server/transfer/transfer.h"
+#include "absl/status/statusor.h"
+#include "server/memory/slab_view.h"
 
 namespace ckptd {
 
 // Does not own the memory. Thread-safe (never changes).
 class SlabMap {
  public:
-  explicit SlabMap(const SlabView& slab) : segments_(slab.segments) {
+  explicit SlabMap(const SlabView& slab) : segments_(slab.segments), staged_(slab.staged.get()) {
     for (const auto& segment : segments_) {
       bytes_ += segment.size();
       ends_.push_back(bytes_);
     }
+    if (staged_ != nullptr) bytes_ = staged_->bytes();
   }
 
   uint64_t bytes() const { return bytes_; }
+  // Not null: ForEach has nothing to show, bytes go through a lane of it.
+  StagedMemory* staged() const { return staged_; }
 
   // Calls visit(std::byte* data, size_t bytes) for each piece of memory behind
   // [offset, offset + bytes), in order. The range must lie in the slab.
@@ -41,10 +45,16 @@ class SlabMap {
     }
   }
 
+  // Those bytes in one piece: in place where one segment has them, else copied to
+  // `scratch`, which must live as long as they are used. Errors: StagedMemory::Read's.
+  absl::StatusOr<std::span<const std::byte>> Read(uint64_t offset, size_t bytes,
+                                                  std::vector<std::byte>& scratch) const;
+
  private:
   std::vector<std::span<std::byte>> segments_;
   std::vector<uint64_t> ends_;
   uint64_t bytes_ = 0;
+  StagedMemory* staged_ = nullptr;
 };
 
 }  // namespace ckptd

@@ -126,23 +126,28 @@ class Job {
 
   void Work(size_t direct_reads) {
     UnblockSigbus();
-    ItemWorker worker(parts_, slabs_, board_.get(), files_, direct_reads);
+    absl::StatusOr<SlabWriter> slabs = SlabWriter::Open(slabs_);
+    absl::Status status = slabs.status();
+    if (status.ok()) status = Work(*slabs, direct_reads);
+    if (status.ok()) status = slabs->Finish();
+    if (!status.ok()) Stop(std::move(status));
+  }
+
+  absl::Status Work(SlabWriter& slabs, size_t direct_reads) {
+    ItemWorker worker(parts_, slabs, board_.get(), files_, direct_reads);
     std::vector<uint64_t> done(parts_.targets.size());
     std::deque<const WorkItem*> claimed;
     while (!stop_.load(std::memory_order_relaxed)) {
       Claim(worker, direct_reads, claimed);
-      if (claimed.empty()) return;
+      if (claimed.empty()) break;
       const WorkItem& item = *claimed.front();
       claimed.pop_front();
       std::fill(done.begin(), done.end(), 0);
-      absl::Status status = Poll();
-      if (status.ok()) status = worker.Do(item, done, [this] { return Poll(); });
-      if (!status.ok()) {
-        Stop(std::move(status));
-        return;
-      }
+      CKPTD_RETURN_IF_ERROR(Poll());
+      CKPTD_RETURN_IF_ERROR(worker.Do(item, done, [this] { return Poll(); }));
       Count(worker, done);
     }
+    return absl::OkStatus();
   }
 
   // The next item, and as many more as are read ahead.

@@ -16,21 +16,16 @@
 #include "absl/status/statusor.h"
 #include "common/checkpoint/index.h"
 #include "common/layout/plan.h"
+#include "server/memory/slab_view.h"
 #include "server/transfer/frames.h"
 #include "server/transfer/read_way.h"
 
 namespace ckptd {
 
-// Writable memory of one rank's slab in this process: segments back to back.
-// A view; whoever made it keeps the mappings alive for the whole transfer.
-struct SlabView {
-  std::vector<std::span<std::byte>> segments;
-};
-
 // One rank that takes part in a transfer.
 struct TransferTarget {
   const RankPlan* plan = nullptr;
-  SlabView slab;
+  SlabView slab;  // alive for the whole transfer
   // Set when the memory is not here: what the rank needs is sent, and cast, placed
   // and hashed over there. Outlives the transfer.
   TransferSink* sink = nullptr;
@@ -83,14 +78,16 @@ absl::StatusOr<TransferResult> RunTransfer(const CheckpointIndex& index,
 
 // Zeroes all bytes of a slab that no tensor's local bytes cover: gaps between
 // tensors, padding tails, the end. No byte of an earlier checkpoint stays
-// visible. Runs on the rank that owns the slab.
+// visible. Runs on the rank that owns the slab. Nothing to do for staged memory,
+// which held zeros before.
 void ZeroPadding(const RankPlan& plan, const SlabView& slab);
 // The tensors (numbers in the plan) behind which some of those bytes are not zero.
-std::set<uint32_t> DirtyPadding(const RankPlan& plan, const SlabView& slab);
+// Errors, also of DigestInSlab: those of reading staged memory.
+absl::StatusOr<std::set<uint32_t>> DirtyPadding(const RankPlan& plan, const SlabView& slab);
 
 // Digest (as TensorDigest of common/base/digest.h) of bytes that may cross
 // segments of a slab.
-uint64_t DigestInSlab(const SlabView& slab, uint64_t offset, uint64_t bytes);
+absl::StatusOr<uint64_t> DigestInSlab(const SlabView& slab, uint64_t offset, uint64_t bytes);
 
 }  // namespace ckptd
 

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "server/transfer/slab_map.h"
 #include "server/transfer/transfer.h"
@@ -8,12 +10,12 @@
 namespace ckptd {
 namespace {
 
-// Calls visit(tensor, data, bytes) for all memory that no tensor's local bytes cover;
+// Calls visit(tensor, offset, bytes) for all memory that no tensor's local bytes cover;
 // `tensor` is the number of the one it lies behind (the first one's for what lies in
 // front of it). The memory behind a slab, not just slab_bytes: clients map whole
 // segments.
 template <typename Visit>
-void ForEachGap(const RankPlan& plan, const SlabMap& map, const Visit& visit) {
+void ForEachGap(const RankPlan& plan, uint64_t slab_bytes, const Visit& visit) {
   struct Covered {
     uint64_t begin = 0;
     uint64_t end = 0;
@@ -28,36 +30,48 @@ void ForEachGap(const RankPlan& plan, const SlabMap& map, const Visit& visit) {
   std::sort(covered.begin(), covered.end(),
             [](const Covered& a, const Covered& b) { return a.begin < b.begin; });
   uint32_t behind = covered.empty() ? 0 : covered.front().tensor;
-  covered.push_back({map.bytes(), map.bytes(), 0});
+  covered.push_back({slab_bytes, slab_bytes, 0});
   uint64_t at = 0;
   for (const Covered& range : covered) {
-    const uint64_t until = std::min(range.begin, map.bytes());
-    if (until > at) {
-      map.ForEach(at, until - at,
-                  [&](std::byte* data, size_t n) { visit(behind, data, n); });
-    }
+    const uint64_t until = std::min(range.begin, slab_bytes);
+    if (until > at) visit(behind, at, until - at);
     at = std::max(at, range.end);
     behind = range.tensor;
   }
 }
 
-bool IsZero(const std::byte* data, size_t bytes) {
+// Of what is looked at in one step.
+constexpr uint64_t kStepBytes = 4 << 20;
+
+bool IsZero(std::span<const std::byte> data) {
   // Equal to itself, one byte further: all bytes are the first one.
-  return data[0] == std::byte{0} && std::memcmp(data, data + 1, bytes - 1) == 0;
+  return data[0] == std::byte{0} && std::memcmp(data.data(), data.data() + 1, data.size() - 1) == 0;
 }
 
 }  // namespace
 
 void ZeroPadding(const RankPlan& plan, const SlabView& slab) {
-  ForEachGap(plan, SlabMap(slab),
-             [](uint32_t, std::byte* data, size_t n) { std::memset(data, 0, n); });
+  if (slab.staged != nullptr) return;
+  const SlabMap map(slab);
+  ForEachGap(plan, map.bytes(), [&map](uint32_t, uint64_t offset, uint64_t bytes) {
+    map.ForEach(offset, bytes, [](std::byte* data, size_t n) { std::memset(data, 0, n); });
+  });
 }
 
-std::set<uint32_t> DirtyPadding(const RankPlan& plan, const SlabView& slab) {
+absl::StatusOr<std::set<uint32_t>> DirtyPadding(const RankPlan& plan, const SlabView& slab) {
+  const SlabMap map(slab);
   std::set<uint32_t> dirty;
-  ForEachGap(plan, SlabMap(slab), [&dirty](uint32_t tensor, std::byte* data, size_t n) {
-    if (!IsZero(data, n)) dirty.insert(tensor);
+  absl::Status status;
+  std::vector<std::byte> scratch;
+  ForEachGap(plan, map.bytes(), [&](uint32_t tensor, uint64_t offset, uint64_t bytes) {
+    for (uint64_t done = 0; done < bytes && status.ok(); done += kStepBytes) {
+      const auto n = static_cast<size_t>(std::min(bytes - done, kStepBytes));
+      const auto data = map.Read(offset + done, n, scratch);
+      status = data.status();
+      if (status.ok() && !IsZero(*data)) dirty.insert(tensor);
+    }
   });
+  if (!status.ok()) return status;
   return dirty;
 }
 

@@ -16,8 +16,8 @@ class HostSlab final : public Slab {
   HostSlab(std::shared_ptr<Arena> arena, uint64_t bytes, std::vector<ArenaPiece> pieces)
       : arena_(std::move(arena)), bytes_(bytes), pieces_(std::move(pieces)) {
     for (const ArenaPiece& piece : pieces_) {
-      segments_.push_back(
-          {.id = piece.segment->id(), .bytes = piece.bytes, .data = piece.segment->data()});
+      segments_.push_back({.id = piece.segment->id(), .bytes = piece.bytes});
+      view_.segments.emplace_back(piece.segment->data(), piece.bytes);
     }
   }
   ~HostSlab() override { arena_->Return(std::move(pieces_)); }
@@ -26,6 +26,7 @@ class HostSlab final : public Slab {
 
   uint64_t bytes() const override { return bytes_; }
   const std::vector<Segment>& segments() const override { return segments_; }
+  SlabView view() override { return view_; }
   std::vector<ArenaPiece>& pieces() { return pieces_; }
 
  private:
@@ -33,6 +34,7 @@ class HostSlab final : public Slab {
   uint64_t bytes_;
   std::vector<ArenaPiece> pieces_;
   std::vector<Segment> segments_;
+  SlabView view_;
 };
 
 absl::StatusOr<HostSlab*> OurSlab(Slab& slab) {

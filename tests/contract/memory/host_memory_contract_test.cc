@@ -150,9 +150,9 @@ TEST(HostMemoryContract, ThreadsMayAllocateAndReturnAtOnce) {
         auto slab = backend->Allocate(bytes, AttachMode::kShared);
         if (!slab.ok()) continue;
         const auto mark = static_cast<std::byte>(t + 1);
-        for (const Segment& segment : (*slab)->segments()) segment.data[0] = mark;
+        for (const auto& segment : (*slab)->view().segments) segment[0] = mark;
         backend->Usage();
-        for (const Segment& segment : (*slab)->segments()) spoiled += segment.data[0] != mark;
+        for (const auto& segment : (*slab)->view().segments) spoiled += segment[0] != mark;
       }
     });
   }

@@ -87,7 +87,7 @@ TEST_P(MemoryContract, AReturnedSlabIsUsedAgain) {
 TEST_P(MemoryContract, TheBackendMayGoBeforeItsSlabs) {
   const std::unique_ptr<Slab> slab = Published(segment_, 1);
   backend_.reset();
-  EXPECT_EQ(Matching({slab->segments()[0].data, segment_}, 1), segment_);
+  EXPECT_EQ(Matching(ReadBytes(slab->view(), 0, segment_), 1), segment_);
 }
 
 // --- Sealing and export ---
@@ -103,7 +103,7 @@ TEST_P(MemoryContract, APrivateClientsWritesDoNotReachTheSlab) {
   const std::unique_ptr<Slab> slab = Published(segment_, 4);
   const Mapping client = Attach(*slab, AttachMode::kPrivate, MapMode::kPrivate);
   std::memset(client.data(), 0xee, client.bytes());
-  EXPECT_EQ(Matching({slab->segments()[0].data, segment_}, 4), segment_);
+  EXPECT_EQ(Matching(ReadBytes(slab->view(), 0, segment_), 4), segment_);
 }
 
 TEST_P(MemoryContract, ReadersNeedASealedSlab) {
@@ -121,7 +121,7 @@ TEST_P(MemoryContract, AnExclusiveClientWritesTheMemoryItself) {
   const std::unique_ptr<Slab> slab = Allocate(segment_, AttachMode::kExclusive);
   const Mapping client = Attach(*slab, AttachMode::kExclusive, MapMode::kSharedWritable);
   client.data()[7] = std::byte{0x5a};
-  EXPECT_EQ(slab->segments()[0].data[7], std::byte{0x5a});
+  EXPECT_EQ(ReadBytes(slab->view(), 7, 1)[0], std::byte{0x5a});
 }
 
 TEST_P(MemoryContract, ASealedSlabIsNotHandedOverExclusive) {

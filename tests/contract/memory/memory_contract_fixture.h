@@ -15,6 +15,7 @@
 
 #include "common/base/slab_mapping.h"
 #include "server/memory/memory.h"
+#include "tests/testing/slab_bytes.h"
 #include "tests/testing/status_matchers.h"
 
 namespace ckptd {
@@ -58,10 +59,9 @@ class MemoryContract : public testing::TestWithParam<MemoryCase> {
   }
 
   static void Fill(Slab& slab, unsigned seed) {
-    uint64_t i = 0;
-    for (const Segment& segment : slab.segments()) {
-      for (uint64_t k = 0; k < segment.bytes; ++k) segment.data[k] = Expected(seed, i++);
-    }
+    std::vector<std::byte> bytes(slab.bytes());
+    for (uint64_t i = 0; i < bytes.size(); ++i) bytes[i] = Expected(seed, i);
+    WriteBytes(slab.view(), 0, bytes);
   }
 
   // How many of the first bytes are as Fill left them.

@@ -46,12 +46,7 @@ class MappedPeers final : public ReachedRanks {
     return target;
   }
   SlabView Owned(size_t rank) override {
-    SlabView view;
-    if (peers_[rank].slab == nullptr) return view;
-    for (const Segment& segment : peers_[rank].slab->segments()) {
-      view.segments.emplace_back(segment.data, segment.bytes);
-    }
-    return view;
+    return peers_[rank].slab == nullptr ? SlabView() : peers_[rank].slab->view();
   }
   absl::StatusOr<std::vector<uint64_t>> Digests(size_t rank,
                                                 const TransferResult& result) override {
@@ -77,8 +72,8 @@ class MappedPeers final : public ReachedRanks {
     if (bytes == 0) return peer;
     peer.slab = peer.memory->Allocate(bytes, AttachMode::kShared).value();
     // What was there before is not zero.
-    for (const Segment& segment : peer.slab->segments()) {
-      std::fill_n(segment.data, segment.bytes, std::byte{0xee});
+    for (const auto& segment : peer.slab->view().segments) {
+      std::fill(segment.begin(), segment.end(), std::byte{0xee});
     }
     return peer;
   }

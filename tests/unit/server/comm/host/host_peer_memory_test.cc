@@ -94,8 +94,7 @@ TEST_F(HostPeerMemoryTest, WhatTheLeaderWritesIsInTheSlab) {
   ASSERT_EQ(view.segments.size(), 3U);
   for (size_t i = 0; i < 3; ++i) view.segments[i].back() = static_cast<std::byte>(i + 1);
   for (size_t i = 0; i < 3; ++i) {
-    const Segment& segment = slab->segments()[i];
-    EXPECT_EQ(segment.data[segment.bytes - 1], static_cast<std::byte>(i + 1));
+    EXPECT_EQ(slab->view().segments[i].back(), static_cast<std::byte>(i + 1));
   }
 }
 
@@ -118,7 +117,7 @@ TEST_F(HostPeerMemoryTest, MappedSegmentsAreNotAskedForAgainEvenSealed) {
   ASSERT_OK(daemon_->memory().Seal(*slab));
   ASSERT_OK_AND_ASSIGN(const SlabView view, leader_.Map(Describe(*slab), Soon()));
   view.segments[0][0] = std::byte{77};
-  EXPECT_EQ(slab->segments()[0].data[0], std::byte{77});
+  EXPECT_EQ(slab->view().segments[0][0], std::byte{77});
   EXPECT_EQ(daemon_->asked(), 1);
 }
 
@@ -265,7 +264,7 @@ TEST(HostPeerMemoryAcrossProcesses, TheLeaderFillsAnotherProcessesMemory) {
       const uint64_t id = (*slab)->segments()[0].id;
       char go = 0;
       if (::write(up[1], &id, sizeof(id)) == sizeof(id) && ::read(down[0], &go, 1) == 1) {
-        result = (*slab)->segments()[0].data[kSegment - 1] == std::byte{99} ? 0 : 3;
+        result = (*slab)->view().segments[0][kSegment - 1] == std::byte{99} ? 0 : 3;
       }
     }
     ::_exit(result);

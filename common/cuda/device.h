@@ -1,0 +1,79 @@
+// One GPU, or one MIG slice, as this process uses it.
+#ifndef CKPTD_COMMON_CUDA_DEVICE_H_
+#define CKPTD_COMMON_CUDA_DEVICE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/cuda/driver.h"
+
+namespace ckptd {
+
+struct GpuInfo {
+  // "GPU-8-4-4-4-12" hex digits, as nvidia-smi writes it; "MIG-..." for a slice. The
+  // only name that crosses a process border: ordinals differ between containers.
+  std::string uuid;
+  std::string name;  // for people
+  CUdevice ordinal = 0;  // in this process
+  uint64_t total_bytes = 0;
+};
+
+// What CUDA_VISIBLE_DEVICES leaves visible, by ordinal. Errors: NO_DEVICE, DEVICE_FAILED.
+absl::StatusOr<std::vector<GpuInfo>> ListGpus(const CudaDriver& driver);
+// FailedPrecondition NO_DEVICE names those that are visible. A MIG UUID and the GPU
+// form of the same digits are the same.
+absl::StatusOr<GpuInfo> FindGpu(const CudaDriver& driver, std::string_view uuid);
+
+// Holds the GPU's primary context, which the process's other users of CUDA share.
+// Thread-safe.
+class CudaDevice {
+ public:
+  static absl::StatusOr<std::shared_ptr<CudaDevice>> Open(const CudaDriver& driver, GpuInfo info);
+  ~CudaDevice();
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  const CudaDriver& driver() const { return driver_; }
+  const GpuInfo& info() const { return info_; }
+  CUcontext context() const { return context_; }
+  // As CudaStatus; says which GPU, and carries the fact "device".
+  absl::Status Check(CUresult result, std::string_view doing) const;
+  // Bytes that nobody has allocated, in any process.
+  absl::StatusOr<uint64_t> FreeBytes() const;
+
+ private:
+  CudaDevice(const CudaDriver& driver, GpuInfo info, CUcontext context)
+      : driver_(driver), info_(std::move(info)), context_(context) {}
+
+  const CudaDriver& driver_;
+  const GpuInfo info_;
+  const CUcontext context_;
+};
+
+// Makes the device's context current on this thread while it lives; what was current
+// before is so again afterwards.
+class CudaScope {
+ public:
+  explicit CudaScope(const CudaDevice& device) : device_(device) {
+    entered_ = device.driver().CtxPushCurrent(device.context()) == CUDA_SUCCESS;
+  }
+  ~CudaScope() {
+    CUcontext ours = nullptr;
+    if (entered_) device_.driver().CtxPopCurrent(&ours);
+  }
+  CudaScope(const CudaScope&) = delete;
+  CudaScope& operator=(const CudaScope&) = delete;
+
+ private:
+  const CudaDevice& device_;
+  bool entered_ = false;  // if not, the calls made in it say so
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_CUDA_DEVICE_H_

@@ -1,0 +1,74 @@
+// NVIDIA's driver, opened at run time: the same binary starts where there is none.
+// Nothing links libcuda; a function that the driver lacks makes it unusable, with
+// that function's name.
+#ifndef CKPTD_COMMON_CUDA_DRIVER_H_
+#define CKPTD_COMMON_CUDA_DRIVER_H_
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ckptd {
+
+// The functions that ckptd calls, by their names without "cu". Immutable once loaded,
+// and loaded once per process; libcuda stays open until the process ends.
+struct CudaDriver {
+  // Errors: FailedPrecondition NO_DEVICE, with what is missing: the library, a
+  // function, a device (cuInit's answer).
+  static absl::StatusOr<const CudaDriver*> Load();
+
+  int version = 0;  // 13000 for CUDA 13.0
+
+  PFN_cuGetErrorName_v6000 GetErrorName = nullptr;
+  PFN_cuGetErrorString_v6000 GetErrorString = nullptr;
+  PFN_cuInit_v2000 Init = nullptr;
+  PFN_cuDriverGetVersion_v2020 DriverGetVersion = nullptr;
+  PFN_cuDeviceGetCount_v2000 DeviceGetCount = nullptr;
+  PFN_cuDeviceGet_v2000 DeviceGet = nullptr;
+  PFN_cuDeviceGetName_v2000 DeviceGetName = nullptr;
+  PFN_cuDeviceGetUuid_v11040 DeviceGetUuid = nullptr;
+  PFN_cuDeviceTotalMem_v3020 DeviceTotalMem = nullptr;
+  PFN_cuDeviceGetAttribute_v2000 DeviceGetAttribute = nullptr;
+  PFN_cuDevicePrimaryCtxRetain_v7000 DevicePrimaryCtxRetain = nullptr;
+  PFN_cuDevicePrimaryCtxRelease_v11000 DevicePrimaryCtxRelease = nullptr;
+  PFN_cuCtxPushCurrent_v4000 CtxPushCurrent = nullptr;
+  PFN_cuCtxPopCurrent_v4000 CtxPopCurrent = nullptr;
+  PFN_cuMemGetInfo_v3020 MemGetInfo = nullptr;
+  PFN_cuMemHostAlloc_v2020 MemHostAlloc = nullptr;
+  PFN_cuMemFreeHost_v2000 MemFreeHost = nullptr;
+  PFN_cuMemcpyHtoDAsync_v3020 MemcpyHtoDAsync = nullptr;
+  PFN_cuMemcpyDtoHAsync_v3020 MemcpyDtoHAsync = nullptr;
+  PFN_cuMemcpyDtoDAsync_v3020 MemcpyDtoDAsync = nullptr;
+  PFN_cuMemsetD8Async_v3020 MemsetD8Async = nullptr;
+  PFN_cuMemGetAllocationGranularity_v10020 MemGetAllocationGranularity = nullptr;
+  PFN_cuMemCreate_v10020 MemCreate = nullptr;
+  PFN_cuMemRelease_v10020 MemRelease = nullptr;
+  PFN_cuMemExportToShareableHandle_v10020 MemExportToShareableHandle = nullptr;
+  PFN_cuMemImportFromShareableHandle_v10020 MemImportFromShareableHandle = nullptr;
+  PFN_cuMemAddressReserve_v10020 MemAddressReserve = nullptr;
+  PFN_cuMemAddressFree_v10020 MemAddressFree = nullptr;
+  PFN_cuMemMap_v10020 MemMap = nullptr;
+  PFN_cuMemUnmap_v10020 MemUnmap = nullptr;
+  PFN_cuMemSetAccess_v10020 MemSetAccess = nullptr;
+  PFN_cuStreamCreate_v2000 StreamCreate = nullptr;
+  PFN_cuStreamDestroy_v4000 StreamDestroy = nullptr;
+  PFN_cuStreamQuery_v2000 StreamQuery = nullptr;
+  PFN_cuEventCreate_v2000 EventCreate = nullptr;
+  PFN_cuEventDestroy_v4000 EventDestroy = nullptr;
+  PFN_cuEventRecord_v2000 EventRecord = nullptr;
+  PFN_cuEventQuery_v2000 EventQuery = nullptr;
+};
+
+// OK for CUDA_SUCCESS; else the canonical error for what the driver answered, as
+// "doing: CUDA_ERROR_NAME (its sentence)": no memory is ResourceExhausted NO_MEMORY,
+// anything else Unavailable DEVICE_FAILED. `doing` names the device.
+absl::Status CudaStatus(const CudaDriver& driver, CUresult result, std::string_view doing);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_CUDA_DRIVER_H_

@@ -1,0 +1,78 @@
+#include "server/memory/cuda/cuda_bytes.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/base/status.h"
+#include "server/memory/cuda/cuda_lane.h"
+
+namespace ckptd {
+namespace {
+
+class Stream {
+ public:
+  static absl::StatusOr<Stream> Make(const CudaDevice& device) {
+    CUstream stream = nullptr;
+    const CudaScope scope(device);
+    CKPTD_RETURN_IF_ERROR(device.Check(
+        device.driver().StreamCreate(&stream, CU_STREAM_NON_BLOCKING), "making a stream"));
+    return Stream(device, stream);
+  }
+  ~Stream() {
+    if (stream_ == nullptr) return;
+    const CudaScope scope(device_);
+    device_.driver().StreamDestroy(stream_);
+  }
+  Stream(Stream&& other) noexcept
+      : device_(other.device_), stream_(std::exchange(other.stream_, nullptr)) {}
+  Stream& operator=(Stream&&) = delete;
+  CUstream get() const { return stream_; }
+
+ private:
+  Stream(const CudaDevice& device, CUstream stream) : device_(device), stream_(stream) {}
+
+  const CudaDevice& device_;
+  CUstream stream_;
+};
+
+}  // namespace
+
+absl::Status CudaBytes::Zero() {
+  CKPTD_ASSIGN_OR_RETURN(const Stream stream, Stream::Make(*device()));
+  {
+    const CudaScope scope(*device());
+    CKPTD_RETURN_IF_ERROR(device()->Check(
+        device()->driver().MemsetD8Async(address(), 0, bytes(), stream.get()), "clearing memory"));
+  }
+  return StagingPool::Wait(*device(), stream.get());
+}
+
+absl::StatusOr<std::unique_ptr<StagingLane>> CudaBytes::OpenLane() {
+  return std::make_unique<CudaLane>(pool_);
+}
+
+absl::Status CudaBytes::Read(uint64_t offset, std::span<std::byte> out) {
+  CKPTD_ASSIGN_OR_RETURN(const Stream stream, Stream::Make(*device()));
+  CKPTD_ASSIGN_OR_RETURN(StagingPool::Slot* const slot, pool_->Take());
+  absl::Status status;
+  for (size_t done = 0; done < out.size() && status.ok();) {
+    const std::span<std::byte> via =
+        slot->bytes().first(std::min(out.size() - done, slot->bytes().size()));
+    {
+      const CudaScope scope(*device());
+      status = device()->Check(
+          device()->driver().MemcpyDtoHAsync(via.data(), address() + offset + done, via.size(),
+                                             stream.get()),
+          "reading back");
+    }
+    if (status.ok()) status = StagingPool::Wait(*device(), stream.get());
+    if (!status.ok()) break;
+    std::memcpy(out.data() + done, via.data(), via.size());
+    done += via.size();
+  }
+  if (!status.ok()) static_cast<void>(pool_->Record(*slot, device(), stream.get()));
+  pool_->Give(slot);
+  return status;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,57 @@
+// A reader thread's way into the memory of GPUs: bytes are gathered in pinned slots
+// and copied from there, on streams of this lane.
+#ifndef CKPTD_SERVER_MEMORY_CUDA_CUDA_LANE_H_
+#define CKPTD_SERVER_MEMORY_CUDA_CUDA_LANE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "server/memory/cuda/staging_pool.h"
+#include "server/memory/slab_view.h"
+
+namespace ckptd {
+
+class CudaBytes;
+
+class CudaLane final : public StagingLane {
+ public:
+  explicit CudaLane(std::shared_ptr<StagingPool> pool) : pool_(std::move(pool)) {}
+  ~CudaLane() override;
+
+  std::span<std::byte> Stage(StagedMemory& memory, uint64_t offset, uint64_t bytes) override;
+  absl::Status Finish() override;
+
+ private:
+  // A stretch of the slot that becomes one copy: [offset, offset + used) of `memory`.
+  struct Extent {
+    CudaBytes* memory = nullptr;
+    uint64_t offset = 0;
+    size_t at = 0;  // in the slot
+    size_t used = 0;
+    size_t room = 0;
+  };
+
+  Extent* Open(CudaBytes& memory, uint64_t offset, uint64_t bytes);
+  Extent* OpenNew(CudaBytes& memory, uint64_t offset, uint64_t bytes);
+  std::span<std::byte> Fail(absl::Status status);
+  absl::Status Submit();
+  absl::Status Copy(const Extent& extent);
+  absl::StatusOr<CUstream> StreamOf(const std::shared_ptr<CudaDevice>& device);
+
+  const std::shared_ptr<StagingPool> pool_;
+  StagingPool::Slot* slot_ = nullptr;
+  size_t taken_ = 0;             // of the slot
+  std::vector<Extent> extents_;  // of the slot
+  std::map<CudaBytes*, size_t> open_;  // which of them grows
+  std::map<std::shared_ptr<CudaDevice>, CUstream> streams_;
+  absl::Status error_;
+  std::unique_ptr<std::byte[]> nowhere_;  // once the device has failed
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_MEMORY_CUDA_CUDA_LANE_H_

@@ -1,0 +1,219 @@
+#include "server/memory/cuda/cuda_memory.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/memory/cuda/cuda_bytes.h"
+
+namespace ckptd {
+
+struct CudaMemory::Books {
+  Mutex mutex;
+  uint64_t next_id ABSL_GUARDED_BY(mutex) = 1;
+  uint64_t used ABSL_GUARDED_BY(mutex) = 0;
+  std::map<uint64_t, std::shared_ptr<const UniqueFd>> owned ABSL_GUARDED_BY(mutex);
+};
+
+class CudaSlab final : public Slab {
+ public:
+  CudaSlab(std::shared_ptr<CudaMemory::Books> books, uint64_t id, uint64_t asked,
+           std::shared_ptr<CudaBytes> memory, std::shared_ptr<const UniqueFd> shared)
+      : books_(std::move(books)),
+        asked_(asked),
+        memory_(std::move(memory)),
+        shared_(std::move(shared)),
+        segments_{{.id = id, .bytes = memory_->bytes()}} {
+    MutexLock lock(books_->mutex);
+    books_->used += memory_->bytes();
+    books_->owned[id] = shared_;
+  }
+  ~CudaSlab() override {
+    MutexLock lock(books_->mutex);
+    books_->used -= memory_->bytes();
+    books_->owned.erase(segments_[0].id);
+  }
+  CudaSlab(const CudaSlab&) = delete;
+  CudaSlab& operator=(const CudaSlab&) = delete;
+
+  uint64_t bytes() const override { return asked_; }
+  const std::vector<Segment>& segments() const override { return segments_; }
+  SlabView view() override { return {{}, memory_}; }
+  const UniqueFd& shared() const { return *shared_; }
+
+  bool sealed = false;
+  bool lent_writable = false;
+
+ private:
+  const std::shared_ptr<CudaMemory::Books> books_;
+  const uint64_t asked_;
+  const std::shared_ptr<CudaBytes> memory_;
+  const std::shared_ptr<const UniqueFd> shared_;  // the one export
+  const std::vector<Segment> segments_;
+};
+
+namespace {
+
+absl::StatusOr<CudaSlab*> OurSlab(Slab& slab) {
+  auto* const ours = dynamic_cast<CudaSlab*>(&slab);
+  if (ours == nullptr) return absl::InternalError("a slab of another memory backend");
+  return ours;
+}
+
+absl::StatusOr<UniqueFd> Duplicate(const UniqueFd& fd) {
+  UniqueFd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  if (copy.valid()) return copy;
+  return ErrnoStatus(errno, "duplicating a descriptor of device memory");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(std::shared_ptr<CudaDevice> device,
+                                                               CudaMemoryOptions options) {
+  CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<StagingPool> pool,
+                         StagingPool::Create(device, options.staging_bytes));
+  return std::unique_ptr<CudaMemory>(
+      new CudaMemory(std::move(device), options, std::move(pool)));
+}
+
+CudaMemory::CudaMemory(std::shared_ptr<CudaDevice> device, CudaMemoryOptions options,
+                       std::shared_ptr<StagingPool> pool)
+    : device_(std::move(device)),
+      options_(options),
+      pool_(std::move(pool)),
+      books_(std::make_shared<Books>()) {}
+
+absl::Status CudaMemory::CheckRoom(uint64_t bytes) const {
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t free, device_->FreeBytes());
+  MutexLock lock(books_->mutex);
+  const uint64_t left = options_.budget_bytes - std::min(books_->used, options_.budget_bytes);
+  if (bytes <= left && bytes <= free) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+                   fmt::format("allocating {} bytes on {}: {} bytes of the budget of {} are left, "
+                               "{} bytes are free on the GPU; unload a checkpoint, end what else "
+                               "uses the GPU, or raise --memory-budget",
+                               bytes, device_->info().uuid, left, options_.budget_bytes, free),
+                   {{"device", device_->info().uuid}});
+}
+
+absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, AttachMode) {
+  if (bytes == 0) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     "allocating device memory: 0 bytes asked; a rank that receives nothing needs "
+                     "no slab");
+  }
+  CKPTD_RETURN_IF_ERROR(CheckRoom(bytes));
+  CKPTD_ASSIGN_OR_RETURN(CudaAllocation allocation, CudaAllocation::Create(device_, bytes));
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd shared, allocation.Export());
+  auto memory = std::make_shared<CudaBytes>(std::move(allocation), pool_);
+  // Padding is never written, and the driver promises nothing about old content.
+  CKPTD_RETURN_IF_ERROR(memory->Zero());
+  uint64_t id = 0;
+  {
+    MutexLock lock(books_->mutex);
+    id = books_->next_id++;
+  }
+  return std::make_unique<CudaSlab>(books_, id, bytes, std::move(memory),
+                                    std::make_shared<const UniqueFd>(std::move(shared)));
+}
+
+absl::Status CudaMemory::Seal(Slab& slab) {
+  CKPTD_ASSIGN_OR_RETURN(CudaSlab* const ours, OurSlab(slab));
+  if (ours->lent_writable) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kTaken,
+                     "sealing a slab: it was handed out EXCLUSIVE, its content is the client's; "
+                     "load the checkpoint again");
+  }
+  ours->sealed = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SlabHandle> CudaMemory::Export(Slab& slab, AttachMode mode) {
+  CKPTD_ASSIGN_OR_RETURN(CudaSlab* const ours, OurSlab(slab));
+  const bool exclusive = mode == AttachMode::kExclusive;
+  if (exclusive && ours->sealed) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kExclusiveNeedsCopy,
+                     "handing over a slab EXCLUSIVE: it is sealed for readers; load the "
+                     "checkpoint for EXCLUSIVE, or acquire it PRIVATE");
+  }
+  if (!exclusive && !ours->sealed) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNotActive,
+                     "handing out a slab for reading: it is not sealed yet");
+  }
+  SlabHandle handle;
+  handle.kind = HandleKind::kVmmFd;
+  handle.device = device_->info().uuid;
+  handle.writable = exclusive;
+  CKPTD_ASSIGN_OR_RETURN(handle.fds.emplace_back(), Duplicate(ours->shared()));
+  handle.segment_bytes.push_back(ours->segments()[0].bytes);
+  ours->lent_writable = ours->lent_writable || exclusive;
+  return handle;
+}
+
+// The client's descriptor keeps the memory; ours goes with the slab.
+void CudaMemory::GiveUp(std::unique_ptr<Slab> slab) { slab.reset(); }
+
+std::vector<uint64_t> CudaMemory::OwnedSegments() const {
+  MutexLock lock(books_->mutex);
+  std::vector<uint64_t> ids;
+  for (const auto& [id, fd] : books_->owned) ids.push_back(id);
+  return ids;
+}
+
+MemoryUsage CudaMemory::Usage() const {
+  MemoryUsage usage;
+  usage.budget = options_.budget_bytes;
+  usage.staging = pool_->bytes();
+  MutexLock lock(books_->mutex);
+  usage.used = books_->used;
+  return usage;
+}
+
+std::string CudaMemory::tier() const {
+  const int version = device_->driver().version;
+  return fmt::format("cuda ({}, {}, driver for CUDA {}.{}, budget {:.1f} GB, {} MiB of staging "
+                     "memory)",
+                     device_->info().uuid, device_->info().name, version / 1000,
+                     version % 1000 / 10, static_cast<double>(options_.budget_bytes) / 1e9,
+                     pool_->bytes() >> 20);
+}
+
+absl::StatusOr<UniqueFd> CudaMemory::SegmentFd(uint64_t segment_id) const {
+  std::shared_ptr<const UniqueFd> shared;
+  {
+    MutexLock lock(books_->mutex);
+    const auto owned = books_->owned.find(segment_id);
+    if (owned != books_->owned.end()) shared = owned->second;
+  }
+  if (shared != nullptr) return Duplicate(*shared);
+  return MakeError(absl::StatusCode::kNotFound, reason::kInvalidRequest,
+                   fmt::format("handing out device memory: segment {} is not owned here",
+                               segment_id));
+}
+
+absl::StatusOr<std::shared_ptr<StagedMemory>> CudaMemory::ImportPeer(
+    const std::string& device_uuid, const UniqueFd& fd, uint64_t bytes) {
+  std::shared_ptr<CudaDevice> device;
+  {
+    MutexLock lock(peers_mutex_);
+    std::shared_ptr<CudaDevice>& known =
+        device_uuid == device_->info().uuid ? peers_.try_emplace(device_uuid, device_).first->second
+                                            : peers_[device_uuid];
+    if (known == nullptr) {
+      CKPTD_ASSIGN_OR_RETURN(GpuInfo info, FindGpu(device_->driver(), device_uuid));
+      CKPTD_ASSIGN_OR_RETURN(known, CudaDevice::Open(device_->driver(), std::move(info)));
+    }
+    device = known;
+  }
+  CKPTD_ASSIGN_OR_RETURN(CudaAllocation memory,
+                         CudaAllocation::Import(std::move(device), fd.get(), bytes, true));
+  return std::make_shared<CudaBytes>(std::move(memory), pool_);
+}
+
+}  // namespace ckptd

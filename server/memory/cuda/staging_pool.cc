@@ -1,0 +1,153 @@
+#include "server/memory/cuda/staging_pool.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Far below what a copy takes; the waiting thread has nothing else to do.
+constexpr std::chrono::microseconds kPoll{20};
+
+absl::Status StandsStill(const std::string& device) {
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                   fmt::format("copying to {}: no copy has ended for {} s; look at the GPU "
+                               "(nvidia-smi, dmesg for Xid) and load again",
+                               device, StagingPool::kPatience.count()),
+                   {{"device", device}});
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<StagingPool>> StagingPool::Create(std::shared_ptr<CudaDevice> home,
+                                                                 uint64_t bytes) {
+  const auto slots = static_cast<size_t>(std::max<uint64_t>(bytes / kSlotBytes, 2));
+  void* memory = nullptr;
+  {
+    const CudaScope scope(*home);
+    CKPTD_RETURN_IF_ERROR(home->Check(
+        home->driver().MemHostAlloc(&memory, slots * kSlotBytes, CU_MEMHOSTALLOC_PORTABLE),
+        fmt::format("pinning {} MiB of staging memory (ulimit -l, the container's memory limit)",
+                    slots * kSlotBytes >> 20)));
+  }
+  return std::shared_ptr<StagingPool>(
+      new StagingPool(std::move(home), static_cast<std::byte*>(memory), slots));
+}
+
+StagingPool::StagingPool(std::shared_ptr<CudaDevice> home, std::byte* memory, size_t slots)
+    : home_(std::move(home)), memory_(memory), slots_(slots) {
+  for (size_t i = 0; i < slots; ++i) {
+    slots_[i].bytes_ = {memory + i * kSlotBytes, kSlotBytes};
+    free_.push_back(&slots_[i]);
+  }
+}
+
+StagingPool::~StagingPool() {
+  const Clock::time_point deadline = Clock::now() + kPatience;
+  MutexLock lock(mutex_);
+  for (Collect(); !in_flight_.empty() && Clock::now() < deadline; Collect()) {
+    std::this_thread::sleep_for(kPoll);
+  }
+  if (!in_flight_.empty()) {
+    Log(LogLevel::kError, "staging memory: {} copies have not ended; it is kept",
+        in_flight_.size());
+    return;
+  }
+  for (Slot& slot : slots_) {
+    for (const auto& [device, event] : slot.events_) {
+      const CudaScope scope(*device);
+      device->driver().EventDestroy(event);
+    }
+  }
+  const CudaScope scope(*home_);
+  home_->driver().MemFreeHost(memory_);
+}
+
+bool StagingPool::Ended(Slot& slot) {
+  for (const auto& device : slot.recorded_) {
+    const CudaScope scope(*device);
+    const CUresult result = device->driver().EventQuery(slot.events_.at(device));
+    if (result == CUDA_ERROR_NOT_READY) return false;
+    if (result != CUDA_SUCCESS && error_.ok()) error_ = device->Check(result, "copying");
+  }
+  slot.recorded_.clear();
+  return true;
+}
+
+void StagingPool::Collect() {
+  while (!in_flight_.empty() && Ended(*in_flight_.front())) {
+    free_.push_back(in_flight_.front());
+    in_flight_.pop_front();
+  }
+}
+
+StagingPool::Slot* StagingPool::TakeFree() {
+  if (free_.empty()) Collect();
+  if (free_.empty()) return nullptr;
+  Slot* const slot = free_.back();
+  free_.pop_back();
+  return slot;
+}
+
+absl::StatusOr<StagingPool::Slot*> StagingPool::Take() {
+  const Clock::time_point deadline = Clock::now() + kPatience;
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      Slot* const slot = TakeFree();
+      if (!error_.ok()) {
+        if (slot != nullptr) free_.push_back(slot);
+        return error_;
+      }
+      if (slot != nullptr) return slot;
+    }
+    if (Clock::now() > deadline) return StandsStill(home_->info().uuid);
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+absl::Status StagingPool::Record(Slot& slot, const std::shared_ptr<CudaDevice>& device,
+                                 CUstream stream) {
+  const CudaScope scope(*device);
+  CUevent& event = slot.events_[device];
+  if (event == nullptr) {
+    CKPTD_RETURN_IF_ERROR(device->Check(
+        device->driver().EventCreate(&event, CU_EVENT_DISABLE_TIMING), "making an event"));
+  }
+  CKPTD_RETURN_IF_ERROR(
+      device->Check(device->driver().EventRecord(event, stream), "recording an event"));
+  slot.recorded_.push_back(device);
+  return absl::OkStatus();
+}
+
+void StagingPool::Give(Slot* slot) {
+  MutexLock lock(mutex_);
+  if (slot->recorded_.empty()) {
+    free_.push_back(slot);
+  } else {
+    in_flight_.push_back(slot);
+  }
+}
+
+absl::Status StagingPool::Wait(const CudaDevice& device, CUstream stream) {
+  const Clock::time_point deadline = Clock::now() + kPatience;
+  const CudaScope scope(device);
+  while (true) {
+    const CUresult result = device.driver().StreamQuery(stream);
+    if (result != CUDA_ERROR_NOT_READY) return device.Check(result, "copying");
+    if (Clock::now() > deadline) return StandsStill(device.info().uuid);
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+}  // namespace ckptd

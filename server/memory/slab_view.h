@@ -1,0 +1,59 @@
+// How a process reaches the bytes of a slab: by address, or, where only a driver
+// reaches them (device memory), by copies through staging memory.
+#ifndef CKPTD_SERVER_MEMORY_SLAB_VIEW_H_
+#define CKPTD_SERVER_MEMORY_SLAB_VIEW_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ckptd {
+
+class StagedMemory;
+
+// One thread's way to write staged memory: what it is given to fill is copied behind
+// its back. Not thread-safe; several lanes work side by side.
+class StagingLane {
+ public:
+  // Waits for its copies, at most as long as Finish.
+  virtual ~StagingLane() = default;
+  // Room for bytes that belong at `offset` of `memory`: at least one of them and at
+  // most `bytes` > 0. Write all of it before the next call on this lane. Once the
+  // device has failed, it is room for nothing: Finish says why.
+  virtual std::span<std::byte> Stage(StagedMemory& memory, uint64_t offset, uint64_t bytes) = 0;
+  // Returns when all that was staged is in place. Errors name the device: Unavailable
+  // DEVICE_FAILED, DeadlineExceeded DEADLINE when it stands still.
+  virtual absl::Status Finish() = 0;
+};
+
+// A slab, or a peer's, in memory that is not written by address. Thread-safe, but for
+// writing the same bytes at once. Holds zeros until something is staged.
+class StagedMemory {
+ public:
+  virtual ~StagedMemory() = default;
+  virtual uint64_t bytes() const = 0;
+  // Lanes of one backend serve all its memory. Errors: as Finish, ResourceExhausted
+  // NO_MEMORY without staging memory.
+  virtual absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() = 0;
+  // Copies [offset, offset + out.size()) to `out`. What a lane staged shows after its
+  // Finish.
+  virtual absl::Status Read(uint64_t offset, std::span<std::byte> out) = 0;
+};
+
+// Writable bytes of one slab.
+struct SlabView {
+  // Back to back, kept alive by whoever made the view; empty when staged.
+  std::vector<std::span<std::byte>> segments = {};
+  std::shared_ptr<StagedMemory> staged = nullptr;
+
+  bool empty() const { return segments.empty() && staged == nullptr; }
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_MEMORY_SLAB_VIEW_H_

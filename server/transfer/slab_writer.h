@@ -1,0 +1,61 @@
+// One thread's way into the slabs of a transfer's targets: their memory itself, or
+// staging memory whose bytes are copied on.
+#ifndef CKPTD_SERVER_TRANSFER_SLAB_WRITER_H_
+#define CKPTD_SERVER_TRANSFER_SLAB_WRITER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/transfer/slab_map.h"
+
+namespace ckptd {
+
+// Not thread-safe: one per thread. The maps outlive it.
+class SlabWriter {
+ public:
+  // Errors: StagedMemory::OpenLane's.
+  static absl::StatusOr<SlabWriter> Open(std::span<const SlabMap> slabs);
+
+  // Calls visit(std::byte* to, size_t bytes) for each piece of memory that takes
+  // [offset, offset + bytes) of slab number `slab`, in order; visit fills it.
+  template <typename Visit>
+  void ForEach(size_t slab, uint64_t offset, uint64_t bytes, const Visit& visit) {
+    const SlabMap& map = slabs_[slab];
+    if (map.staged() == nullptr) return map.ForEach(offset, bytes, visit);
+    while (bytes > 0) {
+      const std::span<std::byte> room = lane_->Stage(*map.staged(), offset, bytes);
+      visit(room.data(), room.size());
+      offset += room.size();
+      bytes -= room.size();
+    }
+  }
+
+  // Returns when everything is in place. Errors: StagingLane::Finish's.
+  absl::Status Finish() { return lane_ == nullptr ? absl::OkStatus() : lane_->Finish(); }
+
+ private:
+  SlabWriter(std::span<const SlabMap> slabs, std::unique_ptr<StagingLane> lane)
+      : slabs_(slabs), lane_(std::move(lane)) {}
+
+  std::span<const SlabMap> slabs_;
+  std::unique_ptr<StagingLane> lane_;  // null when no slab is staged
+};
+
+inline absl::StatusOr<SlabWriter> SlabWriter::Open(std::span<const SlabMap> slabs) {
+  for (const SlabMap& slab : slabs) {
+    if (slab.staged() == nullptr) continue;
+    absl::StatusOr<std::unique_ptr<StagingLane>> lane = slab.staged()->OpenLane();
+    if (!lane.ok()) return lane.status();
+    return SlabWriter(slabs, *std::move(lane));
+  }
+  return SlabWriter(slabs, nullptr);
+}
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_TRANSFER_SLAB_WRITER_H_
