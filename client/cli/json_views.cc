@@ -101,7 +101,9 @@ Json MemoryJson(const MemoryInfo& memory) {
           {"arena_bytes", memory.arena_bytes},
           {"arena_target_bytes", memory.arena_target_bytes},
           {"huge_page_bytes", memory.huge_page_bytes},
-          {"lingering_bytes", memory.lingering_bytes}};
+          {"lingering_bytes", memory.lingering_bytes},
+          {"device_uuid", memory.device_uuid},
+          {"staging_bytes", memory.staging_bytes}};
 }
 
 Json MembersJson(const std::vector<MemberInfo>& members) {

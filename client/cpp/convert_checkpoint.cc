@@ -81,6 +81,8 @@ MemoryInfo MemoryOf(const v1::MemoryInfo& memory) {
   out.arena_target_bytes = memory.arena_target_bytes();
   out.huge_page_bytes = memory.huge_page_bytes();
   out.lingering_bytes = memory.lingering_bytes();
+  out.device_uuid = memory.device_uuid();
+  out.staging_bytes = memory.staging_bytes();
   return out;
 }
 

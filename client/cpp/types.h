@@ -160,6 +160,8 @@ struct MemoryInfo {
   uint64_t arena_target_bytes = 0;
   uint64_t huge_page_bytes = 0;
   uint64_t lingering_bytes = 0;
+  std::string device_uuid;     // tier cuda
+  uint64_t staging_bytes = 0;  // pinned host memory that bytes for the GPU go through
 };
 
 struct MemberInfo {

@@ -25,6 +25,7 @@ struct PeerSlab {
   std::string incarnation;  // of that daemon process: ids of another one mean nothing
   std::string endpoint;     // Unix socket on which it hands its memory to peers
   std::string host;         // its host's identity; memory is mapped on equal hosts only
+  std::string device;       // UUID of the GPU whose memory it is; empty: host memory
   std::vector<PeerSegment> segments;
 };
 
@@ -33,10 +34,11 @@ class PeerMemory {
  public:
   virtual ~PeerMemory() = default;
   // Writable view of the slab; valid until Forget of that process or destruction
-  // of this object. Mappings are kept and reused by later loads. Errors name the
-  // rank: FailedPrecondition when its memory cannot be mapped from here (another
-  // host, a socket that cannot be reached), Unavailable RANK_LOST when it does not
-  // answer by the deadline.
+  // of this object. Mappings of host memory are kept and reused by later loads; a
+  // view of device memory keeps its own alive. Errors name the rank:
+  // FailedPrecondition when its memory cannot be mapped from here (another host, a
+  // socket that cannot be reached, a GPU that is not visible), Unavailable RANK_LOST
+  // when it does not answer by the deadline.
   virtual absl::StatusOr<SlabView> Map(const PeerSlab& slab,
                                        std::chrono::steady_clock::time_point deadline) = 0;
   // Drops every mapping of that process (it left the group); those of another one that

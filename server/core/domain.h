@@ -129,6 +129,7 @@ struct PrepareReply {
   std::vector<PeerSlab::PeerSegment> segments;
   std::string memory_endpoint;
   std::vector<uint64_t> owned_segments;
+  std::string device;  // UUID of the GPU whose memory it is; empty: host memory
 };
 
 struct CommitCall {

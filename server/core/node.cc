@@ -215,6 +215,8 @@ Node::Info Node::GetInfo() const {
   info.identity = options_.identity;
   info.memory = backend_.Usage();
   info.tier = backend_.tier();
+  info.tier_reason = options_.tier_reason;
+  info.device = backend_.device();
   std::vector<uint32_t> missing;
   if (membership_ != nullptr) {
     info.epoch = membership_->epoch();

@@ -41,6 +41,7 @@ class Node {
     // Told the group's secret whenever it changes (members only).
     std::function<void(const std::string&)> on_secret;
     std::map<std::string, std::string> config;  // effective, for info
+    std::string tier_reason;                    // why shards live where they do, for info
   };
   // Seams outlive the node.
   Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options);
@@ -76,9 +77,12 @@ class Node {
     std::string detail;
     MemoryUsage memory;
     std::string tier;
+    std::string tier_reason;
+    std::string device;  // UUID of the GPU; empty: host memory
     std::vector<MemberState> members;  // leader only
   };
   Info GetInfo() const;
+  std::string device() const { return backend_.device(); }
   const Options& options() const { return options_; }
   // Waits until the group is complete. False at the deadline.
   bool WaitReady(Deadline deadline) const;

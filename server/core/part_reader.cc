@@ -44,7 +44,7 @@ absl::Status PartReader::ReachOne(const ReadTarget& target, TransferTarget& reac
   parts_.peer_memory.KeepOnly(target.who.rank, target.prepared.owned_segments);
   auto view = parts_.peer_memory.Map(
       {target.who.rank, target.who.incarnation, target.prepared.memory_endpoint, target.who.host,
-       target.prepared.segments},
+       target.prepared.device, target.prepared.segments},
       std::min<Deadline>(load_.deadline, Clock::now() + kMapDeadline));
   if (view.ok()) {
     reached.slab = *std::move(view);

@@ -68,6 +68,7 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
     reply.segments.push_back({segment.id, segment.bytes});
   }
   reply.owned_segments = backend_.OwnedSegments();
+  reply.device = backend_.device();
   return reply;
 }
 

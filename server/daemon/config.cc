@@ -129,10 +129,17 @@ void AddConfigFlags(CLI::App& app, Config& config) {
   add("reader", config.reader,
       "Who reads storage: rank0 for all, per_node the lowest rank of each host for its host, all "
       "ranks equal parts for all; rank 0's setting counts");
-  add("memory", config.memory, "Where shards live: auto or host");
+  add("memory", config.memory,
+      "Where shards live: cuda in the memory of a GPU, host in the machine's; auto takes a GPU if "
+      "there is one");
+  add("device", config.device,
+      "The GPU: its UUID (GPU-..., MIG-...), its number among the visible ones, or auto: the "
+      "daemons of a host take them in turn");
+  add("staging", config.staging,
+      "Pinned host memory that bytes for GPUs go through; needed once, however large the shards are");
   add("memory-budget", config.memory_budget,
       "Most memory for shards: a size (16GiB), or a share of what is available at start, divided "
-      "by local-size");
+      "among the daemons that share it");
   add("arena", config.arena,
       "Memory faulted in the background at start and reused by loads: a size or a share of the "
       "budget; 0 lets it grow with the first load");
@@ -163,10 +170,8 @@ absl::Status CheckConfig(const Config& config) {
     return Invalid("checking --job: it names a folder, so it is not empty, and has no slash and no "
                    "control characters");
   }
-  if (config.memory != "auto" && config.memory != "host") {
-    return Invalid(fmt::format("checking --memory {}: this build keeps shards in host memory; use "
-                               "auto or host",
-                               config.memory));
+  if (config.memory != "auto" && config.memory != "host" && config.memory != "cuda") {
+    return Invalid(fmt::format("checking --memory {}: use auto, host or cuda", config.memory));
   }
   if (config.huge_pages != "auto" && config.huge_pages != "off") {
     return Invalid(fmt::format("checking --huge-pages {}: use auto or off", config.huge_pages));
@@ -196,6 +201,7 @@ absl::Status CheckConfig(const Config& config) {
                                config.log_level));
   }
   CKPTD_RETURN_IF_ERROR(ParseBytes(config.segment_bytes).status());
+  CKPTD_RETURN_IF_ERROR(ParseBytes(config.staging).status());
   CKPTD_RETURN_IF_ERROR(ParseShare(config.memory_budget, 1).status());
   return ParseShare(config.arena, 1).status();
 }
@@ -217,6 +223,8 @@ std::map<std::string, std::string> Describe(const Config& config) {
           {"tls-name", config.tls_name},
           {"reader", config.reader},
           {"memory", config.memory},
+          {"device", config.device},
+          {"staging", config.staging},
           {"memory-budget", config.memory_budget},
           {"arena", config.arena},
           {"segment-bytes", config.segment_bytes},

@@ -35,6 +35,8 @@ struct Config {
   std::string tls_name;     // in every certificate; empty: the address that is dialled
   std::string reader = "rank0";
   std::string memory = "auto";
+  std::string device = "auto";
+  std::string staging = "64MiB";
   std::string memory_budget = "80%";
   std::string arena = "0";
   std::string segment_bytes = "256MiB";

@@ -13,7 +13,6 @@
 #include "common/base/status.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
-#include "server/memory/host/available_memory.h"
 #include "server/rpc/links.h"
 
 namespace ckptd {
@@ -41,25 +40,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   CKPTD_RETURN_IF_ERROR(MakeRunDirectory(daemon->paths_.directory));
   CKPTD_RETURN_IF_ERROR(daemon->StartPeerServer());
   CKPTD_RETURN_IF_ERROR(daemon->StartClientServers());
-  Log(LogLevel::kInfo, "serving rank {} of {} at {} (peers: {}{}), memory: {}", config.rank,
+  Log(LogLevel::kInfo, "serving rank {} of {} at {} (peers: {}{}), memory: {}; {}", config.rank,
       config.world_size, daemon->paths_.workload, daemon->peer_address_,
-      daemon->security_.enabled() ? "" : ", open to everybody", daemon->memory_->tier());
+      daemon->security_.enabled() ? "" : ", open to everybody", daemon->memory_.backend->tier(),
+      daemon->memory_.reason);
   return daemon;
-}
-
-absl::Status Daemon::MakeMemory() {
-  CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
-  HostMemoryOptions options;
-  CKPTD_ASSIGN_OR_RETURN(options.budget_bytes,
-                         ParseShare(config_.memory_budget, available / config_.local_size));
-  CKPTD_ASSIGN_OR_RETURN(options.arena_target_bytes,
-                         ParseShare(config_.arena, options.budget_bytes));
-  CKPTD_ASSIGN_OR_RETURN(options.segment_bytes, ParseBytes(config_.segment_bytes));
-  options.huge_pages = config_.huge_pages == "auto";
-  options.note = [](const std::string& line) { Log(LogLevel::kWarn, "memory: {}", line); };
-  CKPTD_ASSIGN_OR_RETURN(memory_, HostMemory::Create(std::move(options)));
-  peer_memory_ = std::make_unique<HostPeerMemory>(host_);
-  return absl::OkStatus();
 }
 
 // Any rank may read, and so map the memory of others.
@@ -82,6 +67,7 @@ Node::Options Daemon::NodeOptions() {
   if (config_.rank != 0) options.leader = ConnectToLeader(config_.rendezvous, security_);
   options.on_secret = [this](const std::string& secret) { SetSecret(secret); };
   options.config = Describe(config_);
+  options.tier_reason = memory_.reason;
   return options;
 }
 
@@ -109,12 +95,13 @@ absl::Status Daemon::StartPeerServer() {
 }
 
 absl::Status Daemon::StartClientServers() {
-  CKPTD_RETURN_IF_ERROR(MakeMemory());
+  CKPTD_ASSIGN_OR_RETURN(memory_, MakeMemoryTier(config_));
+  peer_memory_ = std::make_unique<HostPeerMemory>(host_, memory_.import);
   CKPTD_ASSIGN_OR_RETURN(
       peer_socket_,
-      PeerSocket::Start({paths_.memory}, [this](uint64_t id) { return memory_->OriginalFd(id); }));
+      PeerSocket::Start({paths_.memory}, memory_.segment_fd));
   // From here on this daemon owns the rank's sockets: a second one has failed.
-  node_ = std::make_unique<Node>(*memory_, *peer_memory_, NodeOptions());
+  node_ = std::make_unique<Node>(*memory_.backend, *peer_memory_, NodeOptions());
   if (config_.rank == 0) SetSecret(node_->group_secret());
   group_service_->SetNode(*node_);
   transfer_service_->SetNode(*node_);

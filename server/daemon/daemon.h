@@ -12,7 +12,7 @@
 #include "server/comm/host/peer_socket.h"
 #include "server/core/node.h"
 #include "server/daemon/config.h"
-#include "server/memory/host/host_memory.h"
+#include "server/daemon/memory_tier.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/checkpoint_service.h"
 #include "server/rpc/fd_server.h"
@@ -40,7 +40,6 @@ class Daemon {
 
  private:
   explicit Daemon(const Config& config);
-  absl::Status MakeMemory();
   absl::Status StartPeerServer();
   absl::Status StartClientServers();
   Node::Options NodeOptions();
@@ -51,7 +50,7 @@ class Daemon {
   const std::string host_;  // its identity
   PeerSecurity security_;
   std::string peer_address_;
-  std::unique_ptr<HostMemory> memory_;
+  MemoryTier memory_;
   std::unique_ptr<HostPeerMemory> peer_memory_;
   std::unique_ptr<PeerSocket> peer_socket_;
   std::unique_ptr<Node> node_;

@@ -17,12 +17,15 @@ void FillMemory(const Node::Info& info, v1::MemoryInfo& out) {
   const size_t open = info.tier.find(" (");
   out.set_tier(info.tier.substr(0, open));
   if (open != std::string::npos) out.set_why(info.tier.substr(open + 2, info.tier.size() - open - 3));
+  if (!info.tier_reason.empty()) out.set_why(fmt::format("{}; {}", out.why(), info.tier_reason));
+  out.set_device_uuid(info.device);
   out.set_budget_bytes(info.memory.budget);
   out.set_used_bytes(info.memory.used);
   out.set_arena_bytes(info.memory.arena);
   out.set_arena_target_bytes(info.memory.arena_target);
   out.set_huge_page_bytes(info.memory.huge_pages);
   out.set_lingering_bytes(info.memory.lingering);
+  out.set_staging_bytes(info.memory.staging);
 }
 
 void AddMember(const MemberState& member, v1::GetDaemonInfoResponse& out) {

@@ -175,16 +175,43 @@ grpc::Status CheckpointServiceImpl::ListCheckpoints(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
+absl::Status CheckpointServiceImpl::CheckKind(const v1::AcquireShardRequest& request) const {
+  const std::string device = node_.device();
+  if (Accepts(request, device.empty() ? v1::HANDLE_KIND_MEMFD : v1::HANDLE_KIND_VMM_FD)) {
+    return absl::OkStatus();
+  }
+  const std::string where =
+      device.empty() ? std::string("host memory and hands out MEMFD handles")
+                     : "the memory of " + device + " and hands out VMM_FD handles";
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
+                   fmt::format("acquiring {}: this daemon keeps shards in {}, which the client does "
+                               "not accept{}",
+                               request.name(), where,
+                               device.empty() ? "" : "; Python clients: pip install ckptd[cuda]"));
+}
+
+void CheckpointServiceImpl::FillHandle(const std::vector<Segment>& segments, AttachMode mode,
+                                       v1::AcquireShardResponse* response) const {
+  const bool writable = mode == AttachMode::kExclusive;
+  if (!node_.device().empty()) {
+    auto* vmm = response->mutable_vmm_fd();
+    vmm->set_fd_socket(fd_socket_);
+    vmm->set_device_uuid(node_.device());
+    for (const Segment& segment : segments) vmm->set_allocation_bytes(segment.bytes);
+    vmm->set_writable(writable);
+    return;
+  }
+  auto* memfd = response->mutable_memfd();
+  memfd->set_fd_socket(fd_socket_);
+  for (const Segment& segment : segments) memfd->add_segment_bytes(segment.bytes);
+  memfd->set_writable(writable);
+}
+
 absl::Status CheckpointServiceImpl::Acquire(const v1::AcquireShardRequest& request,
                                             v1::AcquireShardResponse* response) {
   CKPTD_RETURN_IF_ERROR(node_.CheckNotDraining());
   CKPTD_ASSIGN_OR_RETURN(const AttachMode mode, FromProto(request.mode()));
-  if (!Accepts(request, v1::HANDLE_KIND_MEMFD)) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
-                     fmt::format("acquiring {}: this daemon keeps shards in host memory and hands "
-                                 "out MEMFD handles, which the client does not accept",
-                                 request.name()));
-  }
+  CKPTD_RETURN_IF_ERROR(CheckKind(request));
   CKPTD_ASSIGN_OR_RETURN(const LeaseTable::Ticket ticket,
                          node_.leases().Open(request.name(), mode));
   const Shard& shard = *ticket.held.shard;
@@ -194,12 +221,7 @@ absl::Status CheckpointServiceImpl::Acquire(const v1::AcquireShardRequest& reque
   response->set_mode(ToProto(mode));
   response->set_slab_bytes(shard.plan.slab_bytes);
   response->set_tensor_count(shard.plan.tensors.size());
-  auto* memfd = response->mutable_memfd();
-  memfd->set_fd_socket(fd_socket_);
-  for (const Segment& segment : ticket.held.memory->Segments()) {
-    memfd->add_segment_bytes(segment.bytes);
-  }
-  memfd->set_writable(mode == AttachMode::kExclusive);
+  FillHandle(ticket.held.memory->Segments(), mode, response);
   size_t next = 0;
   *response->mutable_tensors() = TensorPage(shard, 0, request.page_size(), next);
   if (next != 0) response->set_next_page_token(std::to_string(next));

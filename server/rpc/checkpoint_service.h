@@ -50,6 +50,9 @@ class CheckpointServiceImpl final : public v1::CheckpointService::Service {
   absl::Status Watch(grpc::ServerContext* context, const std::string& name,
                      grpc::ServerWriter<v1::WatchCheckpointResponse>* writer);
   absl::Status Acquire(const v1::AcquireShardRequest& request, v1::AcquireShardResponse* response);
+  absl::Status CheckKind(const v1::AcquireShardRequest& request) const;
+  void FillHandle(const std::vector<Segment>& segments, AttachMode mode,
+                  v1::AcquireShardResponse* response) const;
   absl::Status Inspect(const v1::InspectCheckpointRequest& request, Deadline deadline,
                        v1::InspectCheckpointResponse* response);
 

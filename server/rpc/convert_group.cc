@@ -123,6 +123,7 @@ v1::PrepareResponse ToProto(const PrepareReply& reply) {
   }
   out.set_memory_endpoint(reply.memory_endpoint);
   out.mutable_owned_segments()->Add(reply.owned_segments.begin(), reply.owned_segments.end());
+  out.set_device_uuid(reply.device);
   return out;
 }
 
@@ -135,6 +136,7 @@ PrepareReply FromProto(const v1::PrepareResponse& response) {
   }
   reply.memory_endpoint = response.memory_endpoint();
   reply.owned_segments = {response.owned_segments().begin(), response.owned_segments().end()};
+  reply.device = response.device_uuid();
   return reply;
 }
 

@@ -16,6 +16,8 @@ ALLOWED = {
     "common/layout": ["common/layout", "common/checkpoint", "common/base"],
     "server/memory": ["server/memory/memory.h", "server/memory/slab_view.h", "common"],
     "server/memory/host": ["server/memory/host", "server/memory/memory.h", "common"],
+    "common/cuda": ["common/cuda", "common/base"],
+    "server/memory/cuda": ["server/memory/cuda", "server/memory/memory.h", "server/memory/slab_view.h", "common"],
     "server/transfer": ["server/transfer", "server/memory/slab_view.h", "common"],
     "server/comm": ["server/comm/peer_memory.h", "server/transfer/transfer.h", "common"],
     "server/comm/host": ["server/comm/host", "server/comm/peer_memory.h", "server/transfer/transfer.h", "common"],
@@ -33,7 +35,8 @@ CONFINED = {
     re.compile(r"^google/protobuf/"): ["server/rpc", "client/cpp"],
     re.compile(r"^spdlog/"): ["common/base"],
     re.compile(r"^CLI/"): ["server/daemon", "client/cli"],
-    re.compile(r"^(cuda|nccl)"): ["server/memory/cuda", "server/comm/nccl"],
+    re.compile(r"^cuda"): ["common/cuda"],
+    re.compile(r"^nccl"): ["server/comm/nccl"],
 }
 OURS = ("common/", "server/", "client/", "ckptd/", "tests/")
 HARD_CAP = 500

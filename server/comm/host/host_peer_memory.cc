@@ -89,6 +89,11 @@ void HostPeerMemory::SetSecret(std::string secret) {
   secret_ = std::move(secret);
 }
 
+std::string HostPeerMemory::Secret() {
+  MutexLock lock(mutex_);
+  return secret_;
+}
+
 absl::StatusOr<HostPeerMemory::Mappings> HostPeerMemory::MapMissing(
     const PeerSlab& slab, const Peer& peer, std::chrono::steady_clock::time_point deadline) {
   std::vector<uint64_t> missing;
@@ -97,11 +102,7 @@ absl::StatusOr<HostPeerMemory::Mappings> HostPeerMemory::MapMissing(
   }
   Mappings mapped;
   if (missing.empty()) return mapped;
-  std::string secret;
-  {
-    MutexLock lock(mutex_);
-    secret = secret_;
-  }
+  const std::string secret = Secret();
   for (size_t done = 0; done < missing.size();) {
     const size_t count = std::min(kSegmentsAtOnce, missing.size() - done);
     const auto ids = std::span(missing).subspan(done, count);
@@ -126,6 +127,32 @@ absl::StatusOr<SlabView> HostPeerMemory::Map(const PeerSlab& slab,
         {{"rank", std::to_string(slab.rank)}});
   }
   if (const absl::Status ok = CheckDescription(slab); !ok.ok()) return OfRank(ok, slab);
+  return slab.device.empty() || slab.segments.empty() ? MapHost(slab, deadline)
+                                                      : MapDevice(slab, deadline);
+}
+
+absl::StatusOr<SlabView> HostPeerMemory::MapDevice(
+    const PeerSlab& slab, std::chrono::steady_clock::time_point deadline) {
+  if (import_ == nullptr) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDevice,
+                     fmt::format("mapping the memory of rank {}: it is on {}, and this daemon uses "
+                                 "no GPU",
+                                 slab.rank, slab.device),
+                     {{"rank", std::to_string(slab.rank)}});
+  }
+  if (slab.segments.size() != 1) {
+    return OfRank(BadDescription("device memory comes as one segment"), slab);
+  }
+  const uint64_t ids[] = {slab.segments[0].id};
+  const auto fds = FetchPeerSegments(slab.endpoint, Secret(), ids, deadline);
+  if (!fds.ok()) return OfRank(fds.status(), slab);
+  auto memory = import_(slab.device, fds->front(), slab.segments[0].bytes);
+  if (!memory.ok()) return OfRank(memory.status(), slab);
+  return SlabView{{}, *std::move(memory)};
+}
+
+absl::StatusOr<SlabView> HostPeerMemory::MapHost(const PeerSlab& slab,
+                                                 std::chrono::steady_clock::time_point deadline) {
   Peer& peer = peers_[slab.rank];
   if (peer.incarnation != slab.incarnation) {
     peer.mappings.clear();

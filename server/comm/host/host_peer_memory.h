@@ -1,11 +1,14 @@
 // PeerMemory on one host: maps the memfd segments of the other daemons and keeps
-// the mappings, so that a later load costs no page tables.
+// the mappings, so that a later load costs no page tables. Slabs in device memory are
+// imported for one load each.
 #ifndef CKPTD_SERVER_COMM_HOST_HOST_PEER_MEMORY_H_
 #define CKPTD_SERVER_COMM_HOST_HOST_PEER_MEMORY_H_
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,8 +23,15 @@ namespace ckptd {
 // Not thread-safe, but for SetSecret.
 class HostPeerMemory final : public PeerMemory {
  public:
-  // `host`: identity of this host, as PeerSlab::host gives it.
-  explicit HostPeerMemory(std::string host) : host_(std::move(host)) {}
+  // Makes the device memory behind a peer's descriptor writable here. Errors:
+  // FailedPrecondition where this process cannot reach that device.
+  using ImportDevice = std::function<absl::StatusOr<std::shared_ptr<StagedMemory>>(
+      const std::string& device_uuid, const UniqueFd& fd, uint64_t bytes)>;
+
+  // `host`: identity of this host, as PeerSlab::host gives it. Without `import`, device
+  // memory cannot be reached.
+  explicit HostPeerMemory(std::string host, ImportDevice import = nullptr)
+      : host_(std::move(host)), import_(std::move(import)) {}
 
   // The group's; see PeerSocket::SetSecret. From any thread.
   void SetSecret(std::string secret);
@@ -46,10 +56,16 @@ class HostPeerMemory final : public PeerMemory {
     Mappings mappings;
   };
 
+  absl::StatusOr<SlabView> MapHost(const PeerSlab& slab,
+                                   std::chrono::steady_clock::time_point deadline);
+  absl::StatusOr<SlabView> MapDevice(const PeerSlab& slab,
+                                     std::chrono::steady_clock::time_point deadline);
+  std::string Secret();
   absl::StatusOr<Mappings> MapMissing(const PeerSlab& slab, const Peer& peer,
                                       std::chrono::steady_clock::time_point deadline);
 
   const std::string host_;
+  const ImportDevice import_;
   Mutex mutex_;
   std::string secret_ ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, Peer> peers_;

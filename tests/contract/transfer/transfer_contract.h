@@ -8,8 +8,8 @@
 
 #include <filesystem>
 #include <string>
-#include <vector>
 #include <thread>
+#include <vector>
 
 #include "common/base/digest.h"
 #include "common/base/reasons.h"

@@ -1,0 +1,111 @@
+#include "server/daemon/memory_tier.h"
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/memory/host/available_memory.h"
+#include "server/memory/host/host_memory.h"
+#ifdef CKPTD_WITH_CUDA
+#include "server/memory/cuda/cuda_memory.h"
+#endif
+
+namespace ckptd {
+namespace {
+
+absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason) {
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
+  HostMemoryOptions options;
+  CKPTD_ASSIGN_OR_RETURN(options.budget_bytes,
+                         ParseShare(config.memory_budget, available / config.local_size));
+  CKPTD_ASSIGN_OR_RETURN(options.arena_target_bytes,
+                         ParseShare(config.arena, options.budget_bytes));
+  CKPTD_ASSIGN_OR_RETURN(options.segment_bytes, ParseBytes(config.segment_bytes));
+  options.huge_pages = config.huge_pages == "auto";
+  options.note = [](const std::string& line) { Log(LogLevel::kWarn, "memory: {}", line); };
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory,
+                         HostMemory::Create(std::move(options)));
+  MemoryTier tier;
+  tier.segment_fd = [memory = memory.get()](uint64_t id) { return memory->OriginalFd(id); };
+  tier.reason = std::move(reason);
+  tier.backend = std::move(memory);
+  return tier;
+}
+
+#ifdef CKPTD_WITH_CUDA
+
+// Daemons of one host take its GPUs in turn.
+absl::StatusOr<GpuInfo> ChooseGpu(const CudaDriver& driver, const Config& config) {
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, ListGpus(driver));
+  if (config.device == "auto") return gpus[config.rank % config.local_size % gpus.size()];
+  size_t index = 0;
+  const char* const end = config.device.data() + config.device.size();
+  const auto parsed = std::from_chars(config.device.data(), end, index);
+  if (parsed.ec != std::errc() || parsed.ptr != end) return FindGpu(driver, config.device);
+  if (index < gpus.size()) return gpus[index];
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDevice,
+                   fmt::format("choosing --device {}: this process sees {} GPUs, counted from 0",
+                               index, gpus.size()));
+}
+
+absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& config,
+                                        std::string reason) {
+  CKPTD_ASSIGN_OR_RETURN(GpuInfo gpu, ChooseGpu(driver, config));
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, ListGpus(driver));
+  CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> device,
+                         CudaDevice::Open(driver, std::move(gpu)));
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t free, device->FreeBytes());
+  const uint64_t sharers =
+      std::max<uint64_t>((config.local_size + gpus.size() - 1) / gpus.size(), 1);
+  CudaMemoryOptions options;
+  CKPTD_ASSIGN_OR_RETURN(options.budget_bytes, ParseShare(config.memory_budget, free / sharers));
+  CKPTD_ASSIGN_OR_RETURN(options.staging_bytes, ParseBytes(config.staging));
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<CudaMemory> memory,
+                         CudaMemory::Create(std::move(device), options));
+  MemoryTier tier;
+  tier.segment_fd = [memory = memory.get()](uint64_t id) { return memory->SegmentFd(id); };
+  tier.import = [memory = memory.get()](const std::string& uuid, const UniqueFd& fd,
+                                        uint64_t bytes) {
+    return memory->ImportPeer(uuid, fd, bytes);
+  };
+  tier.reason = std::move(reason);
+  tier.backend = std::move(memory);
+  return tier;
+}
+
+// The driver, if it shows a GPU.
+absl::StatusOr<const CudaDriver*> FindDriver() {
+  CKPTD_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Load());
+  CKPTD_RETURN_IF_ERROR(ListGpus(*driver).status());
+  return driver;
+}
+
+#endif
+
+}  // namespace
+
+absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config) {
+  if (config.memory == "host") return MakeHostTier(config, "asked for");
+#ifdef CKPTD_WITH_CUDA
+  const absl::StatusOr<const CudaDriver*> driver = FindDriver();
+  const bool asked = config.memory == "cuda";
+  if (driver.ok()) return MakeCudaTier(**driver, config, asked ? "asked for" : "a GPU is there");
+  if (asked) return WithContext(driver.status(), "using --memory cuda");
+  return MakeHostTier(config, MessageOf(driver.status()));
+#else
+  if (config.memory == "cuda") {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDevice,
+                     "using --memory cuda: this ckptd was built without CUDA's headers; build it "
+                     "with CKPTD_CUDA=ON, or use host");
+  }
+  return MakeHostTier(config, "built without CUDA");
+#endif
+}
+
+}  // namespace ckptd

@@ -1,0 +1,34 @@
+// Which memory this daemon keeps shards in, and the backend for it. memory_tier.cc
+// alone names the memory backends.
+#ifndef CKPTD_SERVER_DAEMON_MEMORY_TIER_H_
+#define CKPTD_SERVER_DAEMON_MEMORY_TIER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/base/posix.h"
+#include "server/comm/host/host_peer_memory.h"
+#include "server/daemon/config.h"
+#include "server/memory/memory.h"
+
+namespace ckptd {
+
+struct MemoryTier {
+  std::unique_ptr<MemoryBackend> backend;
+  std::string reason;  // why this tier, for people
+  // Descriptors of the backend's segments, for daemons of the group on this host. They
+  // and `import` use the backend, which outlives them.
+  std::function<absl::StatusOr<UniqueFd>(uint64_t segment_id)> segment_fd;
+  HostPeerMemory::ImportDevice import;  // null: device memory cannot be reached
+};
+
+// As config.memory asks: "cuda" is an error where there is no GPU, "auto" then means
+// host. Errors: NO_DEVICE, DEVICE_FAILED, NO_MEMORY, CONFIG_INVALID.
+absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_DAEMON_MEMORY_TIER_H_
