@@ -1,0 +1,10 @@
+// cuda.h with its functions visible: everything else of the fake is hidden.
+#ifndef CKPTD_TESTS_FAKES_CUDA_DRIVER_API_H_
+#define CKPTD_TESTS_FAKES_CUDA_DRIVER_API_H_
+
+#pragma GCC visibility push(default)
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#pragma GCC visibility pop
+
+#endif  // CKPTD_TESTS_FAKES_CUDA_DRIVER_API_H_
