@@ -1,6 +1,6 @@
 #include "tests/fakes/cuda/driver.h"
 
-#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -52,10 +52,13 @@ std::vector<std::size_t> VisibleGpus(const std::vector<Gpu>& gpus) {
   return visible;
 }
 
+std::atomic<Driver*> instance{nullptr};  // null: nothing was ever called
+
 // At the process's end: what it still holds is given back by the kernel, and counted here.
 __attribute__((destructor)) void Summarise() {
-  Driver& d = driver();
-  if (d.pid == 0 || d.pid != ::getpid()) return;
+  if (instance == nullptr || instance.load()->pid != ::getpid()) return;
+  Driver& d = *instance;
+  MutexLock lock(d.mutex);
   TraceEvent("atexit", {{"leaks", d.handles.size() + d.space.mappings.size() +
                                       d.space.blocks.size() + d.space.reservations.size()},
                         {"handles", d.handles.size()},
@@ -82,8 +85,8 @@ Driver::Driver() : store(config), streams(mutex) {
 }
 
 Driver& driver() {
-  static auto* const instance = new Driver;
-  return *instance;
+  static Driver* const made = instance = new Driver;
+  return *made;
 }
 
 std::vector<Context*>& ContextStack() {

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <set>
@@ -60,8 +61,8 @@ struct Driver {
 
   Mutex mutex;
   Config config;
-  std::string config_error;  // not empty: cuInit refuses
-  pid_t pid = 0;             // who called cuInit; 0: nobody
+  std::string config_error;   // not empty: cuInit refuses
+  std::atomic<pid_t> pid{0};  // who called cuInit; 0: nobody. Read without the lock.
   CUresult sticky = CUDA_SUCCESS;
   std::vector<Device> devices;
   std::vector<std::uint64_t> fault_calls;  // per line of config.faults

@@ -45,7 +45,7 @@ std::map<Address, Block>::iterator BlockStarting(Address address, BlockKind kind
   return good ? found : driver().space.blocks.end();
 }
 
-CUresult Free(Context&, Address address) {
+CUresult Free(Address address) {
   Driver& d = driver();
   // cuMemFree: of null it does nothing, as free().
   if (address == 0) return CUDA_SUCCESS;
@@ -58,9 +58,14 @@ CUresult Free(Context&, Address address) {
     if (d.space.WasFreed(address)) TraceViolation("cuMemFree of memory that was freed before");
     return CUDA_ERROR_INVALID_VALUE;
   }
-  const MemoryPtr memory = block->second.memory;
-  d.space.Retire(address, memory->name.bytes);
+  const MemoryName name = block->second.memory->name;
+  const bool exported = block->second.memory->ipc_exported;
+  d.space.Retire(address, name.bytes);
   d.space.blocks.erase(block);
+  // cuIpcOpenMemHandle: to free it before the importers closed it is "undefined behavior".
+  if (exported && d.store.Held(name)) {
+    TraceViolation("cuMemFree of memory that another process has open");
+  }
   return CUDA_SUCCESS;
 }
 
@@ -151,8 +156,8 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr* address, std::size_t bytes) {
 }
 
 CUresult CUDAAPI cuMemFree(CUdeviceptr address) {
-  return Call("cuMemFree", {{"address", address}}).RunInContext([&](Call&, Context& context) {
-    return Free(context, address);
+  return Call("cuMemFree", {{"address", address}}).RunInContext([&](Call&, Context&) {
+    return Free(address);
   });
 }
 

@@ -144,6 +144,12 @@ MemoryPtr Store::Open(const MemoryName& name) {
   return std::make_shared<Memory>(name, fd);
 }
 
+bool Store::Held(const MemoryName& name) const {
+  if (!shared()) return false;
+  const DirectoryLock lock(config_.state_dir);
+  return !Reap(Path(name.Text()));
+}
+
 std::uint64_t Store::Used(std::size_t gpu) {
   std::optional<DirectoryLock> lock;
   if (shared()) lock.emplace(config_.state_dir);

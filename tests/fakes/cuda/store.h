@@ -68,6 +68,8 @@ class Store {
   MemoryPtr Adopt(int fd);
   // Legacy memory of another process; null when nobody holds it any more.
   MemoryPtr Open(const MemoryName& name);
+  // Whether any process has that memory, this one included.
+  bool Held(const MemoryName& name) const;
   bool shared() const { return !config_.state_dir.empty(); }
   // Bytes in use on a GPU, in all processes that share the directory.
   std::uint64_t Used(std::size_t gpu);
