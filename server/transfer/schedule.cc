@@ -9,6 +9,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/layout/checked_math.h"
+#include "server/transfer/slab_map.h"
 
 namespace ckptd {
 namespace {
@@ -40,8 +41,7 @@ absl::Status DoesNotFit(const RankPlan& plan, const std::string& tensor, std::st
 }
 
 absl::Status CheckSlab(const TransferTarget& target) {
-  uint64_t room = 0;
-  for (const auto& segment : target.slab.segments) room += segment.size();
+  const uint64_t room = SlabMap(target.slab).bytes();
   for (const PlannedTensor& tensor : target.plan->tensors) {
     const uint64_t bytes = std::max(tensor.bytes, tensor.padded_bytes);
     if (bytes > room || tensor.offset > room - bytes) {
