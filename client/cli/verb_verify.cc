@@ -68,6 +68,20 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
   return status;
 }
 
+// Host memory is looked at where it is; a tensor in device memory comes over first.
+absl::StatusOr<bool> IsIntact(const Shard& shard, const ShardTensor& tensor) {
+  std::span<const std::byte> bytes(tensor.data, tensor.padded_bytes);
+  std::vector<std::byte> copy;
+  if (!shard.device_uuid().empty()) {
+    copy.resize(tensor.padded_bytes);
+    CKPTD_RETURN_IF_ERROR(shard.Read(tensor, 0, copy));
+    bytes = copy;
+  }
+  const auto padding = bytes.subspan(tensor.bytes);
+  return TensorDigest(bytes.first(tensor.bytes)) == *tensor.digest &&
+         std::all_of(padding.begin(), padding.end(), [](std::byte b) { return b == std::byte{0}; });
+}
+
 // The digests again, over the bytes this process itself has mapped.
 absl::StatusOr<VerifyResult> VerifyAttached(Client& client, const std::string& name) {
   CKPTD_ASSIGN_OR_RETURN(const Shard shard, client.Acquire(name));
@@ -84,12 +98,8 @@ absl::StatusOr<VerifyResult> VerifyAttached(Client& client, const std::string& n
     }
     ++result.tensor_count;
     result.bytes += tensor.bytes;
-    const std::byte* const end = tensor.data + tensor.padded_bytes;
-    const bool padding_is_zero = std::all_of(tensor.data + tensor.bytes, end,
-                                             [](std::byte b) { return b == std::byte{0}; });
-    if (TensorDigest({tensor.data, tensor.bytes}) != *tensor.digest || !padding_is_zero) {
-      result.mismatched.push_back(tensor.name);
-    }
+    CKPTD_ASSIGN_OR_RETURN(const bool right, IsIntact(shard, tensor));
+    if (!right) result.mismatched.push_back(tensor.name);
   }
   return result;
 }

@@ -145,6 +145,13 @@ absl::StatusOr<Attached> MapSegments(LeasedSegments segments, const AttachReques
   Attached out;
   out.lease = std::move(segments.lease);
   if (request.segment_bytes.empty()) return out;
+  if (!request.device_uuid.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(out.device,
+                           DeviceMemory::Import(segments.fds.front(), request.device_uuid,
+                                                request.segment_bytes.front(), request.mode));
+    out.slab_bytes = request.slab_bytes;
+    return out;
+  }
   CKPTD_ASSIGN_OR_RETURN(out.mapping,
                          MapSlab(segments.fds, request.segment_bytes,
                                  {.mode = MapModeOf(request.mode), .populate = request.populate}));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/cpp/device_memory.h"
 #include "common/base/attach_mode.h"
 #include "common/base/posix.h"
 
@@ -21,6 +22,9 @@ struct AttachRequest {
   std::string fd_socket;                // absolute path of a Unix stream socket
   std::string token;                    // 32 hex characters, good for one use
   std::vector<uint64_t> segment_bytes;  // in slab order; empty for an empty shard
+  // UUID of the GPU whose memory it is, in one segment; empty: host memory.
+  std::string device_uuid;
+  uint64_t slab_bytes = 0;  // of device memory; that of host memory is its segments' sum
   AttachMode mode = AttachMode::kShared;
   bool populate = true;  // make the page tables at once instead of by faults
   std::chrono::milliseconds timeout{10'000};
@@ -29,7 +33,9 @@ struct AttachRequest {
 // A mapped slab and the connection that holds it.
 struct Attached {
   UniqueFd lease;
-  Mapping mapping;  // not valid when the slab is empty
+  // One of the two, or none when the slab is empty.
+  Mapping mapping;
+  DeviceMemory device;
   uint64_t slab_bytes = 0;
 };
 
@@ -45,8 +51,8 @@ struct LeasedSegments {
 // INVALID_REQUEST for an answer that breaks the protocol.
 absl::StatusOr<LeasedSegments> FetchSegments(const AttachRequest& request);
 
-// Second half: maps the segments back to back. Each descriptor must be as long
-// as its segment, else nothing is mapped.
+// Second half: maps the segments back to back, or imports the device memory. Each
+// descriptor must be as long as its segment, else nothing is mapped.
 absl::StatusOr<Attached> MapSegments(LeasedSegments segments, const AttachRequest& request);
 
 // Both halves.

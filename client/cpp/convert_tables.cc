@@ -150,13 +150,45 @@ absl::Status AppendSource(const v1::InspectCheckpointResponse& page, SourceInfo&
   return absl::OkStatus();
 }
 
-absl::StatusOr<AttachRequest> ToAttachRequest(const v1::AcquireShardResponse& response) {
+namespace {
+
+absl::Status TakeMemfd(const v1::AcquireShardResponse& response, AttachRequest& out) {
   if (!response.has_memfd()) return BadAnswer("it offers memory of a kind this client cannot map");
-  AttachRequest out;
   out.fd_socket = response.memfd().fd_socket();
-  out.token = response.token();
   out.segment_bytes.assign(response.memfd().segment_bytes().begin(),
                            response.memfd().segment_bytes().end());
+  uint64_t total = 0;
+  for (const uint64_t bytes : out.segment_bytes) {
+    if (bytes == 0 || bytes > response.slab_bytes() - total) {
+      return BadAnswer("the segments are larger than the slab");
+    }
+    total += bytes;
+  }
+  if (total != response.slab_bytes()) return BadAnswer("the segments do not make up the slab");
+  return absl::OkStatus();
+}
+
+absl::Status TakeVmmFd(const v1::AcquireShardResponse& response, AttachRequest& out) {
+  const v1::VmmFdHandle& handle = response.vmm_fd();
+  out.fd_socket = handle.fd_socket();
+  out.device_uuid = handle.device_uuid();
+  if (out.device_uuid.empty()) return BadAnswer("it offers device memory and names no device");
+  if (handle.allocation_bytes() < response.slab_bytes() ||
+      (handle.allocation_bytes() > 0 && response.slab_bytes() == 0)) {
+    return BadAnswer("the allocation is no place for the slab");
+  }
+  if (response.slab_bytes() > 0) out.segment_bytes = {handle.allocation_bytes()};
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<AttachRequest> ToAttachRequest(const v1::AcquireShardResponse& response) {
+  AttachRequest out;
+  out.token = response.token();
+  out.slab_bytes = response.slab_bytes();
+  CKPTD_RETURN_IF_ERROR(response.has_vmm_fd() ? TakeVmmFd(response, out)
+                                              : TakeMemfd(response, out));
   switch (response.mode()) {
     case v1::ATTACH_MODE_SHARED:
     case v1::ATTACH_MODE_PRIVATE:
@@ -166,14 +198,6 @@ absl::StatusOr<AttachRequest> ToAttachRequest(const v1::AcquireShardResponse& re
     default:
       return BadAnswer("it lends the shard in a mode this client does not know");
   }
-  uint64_t total = 0;
-  for (const uint64_t bytes : out.segment_bytes) {
-    if (bytes == 0 || bytes > response.slab_bytes() - total) {
-      return BadAnswer("the segments are larger than the slab");
-    }
-    total += bytes;
-  }
-  if (total != response.slab_bytes()) return BadAnswer("the segments do not make up the slab");
   return out;
 }
 

@@ -8,10 +8,13 @@ set(sdk_include ${CMAKE_INSTALL_INCLUDEDIR}/ckptd)
 set(sdk_archives ${CMAKE_INSTALL_LIBDIR}/ckptd)
 install(TARGETS ckptd_client ckptd_attach ckptd_proto ckptd_messages ckptd_checkpoint ckptd_base
   ARCHIVE DESTINATION ${sdk_archives} COMPONENT sdk)
+if(TARGET ckptd_cuda)
+  install(TARGETS ckptd_cuda ARCHIVE DESTINATION ${sdk_archives} COMPONENT sdk)
+endif()
 
 foreach(header IN ITEMS
     client/cpp/address.h client/cpp/admin.h client/cpp/attach.h client/cpp/cancel.h
-    client/cpp/client.h client/cpp/shard.h client/cpp/types.h
+    client/cpp/client.h client/cpp/device_memory.h client/cpp/shard.h client/cpp/types.h
     common/base/attach_mode.h common/base/digest.h common/base/mutex.h common/base/posix.h
     common/base/reasons.h common/base/status.h
     common/checkpoint/dtype.h common/checkpoint/index.h common/layout/layout.h)

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "common/base/reasons.h"
@@ -39,7 +40,10 @@ Shard::Shard(Attached attached, ShardTable table, AttachMode mode, std::string l
 
 absl::StatusOr<Shard> Shard::Create(Attached attached, ShardTable table, AttachMode mode,
                                     std::string lease) {
-  std::byte* const base = attached.mapping.data();
+  const std::byte* base = attached.mapping.data();
+  if (attached.device.valid()) {
+    base = reinterpret_cast<const std::byte*>(attached.device.address());
+  }
   for (ShardTensor& tensor : table.tensors) {
     if (tensor.bytes > tensor.padded_bytes || tensor.padded_bytes > attached.slab_bytes ||
         tensor.offset > attached.slab_bytes - tensor.padded_bytes) {
@@ -84,8 +88,21 @@ const ShardTensor* Shard::Find(std::string_view name) const {
   return &tensors[alias->second];
 }
 
+absl::Status Shard::Read(const ShardTensor& tensor, uint64_t offset,
+                         std::span<std::byte> out) const {
+  if (offset > tensor.padded_bytes || out.size() > tensor.padded_bytes - offset) {
+    return MakeError(absl::StatusCode::kOutOfRange, reason::kInvalidRequest,
+                     fmt::format("reading {} bytes at {} of tensor {}: it has {}", out.size(), offset,
+                                 tensor.name, tensor.padded_bytes),
+                     {{"tensor", tensor.name}});
+  }
+  if (attached_.device.valid()) return attached_.device.Read(tensor.offset + offset, out);
+  if (!out.empty()) std::memcpy(out.data(), tensor.data + offset, out.size());
+  return absl::OkStatus();
+}
+
 std::span<std::byte> Shard::MutableBytes(const ShardTensor& tensor) const {
-  if (mode_ == AttachMode::kShared || tensor.data == nullptr) return {};
+  if (mode_ == AttachMode::kShared || !attached_.mapping.valid()) return {};
   return {attached_.mapping.data() + tensor.offset, tensor.padded_bytes};
 }
 
@@ -94,6 +111,7 @@ void Shard::Release() {
   by_name_.clear();
   // The mapping first: the daemon may reuse the memory when the lease ends.
   attached_.mapping.Reset();
+  attached_.device = DeviceMemory();
   attached_.slab_bytes = 0;
   attached_.lease.Reset();
 }

@@ -1,4 +1,4 @@
-// A shard of a checkpoint, mapped into this process.
+// A shard of a checkpoint, mapped into this process: host memory, or a GPU's.
 #ifndef CKPTD_CLIENT_CPP_SHARD_H_
 #define CKPTD_CLIENT_CPP_SHARD_H_
 
@@ -28,7 +28,9 @@ struct ShardTensor {
   uint64_t bytes = 0;
   uint64_t padded_bytes = 0;  // >= bytes: with the zero tail of FSDP2 padding
   std::optional<uint64_t> digest;  // XXH3, see common/base/digest.h
-  const std::byte* data = nullptr;  // valid while the shard lives
+  // Valid while the shard lives. An address of the device when the shard is in device
+  // memory: for kernels and the driver, not for the processor.
+  const std::byte* data = nullptr;
 };
 
 // The tensors of a shard before they have addresses.
@@ -67,8 +69,19 @@ class Shard {
   const std::string& lease() const { return lease_; }
   uint64_t slab_bytes() const { return attached_.slab_bytes; }
 
-  // Writable bytes of a tensor of this shard, its padding included; empty for a
-  // SHARED one, where a write would end the process by SIGSEGV.
+  // UUID of the GPU whose memory the shard is in; empty: host memory.
+  const std::string& device_uuid() const { return attached_.device.device_uuid(); }
+  // Bytes that attaching copied: PRIVATE device memory only.
+  uint64_t copied_bytes() const { return attached_.device.copied_bytes(); }
+
+  // Copies [offset, offset + out.size()) of a tensor of this shard, its padding
+  // included, from wherever it lies. Errors: OutOfRange INVALID_REQUEST, and
+  // DeviceMemory::Read's.
+  absl::Status Read(const ShardTensor& tensor, uint64_t offset, std::span<std::byte> out) const;
+
+  // Writable bytes of a tensor of this shard, its padding included, where the processor
+  // can write: empty for device memory, and for a SHARED one, where a write would end
+  // the process by SIGSEGV.
   std::span<std::byte> MutableBytes(const ShardTensor& tensor) const;
 
   // Unmaps and ends the lease; tensors() is empty afterwards. Idempotent.

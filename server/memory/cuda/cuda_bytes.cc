@@ -4,47 +4,18 @@
 #include <cstring>
 
 #include "common/base/status.h"
+#include "common/cuda/stream.h"
 #include "server/memory/cuda/cuda_lane.h"
 
 namespace ckptd {
-namespace {
-
-class Stream {
- public:
-  static absl::StatusOr<Stream> Make(const CudaDevice& device) {
-    CUstream stream = nullptr;
-    const CudaScope scope(device);
-    CKPTD_RETURN_IF_ERROR(device.Check(
-        device.driver().StreamCreate(&stream, CU_STREAM_NON_BLOCKING), "making a stream"));
-    return Stream(device, stream);
-  }
-  ~Stream() {
-    if (stream_ == nullptr) return;
-    const CudaScope scope(device_);
-    device_.driver().StreamDestroy(stream_);
-  }
-  Stream(Stream&& other) noexcept
-      : device_(other.device_), stream_(std::exchange(other.stream_, nullptr)) {}
-  Stream& operator=(Stream&&) = delete;
-  CUstream get() const { return stream_; }
-
- private:
-  Stream(const CudaDevice& device, CUstream stream) : device_(device), stream_(stream) {}
-
-  const CudaDevice& device_;
-  CUstream stream_;
-};
-
-}  // namespace
-
 absl::Status CudaBytes::Zero() {
-  CKPTD_ASSIGN_OR_RETURN(const Stream stream, Stream::Make(*device()));
+  CKPTD_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Make(device()));
   {
     const CudaScope scope(*device());
     CKPTD_RETURN_IF_ERROR(device()->Check(
         device()->driver().MemsetD8Async(address(), 0, bytes(), stream.get()), "clearing memory"));
   }
-  return StagingPool::Wait(*device(), stream.get());
+  return stream.Wait(StagingPool::kPatience);
 }
 
 absl::StatusOr<std::unique_ptr<StagingLane>> CudaBytes::OpenLane() {
@@ -52,7 +23,7 @@ absl::StatusOr<std::unique_ptr<StagingLane>> CudaBytes::OpenLane() {
 }
 
 absl::Status CudaBytes::Read(uint64_t offset, std::span<std::byte> out) {
-  CKPTD_ASSIGN_OR_RETURN(const Stream stream, Stream::Make(*device()));
+  CKPTD_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Make(device()));
   CKPTD_ASSIGN_OR_RETURN(StagingPool::Slot* const slot, pool_->Take());
   absl::Status status;
   for (size_t done = 0; done < out.size() && status.ok();) {
@@ -65,7 +36,7 @@ absl::Status CudaBytes::Read(uint64_t offset, std::span<std::byte> out) {
                                              stream.get()),
           "reading back");
     }
-    if (status.ok()) status = StagingPool::Wait(*device(), stream.get());
+    if (status.ok()) status = stream.Wait(StagingPool::kPatience);
     if (!status.ok()) break;
     std::memcpy(out.data() + done, via.data(), via.size());
     done += via.size();

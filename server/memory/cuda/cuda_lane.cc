@@ -19,14 +19,6 @@ constexpr size_t kAlignment = 64;
 
 }  // namespace
 
-CudaLane::~CudaLane() {
-  static_cast<void>(Finish());
-  for (const auto& [device, stream] : streams_) {
-    const CudaScope scope(*device);
-    device->driver().StreamDestroy(stream);
-  }
-}
-
 std::span<std::byte> CudaLane::Fail(absl::Status status) {
   if (error_.ok()) error_ = std::move(status);
   if (nowhere_ == nullptr) nowhere_ = std::make_unique<std::byte[]>(kNowhereBytes);
@@ -101,14 +93,10 @@ CudaLane::Extent* CudaLane::OpenNew(CudaBytes& memory, uint64_t offset, uint64_t
 }
 
 absl::StatusOr<CUstream> CudaLane::StreamOf(const std::shared_ptr<CudaDevice>& device) {
-  const auto made = streams_.find(device);
-  if (made != streams_.end()) return made->second;
-  CUstream stream = nullptr;
-  const CudaScope scope(*device);
-  CKPTD_RETURN_IF_ERROR(device->Check(
-      device->driver().StreamCreate(&stream, CU_STREAM_NON_BLOCKING), "making a stream"));
-  streams_[device] = stream;
-  return stream;
+  const auto known = streams_.find(device);
+  if (known != streams_.end()) return known->second.get();
+  CKPTD_ASSIGN_OR_RETURN(CudaStream stream, CudaStream::Make(device));
+  return streams_.emplace(device, std::move(stream)).first->second.get();
 }
 
 absl::Status CudaLane::Copy(const Extent& extent) {
@@ -131,7 +119,7 @@ absl::Status CudaLane::Submit() {
   }
   // After an error, too: what was started still reads the slot.
   for (const auto& [device, stream] : streams_) {
-    const absl::Status recorded = pool_->Record(*slot_, device, stream);
+    const absl::Status recorded = pool_->Record(*slot_, device, stream.get());
     if (status.ok()) status = recorded;
   }
   pool_->Give(std::exchange(slot_, nullptr));
@@ -145,7 +133,7 @@ absl::Status CudaLane::Finish() {
     if (absl::Status status = Submit(); !status.ok()) Fail(std::move(status));
   }
   for (const auto& [device, stream] : streams_) {
-    absl::Status status = StagingPool::Wait(*device, stream);
+    absl::Status status = stream.Wait(StagingPool::kPatience);
     if (!status.ok()) Fail(std::move(status));
   }
   return error_;

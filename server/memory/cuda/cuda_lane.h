@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "common/cuda/stream.h"
 #include "server/memory/cuda/staging_pool.h"
 #include "server/memory/slab_view.h"
 
@@ -20,7 +21,7 @@ class CudaBytes;
 class CudaLane final : public StagingLane {
  public:
   explicit CudaLane(std::shared_ptr<StagingPool> pool) : pool_(std::move(pool)) {}
-  ~CudaLane() override;
+  ~CudaLane() override { static_cast<void>(Finish()); }
 
   std::span<std::byte> Stage(StagedMemory& memory, uint64_t offset, uint64_t bytes) override;
   absl::Status Finish() override;
@@ -47,7 +48,7 @@ class CudaLane final : public StagingLane {
   size_t taken_ = 0;             // of the slot
   std::vector<Extent> extents_;  // of the slot
   std::map<CudaBytes*, size_t> open_;  // which of them grows
-  std::map<std::shared_ptr<CudaDevice>, CUstream> streams_;
+  std::map<std::shared_ptr<CudaDevice>, CudaStream> streams_;
   absl::Status error_;
   std::unique_ptr<std::byte[]> nowhere_;  // once the device has failed
 };

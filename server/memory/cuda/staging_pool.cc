@@ -8,24 +8,13 @@
 #include <fmt/format.h>
 
 #include "common/base/logging.h"
-#include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/cuda/stream.h"
 
 namespace ckptd {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Far below what a copy takes; the waiting thread has nothing else to do.
-constexpr std::chrono::microseconds kPoll{20};
-
-absl::Status StandsStill(const std::string& device) {
-  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                   fmt::format("copying to {}: no copy has ended for {} s; look at the GPU "
-                               "(nvidia-smi, dmesg for Xid) and load again",
-                               device, StagingPool::kPatience.count()),
-                   {{"device", device}});
-}
 
 }  // namespace
 
@@ -56,7 +45,7 @@ StagingPool::~StagingPool() {
   const Clock::time_point deadline = Clock::now() + kPatience;
   MutexLock lock(mutex_);
   for (Collect(); !in_flight_.empty() && Clock::now() < deadline; Collect()) {
-    std::this_thread::sleep_for(kPoll);
+    std::this_thread::sleep_for(kCudaPoll);
   }
   if (!in_flight_.empty()) {
     Log(LogLevel::kError, "staging memory: {} copies have not ended; it is kept",
@@ -111,8 +100,8 @@ absl::StatusOr<StagingPool::Slot*> StagingPool::Take() {
       }
       if (slot != nullptr) return slot;
     }
-    if (Clock::now() > deadline) return StandsStill(home_->info().uuid);
-    std::this_thread::sleep_for(kPoll);
+    if (Clock::now() > deadline) return DeviceStandsStill(*home_, kPatience);
+    std::this_thread::sleep_for(kCudaPoll);
   }
 }
 
@@ -136,17 +125,6 @@ void StagingPool::Give(Slot* slot) {
     free_.push_back(slot);
   } else {
     in_flight_.push_back(slot);
-  }
-}
-
-absl::Status StagingPool::Wait(const CudaDevice& device, CUstream stream) {
-  const Clock::time_point deadline = Clock::now() + kPatience;
-  const CudaScope scope(device);
-  while (true) {
-    const CUresult result = device.driver().StreamQuery(stream);
-    if (result != CUDA_ERROR_NOT_READY) return device.Check(result, "copying");
-    if (Clock::now() > deadline) return StandsStill(device.info().uuid);
-    std::this_thread::sleep_for(kPoll);
   }
 }
 

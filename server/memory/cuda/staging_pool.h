@@ -55,9 +55,6 @@ class StagingPool {
   // The slot may be filled again once the recorded copies have ended.
   void Give(Slot* slot);
 
-  // Waits until all work of `stream` has ended. Errors: as Take.
-  static absl::Status Wait(const CudaDevice& device, CUstream stream);
-
   uint64_t bytes() const { return slots_.size() * kSlotBytes; }
 
  private:

@@ -1,0 +1,57 @@
+// A slab in the memory of a GPU, imported into this process: the part of attaching that
+// needs the CUDA driver, which is opened at run time.
+#ifndef CKPTD_CLIENT_CPP_DEVICE_MEMORY_H_
+#define CKPTD_CLIENT_CPP_DEVICE_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/base/attach_mode.h"
+#include "common/base/posix.h"
+
+namespace ckptd {
+inline namespace client {
+
+// Move-only; unmaps on destruction, from any thread and at any time, which work of this
+// process on the memory must have ended by. The memory itself stays while anybody has it:
+// neither the daemon's end nor ours takes it from the other.
+class DeviceMemory {
+ public:
+  DeviceMemory();
+  // Maps the allocation behind `fd`: read-only for SHARED, read-write for EXCLUSIVE; for
+  // PRIVATE it is copied on the device, once. `bytes` is the whole allocation's. Errors:
+  // FailedPrecondition NO_DEVICE without a driver, or when that GPU is not visible here;
+  // InvalidArgument INVALID_REQUEST for a size that no allocation has; ResourceExhausted
+  // NO_MEMORY; Unavailable DEVICE_FAILED. Nothing is kept after one.
+  static absl::StatusOr<DeviceMemory> Import(const UniqueFd& fd, const std::string& device_uuid,
+                                             uint64_t bytes, AttachMode mode);
+  DeviceMemory(DeviceMemory&&) noexcept;
+  DeviceMemory& operator=(DeviceMemory&&) noexcept;
+  ~DeviceMemory();
+
+  bool valid() const { return impl_ != nullptr; }
+  // Of the first byte, in this process's context of the device; 0 when not valid.
+  uint64_t address() const;
+  uint64_t bytes() const;
+  const std::string& device_uuid() const;
+  uint64_t copied_bytes() const;  // on the device, by Import
+  // Copies bytes [offset, offset + out.size()) to the host; blocks, at most 10 s a MiB.
+  absl::Status Read(uint64_t offset, std::span<std::byte> out) const;
+
+ private:
+  struct Impl;
+  explicit DeviceMemory(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Whether this process can import device memory at all: a driver is there.
+bool HasDeviceMemory();
+
+}  // namespace client
+}  // namespace ckptd
+
+#endif  // CKPTD_CLIENT_CPP_DEVICE_MEMORY_H_

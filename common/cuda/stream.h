@@ -1,0 +1,45 @@
+// A stream of one device, and waiting for it with an end.
+#ifndef CKPTD_COMMON_CUDA_STREAM_H_
+#define CKPTD_COMMON_CUDA_STREAM_H_
+
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/cuda/device.h"
+
+namespace ckptd {
+
+// Owns the stream and keeps its device. Not thread-safe. Destruction does not wait: what
+// was queued still runs.
+class CudaStream {
+ public:
+  static absl::StatusOr<CudaStream> Make(std::shared_ptr<CudaDevice> device);
+  ~CudaStream();
+  CudaStream(CudaStream&& other) noexcept
+      : device_(std::move(other.device_)), stream_(std::exchange(other.stream_, nullptr)) {}
+  CudaStream& operator=(CudaStream&&) = delete;
+
+  CUstream get() const { return stream_; }
+  // Returns when all that was queued has ended. Errors: DEVICE_FAILED, DeadlineExceeded
+  // DEADLINE when it has not by then.
+  absl::Status Wait(std::chrono::nanoseconds patience) const;
+
+ private:
+  CudaStream(std::shared_ptr<CudaDevice> device, CUstream stream)
+      : device_(std::move(device)), stream_(stream) {}
+
+  std::shared_ptr<CudaDevice> device_;
+  CUstream stream_;
+};
+
+// How often unfinished work is asked for: far below what a copy of some MiB takes.
+inline constexpr std::chrono::microseconds kCudaPoll{20};
+// DeadlineExceeded DEADLINE: the GPU stands still.
+absl::Status DeviceStandsStill(const CudaDevice& device, std::chrono::nanoseconds patience);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_CUDA_STREAM_H_
