@@ -110,16 +110,16 @@ absl::StatusOr<UniqueFd> CudaAllocation::Export() const {
 }
 
 void CudaAllocation::Reset() {
-  if (device_ == nullptr) return;
-  const CudaScope scope(*device_);
-  const CudaDriver& driver = device_->driver();
+  const std::shared_ptr<CudaDevice> device = std::move(device_);  // outlives the scope
+  if (device == nullptr) return;
+  const CudaScope scope(*device);
+  const CudaDriver& driver = device->driver();
   // A driver that is already down (at exit) refuses, and has let go of everything.
   if (std::exchange(mapped_, false)) driver.MemUnmap(address_, bytes_);
   if (const CUdeviceptr address = std::exchange(address_, 0); address != 0) {
     driver.MemAddressFree(address, bytes_);
   }
   if (std::exchange(has_handle_, false)) driver.MemRelease(handle_);
-  device_ = nullptr;
   bytes_ = 0;
 }
 
