@@ -2,7 +2,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <string>
 
 #include "tests/fakes/cuda/call.h"
 
@@ -102,12 +104,20 @@ CUresult Unpin(Address address, BlockKind kind, CUresult unknown) {
   return CUDA_SUCCESS;
 }
 
-// Whether every page of the range is mapped, in one way of looking at it.
-bool HostRangeExists(Address address, std::size_t bytes) {
-  const auto page = static_cast<Address>(::getpagesize());
-  const Address first = address / page * page;
-  // Does nothing but fail for holes.
-  return ::msync(reinterpret_cast<void*>(first), address + bytes - first, MS_ASYNC) == 0;
+// Whether the process can use all of the range, for writing too unless `read_only`.
+bool HostRangeIsUsable(Address address, std::size_t bytes, bool read_only) {
+  std::ifstream maps("/proc/self/maps");
+  Address at = address;
+  // Ordered by address: "7f00-7f10 rw-p ...".
+  for (std::string line; at < address + bytes && std::getline(maps, line);) {
+    Address first = 0;
+    Address end = 0;
+    char access[3] = {};
+    if (std::sscanf(line.c_str(), "%lx-%lx %2c", &first, &end, access) != 3 || end <= at) continue;
+    if (first > at || access[0] != 'r' || (access[1] != 'w' && !read_only)) return false;
+    at = end;
+  }
+  return at >= address + bytes;
 }
 
 CUresult Register(const Context& context, Address address, std::size_t bytes, unsigned flags) {
@@ -115,7 +125,9 @@ CUresult Register(const Context& context, Address address, std::size_t bytes, un
   constexpr unsigned kKnown =
       CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY;
   if (address == 0 || bytes == 0 || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (!HostRangeExists(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const bool read_only = (flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0;
+  // "this flag is required in order to register memory mapped to the CPU as read-only".
+  if (!HostRangeIsUsable(address, bytes, read_only)) return CUDA_ERROR_INVALID_VALUE;
   const auto next = d.space.blocks.lower_bound(address);
   const bool overlaps = d.space.BlockAt(address) != nullptr ||
                         (next != d.space.blocks.end() && next->first < address + bytes);
@@ -124,7 +136,7 @@ CUresult Register(const Context& context, Address address, std::size_t bytes, un
   block.kind = BlockKind::kRegistered;
   block.bytes = bytes;
   block.device = context.device;
-  block.read_only = (flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0;
+  block.read_only = read_only;
   block.serial = d.space.next_serial++;
   d.space.blocks[address] = block;
   return CUDA_SUCCESS;
