@@ -23,7 +23,8 @@ namespace ckptd {
 // One piece of a slab. Segments of a slab lie back to back in it.
 struct Segment {
   uint64_t id = 0;     // unique in this backend for its life
-  uint64_t bytes = 0;  // of the slab; at most the size of the memory behind it
+  // Of the slab, at most the size of the memory behind it; of device memory all of that.
+  uint64_t bytes = 0;
 };
 
 // One allocation for one (checkpoint, rank). Owned by whoever allocated it;

@@ -99,7 +99,10 @@ absl::Status CudaMemory::CheckRoom(uint64_t bytes) const {
                                "{} bytes are free on the GPU; unload a checkpoint, end what else "
                                "uses the GPU, or raise --memory-budget",
                                bytes, device_->info().uuid, left, options_.budget_bytes, free),
-                   {{"device", device_->info().uuid}});
+                   {{"device", device_->info().uuid},
+                    {"asked_bytes", std::to_string(bytes)},
+                    {"free_bytes", std::to_string(std::min(left, free))},
+                    {"budget_bytes", std::to_string(options_.budget_bytes)}});
 }
 
 absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, AttachMode) {

@@ -8,8 +8,11 @@
 #include <string>
 #include <thread>
 
+#include "common/base/slab_mapping.h"
+#include "common/base/status.h"
 #include "server/memory/host/host_memory.h"
 #include "tests/contract/memory/memory_contract.h"
+#include "tests/contract/memory/reused_memory_contract.h"
 
 namespace ckptd {
 namespace {
@@ -24,16 +27,45 @@ absl::StatusOr<std::unique_ptr<MemoryBackend>> MakeHost(uint64_t budget, bool hu
                              .huge_pages = huge_pages});
 }
 
+// As client/cpp maps segments.
+class MappedSegments final : public ClientMemory {
+ public:
+  explicit MappedSegments(Mapping mapping) : mapping_(std::move(mapping)) {}
+  static absl::StatusOr<std::unique_ptr<ClientMemory>> Attach(SlabHandle handle, AttachMode mode) {
+    const MapMode map = mode == AttachMode::kShared    ? MapMode::kSharedReadOnly
+                        : mode == AttachMode::kPrivate ? MapMode::kPrivate
+                                                       : MapMode::kSharedWritable;
+    CKPTD_ASSIGN_OR_RETURN(Mapping mapping,
+                           MapSlab(handle.fds, handle.segment_bytes, {.mode = map}));
+    return std::make_unique<MappedSegments>(std::move(mapping));
+  }
+  uint64_t bytes() const override { return mapping_.bytes(); }
+  std::vector<std::byte> Read(uint64_t offset, uint64_t bytes) const override {
+    const auto part = mapping_.span().subspan(offset, bytes);
+    return {part.begin(), part.end()};
+  }
+  void Write(uint64_t offset, std::span<const std::byte> bytes) override {
+    std::copy(bytes.begin(), bytes.end(), mapping_.data() + offset);
+  }
+
+ private:
+  Mapping mapping_;
+};
+
 MemoryCase HugePages() {
-  return {"HostHugePages", [](uint64_t budget) { return MakeHost(budget, true, 0); }, kSegment};
+  return {"HostHugePages", [](uint64_t budget) { return MakeHost(budget, true, 0); }, kSegment,
+          MappedSegments::Attach};
 }
 
 MemoryCase SmallPages() {
-  return {"HostSmallPages", [](uint64_t budget) { return MakeHost(budget, false, 0); }, kSegment};
+  return {"HostSmallPages", [](uint64_t budget) { return MakeHost(budget, false, 0); }, kSegment,
+          MappedSegments::Attach};
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, MemoryContract, testing::Values(HugePages(), SmallPages()),
                          MemoryCaseName);
+INSTANTIATE_TEST_SUITE_P(Backends, ReusedMemoryContract,
+                         testing::Values(HugePages(), SmallPages()), MemoryCaseName);
 
 size_t OpenFds() {
   size_t count = 0;

@@ -13,18 +13,30 @@
 #include <utility>
 #include <vector>
 
-#include "common/base/slab_mapping.h"
 #include "server/memory/memory.h"
 #include "tests/testing/slab_bytes.h"
 #include "tests/testing/status_matchers.h"
 
 namespace ckptd {
 
+// A client's view of a slab that was handed to it; what it maps goes with it.
+class ClientMemory {
+ public:
+  virtual ~ClientMemory() = default;
+  virtual uint64_t bytes() const = 0;
+  virtual std::vector<std::byte> Read(uint64_t offset, uint64_t bytes) const = 0;
+  virtual void Write(uint64_t offset, std::span<const std::byte> bytes) = 0;
+  std::vector<std::byte> Read() const { return Read(0, bytes()); }
+};
+
 struct MemoryCase {
   std::string name;
-  // A backend with that budget whose segments are `segment_bytes` long.
+  // A backend with that budget whose segments are `segment_bytes` long, the last one of a
+  // slab excepted.
   std::function<absl::StatusOr<std::unique_ptr<MemoryBackend>>(uint64_t budget)> make;
   uint64_t segment_bytes = 0;
+  // Maps what was handed out, as a client of that mode does.
+  std::function<absl::StatusOr<std::unique_ptr<ClientMemory>>(SlabHandle, AttachMode)> attach;
 };
 
 inline std::string MemoryCaseName(const testing::TestParamInfo<MemoryCase>& info) {
@@ -71,13 +83,13 @@ class MemoryContract : public testing::TestWithParam<MemoryCase> {
     return i;
   }
 
-  Mapping Attach(Slab& slab, AttachMode mode, MapMode map) {
+  std::unique_ptr<ClientMemory> Attach(Slab& slab, AttachMode mode) {
     absl::StatusOr<SlabHandle> handle = backend_->Export(slab, mode);
     EXPECT_OK(handle);
-    if (!handle.ok()) return Mapping();
-    absl::StatusOr<Mapping> mapping = MapSlab(handle->fds, handle->segment_bytes, {.mode = map});
-    EXPECT_OK(mapping);
-    return mapping.ok() ? std::move(*mapping) : Mapping();
+    if (!handle.ok()) return nullptr;
+    auto client = GetParam().attach(*std::move(handle), mode);
+    EXPECT_OK(client);
+    return client.ok() ? std::move(*client) : nullptr;
   }
 
   static std::vector<uint64_t> IdsOf(const Slab& slab) {

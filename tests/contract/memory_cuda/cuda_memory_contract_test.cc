@@ -1,0 +1,197 @@
+// The contract on device memory, by the fake driver, and what only a driver can show.
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "client/cpp/device_memory.h"
+#include "common/cuda/stream.h"
+#include "server/memory/cuda/cuda_bytes.h"
+#include "server/memory/cuda/cuda_memory.h"
+#include "tests/contract/memory/memory_contract.h"
+#include "tests/testing/fake_cuda.h"
+
+namespace ckptd {
+namespace {
+
+constexpr uint64_t kSegment = 2 << 20;  // the granularity
+constexpr uint64_t kGpuBytes = uint64_t{256} << 20;
+
+class OnTheFake : public testing::Environment {
+ public:
+  // Late streams and dirty fresh memory: a missing wait or clear shows.
+  void SetUp() override { UseFakeCuda("gpus = 2\nbytes = 0x10000000\nlazy = 1\nfill = 0xcb\n"); }
+};
+const auto* const kEnvironment = testing::AddGlobalTestEnvironment(new OnTheFake);
+
+absl::StatusOr<std::unique_ptr<MemoryBackend>> MakeCuda(uint64_t budget) {
+  return CudaMemory::Create(FakeGpu(), {.budget_bytes = budget, .staging_bytes = 8 << 20});
+}
+
+// As client/cpp imports it.
+class ImportedSlab final : public ClientMemory {
+ public:
+  explicit ImportedSlab(DeviceMemory memory) : memory_(std::move(memory)) {}
+  static absl::StatusOr<std::unique_ptr<ClientMemory>> Attach(SlabHandle handle, AttachMode mode) {
+    CKPTD_ASSIGN_OR_RETURN(DeviceMemory memory,
+                           DeviceMemory::Import(handle.fds.front(), handle.device,
+                                                handle.segment_bytes.front(), mode));
+    return std::make_unique<ImportedSlab>(std::move(memory));
+  }
+  uint64_t bytes() const override { return memory_.bytes(); }
+  std::vector<std::byte> Read(uint64_t offset, uint64_t bytes) const override {
+    std::vector<std::byte> out(bytes);
+    EXPECT_OK(memory_.Read(offset, out));
+    return out;
+  }
+  void Write(uint64_t offset, std::span<const std::byte> bytes) override {
+    const auto device = FakeGpu();
+    ASSERT_OK_AND_ASSIGN(const CudaStream stream, CudaStream::Make(device));
+    {
+      const CudaScope scope(*device);
+      ASSERT_OK(device->Check(device->driver().MemcpyHtoDAsync(memory_.address() + offset,
+                                                               bytes.data(), bytes.size(),
+                                                               stream.get()),
+                              "writing"));
+    }
+    ASSERT_OK(stream.Wait(std::chrono::seconds(10)));
+  }
+
+ private:
+  DeviceMemory memory_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Backends, MemoryContract,
+                         testing::Values(MemoryCase{"FakeCuda", MakeCuda, kSegment,
+                                                    ImportedSlab::Attach}),
+                         MemoryCaseName);
+
+class CudaMemoryContract : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(memory_, CudaMemory::Create(FakeGpu(), {.budget_bytes = 64 << 20,
+                                                                 .staging_bytes = 8 << 20}));
+  }
+  uint64_t Free(size_t gpu = 0) { return FakeGpu(gpu)->FreeBytes().value(); }
+  std::unique_ptr<CudaMemory> memory_;
+};
+
+TEST_F(CudaMemoryContract, FreshMemoryIsZero) {
+  ASSERT_OK_AND_ASSIGN(const auto slab, memory_->Allocate(3 * kSegment + 5, AttachMode::kShared));
+  const std::vector<std::byte> bytes = ReadBytes(slab->view());
+  EXPECT_EQ(bytes.size(), 4 * kSegment);
+  EXPECT_EQ(std::count(bytes.begin(), bytes.end(), std::byte{0}), std::ssize(bytes));
+}
+
+TEST_F(CudaMemoryContract, MoreThanTheGpuHasFreeIsRefusedWithinTheBudget) {
+  ASSERT_OK_AND_ASSIGN(const auto large, CudaMemory::Create(FakeGpu(), {.budget_bytes = 8 * kGpuBytes,
+                                                                        .staging_bytes = 8 << 20}));
+  const uint64_t free = Free();
+  const auto refused = large->Allocate(2 * kGpuBytes, AttachMode::kShared);
+  ASSERT_THAT(refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+  EXPECT_EQ(FactsOf(refused.status()).at("free_bytes"), std::to_string(free));
+  EXPECT_EQ(FactsOf(refused.status()).at("device"), FakeGpu()->info().uuid);
+}
+
+TEST_F(CudaMemoryContract, MemoryIsFreeAgainWhenTheLastOneLetsGo) {
+  const uint64_t before = Free();
+  ASSERT_OK_AND_ASSIGN(auto slab, memory_->Allocate(2 * kSegment, AttachMode::kShared));
+  ASSERT_OK(memory_->Seal(*slab));
+  ASSERT_OK_AND_ASSIGN(SlabHandle handle, memory_->Export(*slab, AttachMode::kShared));
+  ASSERT_OK_AND_ASSIGN(auto client, ImportedSlab::Attach(std::move(handle), AttachMode::kShared));
+  slab.reset();
+  EXPECT_EQ(Free(), before - 2 * kSegment);
+  client.reset();
+  EXPECT_EQ(Free(), before);
+}
+
+TEST_F(CudaMemoryContract, AReadOnlyClientCannotWrite) {
+  ASSERT_OK_AND_ASSIGN(const auto slab, memory_->Allocate(kSegment, AttachMode::kShared));
+  ASSERT_OK(memory_->Seal(*slab));
+  ASSERT_OK_AND_ASSIGN(const SlabHandle handle, memory_->Export(*slab, AttachMode::kShared));
+  ASSERT_OK_AND_ASSIGN(const DeviceMemory memory,
+                       DeviceMemory::Import(handle.fds.front(), handle.device,
+                                            handle.segment_bytes.front(), AttachMode::kShared));
+  // The fake's device addresses are addresses of this process.
+  EXPECT_EXIT(*reinterpret_cast<volatile char*>(memory.address()) = 1,
+              testing::KilledBySignal(SIGSEGV), "");
+}
+
+TEST_F(CudaMemoryContract, APrivateClientReportsItsCopy) {
+  ASSERT_OK_AND_ASSIGN(const auto slab, memory_->Allocate(kSegment + 1, AttachMode::kPrivate));
+  ASSERT_OK(memory_->Seal(*slab));
+  ASSERT_OK_AND_ASSIGN(const SlabHandle handle, memory_->Export(*slab, AttachMode::kPrivate));
+  ASSERT_OK_AND_ASSIGN(const DeviceMemory memory,
+                       DeviceMemory::Import(handle.fds.front(), handle.device,
+                                            handle.segment_bytes.front(), AttachMode::kPrivate));
+  EXPECT_EQ(memory.copied_bytes(), 2 * kSegment);
+}
+
+TEST_F(CudaMemoryContract, AGpuThatIsNotVisibleIsNamedWithThoseThatAre) {
+  const auto refused = DeviceMemory::Import(UniqueFd(), "GPU-00000000-1111-2222-3333-444444444444",
+                                            kSegment, AttachMode::kShared);
+  ASSERT_THAT(refused, FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNoDevice));
+  EXPECT_NE(MessageOf(refused.status()).find(FakeGpu(1)->info().uuid), std::string::npos);
+}
+
+TEST_F(CudaMemoryContract, ASizeThatNoAllocationHasIsRefused) {
+  for (const uint64_t bytes : {uint64_t{0}, kSegment - 1, ~uint64_t{0}}) {
+    EXPECT_FALSE(
+        DeviceMemory::Import(UniqueFd(), FakeGpu()->info().uuid, bytes, AttachMode::kShared).ok());
+  }
+}
+
+TEST_F(CudaMemoryContract, ADescriptorOfOtherMemoryIsRefused) {
+  const UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  EXPECT_THAT(DeviceMemory::Import(file, FakeGpu()->info().uuid, kSegment, AttachMode::kShared),
+              FailsWith(absl::StatusCode::kUnavailable, reason::kDeviceFailed));
+}
+
+TEST_F(CudaMemoryContract, APeersSlabOnAnotherGpuIsWrittenThroughThisDaemonsStaging) {
+  ASSERT_OK_AND_ASSIGN(const auto peer, CudaMemory::Create(FakeGpu(1), {.budget_bytes = 64 << 20,
+                                                                        .staging_bytes = 8 << 20}));
+  ASSERT_OK_AND_ASSIGN(const auto slab, peer->Allocate(3 * kSegment, AttachMode::kShared));
+  const Segment segment = slab->segments().front();
+  ASSERT_OK_AND_ASSIGN(const UniqueFd fd, peer->SegmentFd(segment.id));
+  ASSERT_OK_AND_ASSIGN(const auto view, memory_->ImportPeer(peer->device(), fd, segment.bytes));
+  std::vector<std::byte> bytes(segment.bytes);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / 4096);
+  WriteBytes({{}, view}, 0, bytes);
+  EXPECT_EQ(ReadBytes(slab->view()), bytes);
+}
+
+TEST_F(CudaMemoryContract, SeveralLanesWriteManySmallPiecesOfSeveralSlabs) {
+  std::vector<std::unique_ptr<Slab>> slabs;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_OK_AND_ASSIGN(slabs.emplace_back(), memory_->Allocate(5 * kSegment, AttachMode::kShared));
+  }
+  constexpr uint64_t kPiece = 1000;
+  const uint64_t pieces = 5 * kSegment / kPiece;
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      const auto lane = slabs[0]->view().staged->OpenLane().value();
+      for (uint64_t p = t; p < pieces; p += 4) {
+        for (size_t s = 0; s < slabs.size(); ++s) {
+          for (uint64_t done = 0; done < kPiece;) {
+            const auto room = lane->Stage(*slabs[s]->view().staged, p * kPiece + done, kPiece - done);
+            std::fill(room.begin(), room.end(), static_cast<std::byte>(p * 3 + s));
+            done += room.size();
+          }
+        }
+      }
+      EXPECT_OK(lane->Finish());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t s = 0; s < slabs.size(); ++s) {
+    const std::vector<std::byte> bytes = ReadBytes(slabs[s]->view());
+    for (uint64_t i = 0; i < pieces * kPiece; ++i) {
+      ASSERT_EQ(bytes[i], static_cast<std::byte>(i / kPiece * 3 + s)) << "slab " << s << " at " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ckptd
