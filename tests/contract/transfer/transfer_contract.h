@@ -80,7 +80,7 @@ TEST_P(AnyTransfer, TogetherWithZeroPaddingLeavesNoOldByte) {
     const RankPlan& plan = world_->plans[rank];
     ZeroPadding(plan, reached_->Owned(rank));
     EXPECT_EQ(DirtyPadding(plan, reached_->Owned(rank)).value(), std::set<uint32_t>{});
-    std::vector<std::byte> expected(plan.slab_bytes);
+    std::vector<std::byte> expected(BytesOf(reached_->Owned(rank)));  // at least the plan's
     for (size_t t = 0; t < plan.tensors.size(); ++t) {
       const std::vector<std::byte>& tensor = world_->expected[rank][t];
       std::copy(tensor.begin(), tensor.end(),

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "server/transfer/transfer.h"
+#include "tests/testing/slab_bytes.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/transfer_world.h"
 
@@ -50,6 +51,25 @@ inline std::string TransferCaseName(const testing::TestParamInfo<TransferCase>& 
          std::to_string(info.param.seed);
 }
 
+constexpr ReadWay kWays[] = {ReadWay::kMap, ReadWay::kBuffer, ReadWay::kDirect};
+
+// `seeds` worlds for each form, read by turns in every way.
+inline std::vector<TransferCase> Worlds(const std::vector<TransferForm>& forms, uint64_t seeds) {
+  std::vector<TransferCase> cases;
+  for (const TransferForm& form : forms) {
+    for (uint64_t seed = 1; seed <= seeds; ++seed) cases.push_back({form, kWays[seed % 3], seed});
+  }
+  return cases;
+}
+
+inline std::vector<TransferCase> EveryWayToRead(const std::vector<TransferForm>& forms) {
+  std::vector<TransferCase> cases;
+  for (const TransferForm& form : forms) {
+    for (const ReadWay way : kWays) cases.push_back({form, way, 1});
+  }
+  return cases;
+}
+
 class TransferContract : public testing::TestWithParam<TransferCase> {
  protected:
   // The world is complete: reaches its ranks.
@@ -69,13 +89,7 @@ class TransferContract : public testing::TestWithParam<TransferCase> {
   }
 
   // All memory of a rank, and one tensor of it.
-  std::vector<std::byte> Slab(size_t rank) {
-    std::vector<std::byte> whole;
-    for (const auto& segment : reached_->Owned(rank).segments) {
-      whole.insert(whole.end(), segment.begin(), segment.end());
-    }
-    return whole;
-  }
+  std::vector<std::byte> Slab(size_t rank) { return ReadBytes(reached_->Owned(rank)); }
   void ExpectAllPlaced() {
     for (size_t rank = 0; rank < targets_.size(); ++rank) {
       const std::vector<std::byte> slab = Slab(rank);

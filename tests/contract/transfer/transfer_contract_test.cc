@@ -122,26 +122,8 @@ std::vector<TransferForm> Forms() {
            }}};
 }
 
-constexpr ReadWay kWays[] = {ReadWay::kMap, ReadWay::kBuffer, ReadWay::kDirect};
-
-std::vector<TransferCase> Cases(uint64_t seeds) {
-  std::vector<TransferCase> cases;
-  for (const TransferForm& form : Forms()) {
-    for (uint64_t seed = 1; seed <= seeds; ++seed) cases.push_back({form, kWays[seed % 3], seed});
-  }
-  return cases;
-}
-
-std::vector<TransferCase> EveryWayToRead() {
-  std::vector<TransferCase> cases;
-  for (const TransferForm& form : Forms()) {
-    for (const ReadWay way : kWays) cases.push_back({form, way, 1});
-  }
-  return cases;
-}
-
-INSTANTIATE_TEST_SUITE_P(Forms, AnyTransfer, testing::ValuesIn(Cases(6)), TransferCaseName);
-INSTANTIATE_TEST_SUITE_P(Forms, LongTransfer, testing::ValuesIn(EveryWayToRead()),
+INSTANTIATE_TEST_SUITE_P(Forms, AnyTransfer, testing::ValuesIn(Worlds(Forms(), 6)), TransferCaseName);
+INSTANTIATE_TEST_SUITE_P(Forms, LongTransfer, testing::ValuesIn(EveryWayToRead(Forms())),
                          TransferCaseName);
 
 }  // namespace
