@@ -33,9 +33,13 @@ google::protobuf::Duration ToProto(std::chrono::nanoseconds duration) {
 }
 
 std::chrono::nanoseconds FromProto(const google::protobuf::Duration& duration) {
-  // Bounded first: a hostile value must not overflow.
-  const int64_t seconds = std::clamp<int64_t>(duration.seconds(), -1'000'000'000, 1'000'000'000);
-  return std::chrono::seconds(seconds) + std::chrono::nanoseconds(duration.nanos());
+  // Before the sum, so that a hostile value does not overflow; and after it, because
+  // hostile nanoseconds make whole seconds.
+  constexpr std::chrono::seconds kMost{1'000'000'000};
+  const std::chrono::seconds seconds(
+      std::clamp<int64_t>(duration.seconds(), -kMost.count(), kMost.count()));
+  return std::clamp<std::chrono::nanoseconds>(
+      seconds + std::chrono::nanoseconds(duration.nanos()), -kMost, kMost);
 }
 
 google::protobuf::Timestamp ToProto(std::chrono::system_clock::time_point time) {

@@ -159,6 +159,17 @@ TEST(HostileDuration, DoesNotOverflow) {
   EXPECT_LT(FromProto(duration), -std::chrono::hours(24 * 365));
 }
 
+TEST(HostileDuration, IsBoundedOnce) {
+  google::protobuf::Duration duration;
+  for (const int64_t seconds : {kHuge, -kHuge}) {
+    duration.set_seconds(seconds);
+    duration.set_nanos(seconds > 0 ? std::numeric_limits<int32_t>::max()
+                                   : std::numeric_limits<int32_t>::min());
+    const std::chrono::nanoseconds bounded = FromProto(duration);
+    EXPECT_EQ(FromProto(ToProto(bounded)), bounded);
+  }
+}
+
 TEST(HostileProgress, AStageThatIsNoneIsUnspecified) {
   v1::Progress progress;
   progress.set_stage(static_cast<v1::Stage>(77));
