@@ -1,7 +1,5 @@
 #include "server/daemon/command_line.h"
 
-#include <CLI/CLI.hpp>
-
 #include <filesystem>
 #include <sstream>
 #include <system_error>
@@ -25,11 +23,18 @@ constexpr char kAbout[] =
     "\n"
     "  ckptd launch --nproc 4 -- torchrun --nproc-per-node 4 train.py\n";
 
-void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
+// What holds where neither flags nor a file say anything.
+CommandLine DefaultLine() {
+  CommandLine line;
+  line.config = DefaultConfig(ReadEnvironment);
   const JobFacts facts = ReadJobFacts(ReadEnvironment);
-  options.nproc = facts.local_size.value_or(1);
-  options.nnodes = facts.nodes.value_or(1);
-  options.node_rank = facts.node_rank.value_or(0);
+  line.launch.nproc = facts.local_size.value_or(1);
+  line.launch.nnodes = facts.nodes.value_or(1);
+  line.launch.node_rank = facts.node_rank.value_or(0);
+  return line;
+}
+
+void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
   launch.add_option("--nproc", options.nproc, "Daemons on this node, one per trainer process")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -69,51 +74,60 @@ absl::Status UsageError(const CLI::App& app, const CLI::ParseError& error) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, what);
 }
 
+// Daemons and trainers need not share a working directory.
+absl::StatusOr<std::string> AbsoluteRunDir(const std::string& given) {
+  std::error_code error;
+  const auto run_dir = std::filesystem::absolute(given, error);
+  if (error) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                     fmt::format("checking --run-dir \"{}\": {}; name a folder", given,
+                                 error.message()));
+  }
+  return run_dir.lexically_normal().string();
+}
+
 }  // namespace
 
-absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) {
-  CommandLine line;
-  CLI::App app(kAbout, "ckptd");
-  app.require_subcommand(1);
-  app.set_version_flag("--version", std::string("ckptd ") + CKPTD_VERSION);
-  app.set_config("--config", ReadEnvironment("CKPTD_CONFIG").value_or(""),
-                 "TOML file with the keys of `ckptd config`; flags win over it, it wins over CKPTD_* "
-                 "variables");
-  app.allow_config_extras(CLI::config_extras_mode::error);
+CommandLineParser::CommandLineParser() : line_(DefaultLine()), app_(kAbout, "ckptd") {
+  app_.require_subcommand(1);
+  app_.set_version_flag("--version", std::string("ckptd ") + CKPTD_VERSION);
+  app_.set_config("--config", ReadEnvironment("CKPTD_CONFIG").value_or(""),
+                  "TOML file with the keys of `ckptd config`; flags win over it, it wins over "
+                  "CKPTD_* variables");
+  app_.allow_config_extras(CLI::config_extras_mode::error);
+  run_ = app_.add_subcommand("run", "Run one daemon until SIGTERM or Ctrl-C");
+  launch_ = app_.add_subcommand("launch", "Start and supervise the daemons of this node");
+  CLI::App* const show = app_.add_subcommand("config", "Print every key with its value here");
+  AddConfigFlags(app_, line_.config);
+  for (CLI::App* sub : {run_, launch_, show}) sub->fallthrough();
+  run_->footer("Every key that `ckptd config` prints is a flag here; `ckptd --help` explains them.");
+  AddLaunchFlags(*launch_, line_.launch);
+}
 
-  line.config = DefaultConfig(ReadEnvironment);
-  CLI::App& run = *app.add_subcommand("run", "Run one daemon until SIGTERM or Ctrl-C");
-  CLI::App& launch = *app.add_subcommand("launch", "Start and supervise the daemons of this node");
-  CLI::App& show = *app.add_subcommand("config", "Print every key with its value here");
-  AddConfigFlags(app, line.config);
-  for (CLI::App* sub : {&run, &launch, &show}) sub->fallthrough();
-  run.footer("Every key that `ckptd config` prints is a flag here; `ckptd --help` explains them.");
-  AddLaunchFlags(launch, line.launch);
-
+absl::StatusOr<CommandLine> CommandLineParser::Parse(int argc, const char* const* argv) {
+  line_ = DefaultLine();
   try {
-    app.parse(argc, argv);
+    app_.parse(argc, argv);
   } catch (const CLI::Success& wanted) {  // help or version
     std::ostringstream text;
-    app.exit(wanted, text, text);
+    app_.exit(wanted, text, text);
+    CommandLine line = line_;
     line.text = text.str();
     return line;
   } catch (const CLI::ParseError& error) {
-    return UsageError(app, error);
+    return UsageError(app_, error);
   }
-  // Daemons and trainers need not share a working directory.
-  std::error_code error;
-  const auto run_dir = std::filesystem::absolute(line.config.run_dir, error);
-  if (error) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
-                     fmt::format("checking --run-dir \"{}\": {}; name a folder",
-                                 line.config.run_dir, error.message()));
-  }
-  line.config.run_dir = run_dir.lexically_normal().string();
-  line.verb = run.parsed()      ? CommandLine::Verb::kRun
-              : launch.parsed() ? CommandLine::Verb::kLaunch
-                                : CommandLine::Verb::kConfig;
-  line.launch.rendezvous_given = app.get_option("--rendezvous")->count() > 0;
+  CommandLine line = line_;
+  CKPTD_ASSIGN_OR_RETURN(line.config.run_dir, AbsoluteRunDir(line.config.run_dir));
+  line.verb = run_->parsed()      ? CommandLine::Verb::kRun
+              : launch_->parsed() ? CommandLine::Verb::kLaunch
+                                  : CommandLine::Verb::kConfig;
+  line.launch.rendezvous_given = app_.get_option("--rendezvous")->count() > 0;
   return line;
+}
+
+absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) {
+  return CommandLineParser().Parse(argc, argv);
 }
 
 }  // namespace ckptd

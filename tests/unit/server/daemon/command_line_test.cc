@@ -83,5 +83,18 @@ TEST(CommandLine, PrintsHelpAndVersion) {
   EXPECT_EQ(version.text, "ckptd " CKPTD_VERSION "\n");
 }
 
+TEST(CommandLine, AParserForgetsWhatItParsedBefore) {
+  CommandLineParser parser;
+  const char* first[] = {"ckptd", "launch", "--rank=1", "--nproc=3", "--", "python"};
+  const char* second[] = {"ckptd", "run"};
+  ASSERT_OK(parser.Parse(6, first));
+  ASSERT_OK_AND_ASSIGN(const CommandLine line, parser.Parse(2, second));
+  ASSERT_OK_AND_ASSIGN(const CommandLine fresh, Parse({"run"}));
+  EXPECT_EQ(line.verb, Verb::kRun);
+  EXPECT_EQ(Describe(line.config), Describe(fresh.config));
+  EXPECT_EQ(line.launch.nproc, fresh.launch.nproc);
+  EXPECT_TRUE(line.launch.command.empty());
+}
+
 }  // namespace
 }  // namespace ckptd
