@@ -1,5 +1,6 @@
 #include "tests/fuzz/message_input.h"
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <string>
@@ -22,6 +23,7 @@ using google::protobuf::Message;
 using google::protobuf::Reflection;
 
 constexpr size_t kMaxStringBytes = 512;
+constexpr size_t kUsualBytes = 1536;
 constexpr int kMaxDepth = 8;
 
 class Silent final : public google::protobuf::io::ErrorCollector {
@@ -261,7 +263,9 @@ size_t MutateText(uint8_t* data, size_t size, size_t max_size, unsigned seed, Me
   for (size_t changes = 1 + mutator.Below(3); changes > 0; --changes) mutator.Mutate(message);
   std::string text;
   google::protobuf::TextFormat::PrintToString(message, &text);
-  if (text.size() > max_size) return size;
+  // Long ones are slow and find little that short ones do not: few are made.
+  const size_t most = mutator.Below(32) == 0 ? max_size : std::max(kUsualBytes, size);
+  if (text.size() > std::min(most, max_size)) return size;
   std::memcpy(data, text.data(), text.size());
   return text.size();
 }

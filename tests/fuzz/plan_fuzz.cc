@@ -1,5 +1,6 @@
 // Feeds arbitrary sources and layouts, as a leader or a client states them, to the
 // planner, and the plans to what schedules a transfer.
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <utility>
@@ -52,7 +53,22 @@ void CheckReads(const CheckpointIndex& index, const std::vector<RankPlan>& plans
   }
 }
 
+// Copies that reach over much of a file make many items, up to a second of work:
+// all of those that are tried on their own, and of many in a row a few.
+bool WorthASchedule(const RankPlan& plan) {
+  constexpr uint64_t kFewItems = 256;
+  static uint64_t inputs = 0;
+  if (++inputs <= 16 || inputs % 4096 == 0) return true;
+  uint64_t items = 0;
+  for (const CopyOp& op : plan.ops) {
+    items += std::min<uint64_t>((op.file_end() - op.file_offset) / kItemBytes + 1, kFewItems);
+    if (items > kFewItems) return false;
+  }
+  return true;
+}
+
 void CheckSchedule(const CheckpointIndex& index, const RankPlan& plan) {
+  if (!WorthASchedule(plan)) return;
   NoSink sink;
   const std::array<TransferTarget, 1> target = {{{&plan, {}, &sink}}};
   const auto schedule = BuildSchedule(index, target);
