@@ -34,6 +34,11 @@ absl::Status MapError(int error, const std::string& doing) {
     return MakeError(absl::StatusCode::kPermissionDenied, reason::kHandleKind,
                      message + "; the memory was handed out for reading only");
   }
+  // Of a path alone, or of a file that no driver maps.
+  if (error == EBADF || error == ENODEV) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     message + "; what came is no memory");
+  }
   if (error == ENOMEM || error == ENFILE) {
     return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
                      message + "; free address space or raise ulimit -v or vm.max_map_count");

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "common/base/reasons.h"
@@ -109,6 +110,13 @@ TEST_F(SlabMapping, ADescriptorThatIsNoMemoryIsRefused) {
   const UniqueFd other(ends[0]);
   fds_[1] = UniqueFd(ends[1]);
   EXPECT_THAT(MapSlab(fds_, bytes_, {}), Says("not of memory"));
+}
+
+TEST_F(SlabMapping, ADescriptorOfAPathAloneIsRefused) {
+  fds_[1] = UniqueFd(::open(("/proc/self/fd/" + std::to_string(fds_[0].get())).c_str(),
+                            O_PATH | O_CLOEXEC));
+  EXPECT_THAT(MapSlab(fds_, bytes_, {}),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
 }
 
 TEST(Reservation, MoreAddressSpaceThanThereIsIsNoMemory) {
