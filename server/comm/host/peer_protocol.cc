@@ -58,6 +58,11 @@ absl::Status Garbled(const std::string& what) {
                        "; see that all daemons have one version");
 }
 
+absl::Status CheckQuestion(const std::string& secret, std::span<const uint64_t> ids) {
+  if (secret.size() == kPeerSecretBytes && ids.size() <= kMaxPeerSegments) return absl::OkStatus();
+  return Garbled("no secret of the group yet, or too many segments");
+}
+
 absl::Status CheckCaller(int socket) {
   CKPTD_ASSIGN_OR_RETURN(const PeerCredentials caller, CredentialsOf(socket));
   if (caller.uid == ::geteuid() || caller.uid == 0) return absl::OkStatus();
@@ -138,7 +143,7 @@ absl::Status ReceiveError(int socket, uint32_t status, Deadline deadline) {
   CKPTD_ASSIGN_OR_RETURN(const auto length, Receive<uint32_t>(socket, 0, none, deadline));
   const auto code = static_cast<absl::StatusCode>(status);
   if (status == 0 || status > static_cast<uint32_t>(absl::StatusCode::kUnauthenticated) ||
-      length > kMaxSentenceBytes) {
+      length == 0 || length > kMaxSentenceBytes) {
     return Garbled("the answer is no error we know");
   }
   CKPTD_ASSIGN_OR_RETURN(const Received text, RecvExactly(socket, length, 0, deadline));
@@ -155,21 +160,25 @@ absl::StatusOr<std::vector<UniqueFd>> FetchPeerSegments(const std::string& path,
                                                         const std::string& secret,
                                                         std::span<const uint64_t> ids,
                                                         Deadline deadline) {
-  if (secret.size() != kPeerSecretBytes || ids.size() > kMaxPeerSegments) {
-    return Garbled("no secret of the group yet, or too many segments");
-  }
+  CKPTD_RETURN_IF_ERROR(CheckQuestion(secret, ids));
   CKPTD_ASSIGN_OR_RETURN(const UniqueFd socket, ConnectUnix(path, deadline));
+  return AskPeer(socket.get(), secret, ids, deadline);
+}
+
+absl::StatusOr<std::vector<UniqueFd>> AskPeer(int socket, const std::string& secret,
+                                              std::span<const uint64_t> ids, Deadline deadline) {
+  CKPTD_RETURN_IF_ERROR(CheckQuestion(secret, ids));
   // A refusal may come before all ids are sent: what was answered says more than
   // the broken pipe.
-  const absl::Status sent = SendRequest(socket.get(), secret, ids, deadline);
+  const absl::Status sent = SendRequest(socket, secret, ids, deadline);
   std::vector<UniqueFd> fds;
   do {
     const size_t before = fds.size();
     const size_t room = std::min(kMaxFdsPerMessage, ids.size() - before);
-    const absl::StatusOr<Answer> answer = Receive<Answer>(socket.get(), room, fds, deadline);
+    const absl::StatusOr<Answer> answer = Receive<Answer>(socket, room, fds, deadline);
     if (!answer.ok()) return sent.ok() ? answer.status() : sent;
     if (answer->magic != kMagic) return Garbled("what came is no answer");
-    if (answer->status != 0) return ReceiveError(socket.get(), answer->status, deadline);
+    if (answer->status != 0) return ReceiveError(socket, answer->status, deadline);
     const size_t got = fds.size() - before;
     if (got != answer->fds || fds.size() + answer->remaining != ids.size() ||
         (got == 0 && !ids.empty())) {

@@ -40,6 +40,10 @@ absl::StatusOr<std::vector<UniqueFd>> FetchPeerSegments(const std::string& path,
                                                         std::span<const uint64_t> ids,
                                                         Deadline deadline);
 
+// The asking side, over a connection that exists already; the caller closes.
+absl::StatusOr<std::vector<UniqueFd>> AskPeer(int socket, const std::string& secret,
+                                              std::span<const uint64_t> ids, Deadline deadline);
+
 // The answering side, for one connection. An empty secret lets nobody in. An
 // error when the request was refused or broken off; the caller closes.
 absl::Status AnswerPeer(int socket, const std::string& secret, const SegmentLookup& lookup,

@@ -262,5 +262,17 @@ TEST(PeerProtocol, AServerThatAnswersGarbageIsAnError) {
   ::rmdir(path);
 }
 
+TEST(PeerProtocol, ARefusalWithoutASentenceIsGarbage) {
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const UniqueFd ours(ends[0]);
+  const UniqueFd peers(ends[1]);
+  // Status 1, no descriptors, none to come; then a length of 0.
+  const std::string refusal = "CKPM" + std::string(1, '\1') + std::string(15, '\0');
+  ASSERT_OK(SendWithFds(peers.get(), Bytes(refusal), {}, In(seconds(10))));
+  EXPECT_THAT(AskPeer(ours.get(), kSecret, std::vector<uint64_t>{1}, In(seconds(10))),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
+}
+
 }  // namespace
 }  // namespace ckptd
