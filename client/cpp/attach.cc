@@ -129,8 +129,15 @@ absl::Status CheckRequest(const AttachRequest& request) {
 absl::StatusOr<LeasedSegments> FetchSegments(const AttachRequest& request) {
   CKPTD_RETURN_IF_ERROR(CheckRequest(request));
   const Deadline deadline = std::chrono::steady_clock::now() + request.timeout;
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd connection, ConnectUnix(request.fd_socket, deadline));
+  return FetchSegmentsFrom(std::move(connection), request, deadline);
+}
+
+absl::StatusOr<LeasedSegments> FetchSegmentsFrom(UniqueFd connection, const AttachRequest& request,
+                                                 Deadline deadline) {
+  CKPTD_RETURN_IF_ERROR(CheckRequest(request));
   LeasedSegments out;
-  CKPTD_ASSIGN_OR_RETURN(out.lease, ConnectUnix(request.fd_socket, deadline));
+  out.lease = std::move(connection);
   const auto token = std::as_bytes(std::span(request.token));
   CKPTD_RETURN_IF_ERROR(SendWithFds(out.lease.get(), token, {}, deadline));
   out.fds.reserve(request.segment_bytes.size());

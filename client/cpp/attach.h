@@ -51,6 +51,10 @@ struct LeasedSegments {
 // INVALID_REQUEST for an answer that breaks the protocol.
 absl::StatusOr<LeasedSegments> FetchSegments(const AttachRequest& request);
 
+// The same over a connection to that socket, which exists already.
+absl::StatusOr<LeasedSegments> FetchSegmentsFrom(UniqueFd connection, const AttachRequest& request,
+                                                 std::chrono::steady_clock::time_point deadline);
+
 // Second half: maps the segments back to back, or imports the device memory. Each
 // descriptor must be as long as its segment, else nothing is mapped.
 absl::StatusOr<Attached> MapSegments(LeasedSegments segments, const AttachRequest& request);

@@ -20,19 +20,23 @@ inline void Require(bool condition, std::string_view what) {
   std::abort();
 }
 
-// A refusal has a reason of ours, and is one sentence that a terminal, a log line
-// and a gRPC trailer take as it is.
-inline void RequireGoodError(const absl::Status& error) {
+// A sentence that a terminal, a log line and a gRPC trailer take as it is.
+inline void RequireOneLine(const std::string& sentence) {
   constexpr size_t kLongest = 2048;
+  Require(!sentence.empty() && sentence.size() <= kLongest, "it is short: " + sentence);
+  Require(std::none_of(sentence.begin(), sentence.end(),
+                       [](unsigned char c) { return c < 0x20 || c == 0x7f; }),
+          "it is one line: " + sentence);
+}
+
+// A refusal has a reason of ours, and is one sentence.
+inline void RequireGoodError(const absl::Status& error) {
   const std::string sentence = MessageOf(error);
   const std::string shown = "[" + ReasonOf(error) + "] " + sentence;
   Require(!error.ok(), "an error is none");
   Require(ReasonOf(error) != absl::StatusCodeToString(error.code()), "it has a reason: " + shown);
   Require(error.code() != absl::StatusCode::kInternal, "it blames the input: " + shown);
-  Require(!sentence.empty() && sentence.size() <= kLongest, "it is short: " + shown);
-  Require(std::none_of(sentence.begin(), sentence.end(),
-                       [](unsigned char c) { return c < 0x20 || c == 0x7f; }),
-          "it is one line: " + shown);
+  RequireOneLine(sentence);
 }
 
 }  // namespace ckptd::fuzz
