@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -83,6 +84,38 @@ absl::StatusOr<pid_t> StartChild(const ChildOptions& options) {
   return MakeError(absl::StatusCode::kNotFound, reason::kInvalidRequest,
                    fmt::format("starting {}: {}; check the command", options.arguments[0],
                                std::strerror(error)));
+}
+
+std::map<pid_t, int> EndChildren(const std::vector<pid_t>& pids,
+                                 std::chrono::milliseconds patience) {
+  using Clock = std::chrono::steady_clock;
+  constexpr timespec kTick = {0, 100'000'000};
+  const auto deadline = Clock::now() + patience;
+  sigset_t children;
+  ::sigemptyset(&children);
+  ::sigaddset(&children, SIGCHLD);
+  std::map<pid_t, int> ends;
+  // True when there is nothing more to wait for.
+  const auto ended = [&ends](pid_t pid, int options) {
+    int status = 0;
+    const pid_t found = ::waitpid(pid, &status, options);
+    if (found == pid) ends[pid] = status;
+    return found != 0;
+  };
+  std::vector<pid_t> left = pids;
+  for (const pid_t pid : left) ::kill(pid, SIGTERM);
+  while (true) {
+    left.erase(std::remove_if(left.begin(), left.end(),
+                              [&ended](pid_t pid) { return ended(pid, WNOHANG); }),
+               left.end());
+    if (left.empty() || Clock::now() > deadline) break;
+    ::sigtimedwait(&children, nullptr, &kTick);
+  }
+  for (const pid_t pid : left) {
+    ::kill(pid, SIGKILL);
+    ended(pid, 0);
+  }
+  return ends;
 }
 
 int ExitCodeOf(int wait_status) {

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <map>
 #include <string>
 #include <vector>
@@ -21,6 +22,11 @@ struct ChildOptions {
 
 // Starts a process that gets SIGTERM when we die. Signals are unblocked in it.
 absl::StatusOr<pid_t> StartChild(const ChildOptions& options);
+
+// Ends children with SIGTERM, and with SIGKILL those that live on after `patience`.
+// Their wait statuses; a pid that is no child of ours has none.
+std::map<pid_t, int> EndChildren(const std::vector<pid_t>& pids,
+                                 std::chrono::milliseconds patience);
 
 // Exit code of a wait status, 128 + n after signal n.
 int ExitCodeOf(int wait_status);

@@ -218,25 +218,25 @@ class Launcher {
   }
 
   void StopDaemons() {
-    const auto deadline = Clock::now() + kStopPatience;
     std::vector<pid_t> left;
     if (command_ > 0) left.push_back(command_);
     for (const Slot& slot : slots_) {
       if (slot.pid > 0) left.push_back(slot.pid);
     }
-    for (const pid_t pid : left) ::kill(pid, SIGTERM);
-    while (!left.empty()) {
-      left.erase(std::remove_if(left.begin(), left.end(),
-                                [](pid_t pid) { return ::waitpid(pid, nullptr, WNOHANG) != 0; }),
-                 left.end());
-      if (left.empty()) return;
-      if (Clock::now() > deadline) break;
-      ::sigtimedwait(&signals_, nullptr, &kTick);
+    const std::map<pid_t, int> ends = EndChildren(left, kStopPatience);
+    for (const Slot& slot : slots_) {
+      if (const auto end = ends.find(slot.pid); end != ends.end()) OnLastEnd(slot, end->second);
     }
-    for (const pid_t pid : left) {
-      ::kill(pid, SIGKILL);
-      ::waitpid(pid, nullptr, 0);
-    }
+  }
+
+  // Of a daemon that was told to stop.
+  void OnLastEnd(const Slot& slot, int status) {
+    // Told before it listened, it ends by the signal itself.
+    if (status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM)) return;
+    Log(LogLevel::kWarn, "rank {} was told to stop and ended with {}; look at its lines above",
+        slot.rank, DescribeExit(status));
+    // What became of a command counts more than what became of us.
+    if (options_.command.empty() && exit_code_ == kExitOk) exit_code_ = kExitFailed;
   }
 
   const Config config_;

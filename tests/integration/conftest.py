@@ -1,5 +1,6 @@
 """Shared parts of the integration tests: groups of daemons and small checkpoints."""
 
+import contextlib
 import pathlib
 import sys
 
@@ -41,18 +42,18 @@ def no_ambient_daemon(monkeypatch):
 @pytest.fixture
 def start(tmp_path_factory):
     """start(ranks, *launch options) -> a Group that is ready; stopped after the test."""
-    started = []
+    started = contextlib.ExitStack()  # all are stopped, whatever becomes of one
 
     def make(ranks, *options, **named):
         # Unix socket paths are short: the test's own name would not fit.
         folder = tmp_path_factory.mktemp("g")
         group = Group(folder, ranks, *options, **named)
-        started.append(group)
-        return group.__enter__()
+        group.__enter__()
+        started.callback(group.stop)
+        return group
 
-    yield make
-    for group in started:
-        group.stop()
+    with started:
+        yield make
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import time
@@ -39,6 +40,17 @@ def key_for(options):
     return {} if own else {"CKPTD_GROUP_KEY": KEY}
 
 
+# What tests do to daemons; nothing else may end one that launch then restarts.
+BY_TESTS = re.compile(r"signal (9|15) ")
+
+
+def assert_ended_well(log):
+    """Launch says of every daemon that it restarts, or that stops badly, how it ended."""
+    ends = re.findall(r"rank \d+ (?:was told to stop and )?ended with .*", log)
+    bad = [end for end in ends if not BY_TESTS.search(end)]
+    assert not bad, f"{bad}:\n{log}"
+
+
 def save(path, tensors):
     """Writes torch tensors to a safetensors file; its path as text."""
     from safetensors.torch import save_file
@@ -51,6 +63,8 @@ class Group:
     def __init__(self, folder, ranks, *options, job="job", command=(), wrapper=(), environment=None):
         """wrapper: a command that runs its arguments, such as prlimit."""
         self.ranks, self.job, self.run_dir = ranks, job, pathlib.Path(folder)
+        # Launch passes the end of its command on.
+        self.good_end = 128 + signal.SIGTERM if command else 0
         self.environment = {**clean_environment(), "CKPTD_RUN_DIR": str(self.run_dir), "CKPTD_JOB": job,
                             **(environment or {})}
         self.log_path = self.run_dir / f"{job}.log"
@@ -69,17 +83,28 @@ class Group:
         try:
             self.wait_ready()
         except BaseException:
-            self.stop()
+            self.end()
             raise
         return self
 
-    def __exit__(self, *error):
-        self.stop()
+    def __exit__(self, kind, error, trace):
+        if error is None:
+            self.stop()
+        else:
+            self.end()  # how it ended matters less than why
 
     def close(self):
         self.stop()
 
     def stop(self):
+        """Fails unless all of it ended well, but for what the test has ended itself."""
+        running = self.process.poll() is None
+        self.end()
+        code = self.process.returncode
+        assert not running or code == self.good_end, f"ended with {code}:\n{self.log()}"
+        assert_ended_well(self.log())
+
+    def end(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=PATIENCE)

@@ -65,11 +65,17 @@ class SpreadGroup(Group):
         try:
             self.wait_ready()
         except BaseException:
-            self.stop()
+            self.end()
             raise
         return self
 
     def stop(self):
+        running = [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+        self.end()
+        codes = {rank: self.processes[rank].returncode for rank in running}
+        assert not any(codes.values()), f"exit codes by rank {codes}:\n{self.log()}"
+
+    def end(self):
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)

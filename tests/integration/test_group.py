@@ -152,3 +152,21 @@ def test_killing_launch_takes_its_daemons_down(tmp_path):
         group.process.kill()
         group.process.wait()
         wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the daemons to end", 10)
+
+
+def test_launch_says_which_daemon_did_not_stop_and_fails(tmp_path):
+    group = Group(tmp_path, 2)
+    group.wait_ready()
+    victim = group.pid(1)
+    os.kill(victim, signal.SIGSTOP)
+    group.process.send_signal(signal.SIGTERM)
+
+    def told():
+        with open(f"/proc/{victim}/status") as status:
+            pending = next(line for line in status if line.startswith("ShdPnd:")).split()[1]
+        return int(pending, 16) >> (signal.SIGTERM - 1) & 1
+
+    wait_until(told, "rank 1 to be told to stop")
+    os.kill(victim, signal.SIGKILL)
+    assert group.process.wait(20) == 1
+    assert "rank 1 was told to stop and ended with signal 9" in group.log()

@@ -1,12 +1,16 @@
 // Addresses, and processes that `ckptd launch` starts.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <string>
 
+#include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "server/daemon/child.h"
 #include "server/daemon/network.h"
@@ -102,6 +106,46 @@ TEST(Child, ACommandThatIsNotThereIsAnError) {
   const auto pid = StartChild(options);
   EXPECT_EQ(pid.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(pid, Says("/nonexistent/command"));
+}
+
+// A shell that has run `script` as far as its `echo`.
+pid_t StartShell(const std::string& script) {
+  int fds[2] = {-1, -1};
+  EXPECT_EQ(::pipe2(fds, O_CLOEXEC), 0);
+  const UniqueFd reader(fds[0]);
+  UniqueFd writer(fds[1]);
+  ChildOptions options;
+  options.arguments = {"sh", "-c", script};
+  options.environment = {{"OUT", std::to_string(writer.get())}};
+  options.keep_fd = writer.get();
+  const pid_t pid = StartChild(options).value();
+  writer.Reset();
+  char line = 0;
+  EXPECT_EQ(::read(reader.get(), &line, 1), 1);
+  return pid;
+}
+
+TEST(EndChildren, TellsHowEachOfThemEnded) {
+  const pid_t silent = StartShell("echo x >/proc/self/fd/$OUT; exec sleep 100");
+  const pid_t careful = StartShell("trap 'exit 3' TERM; echo x >/proc/self/fd/$OUT; while :; do sleep 0.01; done");
+  const std::map<pid_t, int> ends = EndChildren({silent, careful}, std::chrono::seconds(30));
+  ASSERT_EQ(ends.size(), 2u);
+  EXPECT_EQ(DescribeExit(ends.at(silent)), "signal 15 (Terminated)");
+  EXPECT_EQ(DescribeExit(ends.at(careful)), "exit code 3");
+}
+
+TEST(EndChildren, KillsWhatLivesOnWhenPatienceEnds) {
+  const pid_t deaf = StartShell("trap '' TERM; echo x >/proc/self/fd/$OUT; exec sleep 100");
+  const auto began = std::chrono::steady_clock::now();
+  const std::map<pid_t, int> ends = EndChildren({deaf}, std::chrono::milliseconds(50));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
+  EXPECT_EQ(DescribeExit(ends.at(deaf)), "signal 9 (Killed)");
+}
+
+TEST(EndChildren, OneThatWasReapedHasNoEnd) {
+  const pid_t gone = StartShell("echo x >/proc/self/fd/$OUT");
+  ASSERT_EQ(::waitpid(gone, nullptr, 0), gone);
+  EXPECT_TRUE(EndChildren({gone}, std::chrono::seconds(30)).empty());
 }
 
 }  // namespace
