@@ -55,6 +55,19 @@ absl::Status InTwoFiles(const std::string& tensor, const SourceFile& a, const So
       {{"file", a.path}, {"other_file", b.path}, {"tensor", tensor}, {"error", "DuplicateTensor"}});
 }
 
+absl::Status OfTwoTensors(const std::string& name, const std::string& a, const std::string& of_a,
+                          const std::string& b, const std::string& of_b) {
+  return MakeError(
+      absl::StatusCode::kDataLoss, reason::kSourceInvalid,
+      fmt::format("opening the checkpoint: {} says that {} is another name of {}, {} says of {}; "
+                  "name one file, or load by an index.json that says which of them counts",
+                  a, Quoted(name), Quoted(of_a), b, Quoted(of_b)),
+      {{"file", a},
+       {"other_file", b},
+       {"tensor", name.substr(0, kMaxTensorNameBytes)},
+       {"error", "DuplicateTensor"}});
+}
+
 }  // namespace
 
 absl::Status IndexMerger::Add(SafetensorsFile file) {
@@ -84,7 +97,7 @@ absl::StatusOr<CheckpointIndex> IndexMerger::Finish() {
   }
   if (located_.index.has_value()) CKPTD_RETURN_IF_ERROR(CheckWeightMap());
   CKPTD_RETURN_IF_ERROR(ResolveDuplicates());
-  AddAliases();
+  CKPTD_RETURN_IF_ERROR(AddAliases());
   return std::move(index_);
 }
 
@@ -160,24 +173,38 @@ absl::Status IndexMerger::ResolveDuplicates() {
   return absl::OkStatus();
 }
 
-void IndexMerger::AddAliases() {
+absl::Status IndexMerger::AddAliases() {
+  struct Claim {
+    std::string tensor;
+    const std::string& by;
+  };
   // Kept apart until the end, so that Find() below finds tensors only.
-  std::map<std::string, std::string> aliases;
-  const auto add = [&](const std::string& name, const std::string& value, int64_t file) {
-    if (index_.Find(name) != nullptr) return;
-    const TensorEntry* const target = index_.Find(value);
-    if (target == nullptr || (file >= 0 && FileOfEntry(*target) != file)) return;
-    aliases.emplace(name, value);
+  std::map<std::string, Claim> claims;
+  // file: -1 for the index.
+  const auto claim = [&](const std::string& name, const std::string& tensor,
+                         int64_t file) -> absl::Status {
+    if (index_.Find(name) != nullptr) return absl::OkStatus();
+    const TensorEntry* const target = index_.Find(tensor);
+    if (target == nullptr || (file >= 0 && FileOfEntry(*target) != file)) return absl::OkStatus();
+    if (const int64_t counts = FileOf(name); counts >= 0 && counts != file) return absl::OkStatus();
+    const std::string& by =
+        file < 0 ? located_.index_path : index_.files[static_cast<size_t>(file)].path;
+    const auto& first = claims.try_emplace(name, Claim{tensor, by}).first->second;
+    if (first.tensor == tensor) return absl::OkStatus();
+    return OfTwoTensors(name, first.by, first.tensor, by, tensor);
   };
   for (size_t file = 0; file < metadata_.size(); ++file) {
-    for (const auto& entry : metadata_[file]) {
-      add(entry.first, entry.second, static_cast<int64_t>(file));
+    for (const auto& [name, tensor] : metadata_[file]) {
+      CKPTD_RETURN_IF_ERROR(claim(name, tensor, static_cast<int64_t>(file)));
     }
   }
   if (located_.index.has_value()) {
-    for (const auto& entry : located_.index->metadata) add(entry.first, entry.second, -1);
+    for (const auto& [name, tensor] : located_.index->metadata) {
+      CKPTD_RETURN_IF_ERROR(claim(name, tensor, -1));
+    }
   }
-  index_.aliases = std::move(aliases);
+  for (auto& [name, found] : claims) index_.aliases.emplace(name, std::move(found.tensor));
+  return absl::OkStatus();
 }
 
 }  // namespace ckptd

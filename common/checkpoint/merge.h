@@ -30,13 +30,15 @@ class IndexMerger {
   absl::Status Add(SafetensorsFile file);
 
   // The index, but for `source`. Errors: DataLoss SOURCE_INVALID for a tensor
-  // that two files hold, or that a file lacks though the index puts it there.
+  // that two files hold, or that a file lacks though the index puts it there, and
+  // for a removed name that stands for different tensors in two files: unless the
+  // index names one of them, nothing says whose bytes were meant.
   absl::StatusOr<CheckpointIndex> Finish();
 
  private:
   absl::Status ResolveDuplicates();
   absl::Status CheckWeightMap();
-  void AddAliases();
+  absl::Status AddAliases();
   // Position in located_.names of the file that the weight map names, or -1.
   int64_t FileOf(const std::string& tensor) const;
   // Position of one of located_.names.

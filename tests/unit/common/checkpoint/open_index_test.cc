@@ -145,6 +145,35 @@ TEST(OpenCheckpoint, MakesNoAliasOfAnAlias) {
   EXPECT_THAT(index.aliases, ElementsAre(Pair("b", "x")));
 }
 
+TEST(OpenCheckpoint, RefusesARemovedNameOfTwoTensors) {
+  const TempFolder folder;
+  const std::string a = folder.Write("a.safetensors", OneTensor("x", R"({"head":"x"})"));
+  const std::string b = folder.Write("b.safetensors", OneTensor("y", R"({"head":"y"})"));
+  EXPECT_THAT(OpenCheckpoint(folder.path()),
+              AllOf(FailsWith(kDataLoss, reason::kSourceInvalid),
+                    Says(a + " says that \"head\" is another name of \"x\""),
+                    Says(b + " says of \"y\"")));
+}
+
+TEST(OpenCheckpoint, TakesARemovedNameFromTheFileThatTheIndexNames) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x", R"({"head":"x"})"));
+  folder.Write("b.safetensors", OneTensor("y", R"({"head":"y"})"));
+  folder.Write("model.safetensors.index.json",
+               IndexOf(R"("x":"a.safetensors","y":"b.safetensors","head":"b.safetensors")"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(index.aliases, ElementsAre(Pair("head", "y")));
+}
+
+TEST(OpenCheckpoint, RefusesARemovedNameThatIndexAndFileTellApart) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x", R"({"head":"x"})"));
+  folder.Write("b.safetensors", OneTensor("y"));
+  folder.Write("model.safetensors.index.json",
+               R"({"metadata":{"head":"y"},"weight_map":{"x":"a.safetensors","y":"b.safetensors"}})");
+  EXPECT_THAT(OpenCheckpoint(folder.path()), Says("model.safetensors.index.json says of \"y\""));
+}
+
 TEST(OpenCheckpoint, TakesAliasesFromTheMetadataOfTheIndex) {
   const TempFolder folder;
   folder.Write("a.safetensors", OneTensor("embed"));
