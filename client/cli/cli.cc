@@ -84,11 +84,26 @@ int ReportUsage(const CLI::App& app, const std::string& what, const Context& con
   return kExitUsage;
 }
 
+// The name of an option or argument that was given with nothing in it, as by a variable
+// of a script that is not set: what it would have chosen is not to be guessed.
+std::string GivenEmpty(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& text : option->results()) {
+      if (text.empty()) return option->get_name();
+    }
+  }
+  return {};
+}
+
 // nullopt when the command line was understood and a verb is to run.
 std::optional<int> Parse(CLI::App& app, std::vector<std::string> arguments, Context& context) {
   std::reverse(arguments.begin(), arguments.end());  // what CLI11 takes
   try {
     app.parse(std::move(arguments));
+    for (const CLI::App* part : {static_cast<const CLI::App*>(&app), &Named(app)}) {
+      const std::string empty = GivenEmpty(*part);
+      if (!empty.empty()) return ReportUsage(app, empty + " is empty", context);
+    }
     return std::nullopt;
   } catch (const CLI::CallForHelp&) {
     context.io.out << app.help();

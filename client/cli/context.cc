@@ -12,6 +12,7 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/layout/layout.h"
 
 namespace ckptd::cli {
 namespace {
@@ -20,6 +21,18 @@ constexpr char kUsage[] = "USAGE";
 constexpr size_t kMaxLayoutBytes = 64 << 20;
 constexpr Timeout kMaxTimeout{24LL * 3600 * 1000};
 constexpr Timeout kCallTimeout{30'000};
+
+// An address that is none was given by options or by their twins in the environment.
+absl::Status OfAddress(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) ? UsageError(MessageOf(status)) : status;
+}
+
+// A layout that is no file's stands on the command line itself.
+absl::StatusOr<std::string> CheckedLayout(const std::string& text) {
+  const absl::Status status = LayoutRules::Parse(text).status();
+  if (!status.ok()) return UsageError(MessageOf(status));
+  return text;
+}
 
 }  // namespace
 
@@ -37,10 +50,16 @@ ConnectOptions Context::ToConnectOptions() const {
   return options;
 }
 
-absl::StatusOr<Client> Context::Connect() const { return Client::Connect(ToConnectOptions()); }
+absl::StatusOr<Client> Context::Connect() const {
+  absl::StatusOr<Client> client = Client::Connect(ToConnectOptions());
+  if (!client.ok()) return OfAddress(client.status());
+  return client;
+}
 
 absl::StatusOr<AdminClient> Context::ConnectAdmin() const {
-  return AdminClient::Connect(ToConnectOptions());
+  absl::StatusOr<AdminClient> admin = AdminClient::Connect(ToConnectOptions());
+  if (!admin.ok()) return OfAddress(admin.status());
+  return admin;
 }
 
 void Context::Note(std::string_view text) const {
@@ -86,13 +105,13 @@ absl::StatusOr<std::string> ReadLayout(const std::string& argument) {
   }
   if (argument.front() == '@') return ReadSmallFile(argument.substr(1), kMaxLayoutBytes);
   const size_t start = argument.find_first_not_of(" \t\r\n");
-  if (start != std::string::npos && argument[start] == '{') return argument;
+  if (start != std::string::npos && argument[start] == '{') return CheckedLayout(argument);
   std::error_code ignored;
   if (std::filesystem::is_regular_file(argument, ignored) ||
       std::filesystem::path(argument).extension() == ".json") {
     return ReadSmallFile(argument, kMaxLayoutBytes);
   }
-  return argument;
+  return CheckedLayout(argument);
 }
 
 absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,

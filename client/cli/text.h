@@ -28,6 +28,8 @@ std::string HumanBytes(uint64_t bytes);
 std::string HumanRate(double bytes_per_second);
 // "120 ms", "3.4 s", "2 min 5 s", "3 h 20 min", "5 d 2 h".
 std::string HumanDuration(std::chrono::duration<double> duration);
+// "1 tensor", "2 tensors".
+std::string Counted(uint64_t count, std::string_view thing);
 // "[1024, 4096]".
 std::string JoinShape(const std::vector<uint64_t>& shape);
 

@@ -106,7 +106,7 @@ void PrintCheckpoint(const CheckpointInfo& checkpoint, Context& context) {
        {"layout", checkpoint.layout},
        {"meant for", std::string(NameOf(checkpoint.intended_mode))},
        {"rank", fmt::format("{} of {}", checkpoint.rank, checkpoint.world_size)},
-       {"shard", fmt::format("{} tensors, {}", checkpoint.tensor_count,
+       {"shard", fmt::format("{}, {}", Counted(checkpoint.tensor_count, "tensor"),
                              HumanBytes(checkpoint.slab_bytes))},
        {"all ranks", moved ? fmt::format("{}, {} read from storage{}", HumanBytes(progress.bytes_done),
                                          HumanBytes(progress.storage_bytes), WaysOf(progress))

@@ -59,9 +59,10 @@ void PrintLoaded(const LoadResult& result, Context& context) {
     context.io.out << Escape(checkpoint.name) << '\n';
   } else {
     context.io.out << Escape(fmt::format(
-                          "{} is {}{}: rank {} of {} holds {} tensors, {}{}", checkpoint.name,
+                          "{} is {}{}: rank {} of {} holds {}, {}{}", checkpoint.name,
                           NameOf(checkpoint.state), result.resident ? " (was resident)" : "",
-                          checkpoint.rank, checkpoint.world_size, checkpoint.tensor_count,
+                          checkpoint.rank, checkpoint.world_size,
+                          Counted(checkpoint.tensor_count, "tensor"),
                           HumanBytes(checkpoint.slab_bytes),
                           result.resident ? "" : Speed(checkpoint)))
                    << '\n';

@@ -211,9 +211,9 @@ void Print(const Verified& verified, Context& context) {
     context.io.out << ToJson(result, verified.what, verified.how, verified.differences) << '\n';
   } else if (result.mismatched.empty()) {
     if (context.globals.quiet) return;
-    context.io.out << Escape(fmt::format("{}: {} tensors, {}: {} are right", verified.what,
-                                         result.tensor_count, HumanBytes(result.bytes),
-                                         verified.how))
+    context.io.out << Escape(fmt::format("{}: {}, {}: {} are right", verified.what,
+                                         Counted(result.tensor_count, "tensor"),
+                                         HumanBytes(result.bytes), verified.how))
                    << '\n';
   } else if (verified.differences.empty()) {
     for (const std::string& name : result.mismatched) context.io.out << Escape(name) << '\n';
@@ -255,10 +255,7 @@ void AddVerify(CLI::App& app, Context& context) {
       "  ckptctl verify /mnt/copy/llama --manifest llama.json\n");
   auto options = std::make_shared<Options>();
   verb->add_option("TARGET", options->target, "A checkpoint's name, or the path of files")
-      ->required()
-      ->check([](const std::string& text) {
-        return text.empty() ? std::string("TARGET is empty") : std::string();
-      });
+      ->required();
   verb->add_flag("--attached", options->attached,
                  "Map the shard here, as a trainer does, and check those bytes");
   CLI::Option* const kept = verb->add_option(

@@ -32,7 +32,7 @@ std::string NewRequestId() {
 absl::Status TooManyPages() { return BadAnswer("its pages do not end"); }
 
 std::string RankList(const std::vector<int32_t>& ranks) {
-  return fmt::format("{}", fmt::join(ranks, ", "));
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
 // A watch that ran out of time says what the load was waiting for.
@@ -42,7 +42,7 @@ absl::Status WatchTimeout(const CheckpointInfo& last, const std::string& name, T
     what = fmt::format("it is {}, {} of {} bytes", NameOf(last.progress.stage),
                        last.progress.bytes_done, last.progress.bytes_total);
     if (!last.progress.waiting_ranks.empty()) {
-      what += ", waiting for ranks " + RankList(last.progress.waiting_ranks);
+      what += ", waiting for " + RankList(last.progress.waiting_ranks);
     }
   }
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,

@@ -32,6 +32,11 @@ Presence::Members Incarnations(const std::vector<MemberState>& members) {
   return incarnations;
 }
 
+template <typename Rank>
+std::string RankText(const std::vector<Rank>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
 }  // namespace
 
 absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t world_size) {
@@ -68,9 +73,9 @@ absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t wo
   }
   if (stated == world_size) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongWorldSize,
-                   fmt::format("loading {}: the layout is for {} ranks, this group has {}; start "
+                   fmt::format("loading {}: the layout is for {} rank{}, this group has {}; start "
                                "as many daemons as trainers, or change the layout",
-                               request.source, stated, world_size));
+                               request.source, stated, stated == 1 ? "" : "s", world_size));
 }
 
 Coordinator::Coordinator(Parts parts)
@@ -152,12 +157,7 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   for (const CheckpointInfo& info : parts_.catalog.List()) {
     if (info.state == CheckpointState::kLoading) reply.loads.emplace_back(info.name, info.progress);
   }
-  for (const Rounds::Expired& waiting : rounds_.Waiting()) {
-    Progress progress;
-    progress.stage = Stage::kGathering;
-    progress.waiting_ranks = waiting.waiting;
-    reply.loads.emplace_back(waiting.name, progress);
-  }
+  for (auto& load : Gathering()) reply.loads.push_back(std::move(load));
   // Complete, so that a member can tell which of its loads nobody runs any more:
   // those that this rank does not see before it prepares them, too.
   for (const std::string& name : rounds_.Running()) {
@@ -234,10 +234,10 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
     SetRunning(nullptr);
   } else {
     outcome.status = MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
-                               fmt::format("loading {}: rank {} left the group before the load "
-                                           "began; load again",
+                               fmt::format("loading {}: {} left the group before the load began; "
+                                           "load again",
                                            load.request.source,
-                                           fmt::join(parts_.membership.MissingRanks(), ", ")));
+                                           RankText(parts_.membership.MissingRanks())));
     rounds_.Ending(load.name, true);
   }
   // The runner has told the ranks that it began with; one that was restarted
@@ -256,31 +256,37 @@ void Coordinator::FailExpired() {
     absl::Status why;
     if (!absent.empty()) {
       why = MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
-                      fmt::format("loading {}: the daemons of ranks {} have not joined the group "
-                                  "in time; start them, or look at their logs",
-                                  round.name, fmt::join(absent, ", ")),
+                      fmt::format("loading {}: no daemon of {} has joined the group in time; start "
+                                  "it, or look at its log",
+                                  round.name, RankText(absent)),
                       {{"ranks", fmt::format("{}", fmt::join(absent, ","))}});
     } else {
       why = MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
-                      fmt::format("loading {}: the trainers of ranks {} have not stated their "
-                                  "tensors in time; every rank must call the load with the same "
-                                  "source and options",
-                                  round.name, fmt::join(round.waiting, ", ")),
+                      fmt::format("loading {}: no trainer of {} has stated its tensors in time; "
+                                  "every rank must call the load with the same source and "
+                                  "options",
+                                  round.name, RankText(round.waiting)),
                       {{"ranks", fmt::format("{}", fmt::join(round.waiting, ","))}});
     }
     AbortEverywhere(round.name, why);
   }
 }
 
-void Coordinator::ShowWaiting() {
+std::vector<std::pair<std::string, Progress>> Coordinator::Gathering() const {
+  std::vector<std::pair<std::string, Progress>> loads;
   const std::vector<uint32_t> absent = parts_.membership.MissingRanks();
   for (const Rounds::Expired& round : rounds_.Waiting()) {
     Progress progress;
     progress.stage = Stage::kGathering;
     progress.waiting_ranks = round.waiting;
     if (!absent.empty()) progress.waiting_ranks.assign(absent.begin(), absent.end());
-    parts_.catalog.UpdateProgress(round.name, progress);
+    loads.emplace_back(round.name, std::move(progress));
   }
+  return loads;
+}
+
+void Coordinator::ShowWaiting() {
+  for (const auto& [name, progress] : Gathering()) parts_.catalog.UpdateProgress(name, progress);
 }
 
 void Coordinator::AbortEverywhere(const std::string& name, const absl::Status& why) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -57,6 +58,8 @@ class Coordinator {
   void ForgetDeparted();
   void PostReady();
   void FailExpired();
+  // The loads that wait for ranks, and for which.
+  std::vector<std::pair<std::string, Progress>> Gathering() const;
   void ShowWaiting();
   void FailForgotten();
   void RunLoad(const ReadyLoad& load);

@@ -28,19 +28,19 @@ absl::Status CheckTime(const LoadRequest& request, size_t ranks, Deadline deadli
   if (Clock::now() > deadline) {
     return MakeError(
         absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-        fmt::format("planning {}: time was up after {} ranks; plan for fewer ranks, or "
+        fmt::format("planning {}: time was up after {} rank{}; plan for fewer ranks, or "
                     "without the daemon (`ckptctl plan`)",
-                    request.source, ranks));
+                    request.source, ranks, ranks == 1 ? "" : "s"));
   }
   return absl::OkStatus();
 }
 
 absl::Status TooMany(const LoadRequest& request, size_t ranks, size_t max_copies) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   fmt::format("planning {}: {} ranks need more than {} copies, too many to keep "
+                   fmt::format("planning {}: more than {} copies for the first {} rank{}, too many to keep "
                                "beside the shards; plan for fewer ranks, or without the daemon "
                                "(`ckptctl plan`)",
-                               request.source, ranks, max_copies));
+                               request.source, max_copies, ranks, ranks == 1 ? "" : "s"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 """Peers of another job or version, strangers on the peer port, and two daemons at one address."""
 
 import contextlib
+import pathlib
 import time
 
 import ckptd
@@ -97,12 +98,28 @@ def test_a_stranger_on_the_peer_port_is_heard_by_no_service(scene, rank, key):
     scene.assert_usual()
 
 
-def test_launch_gives_each_group_a_key_that_nobody_else_has(start, tmp_path):
+def key_given_to(pid):
+    try:
+        environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except PermissionError:
+        pytest.skip("the environment of a daemon is shown to root alone")
+    return next(entry for entry in environment if entry.startswith(b"CKPTD_GROUP_KEY="))
+
+
+def test_launch_gives_a_group_a_key_that_strangers_lack(start, tmp_path):
     group = start(2)
     for rank in range(2):
-        code, _ = call(peer_address(group, rank), "Heartbeat", message("HeartbeatRequest"))
-        assert code == "UNAVAILABLE"
+        for key in (None, KEY):
+            code, _ = call(
+                peer_address(group, rank), "Heartbeat", message("HeartbeatRequest"), key=key
+            )
+            assert code == "UNAVAILABLE", key
     assert_loads(group, sparse(tmp_path / "s.safetensors", 1 << 20))
+
+
+def test_launch_gives_each_group_a_key_of_its_own(start):
+    one, other = ({key_given_to(group.pid(rank)) for rank in range(2)} for group in (start(2), start(2)))
+    assert len(one) == len(other) == 1 and one != other
 
 
 def test_a_key_that_launch_made_is_shown_to_no_trainer_and_in_no_file(tmp_path):

@@ -33,7 +33,13 @@ class Progress:
     def waits_for(self) -> str:
         """What the load is busy with, for people."""
         if self.waiting_ranks:
-            return f"ranks {', '.join(map(str, self.waiting_ranks))} to state their tensors"
+            ranks = "rank " if len(self.waiting_ranks) == 1 else "ranks "
+            ranks += ", ".join(map(str, self.waiting_ranks))
+            # Only a load by rank needs every trainer; any load needs every daemon.
+            return (
+                f"{ranks} to take part (a daemon that joins the group, or a trainer that states "
+                "its tensors)"
+            )
         text = self.stage.lower()
         if self.bytes_total:
             text += f", {self.bytes_done} of {self.bytes_total} bytes"

@@ -15,28 +15,87 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// Neither the files nor the daemon of these are ever looked for.
+const std::vector<std::vector<std::string>> kBadUsage = {
+    {},
+    {"bogus"},
+    {"--output", "table"},
+    {"list", "--bogus"},
+    {"list", "extra"},
+    {"list", "--timeout", "soon"},
+    {"list", "--timeout", "25h"},
+    {"list", "--output", "yaml"},
+    {"list", "--rank", "-1"},
+    {"list", "--rank", "x"},
+    {"list", "--address", "ftp://x"},
+    {"list", "--address", "unix://"},
+    {"list", "--address", "host:99999"},
+    {"list", "--address", "unix:///{bogus}/x"},
+    {"info", "--address", "ftp://x"},
+    {"list", "--job", "a/b"},
+    {"list", "--job", "../x"},
+    {"plan"},
+    {"plan", "/m"},
+    {"plan", "/m", "--layout", "bogus"},
+    {"plan", "/m", "--layout", "fsdp:0"},
+    {"plan", "/m", "--layout", "{"},
+    {"plan", "/m", "--layout", "fsdp:2", "--dtype", "I8"},
+    {"load", "/m"},
+    {"load", "/m", "--layout", "bogus"},
+    {"load", "/m", "--layout", "fsdp:2", "--mode", "mine"},
+    {"load", "/m", "--layout", "fsdp:2", "--dtype", "I8"},
+    {"load", "/m", "--layout", "fsdp:2", "--digest", "maybe"},
+    {"inspect"},
+    {"get"},
+    {"pin"},
+    {"log-level", "loud"},
+    {"drain", "--wait", "0"},
+    {"completion", "klingon"},
+    {"verify", "/m", "--attached"},
+    {"verify", "/m", "--manifest", "a", "--write-manifest", "b"},
+    {"verify", "checkpoints/1", "--manifest", "a"},
+};
+
 TEST(Usage, IsExplainedWhenItIsBad) {
   Runner run;
-  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
-           {},
-           {"bogus"},
-           {"plan"},
-           {"list", "--bogus"},
-           {"load", "/m"},
-           {"load", "/m", "--layout", "fsdp:2", "--mode", "mine"},
-           {"load", "/m", "--layout", "fsdp:2", "--dtype", "I8"},
-           {"plan", "/m", "--layout", ""},
-           {"list", "--timeout", "soon"},
-           {"list", "--output", "yaml"},
-           {"list", "--rank", "-1"},
-           {"log-level", "loud"},
-           {"drain", "--wait", "0"},
-           {"verify", ""}}) {
+  for (const std::vector<std::string>& arguments : kBadUsage) {
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.code, kExitUsage) << ::testing::PrintToString(arguments);
     EXPECT_THAT(outcome.err, HasSubstr("--help`")) << ::testing::PrintToString(arguments);
     EXPECT_EQ(outcome.out, "");
   }
+}
+
+TEST(Usage, WhatIsGivenEmptyIsBad) {
+  Runner run;
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"plan", "", "--layout", "fsdp:2"},
+           {"plan", "/m", "--layout", ""},
+           {"plan", "/m", "--layout", "fsdp:2", "--dtype", ""},
+           {"plan", "/m", "--layout", "fsdp:2", "--keep-fp32", "a", "--keep-fp32", ""},
+           {"inspect", ""},
+           {"inspect", "/m", "--filter", ""},
+           {"load", "", "--layout", "fsdp:2"},
+           {"get", ""},
+           {"watch", ""},
+           {"unload", ""},
+           {"pin", ""},
+           {"verify", ""},
+           {"verify", "/m", "--manifest", ""},
+           {"verify", "/m", "--write-manifest", ""},
+           {"drain", "--wait", ""},
+           {"list", "--address", ""},
+           {"--job", "", "list"}}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, kExitUsage) << ::testing::PrintToString(arguments);
+    EXPECT_THAT(outcome.err, HasSubstr(" is empty")) << ::testing::PrintToString(arguments);
+  }
+}
+
+TEST(Usage, AFileThatIsNotThereIsAFailureAndNoBadUsage) {
+  Runner run;
+  EXPECT_EQ(run({"plan", "/m", "--layout", "@/nowhere.json"}).code, kExitFailed);
+  EXPECT_EQ(run({"inspect", "/nowhere.safetensors"}).code, kExitFailed);
 }
 
 TEST(Usage, NamesAVerbThatIsNone) {
@@ -66,6 +125,15 @@ TEST(Usage, ABadTwinIsBadUsage) {
   Runner run;
   const ScopedVariable timeout("CKPTD_TIMEOUT", "soon");
   EXPECT_EQ(run({"version"}).code, kExitUsage);
+}
+
+TEST(Usage, AnEnvironmentThatNamesNoDaemonIsBadUsage) {
+  for (const auto& [name, value] : {std::pair{"CKPTD_ADDRESS", "ftp://x"},
+                                    std::pair{"CKPTD_JOB", "a/b"}, std::pair{"RANK", "first"}}) {
+    Runner run;
+    const ScopedVariable variable(name, value);
+    EXPECT_EQ(run({"list"}).code, kExitUsage) << name;
+  }
 }
 
 TEST(Usage, GlobalOptionsMayStandAnywhere) {

@@ -179,7 +179,7 @@ TEST_F(ClientTest, GivesUpOnASlowAnswerInTime) {
   Client client = Connect();
   const auto last = client.Watch("checkpoints/ab12", {.timeout = std::chrono::seconds(1)});
   EXPECT_THAT(last.status(), FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
-  EXPECT_THAT(last.status(), Says("waiting for ranks 3"));
+  EXPECT_THAT(last.status(), Says("waiting for rank 3;"));
 }
 
 TEST_F(ClientTest, WatchesUntilTheLoadIsDone) {

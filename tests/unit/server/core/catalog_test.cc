@@ -34,6 +34,28 @@ TEST_F(CatalogTest, PublishingMakesItActive) {
   EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kActive);
 }
 
+TEST_F(CatalogTest, TheIdentityTellsAnyOtherFileApart) {
+  const auto identity = [&](const std::string& name, void (*change)(SourceFile&)) {
+    PrepareCall call = CallOf(name, request_);
+    CheckpointIndex index = *call.index;
+    change(index.files[0]);
+    call.index = std::make_shared<const CheckpointIndex>(std::move(index));
+    catalog_.Begin(name, request_);
+    EXPECT_OK(catalog_.Allocate(call, ShardOf(512)));
+    const std::string shown = catalog_.Get(name).value().identity;
+    catalog_.Fail(name, absl::InternalError("seen"));
+    return shown;
+  };
+  const std::string usual = identity("checkpoints/a", [](SourceFile&) {});
+  EXPECT_EQ(identity("checkpoints/b", [](SourceFile&) {}), usual);
+  EXPECT_NE(identity("checkpoints/c", [](SourceFile& file) { ++file.bytes; }), usual);
+  EXPECT_NE(identity("checkpoints/d", [](SourceFile& file) { ++file.device; }), usual);
+  EXPECT_NE(identity("checkpoints/e", [](SourceFile& file) { ++file.inode; }), usual);
+  EXPECT_NE(identity("checkpoints/f", [](SourceFile& file) { ++file.mtime_ns; }), usual);
+  EXPECT_NE(identity("checkpoints/g", [](SourceFile& file) { ++file.ctime_ns; }), usual);
+  EXPECT_NE(identity("checkpoints/h", [](SourceFile& file) { ++file.header_hash; }), usual);
+}
+
 TEST_F(CatalogTest, PublishingSealsTheMemory) {
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
   EXPECT_TRUE(catalog_.Look("checkpoints/a").value().memory->sealed());

@@ -133,7 +133,7 @@ TEST_F(CoordinatorTest, AStatementThatNeverComesFailsTheLoadAndNamesItsRank) {
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, request));
   const CheckpointInfo info = EndOf(0, name);
   EXPECT_THAT(info.failure, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
-  EXPECT_THAT(info.failure, Says("the trainers of ranks 1 have not stated"));
+  EXPECT_THAT(info.failure, Says("no trainer of rank 1 has stated"));
 }
 
 TEST_F(CoordinatorTest, ADaemonThatNeverJoinsFailsTheLoadAndNamesItsRank) {
@@ -144,6 +144,20 @@ TEST_F(CoordinatorTest, ADaemonThatNeverJoinsFailsTheLoadAndNamesItsRank) {
   const CheckpointInfo info = EndOf(0, name);
   EXPECT_THAT(info.failure, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
   EXPECT_EQ(FactsOf(info.failure).at("ranks"), "1");
+}
+
+TEST_F(CoordinatorTest, AMemberIsToldWhichDaemonALoadByRuleWaitsFor) {
+  GroupInProcess three{3};
+  Coordinator coordinator({three.rank(0).catalog, three.membership(), three.peer_memory(),
+                           load_worker_, lookup_worker_, {.threads = 1}, ReaderPolicy::kRank0});
+  three.Drop(1);
+  ASSERT_OK(coordinator.Propose(0, RuleRequest("fsdp:3", source_.path())));
+  HeartbeatCall call;
+  call.rank = 2;
+  call.incarnation = three.Identity(2).incarnation;
+  ASSERT_OK_AND_ASSIGN(const HeartbeatReply reply, coordinator.Heartbeat(call));
+  ASSERT_EQ(reply.loads.size(), 1u);
+  EXPECT_THAT(reply.loads[0].second.waiting_ranks, ::testing::ElementsAre(1));
 }
 
 TEST_F(CoordinatorTest, ALoadWaitsForTheLastDaemonToJoin) {

@@ -49,6 +49,16 @@ TEST(Schedule, JoinsTinyTensorsIntoOneItem) {
   EXPECT_EQ(schedule.items.size(), 1U);
 }
 
+// Each block that is read looks at all copies of its item.
+TEST(Schedule, JoinsNoMoreThanSomeThousandTinyTensors) {
+  World world(1, 1);
+  for (int i = 0; i < 10'000; ++i) AddSlice(world, 0, world.AddBytes(0, 8, 1), 0, 8);
+  world.Finish(kMiB);
+  ASSERT_OK_AND_ASSIGN(const Schedule schedule, BuildSchedule(world.index, world.targets));
+  ASSERT_EQ(schedule.copies.size(), 10'000u);
+  for (const WorkItem& item : schedule.items) EXPECT_LE(item.last_copy - item.first_copy, 4096u);
+}
+
 TEST(Schedule, DoesNotJoinTensorsThatLieFarApart) {
   World world(1, 1);
   AddSlice(world, 0, world.AddBytes(0, 64, 1), 0, 64);
