@@ -13,6 +13,12 @@ BINARIES = pathlib.Path(os.environ.get("CKPTD_BUILD_DIR", ROOT / "build")) / "bi
 PATIENCE = 60
 
 
+def sanitized():
+    """Whether the daemons report their own mistakes: slower, and with far more address space."""
+    cache = BINARIES.parent / "CMakeCache.txt"
+    return cache.exists() and "\nCKPTD_SANITIZE:STRING=address" in cache.read_text()
+
+
 def wait_until(condition, what, seconds=PATIENCE):
     """The first true value of condition(); fails naming `what` after `seconds`."""
     deadline = time.monotonic() + seconds

@@ -4,11 +4,13 @@ import os
 import pathlib
 import subprocess
 
-from group import BINARIES
+import pytest
+from group import BINARIES, sanitized
 
 HERE = pathlib.Path(__file__).resolve().parent
 
 
+@pytest.mark.skipif(sanitized(), reason="a sanitized library is for sanitized programs")
 def test_a_foreign_cmake_project_builds_against_the_installed_package():
     script = HERE / "find_package" / "run.sh"
     answer = subprocess.run(["sh", str(script), str(BINARIES.parent)], stdin=subprocess.DEVNULL,

@@ -4,10 +4,13 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "common/base/fd_passing.h"
 #include "common/base/reasons.h"
@@ -80,6 +83,25 @@ TEST_F(FdServerTest, TheSocketIsForItsOwnerAlone) {
   struct stat info = {};
   ASSERT_EQ(::stat(path_.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+// The mode of the socket keeps others out, and so does the server should it be changed.
+TEST_F(FdServerTest, AnotherUserIsRefusedEvenWithAToken) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  Load(AttachMode::kShared);
+  ASSERT_EQ(::chmod((folder_ / "").c_str(), 0755), 0);
+  ASSERT_EQ(::chmod(path_.c_str(), 0666), 0);
+  UniqueFd socket;
+  std::thread([&] {
+    // The call itself is about this thread alone; glibc's would be about all of them.
+    ASSERT_EQ(::syscall(SYS_setresuid, -1, 65534, -1), 0);
+    socket = Connect();
+  }).join();
+  const std::string token = Token();
+  (void)SendWithFds(socket.get(), std::as_bytes(std::span(token)), {}, Soon());  // may be closed by now
+  const auto answer = RecvWithFds(socket.get(), 16, kMaxFdsPerMessage, Soon());
+  EXPECT_TRUE(!answer.ok() || answer->bytes.empty());
+  EXPECT_FALSE(leases_.List().at(0).connected);
 }
 
 TEST_F(FdServerTest, TradesATokenForOneDescriptorPerSegment) {
