@@ -1,6 +1,6 @@
 // Memory of cuMemCreate: sharing between processes, refusals, accounting.
 #include <fcntl.h>
-#include <sys/stat.h>
+#include <sys/mman.h>
 
 #include <string>
 #include <vector>
@@ -238,15 +238,44 @@ TEST(FakeVmm, AnyOtherDescriptorIsNotImported) {
   });
 }
 
+TEST(FakeVmm, AFileThatOnlyHasTheNameOfMemoryIsNotImported) {
+  World().Run([] {
+    UseDevice();
+    const int fd = ::memfd_create("vmm-0-2097152-1-1", MFD_CLOEXEC);
+    void* shareable = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
+    CUmemGenericAllocationHandle handle = 0;
+    EXPECT_EQ(cuMemImportFromShareableHandle(&handle, shareable,
+                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+              CUDA_ERROR_INVALID_VALUE)
+        << "it is shorter than that";
+    ::close(fd);
+  });
+}
+
+TEST(FakeVmm, FilesOfMemoryThatNobodyHoldsAreRemoved) {
+  const World world;
+  world.Run([] {
+    UseDevice();
+    MakeMemory(kUnit);
+  });
+  world.Run([] {
+    UseDevice();
+    FreeBytes();
+  });
+  for (const auto& entry : std::filesystem::directory_iterator(world.folder() + "/state")) {
+    EXPECT_EQ(entry.path().filename(), "lock");
+  }
+}
+
 TEST(FakeVmm, AMappingStartsAtTheBeginningInAFreePlaceOfAReservation) {
   World().Run([] {
     UseDevice();
     const CUmemGenericAllocationHandle handle = MakeMemory(2 * kUnit);
     CUdeviceptr address = 0;
-    ASSERT_EQ(cuMemAddressReserve(&address, 2 * kUnit, 0, 0, 0), CUDA_SUCCESS);
+    ASSERT_EQ(cuMemAddressReserve(&address, 3 * kUnit, 0, 0, 0), CUDA_SUCCESS);
     EXPECT_EQ(cuMemMap(address, kUnit, kUnit, handle, 0), CUDA_ERROR_INVALID_VALUE) << "offset";
-    EXPECT_EQ(cuMemMap(address, 4 * kUnit, 0, handle, 0), CUDA_ERROR_INVALID_VALUE) << "size";
-    EXPECT_EQ(cuMemMap(address + kUnit, 2 * kUnit, 0, handle, 0), CUDA_ERROR_INVALID_VALUE)
+    EXPECT_EQ(cuMemMap(address, 3 * kUnit, 0, handle, 0), CUDA_ERROR_INVALID_VALUE) << "size";
+    EXPECT_EQ(cuMemMap(address + 2 * kUnit, 2 * kUnit, 0, handle, 0), CUDA_ERROR_INVALID_VALUE)
         << "beyond the reservation";
     EXPECT_EQ(cuMemMap(address, 2 * kUnit, 0, handle, 0), CUDA_SUCCESS);
     EXPECT_EQ(cuMemMap(address + kUnit, kUnit, 0, handle, 0), CUDA_ERROR_INVALID_VALUE)
