@@ -5,9 +5,12 @@
 #define CKPTD_COMMON_LAYOUT_LAYOUT_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -50,6 +53,7 @@ struct TargetSpec {
   std::optional<Shape> expected_shape;   // global; a difference is LAYOUT_MISMATCH
   std::vector<std::string> aliases;      // further names for the same memory
   bool optional = false;                 // left out when missing or of another shape
+  bool operator==(const TargetSpec&) const = default;
 };
 
 // Everything that one rank wants. Targets sorted by name, names unique
@@ -63,6 +67,16 @@ struct RankLayout {
   bool skip_missing = false;       // targets are left out when the source lacks them, if not all
   bool refuse_unexpected = false;  // see CheckNothingUnexpected
 };
+
+// Ranks whose layouts differ in `rank` alone, and that are in the same of the meshes
+// that their targets name. `layout` is that of one of them.
+struct Cohort {
+  std::shared_ptr<const RankLayout> layout;
+  std::vector<uint32_t> ranks;
+};
+
+// The cohorts of some layouts, one per rank; neighbours that are alike are joined.
+std::vector<Cohort> JoinAlike(std::span<const std::shared_ptr<const RankLayout>> layouts);
 
 // Cast policy for tensors whose target states no dtype.
 struct DtypePolicy {
@@ -91,6 +105,16 @@ class LayoutRules {
   // LAYOUT_MISMATCH (a tensor that no rule matches, when there is no default),
   // WRONG_RANK.
   absl::StatusOr<RankLayout> ForRank(const CheckpointIndex& index, uint32_t rank) const;
+  // The same for many ranks, which costs about as much as for one.
+  absl::StatusOr<std::vector<Cohort>> ForRanks(const CheckpointIndex& index,
+                                               std::span<const uint32_t> ranks) const;
+
+  // A name of the source, its tensor, and the rule that names it.
+  struct RuledName {
+    const std::string* name = nullptr;
+    const TensorEntry* tensor = nullptr;
+    uint32_t rule = 0;
+  };
 
  private:
   friend class LayoutRulesParser;
@@ -106,6 +130,15 @@ class LayoutRules {
   };
   // Rule for a tensor of that name; nullptr when none matches.
   const Rule* Match(std::string_view name) const;
+  // Whether each rule gives its tensors to `rank`.
+  std::vector<bool> GivesTo(uint32_t rank) const;
+  using RuledNames = std::vector<RuledName>;
+  absl::StatusOr<RuledNames> MatchAll(const CheckpointIndex& index) const;
+  RankLayout LayoutOf(const CheckpointIndex& index, const RuledNames& names,
+                      const std::vector<bool>& gives, uint32_t rank) const;
+  // Ranks, by the rules that give them anything, in the order in which they come.
+  std::vector<std::pair<std::vector<bool>, std::vector<uint32_t>>> ByRules(
+      std::span<const uint32_t> ranks) const;
 
   uint32_t world_size_ = 0;
   std::string description_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/reasons.h"
@@ -15,19 +16,16 @@
 namespace ckptd {
 namespace {
 
-struct Named {
-  const std::string* name = nullptr;
-  const TensorEntry* tensor = nullptr;
-};
+using Named = LayoutRules::RuledName;
 
 // Tensors and aliases together, sorted by name.
 std::vector<Named> AllNames(const CheckpointIndex& index) {
   std::vector<Named> names;
   names.reserve(index.tensors.size() + index.aliases.size());
-  for (const TensorEntry& tensor : index.tensors) names.push_back({&tensor.name, &tensor});
+  for (const TensorEntry& tensor : index.tensors) names.push_back({&tensor.name, &tensor, 0});
   for (const auto& [alias, name] : index.aliases) {
     const TensorEntry* tensor = index.Find(name);
-    if (tensor != nullptr) names.push_back({&alias, tensor});
+    if (tensor != nullptr) names.push_back({&alias, tensor, 0});
   }
   std::inplace_merge(names.begin(),
                      names.begin() + static_cast<std::ptrdiff_t>(index.tensors.size()),
@@ -98,44 +96,88 @@ bool LayoutRules::Rule::Gives(uint32_t rank, const std::vector<Mesh>& meshes) co
   return !sharding.mesh.has_value() || CoordinatesOf(meshes[*sharding.mesh], rank).has_value();
 }
 
-absl::StatusOr<RankLayout> LayoutRules::ForRank(const CheckpointIndex& index,
-                                                uint32_t rank) const {
-  if (rank >= world_size_) return WrongRank(rank, description_, world_size_);
+std::vector<bool> LayoutRules::GivesTo(uint32_t rank) const {
+  std::vector<bool> gives;
+  gives.reserve(rules_.size());
+  for (const Rule& rule : rules_) gives.push_back(rule.Gives(rank, meshes_));
+  return gives;
+}
+
+std::vector<std::pair<std::vector<bool>, std::vector<uint32_t>>> LayoutRules::ByRules(
+    std::span<const uint32_t> ranks) const {
+  std::vector<std::pair<std::vector<bool>, std::vector<uint32_t>>> sets;
+  std::map<std::vector<bool>, size_t> known;
+  for (const uint32_t rank : ranks) {
+    std::vector<bool> gives = GivesTo(rank);
+    const auto [at, fresh] = known.try_emplace(gives, sets.size());
+    if (fresh) sets.push_back({std::move(gives), {}});
+    sets[at->second].second.push_back(rank);
+  }
+  return sets;
+}
+
+RankLayout LayoutRules::LayoutOf(const CheckpointIndex& index, const RuledNames& names,
+                                 const std::vector<bool>& gives, uint32_t rank) const {
   RankLayout layout;
   layout.rank = rank;
   layout.world_size = world_size_;
   layout.meshes = meshes_;
-  std::vector<bool> gives;
-  for (const Rule& rule : rules_) {
-    layout.shardings.push_back(rule.sharding);
-    gives.push_back(rule.Gives(rank, meshes_));
-  }
+  for (const Rule& rule : rules_) layout.shardings.push_back(rule.sharding);
   const auto whole = static_cast<uint32_t>(layout.shardings.size());
   layout.shardings.emplace_back();
-  const std::vector<Named> names = AllNames(index);
   layout.targets.reserve(names.size());
   TiedTargets tied(index);
-  for (const Named& named : names) {
-    const Rule* rule = Match(*named.name);
-    if (rule == nullptr) return NoRuleMatches(*named.name);
-    const auto number = static_cast<uint32_t>(rule - rules_.data());
+  for (const auto& [name, tensor, number] : names) {
     if (!gives[number]) continue;
+    const Rule& rule = rules_[number];
     // As with a dtype policy: a pattern that casts is about the floating tensors.
-    const bool casts = IsCastable(rule->dtype) && !IsCastable(named.tensor->dtype);
-    const Dtype dtype = casts ? Dtype::kUnspecified : rule->dtype;
-    const uint32_t sharding = named.tensor->shape.empty() ? whole : number;
-    TargetSpec* twin = tied.Find(named.tensor, layout.shardings[sharding], dtype, layout);
+    const bool casts = IsCastable(rule.dtype) && !IsCastable(tensor->dtype);
+    const Dtype dtype = casts ? Dtype::kUnspecified : rule.dtype;
+    const uint32_t sharding = tensor->shape.empty() ? whole : number;
+    TargetSpec* twin = tied.Find(tensor, layout.shardings[sharding], dtype, layout);
     if (twin != nullptr) {
-      twin->aliases.push_back(*named.name);
+      twin->aliases.push_back(*name);
       continue;
     }
-    tied.Note(named.tensor, layout.targets.size());
+    tied.Note(tensor, layout.targets.size());
     TargetSpec& target = layout.targets.emplace_back();
-    target.name = *named.name;
+    target.name = *name;
     target.sharding = sharding;
     target.dtype = dtype;
   }
   return layout;
+}
+
+absl::StatusOr<LayoutRules::RuledNames> LayoutRules::MatchAll(const CheckpointIndex& index) const {
+  RuledNames names = AllNames(index);
+  for (RuledName& named : names) {
+    const Rule* rule = Match(*named.name);
+    if (rule == nullptr) return NoRuleMatches(*named.name);
+    named.rule = static_cast<uint32_t>(rule - rules_.data());
+  }
+  return names;
+}
+
+absl::StatusOr<std::vector<Cohort>> LayoutRules::ForRanks(const CheckpointIndex& index,
+                                                          std::span<const uint32_t> ranks) const {
+  for (const uint32_t rank : ranks) {
+    if (rank >= world_size_) return WrongRank(rank, description_, world_size_);
+  }
+  CKPTD_ASSIGN_OR_RETURN(const RuledNames names, MatchAll(index));
+  std::vector<Cohort> cohorts;
+  for (auto& [gives, members] : ByRules(ranks)) {
+    auto layout =
+        std::make_shared<const RankLayout>(LayoutOf(index, names, gives, members.front()));
+    cohorts.push_back({std::move(layout), std::move(members)});
+  }
+  return cohorts;
+}
+
+absl::StatusOr<RankLayout> LayoutRules::ForRank(const CheckpointIndex& index,
+                                                uint32_t rank) const {
+  if (rank >= world_size_) return WrongRank(rank, description_, world_size_);
+  CKPTD_ASSIGN_OR_RETURN(const RuledNames names, MatchAll(index));
+  return LayoutOf(index, names, GivesTo(rank), rank);
 }
 
 }  // namespace ckptd

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/layout/plan.h"
+#include "common/layout/read_union.h"
 
 namespace ckptd {
 namespace {
@@ -134,14 +135,10 @@ struct Keyed {
   const CopyOp* op = nullptr;
 };
 
-std::vector<Keyed> SortedOps(const std::vector<RankPlan>& plans) {
-  size_t count = 0;
-  for (const RankPlan& plan : plans) count += plan.ops.size();
+std::vector<Keyed> SortedOps(std::span<const CopyOp* const> all) {
   std::vector<Keyed> ops;
-  ops.reserve(count);
-  for (const RankPlan& plan : plans) {
-    for (const CopyOp& op : plan.ops) ops.push_back({op.file, op.file_offset, &op});
-  }
+  ops.reserve(all.size());
+  for (const CopyOp* op : all) ops.push_back({op->file, op->file_offset, op});
   std::sort(ops.begin(), ops.end(), [](const Keyed& a, const Keyed& b) {
     return std::tie(a.file, a.file_offset) < std::tie(b.file, b.file_offset);
   });
@@ -150,10 +147,9 @@ std::vector<Keyed> SortedOps(const std::vector<RankPlan>& plans) {
 
 }  // namespace
 
-std::vector<uint64_t> ReadBytesPerFile(const CheckpointIndex& index,
-                                       const std::vector<RankPlan>& plans) {
-  const std::vector<Keyed> ops = SortedOps(plans);
-  std::vector<uint64_t> bytes(index.files.size(), 0);
+std::vector<uint64_t> ReadUnion(std::span<const CopyOp* const> all, size_t files) {
+  const std::vector<Keyed> ops = SortedOps(all);
+  std::vector<uint64_t> bytes(files, 0);
   std::vector<const CopyOp*> group;
   for (size_t begin = 0; begin < ops.size();) {
     const uint32_t file = ops[begin].file;
@@ -169,6 +165,15 @@ std::vector<uint64_t> ReadBytesPerFile(const CheckpointIndex& index,
     begin = end;
   }
   return bytes;
+}
+
+std::vector<uint64_t> ReadBytesPerFile(const CheckpointIndex& index,
+                                       const std::vector<RankPlan>& plans) {
+  std::vector<const CopyOp*> ops;
+  for (const RankPlan& plan : plans) {
+    for (const CopyOp& op : plan.ops) ops.push_back(&op);
+  }
+  return ReadUnion(ops, index.files.size());
 }
 
 }  // namespace ckptd
