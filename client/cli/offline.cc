@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
+#include <numeric>
+#include <utility>
 
 #include "client/cli/text.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
-#include "common/layout/plan.h"
+#include "common/layout/group_plan.h"
 
 namespace ckptd::cli {
 namespace {
@@ -25,17 +28,12 @@ uint64_t SourceBytes(const CheckpointIndex& index) {
   return bytes;
 }
 
-bool CastsDown(const RankPlan& plan) {
-  return std::any_of(plan.ops.begin(), plan.ops.end(),
-                     [](const CopyOp& op) { return BitsOf(op.to) < BitsOf(op.from); });
-}
-
-RankBytes ToRankBytes(const RankPlan& plan) {
+RankBytes ToRankBytes(const PlannedRank& plan) {
   RankBytes out;
   out.rank = static_cast<int32_t>(plan.rank);
   out.slab_bytes = plan.slab_bytes;
   out.tensor_bytes = plan.tensor_bytes;
-  out.tensor_count = static_cast<uint32_t>(plan.tensors.size());
+  out.tensor_count = static_cast<uint32_t>(plan.tensors);
   // Rank 0 reads; what it keeps itself is sent to nobody.
   out.received_bytes = plan.rank == 0 ? 0 : plan.tensor_bytes;
   return out;
@@ -103,29 +101,27 @@ absl::StatusOr<SourceInfo> InspectOffline(const std::string& source) {
 absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::string& layout,
                                         const DtypePolicy& policy) {
   CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules, LayoutRules::Parse(layout));
-  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(source));
-  std::vector<RankPlan> plans;
-  std::vector<uint64_t> digests;
+  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(source));
+  const auto index = std::make_shared<const CheckpointIndex>(std::move(opened));
+  std::vector<uint32_t> ranks(rules.world_size());
+  std::iota(ranks.begin(), ranks.end(), 0u);
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<Cohort> cohorts, rules.ForRanks(*index, ranks));
+  CKPTD_ASSIGN_OR_RETURN(const GroupPlan plan, GroupPlan::Make(index, cohorts, policy));
   OfflinePlan out;
   bool casts_down = false;
-  for (uint32_t rank = 0; rank < rules.world_size(); ++rank) {
-    CKPTD_ASSIGN_OR_RETURN(const RankLayout wanted, rules.ForRank(index, rank));
-    CKPTD_ASSIGN_OR_RETURN(RankPlan plan, PlanRank(index, wanted, policy));
-    out.summary.ranks.push_back(ToRankBytes(plan));
-    out.summary.peak_rank_bytes = std::max(out.summary.peak_rank_bytes, plan.slab_bytes);
-    out.summary.total_slab_bytes += plan.slab_bytes;
-    casts_down = casts_down || CastsDown(plan);
-    digests.push_back(plan.digest);
-    plans.push_back(std::move(plan));
+  for (const PlannedRank& rank : plan.ranks()) {
+    out.summary.ranks.push_back(ToRankBytes(rank));
+    out.summary.peak_rank_bytes = std::max(out.summary.peak_rank_bytes, rank.slab_bytes);
+    out.summary.total_slab_bytes += rank.slab_bytes;
+    casts_down = casts_down || rank.casts_down;
   }
-  const std::vector<uint64_t> read = ReadBytesPerFile(index, plans);
-  for (size_t i = 0; i < index.files.size(); ++i) {
-    const uint64_t bytes = i < read.size() ? read[i] : 0;
-    out.summary.files.push_back({index.files[i].path, bytes});
-    out.summary.storage_bytes += bytes;
+  const std::vector<uint64_t> read = plan.ReadBytes();
+  for (size_t i = 0; i < index->files.size(); ++i) {
+    out.summary.files.push_back({index->files[i].path, read[i]});
+    out.summary.storage_bytes += read[i];
   }
-  out.summary.plan_digest = HexDigest(CombineDigests(digests));
-  out.warnings = WarningsOf(out.summary, SourceBytes(index), casts_down);
+  out.summary.plan_digest = HexDigest(plan.digest());
+  out.warnings = WarningsOf(out.summary, SourceBytes(*index), casts_down);
   return out;
 }
 

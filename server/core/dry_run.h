@@ -4,27 +4,22 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/layout/group_plan.h"
 #include "server/core/domain.h"
 
 namespace ckptd {
 
-// All plans are kept until the bytes that they share are counted: about a gigabyte.
+// Different copies of all ranks together: what time and memory grow with.
 inline constexpr size_t kMaxDryRunCopies = 4'000'000;
 
-struct DryRun {
-  CheckpointIndex index;
-  std::vector<RankPlan> plans;
-};
-
 // Rule form: all ranks. Rank form: rank `own` alone. Opens the source. Errors: those
-// of OpenCheckpoint, LayoutOfRank and PlanRank; DeadlineExceeded DEADLINE, and
-// InvalidArgument INVALID_REQUEST for so many ranks and tensors that their plans
-// would not fit beside the shards.
-absl::StatusOr<DryRun> PlanDry(const LoadRequest& request, uint32_t own, Deadline deadline,
-                               size_t max_copies = kMaxDryRunCopies);
+// of OpenCheckpoint, LayoutRules and GroupPlan; DeadlineExceeded DEADLINE, and
+// InvalidArgument INVALID_REQUEST for so many ranks and kinds of tensors that their
+// plan would take the memory of shards.
+absl::StatusOr<GroupPlan> PlanDry(const LoadRequest& request, uint32_t own, Deadline deadline,
+                                  size_t max_copies = kMaxDryRunCopies);
 
 }  // namespace ckptd
 

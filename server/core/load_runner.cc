@@ -111,28 +111,33 @@ absl::Status LoadRunner::Open() {
   return Interrupted();
 }
 
+absl::StatusOr<std::vector<Cohort>> LoadRunner::Cohorts() const {
+  std::vector<uint32_t> ranks;
+  std::vector<std::shared_ptr<const RankLayout>> stated;
+  for (uint32_t rank = 0; rank < session_.links.size(); ++rank) {
+    if (IsRankForm(load_.request)) {
+      if (load_.stated[rank] == nullptr) continue;  // holds its shard already
+      stated.push_back(load_.stated[rank]);
+    }
+    ranks.push_back(rank);
+  }
+  return CohortsOf(load_.request, *index_, ranks, stated);
+}
+
 absl::Status LoadRunner::PlanAll() {
   Enter(Stage::kPlanning);
-  std::vector<uint64_t> digests;
-  for (uint32_t rank = 0; rank < session_.links.size(); ++rank) {
-    LoadRequest request = load_.request;
-    if (IsRankForm(request)) {
-      if (load_.stated[rank] == nullptr) continue;  // holds its shard already
-      request.layout = load_.stated[rank];
-    }
-    auto layout = LayoutOfRank(request, *index_, rank);
-    if (!layout.ok()) return OfRank(rank, layout.status());
-    auto plan = PlanRank(*index_, *layout, request.policy);
-    if (!plan.ok()) return OfRank(rank, plan.status());
-    digests.push_back(plan->digest);
-    Participant participant;
-    participant.rank = rank;
-    participant.plan = std::move(plan).value();
-    participants_.push_back(std::move(participant));
+  const auto cohorts = Cohorts();
+  if (!cohorts.ok()) return OfRank(0, cohorts.status());
+  auto plan = GroupPlan::Make(index_, *cohorts, load_.request.policy);
+  if (!plan.ok()) return Blame(plan.status());
+  plan_ = std::make_shared<const GroupPlan>(*std::move(plan));
+  for (const PlannedRank& planned : plan_->ranks()) {
+    Participant& participant = participants_.emplace_back();
+    participant.rank = planned.rank;
+    participant.plan = &planned;
   }
   // After the plans: where names only lack a prefix, what is missing says so.
   CKPTD_RETURN_IF_ERROR(CheckNames());
-  plan_digest_ = CombineDigests(digests);
   return Interrupted();
 }
 
@@ -153,8 +158,8 @@ PrepareCall LoadRunner::CallFor(const Participant& participant) const {
   call.request = load_.request;
   if (IsRankForm(load_.request)) call.request.layout = load_.stated[participant.rank];
   call.index = index_;
-  call.rank_digest = participant.plan.digest;
-  call.plan_digest = plan_digest_;
+  call.rank_digest = participant.plan->digest;
+  call.plan_digest = plan_->digest();
   call.request_digests = load_.request_digests;
   return call;
 }
@@ -180,12 +185,12 @@ absl::Status LoadRunner::PrepareAll() {
     auto reply = session_.links[participant.rank]->Prepare(
         CallFor(participant), Sooner(load_.deadline, kPrepareDeadline));
     CKPTD_RETURN_IF_ERROR(reply.status());
-    if (reply->rank_digest != participant.plan.digest) {
+    if (reply->rank_digest != participant.plan->digest) {
       return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
                        fmt::format("preparing {}: its plan digest is {}, the leader's {}; run the "
                                    "same ckptd on every rank",
                                    load_.name, HexDigest(reply->rank_digest),
-                                   HexDigest(participant.plan.digest)));
+                                   HexDigest(participant.plan->digest)));
     }
     participant.reply = std::move(reply).value();
     return absl::OkStatus();

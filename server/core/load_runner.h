@@ -48,7 +48,7 @@ class LoadRunner {
   // One rank that lacks the shard.
   struct Participant {
     uint32_t rank = 0;
-    RankPlan plan;
+    const PlannedRank* plan = nullptr;  // in plan_
     PrepareReply reply;
     // What readers did for it, all together.
     uint64_t filled_bytes = 0;
@@ -61,6 +61,8 @@ class LoadRunner {
   absl::Status FindLost(std::set<uint32_t>& lost);
   absl::Status Open();
   absl::Status PlanAll();
+  // Of the ranks that do not hold their shard already.
+  absl::StatusOr<std::vector<Cohort>> Cohorts() const;
   // Rank form: nothing in the source that no rank wants, if they say so.
   absl::Status CheckNames() const;
   absl::Status PrepareAll();
@@ -92,8 +94,8 @@ class LoadRunner {
   const Membership::Session session_;
   ProgressMeter meter_;
   std::shared_ptr<const CheckpointIndex> index_;
+  std::shared_ptr<const GroupPlan> plan_;
   std::vector<Participant> participants_;
-  uint64_t plan_digest_ = 0;
   std::unique_ptr<ExecuteFanout> fanout_;
   Mutex mutex_;
   std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);

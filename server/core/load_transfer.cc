@@ -26,11 +26,11 @@ PartReader LoadRunner::MakeReader(const ReaderShare& share) const {
   for (const Participant& participant : participants_) {
     const uint32_t rank = participant.rank;
     if (std::count(share.targets.begin(), share.targets.end(), rank) == 0) continue;
-    targets.push_back({session_.identities[rank], &participant.plan, participant.reply,
+    targets.push_back({session_.identities[rank], participant.plan, participant.reply,
                        session_.links[rank]});
   }
   return PartReader({parts_.catalog, parts_.peer_memory, 0, parts_.membership.secret()},
-                    {session_.epoch, load_.name, load_.deadline, index_}, std::move(targets));
+                    {session_.epoch, load_.name, load_.deadline, plan_}, std::move(targets));
 }
 
 ReadOrder LoadRunner::OrderFor(const ReaderShare& share) const {
@@ -40,7 +40,7 @@ ReadOrder LoadRunner::OrderFor(const ReaderShare& share) const {
   for (const Participant& participant : participants_) {
     const uint32_t rank = participant.rank;
     if (std::count(share.targets.begin(), share.targets.end(), rank) == 0) continue;
-    order.targets.push_back({session_.identities[rank], participant.plan.digest,
+    order.targets.push_back({session_.identities[rank], participant.plan->digest,
                              CallFor(participant).request.layout, participant.reply});
   }
   return order;
@@ -86,7 +86,7 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
 absl::Status LoadRunner::Transfer() {
   std::map<uint32_t, uint64_t> expected;
   for (const Participant& participant : participants_) {
-    expected[participant.rank] = participant.plan.tensor_bytes;
+    expected[participant.rank] = participant.plan->tensor_bytes;
   }
   meter_.Expect(std::move(expected));
   const std::vector<ReaderShare> shares = Shares();

@@ -35,26 +35,31 @@ absl::Status CheckSameFiles(const CheckpointIndex& ours, const CheckpointIndex& 
                    {{"file", file}});
 }
 
-absl::StatusOr<std::vector<RankPlan>> PlanTargets(const Incoming& incoming,
-                                                  const CheckpointIndex& index,
-                                                  const ReadOrder& order) {
-  std::vector<RankPlan> plans;
+absl::StatusOr<std::shared_ptr<const GroupPlan>> PlanTargets(
+    const Incoming& incoming, std::shared_ptr<const CheckpointIndex> index,
+    const ReadOrder& order) {
+  std::vector<uint32_t> ranks;
+  std::vector<std::shared_ptr<const RankLayout>> stated;
   for (const ReadOrder::Target& target : order.targets) {
-    LoadRequest request = incoming.request();
-    request.layout = target.layout;
-    CKPTD_ASSIGN_OR_RETURN(const RankLayout layout,
-                           LayoutOfRank(request, index, target.who.rank));
-    CKPTD_ASSIGN_OR_RETURN(RankPlan plan, PlanRank(index, layout, request.policy));
-    if (plan.digest != target.rank_digest) {
-      return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
-                       fmt::format("planning rank {} to read for it: its plan digest is {}, the "
-                                   "leader's {}; run the same ckptd on every rank",
-                                   target.who.rank, HexDigest(plan.digest),
-                                   HexDigest(target.rank_digest)));
-    }
-    plans.push_back(std::move(plan));
+    ranks.push_back(target.who.rank);
+    const auto* own = std::get_if<std::shared_ptr<const RankLayout>>(&target.layout);
+    stated.push_back(own == nullptr ? nullptr : *own);
   }
-  return plans;
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<Cohort> cohorts,
+                         CohortsOf(incoming.request(), *index, ranks, stated));
+  CKPTD_ASSIGN_OR_RETURN(GroupPlan plan,
+                         GroupPlan::Make(std::move(index), cohorts, incoming.request().policy));
+  for (const ReadOrder::Target& target : order.targets) {
+    const PlannedRank* const planned = plan.Find(target.who.rank);
+    const uint64_t digest = planned == nullptr ? 0 : planned->digest;
+    if (digest == target.rank_digest) continue;
+    return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
+                     fmt::format("planning rank {} to read for it: its plan digest is {}, the "
+                                 "leader's {}; run the same ckptd on every rank",
+                                 target.who.rank, HexDigest(digest),
+                                 HexDigest(target.rank_digest)));
+  }
+  return std::make_shared<const GroupPlan>(std::move(plan));
 }
 
 absl::Status Interrupted(const MemberReading& parts, const Incoming& incoming,
@@ -81,15 +86,15 @@ absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, const Incom
   CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(incoming.request().source));
   CKPTD_RETURN_IF_ERROR(CheckSameFiles(opened, incoming.index()));
   const auto index = std::make_shared<const CheckpointIndex>(std::move(opened));
-  CKPTD_ASSIGN_OR_RETURN(const std::vector<RankPlan> plans,
-                         PlanTargets(incoming, *index, call.read));
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<const GroupPlan> plan,
+                         PlanTargets(incoming, index, call.read));
   std::vector<ReadTarget> targets;
-  for (size_t i = 0; i < plans.size(); ++i) {
-    const ReadOrder::Target& target = call.read.targets[i];
-    targets.push_back({target.who, &plans[i], target.prepared, parts.connect(target.who)});
+  for (const ReadOrder::Target& target : call.read.targets) {
+    targets.push_back({target.who, plan->Find(target.who.rank), target.prepared,
+                       parts.connect(target.who)});
   }
   PartReader reader({parts.catalog, parts.peer_memory, parts.rank, parts.secret},
-                    {call.epoch, call.name, call.deadline, index}, std::move(targets));
+                    {call.epoch, call.name, call.deadline, plan}, std::move(targets));
   CKPTD_RETURN_IF_ERROR(reader.Reach());
   TransferOptions options;
   options.part = call.read.part;

@@ -177,7 +177,7 @@ absl::StatusOr<CheckpointIndex> Node::Inspect(const std::string& source, Deadlin
                "inspecting " + source);
 }
 
-absl::StatusOr<DryRun> Node::Plan(const LoadRequest& request, Deadline deadline) {
+absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, Deadline deadline) {
   const uint32_t own = options_.identity.rank;
   auto plan = [request, own, deadline] { return PlanDry(request, own, deadline); };
   return Await(lookup_worker_.Submit(std::move(plan)), deadline, "planning " + request.source);

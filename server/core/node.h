@@ -56,7 +56,7 @@ class Node {
   absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id);
   absl::StatusOr<CheckpointIndex> Inspect(const std::string& source, Deadline deadline);
   // As PlanDry, on the lookup worker.
-  absl::StatusOr<DryRun> Plan(const LoadRequest& request, Deadline deadline);
+  absl::StatusOr<GroupPlan> Plan(const LoadRequest& request, Deadline deadline);
   struct Verification {
     uint64_t tensors = 0;
     uint64_t bytes = 0;

@@ -21,7 +21,6 @@ PartReader::PartReader(Parts parts, Load load, std::vector<ReadTarget> targets)
 absl::Status PartReader::Reach() {
   for (const ReadTarget& target : targets_) {
     TransferTarget reached;
-    reached.plan = target.plan;
     const absl::Status status = ReachOne(target, reached);
     if (!status.ok()) {
       const uint32_t rank = target.who.rank;
@@ -30,6 +29,7 @@ absl::Status PartReader::Reach() {
                       std::to_string(rank));
     }
     reached_.push_back(std::move(reached));
+    ranks_.push_back(target.plan);
   }
   return absl::OkStatus();
 }
@@ -71,7 +71,7 @@ ReadReport PartReader::Begun() const {
 absl::StatusOr<ReadReport> PartReader::Read(const TransferOptions& options,
                                             TransferProgress& progress) {
   CKPTD_ASSIGN_OR_RETURN(TransferResult result,
-                         RunTransfer(*load_.index, reached_, options, progress));
+                         RunTransfer(*load_.plan, ranks_, reached_, options, progress));
   ReadReport report = Begun();
   report.storage_bytes = result.storage_bytes;
   report.mapped_bytes = progress.mapped_bytes;

@@ -20,7 +20,7 @@ namespace ckptd {
 // A rank that a reader fills.
 struct ReadTarget {
   MemberIdentity who;
-  const RankPlan* plan = nullptr;  // outlives the reading
+  const PlannedRank* plan = nullptr;  // in the load's plan
   PrepareReply prepared;
   std::shared_ptr<MemberLink> link;  // for streams
 };
@@ -38,7 +38,7 @@ class PartReader {
     uint64_t epoch = 0;
     std::string name;
     Deadline deadline;
-    std::shared_ptr<const CheckpointIndex> index;
+    std::shared_ptr<const GroupPlan> plan;
   };
   PartReader(Parts parts, Load load, std::vector<ReadTarget> targets);
 
@@ -58,6 +58,7 @@ class PartReader {
   const Load load_;
   const std::vector<ReadTarget> targets_;
   std::vector<TransferTarget> reached_;
+  std::vector<const PlannedRank*> ranks_;  // of those
   std::vector<std::unique_ptr<TransferSink>> sinks_;
 };
 

@@ -12,18 +12,38 @@
 
 namespace ckptd {
 
+namespace {
+
+absl::Status CheckStatement(const RankLayout* stated, uint32_t rank) {
+  if (stated != nullptr && stated->rank == rank) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInternal, reason::kWrongRank,
+                   fmt::format("planning rank {}: its statement is missing", rank));
+}
+
+}  // namespace
+
 absl::StatusOr<RankLayout> LayoutOfRank(const LoadRequest& request, const CheckpointIndex& index,
                                         uint32_t rank) {
   if (const auto* stated = std::get_if<std::shared_ptr<const RankLayout>>(&request.layout)) {
-    if (*stated == nullptr || (*stated)->rank != rank) {
-      return MakeError(absl::StatusCode::kInternal, reason::kWrongRank,
-                       fmt::format("planning rank {}: its statement is missing", rank));
-    }
+    CKPTD_RETURN_IF_ERROR(CheckStatement(stated->get(), rank));
     return **stated;
   }
   CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules,
                          LayoutRules::Parse(std::get<std::string>(request.layout)));
   return rules.ForRank(index, rank);
+}
+
+absl::StatusOr<std::vector<Cohort>> CohortsOf(
+    const LoadRequest& request, const CheckpointIndex& index, std::span<const uint32_t> ranks,
+    std::span<const std::shared_ptr<const RankLayout>> stated) {
+  if (const auto* text = std::get_if<std::string>(&request.layout)) {
+    CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules, LayoutRules::Parse(*text));
+    return rules.ForRanks(index, ranks);
+  }
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    CKPTD_RETURN_IF_ERROR(CheckStatement(i < stated.size() ? stated[i].get() : nullptr, ranks[i]));
+  }
+  return JoinAlike(stated.first(ranks.size()));
 }
 
 absl::StatusOr<Shard> RankSide::Plan(const PrepareCall& call) const {

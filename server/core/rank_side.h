@@ -6,7 +6,9 @@
 
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -57,6 +59,11 @@ class RankSide {
 // rank's own statement. Errors: LAYOUT_INVALID, LAYOUT_MISMATCH, WRONG_RANK.
 absl::StatusOr<RankLayout> LayoutOfRank(const LoadRequest& request, const CheckpointIndex& index,
                                         uint32_t rank);
+// The same for several ranks. `stated` are their statements, in rank form: one per
+// rank, in the same order.
+absl::StatusOr<std::vector<Cohort>> CohortsOf(
+    const LoadRequest& request, const CheckpointIndex& index, std::span<const uint32_t> ranks,
+    std::span<const std::shared_ptr<const RankLayout>> stated);
 
 }  // namespace ckptd
 

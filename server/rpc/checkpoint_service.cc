@@ -21,34 +21,32 @@ constexpr std::chrono::milliseconds kWatchPeriod{100};
 // A watch holds a server thread.
 constexpr int kMaxWatchers = 64;
 
-v1::PlanLoadResponse PlanReply(const DryRun& dry) {
+v1::PlanLoadResponse PlanReply(const GroupPlan& plan) {
   v1::PlanLoadResponse out;
-  std::vector<uint64_t> digests;
   uint64_t peak = 0;
   uint64_t total = 0;
-  for (const RankPlan& plan : dry.plans) {
+  for (const PlannedRank& planned : plan.ranks()) {
     auto* rank = out.add_ranks();
-    rank->set_rank(static_cast<int32_t>(plan.rank));
-    rank->set_slab_bytes(plan.slab_bytes);
-    rank->set_tensor_bytes(plan.tensor_bytes);
-    rank->set_tensor_count(static_cast<uint32_t>(plan.tensors.size()));
-    rank->set_received_bytes(plan.rank == 0 ? 0 : plan.tensor_bytes);
-    peak = std::max(peak, plan.slab_bytes);
-    total += plan.slab_bytes;
-    digests.push_back(plan.digest);
+    rank->set_rank(static_cast<int32_t>(planned.rank));
+    rank->set_slab_bytes(planned.slab_bytes);
+    rank->set_tensor_bytes(planned.tensor_bytes);
+    rank->set_tensor_count(static_cast<uint32_t>(planned.tensors));
+    rank->set_received_bytes(planned.rank == 0 ? 0 : planned.tensor_bytes);
+    peak = std::max(peak, planned.slab_bytes);
+    total += planned.slab_bytes;
   }
-  const std::vector<uint64_t> reads = ReadBytesPerFile(dry.index, dry.plans);
+  const std::vector<uint64_t> reads = plan.ReadBytes();
   uint64_t storage = 0;
   for (size_t i = 0; i < reads.size(); ++i) {
     auto* file = out.add_files();
-    file->set_path(dry.index.files[i].path);
+    file->set_path(plan.index().files[i].path);
     file->set_read_bytes(reads[i]);
     storage += reads[i];
   }
   out.set_storage_bytes(storage);
   out.set_peak_rank_bytes(peak);
   out.set_total_slab_bytes(total);
-  out.set_plan_digest(HexDigest(CombineDigests(digests)));
+  out.set_plan_digest(HexDigest(plan.digest()));
   return out;
 }
 

@@ -29,6 +29,12 @@ class DigestBoard {
   // Combine. False when more bytes came than the block has.
   bool Fill(const Destination& where, uint64_t block, uint64_t bytes);
 
+  // Whether Combine will read from staged slabs.
+  bool HasUnread() {
+    MutexLock lock(mutex_);
+    return !unread_.empty();
+  }
+
   // Digests of all tensors, per target; Internal COVERAGE naming the tensor if
   // a block was never completed, the errors of reading staged memory. Call when all
   // threads are done, and what they staged is in place.

@@ -1,32 +1,38 @@
 #include "server/transfer/item_worker.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/base/status.h"
 
 namespace ckptd {
 
-ItemWorker::ItemWorker(const TransferParts& parts, SlabWriter& slabs, DigestBoard* board,
-                       SourceFiles& files, size_t direct_reads)
-    : parts_(parts),
-      reader_(files, direct_reads),
-      wanted_(parts.schedule, parts.targets, kReadThroughGap),
-      here_(parts.ScheduleHere(), parts.here, kReadThroughGap),
-      placer_(parts.remotes.empty() ? wanted_ : here_, parts.here, slabs, board),
-      sender_(parts.remotes),
-      placed_(parts.here.size()) {}
+ItemWorker::Tools::Tools(const TransferWindow& window, SlabWriter& slabs)
+    : parts(window.parts),
+      wanted(parts.schedule, parts.targets, kReadThroughGap),
+      here(parts.ScheduleHere(), parts.here, kReadThroughGap),
+      placer(parts.remotes.empty() ? wanted : here, parts.here, slabs, window.board.get()),
+      sender(parts.remotes),
+      placed(parts.here.size()) {}
 
-absl::Status ItemWorker::Do(const WorkItem& item, std::span<uint64_t> done,
-                            absl::FunctionRef<absl::Status()> poll) {
+void ItemWorker::TurnTo(std::shared_ptr<const TransferWindow> window) {
+  if (window == window_) return;
+  tools_.emplace(*window, slabs_);
+  window_ = std::move(window);
+}
+
+absl::Status ItemWorker::Do(std::shared_ptr<const TransferWindow> window, const WorkItem& item,
+                            std::span<uint64_t> done, absl::FunctionRef<absl::Status()> poll) {
+  TurnTo(std::move(window));
   CKPTD_RETURN_IF_ERROR(Begin(item));
   uint64_t unpolled = 0;
-  for (const SourceRange& range : wanted_.ranges()) {
+  for (const SourceRange& range : tools_->wanted.ranges()) {
     for (uint64_t at = range.begin; at < range.end;) {
       if (unpolled >= kItemBytes) {  // an item may be much longer
         unpolled = 0;
         CKPTD_RETURN_IF_ERROR(poll());
       }
-      const uint64_t end = wanted_.CutAtElement(at + kReadBlockBytes, range.end);
+      const uint64_t end = tools_->wanted.CutAtElement(at + kReadBlockBytes, range.end);
       CKPTD_RETURN_IF_ERROR(DoBlock(at, end));
       unpolled += end - at;
       at = end;
@@ -37,36 +43,36 @@ absl::Status ItemWorker::Do(const WorkItem& item, std::span<uint64_t> done,
 }
 
 absl::Status ItemWorker::Begin(const WorkItem& item) {
-  CKPTD_RETURN_IF_ERROR(wanted_.Begin(item));
+  CKPTD_RETURN_IF_ERROR(tools_->wanted.Begin(item));
   if (sends()) {
     CKPTD_RETURN_IF_ERROR(
-        here_.Begin(ItemIn(parts_.here_schedule, item.file, item.begin, item.end)));
-    CKPTD_RETURN_IF_ERROR(sender_.Begin(item.file, item.begin, item.end));
+        tools_->here.Begin(ItemIn(tools_->parts.here_schedule, item.file, item.begin, item.end)));
+    CKPTD_RETURN_IF_ERROR(tools_->sender.Begin(item.file, item.begin, item.end));
   }
-  placer_.Begin();
+  tools_->placer.Begin();
   return Blame(reader_.Begin(item), item.begin);
 }
 
 absl::Status ItemWorker::DoBlock(uint64_t begin, uint64_t end) {
-  if (sends()) CKPTD_RETURN_IF_ERROR(sender_.MakeRoom(begin, end - begin));
+  if (sends()) CKPTD_RETURN_IF_ERROR(tools_->sender.MakeRoom(begin, end - begin));
   const absl::Status status = reader_.Use(
       begin, static_cast<size_t>(end - begin), [this, begin](std::span<const std::byte> data) {
-        placer_.Place(begin, data);
-        if (sends()) sender_.Add(begin, data);
+        tools_->placer.Place(begin, data);
+        if (sends()) tools_->sender.Add(begin, data);
       });
   return Blame(status, begin);
 }
 
 absl::Status ItemWorker::Finish(std::span<uint64_t> done) {
-  std::fill(placed_.begin(), placed_.end(), 0);
-  CKPTD_RETURN_IF_ERROR(placer_.Finish(placed_));
-  for (size_t i = 0; i < placed_.size(); ++i) done[parts_.here_at[i]] += placed_[i];
-  return sends() ? sender_.Finish(done) : absl::OkStatus();
+  std::fill(tools_->placed.begin(), tools_->placed.end(), 0);
+  CKPTD_RETURN_IF_ERROR(tools_->placer.Finish(tools_->placed));
+  for (size_t i = 0; i < tools_->placed.size(); ++i) done[tools_->parts.here_at[i]] += tools_->placed[i];
+  return sends() ? tools_->sender.Finish(done) : absl::OkStatus();
 }
 
 absl::Status ItemWorker::Blame(const absl::Status& status, uint64_t offset) const {
   if (status.ok()) return status;
-  const std::string& tensor = wanted_.TensorAt(offset);
+  const std::string& tensor = tools_->wanted.TensorAt(offset);
   return WithFact(WithContext(status, "loading tensor " + tensor), "tensor", tensor);
 }
 

@@ -82,6 +82,10 @@ SourceFiles::SourceFiles(const CheckpointIndex& index, std::span<const WorkItem>
                          ReadWay way)
     : index_(index), way_(way), mappable_(may(ReadWay::kMap) && SigbusGuardInForce()) {
   for (size_t i = 0; i < index.files.size(); ++i) slots_.push_back(std::make_unique<Slot>());
+  Expect(items);
+}
+
+void SourceFiles::Expect(std::span<const WorkItem> items) {
   for (const WorkItem& item : items) {
     Slot& slot = *slots_[item.file];
     MutexLock lock(slot.mutex);

@@ -33,6 +33,9 @@ class SourceFiles {
  public:
   SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items, ReadWay way);
 
+  // More items, before they are begun.
+  void Expect(std::span<const WorkItem> items);
+
   // Errors: those of OpenForReading; Aborted SOURCE_CHANGED if the file is
   // shorter than, or not the one, in the index.
   absl::StatusOr<std::shared_ptr<OpenSource>> Acquire(uint32_t file);

@@ -17,7 +17,8 @@
 #include "server/transfer/item_worker.h"
 #include "server/transfer/sigbus_guard.h"
 #include "server/transfer/slab_map.h"
-#include "server/transfer/transfer_parts.h"
+#include "server/transfer/window.h"
+#include "server/transfer/window_queue.h"
 
 namespace ckptd {
 namespace {
@@ -47,24 +48,39 @@ size_t DirectReadsOf(unsigned thread, unsigned threads) {
   return thread < kMaxDirectReads ? 1 : 0;
 }
 
+// Those whose memory is here.
+std::vector<SlabMap> SlabsHere(std::span<const TransferTarget> targets) {
+  std::vector<SlabMap> slabs;
+  for (const TransferTarget& target : targets) {
+    if (target.sink == nullptr) slabs.emplace_back(target.slab);
+  }
+  return slabs;
+}
+
 // One running transfer, shared by its threads.
 class Job {
  public:
-  Job(const CheckpointIndex& index, const TransferOptions& options, TransferProgress& progress,
-      const TransferParts& parts)
-      : parts_(parts),
+  Job(const WindowSource& source, std::span<const TransferTarget> targets,
+      const TransferOptions& options, TransferProgress& progress)
+      : source_(source),
+        targets_(targets),
         options_(options),
         progress_(progress),
-        slabs_(MakeSlabs(parts.here)),
-        files_(index, parts.items, options.way),
-        board_(options.digests ? std::make_unique<DigestBoard>(parts.here, slabs_) : nullptr),
-        totals_(parts.targets.size(), 0) {}
+        slabs_(SlabsHere(targets)),
+        files_(*source.index, {}, options.way),
+        queue_(source, options, slabs_, files_),
+        totals_(targets.size(), 0),
+        digests_(options.digests ? targets.size() : 0) {
+    for (size_t t = 0; t < digests_.size(); ++t) {
+      if (targets[t].sink == nullptr) digests_[t].resize(source.targets[t].tensors);
+    }
+  }
 
   absl::Status Run() {
+    CKPTD_ASSIGN_OR_RETURN(const WindowQueue::First first, queue_.Start());
     const unsigned wanted = options_.threads == 0 ? DefaultThreads() : options_.threads;
-    const auto useful =
-        static_cast<unsigned>(std::min<size_t>(parts_.items.size(), kMaxThreads));
-    const unsigned count = std::clamp(wanted, 1U, std::max(useful, 1U));
+    const size_t useful = first.only ? std::min<size_t>(first.items, kMaxThreads) : kMaxThreads;
+    const unsigned count = std::clamp(wanted, 1U, std::max(static_cast<unsigned>(useful), 1U));
     std::vector<std::thread> threads;
     for (unsigned i = 0; i < count; ++i) {
       try {
@@ -77,12 +93,15 @@ class Job {
       }
     }
     for (std::thread& thread : threads) thread.join();
+    std::vector<std::shared_ptr<TransferWindow>> unread;
     {
       MutexLock lock(mutex_);
       CKPTD_RETURN_IF_ERROR(error_);
+      unread.swap(unread_);
     }
-    for (const RemoteTarget& remote : parts_.remotes) {
-      CKPTD_RETURN_IF_ERROR(parts_.targets[remote.target].sink->Finish());
+    for (const auto& window : unread) CKPTD_RETURN_IF_ERROR(Keep(*window));
+    for (const TransferTarget& target : targets_) {
+      if (target.sink != nullptr) CKPTD_RETURN_IF_ERROR(target.sink->Finish());
     }
     return absl::OkStatus();
   }
@@ -93,33 +112,22 @@ class Job {
     result.storage_bytes = storage_bytes_;
     result.done = totals_;
     if (options_.parts == 1) CKPTD_RETURN_IF_ERROR(CheckTotals());
-    if (board_ == nullptr) return result;
-    CKPTD_ASSIGN_OR_RETURN(auto digests, board_->Combine());
-    result.digests.resize(totals_.size());
-    for (size_t i = 0; i < digests.size(); ++i) {
-      result.digests[parts_.here_at[i]] = std::move(digests[i]);
-    }
+    result.digests = std::move(digests_);
     return result;
   }
 
  private:
-  static std::vector<SlabMap> MakeSlabs(const std::vector<TransferTarget>& targets) {
-    std::vector<SlabMap> slabs;
-    for (const TransferTarget& target : targets) slabs.emplace_back(target.slab);
-    return slabs;
-  }
-
   absl::Status CheckTotals() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (size_t t = 0; t < totals_.size(); ++t) {
-      const RankPlan& plan = *parts_.targets[t].plan;
-      if (totals_[t] == plan.tensor_bytes) continue;
+      const WindowSource::Whole& whole = source_.targets[t];
+      if (totals_[t] == whole.tensor_bytes) continue;
       return MakeError(
           absl::StatusCode::kInternal, reason::kCoverage,
           fmt::format("placing the shard of rank {}: {} bytes were written, its tensors "
                       "have {}; this is a defect of the planner, report it with the "
                       "layout",
-                      plan.rank, totals_[t], plan.tensor_bytes),
-          {{"rank", std::to_string(plan.rank)}});
+                      whole.rank, totals_[t], whole.tensor_bytes),
+          {{"rank", std::to_string(whole.rank)}});
     }
     return absl::OkStatus();
   }
@@ -134,30 +142,62 @@ class Job {
   }
 
   absl::Status Work(SlabWriter& slabs, size_t direct_reads) {
-    ItemWorker worker(parts_, slabs, board_.get(), files_, direct_reads);
-    std::vector<uint64_t> done(parts_.targets.size());
-    std::deque<const WorkItem*> claimed;
+    ItemWorker worker(slabs, files_, direct_reads);
+    std::vector<uint64_t> done(targets_.size());
+    std::deque<WindowQueue::Claimed> claimed;
     while (!stop_.load(std::memory_order_relaxed)) {
-      Claim(worker, direct_reads, claimed);
+      CKPTD_RETURN_IF_ERROR(Claim(worker, direct_reads, claimed));
       if (claimed.empty()) break;
-      const WorkItem& item = *claimed.front();
+      CKPTD_RETURN_IF_ERROR(Poll());
+      const WindowQueue::Claimed next = std::move(claimed.front());
       claimed.pop_front();
       std::fill(done.begin(), done.end(), 0);
-      CKPTD_RETURN_IF_ERROR(Poll());
-      CKPTD_RETURN_IF_ERROR(worker.Do(item, done, [this] { return Poll(); }));
+      CKPTD_RETURN_IF_ERROR(worker.Do(next.window, *next.item, done, [this] { return Poll(); }));
       Count(worker, done);
+      if (next.window->items_left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        CKPTD_RETURN_IF_ERROR(Finish(next.window));
+      }
     }
     return absl::OkStatus();
   }
 
   // The next item, and as many more as are read ahead.
-  void Claim(ItemWorker& worker, size_t direct_reads, std::deque<const WorkItem*>& claimed) {
+  absl::Status Claim(ItemWorker& worker, size_t direct_reads,
+                     std::deque<WindowQueue::Claimed>& claimed) {
     while (claimed.size() <= direct_reads) {
-      const size_t next = next_item_.fetch_add(1, std::memory_order_relaxed);
-      if (next >= parts_.items.size()) return;
-      claimed.push_back(&parts_.items[next]);
-      if (!worker.Ahead(*claimed.back())) return;
+      CKPTD_ASSIGN_OR_RETURN(WindowQueue::Claimed next, queue_.Next());
+      if (next.window == nullptr) return absl::OkStatus();
+      if (next.item == nullptr) {
+        CKPTD_RETURN_IF_ERROR(Finish(next.window));
+        continue;
+      }
+      claimed.push_back(std::move(next));
+      if (!worker.Ahead(*claimed.back().item)) return absl::OkStatus();
     }
+    return absl::OkStatus();
+  }
+
+  // Keeps the digests of a window that is done; where some are of bytes that other
+  // threads have staged, when these are in place.
+  absl::Status Finish(const std::shared_ptr<TransferWindow>& window) {
+    if (window->board == nullptr) return absl::OkStatus();
+    if (!window->board->HasUnread()) return Keep(*window);
+    MutexLock lock(mutex_);
+    unread_.push_back(window);
+    return absl::OkStatus();
+  }
+
+  absl::Status Keep(const TransferWindow& window) {
+    CKPTD_ASSIGN_OR_RETURN(const auto found, window.board->Combine());
+    MutexLock lock(mutex_);
+    for (size_t i = 0; i < found.size(); ++i) {
+      const size_t target = window.parts.here_at[i];
+      const std::vector<uint32_t>* numbers = window.numbers[target];
+      for (size_t t = 0; t < found[i].size(); ++t) {
+        digests_[target][numbers == nullptr ? t : (*numbers)[t]] = found[i][t];
+      }
+    }
+    return absl::OkStatus();
   }
 
   // One thread at a time: callers need not make `interrupted` thread-safe.
@@ -189,27 +229,27 @@ class Job {
     for (size_t t = 0; t < done.size(); ++t) totals_[t] += done[t];
   }
 
-  const TransferParts& parts_;
+  const WindowSource& source_;
+  const std::span<const TransferTarget> targets_;
   const TransferOptions& options_;
   TransferProgress& progress_;
   const std::vector<SlabMap> slabs_;
   SourceFiles files_;
-  const std::unique_ptr<DigestBoard> board_;
-  std::atomic<size_t> next_item_ = 0;
+  WindowQueue queue_;
   std::atomic<bool> stop_ = false;
   Mutex poll_mutex_;
   Mutex mutex_;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<TransferWindow>> unread_ ABSL_GUARDED_BY(mutex_);
   uint64_t storage_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<uint64_t> totals_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::vector<uint64_t>> digests_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace
-
-absl::StatusOr<TransferResult> RunTransfer(const CheckpointIndex& index,
-                                           std::span<const TransferTarget> targets,
-                                           const TransferOptions& options,
-                                           TransferProgress& progress) {
+absl::StatusOr<TransferResult> Transfer(const WindowSource& source,
+                                        std::span<const TransferTarget> targets,
+                                        const TransferOptions& options,
+                                        TransferProgress& progress) {
   const bool digests_fit = !options.digests || options.parts == 1;
   if (progress.done.size() < targets.size() || options.part >= options.parts || !digests_fit) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
@@ -218,11 +258,26 @@ absl::StatusOr<TransferResult> RunTransfer(const CheckpointIndex& index,
                                  options.part, options.parts, progress.done.size(), targets.size(),
                                  options.digests ? "on" : "off"));
   }
-  TransferParts parts;
-  CKPTD_RETURN_IF_ERROR(BuildParts(index, targets, options, parts));
-  Job job(index, options, progress, parts);
+  Job job(source, targets, options, progress);
   CKPTD_RETURN_IF_ERROR(job.Run());
   return job.Result();
+}
+
+}  // namespace
+
+absl::StatusOr<TransferResult> RunTransfer(const CheckpointIndex& index,
+                                           std::span<const TransferTarget> targets,
+                                           const TransferOptions& options,
+                                           TransferProgress& progress) {
+  return Transfer(WholePlans(index, targets), targets, options, progress);
+}
+
+absl::StatusOr<TransferResult> RunTransfer(const GroupPlan& group,
+                                           std::span<const PlannedRank* const> ranks,
+                                           std::span<const TransferTarget> targets,
+                                           const TransferOptions& options,
+                                           TransferProgress& progress) {
+  return Transfer(PlansOfGroup(group, ranks, targets, options.window_copies), targets, options, progress);
 }
 
 }  // namespace ckptd

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/index.h"
+#include "common/layout/group_plan.h"
 #include "common/layout/plan.h"
 #include "server/memory/slab_view.h"
 #include "server/transfer/frames.h"
@@ -24,8 +25,8 @@ namespace ckptd {
 
 // One rank that takes part in a transfer.
 struct TransferTarget {
-  const RankPlan* plan = nullptr;
-  SlabView slab;  // alive for the whole transfer
+  const RankPlan* plan = nullptr;  // null where a group's plan says it
+  SlabView slab;                   // alive for the whole transfer
   // Set when the memory is not here: what the rank needs is sent, and cast, placed
   // and hashed over there. Outlives the transfer.
   TransferSink* sink = nullptr;
@@ -38,6 +39,9 @@ struct TransferOptions {
   uint32_t parts = 1;
   unsigned threads = 0;  // 0: as many as this process has cores; at most 64
   bool digests = true;    // only with parts == 1: blocks may straddle parts
+  // A group's plan is scheduled in windows of about so many copies: some 0.6 KB each,
+  // of two or three windows at a time.
+  uint64_t window_copies = uint64_t{1} << 18;
   // Reading through a mapping installs a SIGBUS handler for the process: a file that
   // is cut meanwhile is an error all the same.
   ReadWay way = ReadWay::kAuto;
@@ -72,6 +76,14 @@ struct TransferResult {
 // and tensor; on error the slabs' content is unspecified. Blocking: returns when
 // all its threads have ended, after an error within about one block each.
 absl::StatusOr<TransferResult> RunTransfer(const CheckpointIndex& index,
+                                           std::span<const TransferTarget> targets,
+                                           const TransferOptions& options,
+                                           TransferProgress& progress);
+
+// The same for ranks of a group: `targets[i]` is `ranks[i]`. What is copied is worked
+// out on the way, so memory does not grow with ranks times tensors.
+absl::StatusOr<TransferResult> RunTransfer(const GroupPlan& group,
+                                           std::span<const PlannedRank* const> ranks,
                                            std::span<const TransferTarget> targets,
                                            const TransferOptions& options,
                                            TransferProgress& progress);

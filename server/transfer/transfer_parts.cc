@@ -1,17 +1,19 @@
 #include "server/transfer/transfer_parts.h"
 
+#include <cmath>
+
 #include "common/base/status.h"
 
 namespace ckptd {
 
 absl::Status BuildParts(const CheckpointIndex& index, std::span<const TransferTarget> targets,
-                        const TransferOptions& options, TransferParts& parts) {
+                        const ItemShare& share, TransferParts& parts) {
   parts.targets = targets;
   CKPTD_ASSIGN_OR_RETURN(parts.schedule, BuildSchedule(index, targets));
   // Neighbours in the files stay together, so that each reader reads sequentially.
-  const size_t count = parts.schedule.items.size();
-  const size_t first = count * options.part / options.parts;
-  const size_t last = count * (options.part + 1) / options.parts;
+  const auto count = static_cast<double>(parts.schedule.items.size());
+  const auto first = static_cast<size_t>(std::llround(count * share.begin));
+  const auto last = static_cast<size_t>(std::llround(count * share.end));
   parts.items = std::span(parts.schedule.items).subspan(first, last - first);
   for (size_t i = 0; i < targets.size(); ++i) {
     if (targets[i].sink == nullptr) {

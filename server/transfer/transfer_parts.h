@@ -27,9 +27,15 @@ struct TransferParts {
   const Schedule& ScheduleHere() const { return remotes.empty() ? schedule : here_schedule; }
 };
 
+// Of the items in file order, those from this to that share of them: [0, 1) is all.
+struct ItemShare {
+  double begin = 0;
+  double end = 1;
+};
+
 // Errors: those of BuildSchedule.
 absl::Status BuildParts(const CheckpointIndex& index, std::span<const TransferTarget> targets,
-                        const TransferOptions& options, TransferParts& parts);
+                        const ItemShare& share, TransferParts& parts);
 
 }  // namespace ckptd
 

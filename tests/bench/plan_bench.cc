@@ -1,20 +1,39 @@
-// Measures planning on one thread: the layout and the plan of single ranks of a
-// world, for a model of many tensors. Prints one JSON object.
+// Measures planning on one thread: everything that is worked out of a model of many
+// tensors before the first byte moves. Prints one JSON object.
 //
-//   plan_bench [TENSORS] [WORLD_SIZE] [RANKS]
+//   plan_bench [TENSORS] [WORLD_SIZE]
 //
-// RANKS of the world, evenly spread, are planned; seconds_per_rank is their mean.
+// leader_seconds: the daemon of rank 0, which reads for all: matches the rules, plans
+// every rank with its digest, its own shard's table in full, and the first window of
+// the transfer (who gets which bytes, the order of reading). Later windows are worked
+// out while bytes move; window_seconds is one of `windows`, read from the files in
+// window_read_bytes. member_seconds: any other daemon: its own table in full and where each byte
+// that comes belongs. leader_memory_bytes: the most that the leader's part took.
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "common/layout/group_plan.h"
 #include "common/layout/layout.h"
 #include "common/layout/plan.h"
+#include "server/transfer/schedule.h"
+#include "server/transfer/window.h"
 
 namespace ckptd {
 namespace {
+
+class NoSink final : public TransferSink {
+ public:
+  absl::Status Send(const Frame&) override { return absl::OkStatus(); }
+  absl::Status Finish() override { return absl::OkStatus(); }
+};
 
 // Layers of a mixture of experts: many tensors, rows that do not divide evenly.
 CheckpointIndex ManyTensors(size_t count) {
@@ -36,24 +55,92 @@ CheckpointIndex ManyTensors(size_t count) {
   return index;
 }
 
-int Run(size_t tensors, uint32_t world_size, uint32_t ranks) {
-  const CheckpointIndex index = ManyTensors(tensors);
-  const auto rules = LayoutRules::Parse(fmt::format("fsdp:{}", world_size));
-  if (!rules.ok() || ranks == 0) return 2;
-  const auto start = std::chrono::steady_clock::now();
-  size_t planned = 0;
-  for (uint32_t i = 0; i < ranks; ++i) {
-    const auto rank = static_cast<uint32_t>(uint64_t{i} * world_size / ranks);
-    const auto layout = rules->ForRank(index, rank);
-    if (!layout.ok()) return 1;
-    const auto plan = PlanRank(index, *layout, {});
-    if (!plan.ok()) return 1;
-    planned += plan->tensors.size();
+class Watch {
+ public:
+  double Seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   }
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  fmt::print("{{\"tensors\": {}, \"world_size\": {}, \"ranks\": {}, \"planned\": {}, "
-             "\"seconds_per_rank\": {:.6f}}}\n",
-             tensors, world_size, ranks, planned, taken.count() / ranks);
+
+ private:
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+uint64_t PeakBytes() {
+  rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
+}
+
+struct Leader {
+  double seconds = 0;
+  double window_seconds = 0;
+  size_t windows = 0;
+  uint64_t window_bytes = 0;
+  uint64_t memory = 0;
+};
+
+// nullopt when something cannot be planned.
+std::optional<Leader> Lead(const std::shared_ptr<const CheckpointIndex>& index,
+                           const LayoutRules& rules) {
+  Leader out;
+  const uint64_t before = PeakBytes();
+  const Watch watch;
+  std::vector<uint32_t> numbers(rules.world_size());
+  std::iota(numbers.begin(), numbers.end(), 0u);
+  const auto cohorts = rules.ForRanks(*index, numbers);
+  if (!cohorts.ok()) return std::nullopt;
+  const auto group = GroupPlan::Make(index, *cohorts, {});
+  const auto layout = rules.ForRank(*index, 0);
+  if (!group.ok() || !layout.ok()) return std::nullopt;
+  const auto own = PlanRank(*index, *layout, {});
+  if (!own.ok() || own->digest != group->ranks()[0].digest || group->digest() == 0) {
+    return std::nullopt;
+  }
+  NoSink sink;
+  std::vector<const PlannedRank*> ranks;
+  for (const PlannedRank& rank : group->ranks()) ranks.push_back(&rank);
+  const std::vector<TransferTarget> targets(ranks.size(), TransferTarget{nullptr, {}, &sink});
+  const WindowSource source =
+      PlansOfGroup(*group, ranks, targets, TransferOptions().window_copies);
+  const Watch window_watch;
+  TransferWindow window;
+  if (!source.plan(0, window).ok()) return std::nullopt;
+  if (!BuildParts(*index, window.targets, {}, window.parts).ok()) return std::nullopt;
+  out.window_seconds = window_watch.Seconds();
+  out.seconds = watch.Seconds();
+  out.windows = source.window_bytes.size();
+  out.window_bytes = source.window_bytes.front();
+  out.memory = PeakBytes() - before;
+  return out;
+}
+
+bool Follow(const CheckpointIndex& index, const LayoutRules& rules, uint32_t rank) {
+  const auto layout = rules.ForRank(index, rank);
+  if (!layout.ok()) return false;
+  const auto plan = PlanRank(index, *layout, {});
+  if (!plan.ok()) return false;
+  NoSink sink;
+  const TransferTarget target[] = {{&*plan, {}, &sink}};
+  return BuildSchedule(index, target).ok();
+}
+
+int Run(size_t tensors, uint32_t world_size) {
+  constexpr uint32_t kMembers = 4;
+  const auto index = std::make_shared<const CheckpointIndex>(ManyTensors(tensors));
+  const auto rules = LayoutRules::Parse(fmt::format("fsdp:{}", world_size));
+  if (!rules.ok()) return 2;
+  const auto leader = Lead(index, *rules);
+  if (!leader.has_value()) return 1;
+  const Watch watch;
+  for (uint32_t i = 0; i < kMembers; ++i) {
+    const auto rank = static_cast<uint32_t>(uint64_t{i} * world_size / kMembers);
+    if (!Follow(*index, *rules, rank)) return 1;
+  }
+  fmt::print("{{\"tensors\": {}, \"world_size\": {}, \"leader_seconds\": {:.6f}, "
+             "\"member_seconds\": {:.6f}, \"windows\": {}, \"window_seconds\": {:.6f}, "
+             "\"window_read_bytes\": {}, \"leader_memory_bytes\": {}}}\n",
+             tensors, world_size, leader->seconds, watch.Seconds() / kMembers, leader->windows,
+             leader->window_seconds, leader->window_bytes, leader->memory);
   return 0;
 }
 
@@ -64,6 +151,5 @@ int main(int argc, char** argv) {
   const auto number = [&](int at, unsigned long fallback) {
     return argc > at ? std::strtoul(argv[at], nullptr, 10) : fallback;
   };
-  return ckptd::Run(number(1, 92'000), static_cast<uint32_t>(number(2, 1024)),
-                    static_cast<uint32_t>(number(3, 16)));
+  return ckptd::Run(number(1, 92'000), static_cast<uint32_t>(number(2, 1024)));
 }

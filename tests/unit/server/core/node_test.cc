@@ -128,9 +128,9 @@ TEST_F(NodeTest, VerifyingNeedsDigests) {
 }
 
 TEST_F(NodeTest, ADryRunPlansAllRanksOfTheRules) {
-  ASSERT_OK_AND_ASSIGN(const DryRun dry,
+  ASSERT_OK_AND_ASSIGN(const GroupPlan plan,
                        node_->Plan(RuleRequest("fsdp:5", source_.path()), Soon()));
-  EXPECT_EQ(dry.plans.size(), 5u);
+  EXPECT_EQ(plan.ranks().size(), 5u);
 }
 
 TEST_F(NodeTest, ADryRunOfMoreThanFitsBesideTheShardsIsRefused) {
