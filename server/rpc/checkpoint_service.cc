@@ -170,6 +170,7 @@ grpc::Status CheckpointServiceImpl::ListCheckpoints(grpc::ServerContext*,
   const size_t end = std::min(infos.size(), *begin + std::min(asked, kLargestPage));
   for (size_t i = *begin; i < end; ++i) *response->add_checkpoints() = ToProto(infos[i]);
   if (end < infos.size()) response->set_next_page_token(std::to_string(end));
+  response->set_device_uuid(node_.device());
   return grpc::Status::OK;
 }
 

@@ -44,6 +44,6 @@ def test_load_file_carries_scalars_and_empty_tensors(make, daemon):
     assert torch.equal(loaded["fp8"].view(torch.uint8), state["fp8"].view(torch.uint8))
 
 
-def test_load_file_to_another_device_is_refused(make, daemon):
-    with pytest.raises(ckptd.Unimplemented, match="cuda"):
+def test_load_file_to_a_device_where_the_daemon_keeps_nothing_is_refused(make, daemon):
+    with pytest.raises(ckptd.FailedPrecondition, match="cuda"):
         ckptd.torch.load_file(make.save(numbers(Net())), "cuda", address=daemon.path)

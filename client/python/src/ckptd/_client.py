@@ -172,6 +172,11 @@ class Client:
                 return found
             request.page_token = reply.next_page_token
 
+    def device(self) -> Optional[str]:
+        """UUID of the GPU in whose memory this daemon keeps shards; None for host memory."""
+        request = _proto.message("ListCheckpointsRequest")(page_size=1)
+        return self._call("ListCheckpoints", request, "asking for the GPU").device_uuid or None
+
     def inspect(self, source: Union[str, os.PathLike], timeout: float = _CALL_SECONDS) -> Source:
         """Names, dtypes and shapes of a source, as the daemon reads its headers."""
         deadline = Deadline(timeout)

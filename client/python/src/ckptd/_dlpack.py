@@ -1,8 +1,13 @@
-"""DLPack export of element types that NumPy lacks.
+"""DLPack export of element types that NumPy lacks, and of memory that it cannot read.
 
 NumPy makes the capsule over an integer type of the same size, with a deleter
 that is safe at any time, and the type code in it is then put right: a deleter
 written in Python could run after the interpreter has gone.
+
+For device memory the array lies over the device's address, which NumPy stores
+and never follows, and the device is put right too. The consumer's tensor holds
+the array by that deleter (from any thread; it takes the interpreter's lock, and
+does nothing once the interpreter has gone), the array holds the memory's owner.
 """
 
 import ctypes
@@ -16,9 +21,19 @@ _NAME = ctypes.pythonapi.PyCapsule_GetName
 _NAME.restype = ctypes.c_char_p
 _NAME.argtypes = [ctypes.py_object]
 
-# Offset of DLTensor.dtype: data pointer 8, device 2 x 4, ndim 4; a versioned
-# struct has version, context, deleter and flags (8 bytes each) before it.
-_DTYPE_OFFSET = {b"dltensor": 20, b"dltensor_versioned": 52}
+# Where the DLTensor starts: a versioned struct has version, context, deleter and
+# flags (8 bytes each) before it.
+_TENSOR_OFFSET = {b"dltensor": 0, b"dltensor_versioned": 32}
+# Within it: data pointer 8, device type 4 and number 4, ndim 4, type code.
+_DEVICE_OFFSET = 8
+_DTYPE_OFFSET = 20
+_CUDA = 2  # DLDeviceType
+
+
+def _tensor_at(made) -> int:
+    """Address of the DLTensor in a capsule."""
+    name = _NAME(made)
+    return _POINTER(made, name) + _TENSOR_OFFSET[name]
 
 
 def capsule(array, dtype: _dtypes.Dtype, options: dict):
@@ -27,7 +42,32 @@ def capsule(array, dtype: _dtypes.Dtype, options: dict):
         raise BufferError(f"{dtype.name} cannot be exchanged by DLPack")
     made = array.__dlpack__(**{key: value for key, value in options.items() if value is not None})
     if not dtype.exact:
-        name = _NAME(made)
-        at = _POINTER(made, name) + _DTYPE_OFFSET[name]
-        ctypes.c_uint8.from_address(at).value = dtype.dlpack
+        ctypes.c_uint8.from_address(_tensor_at(made) + _DTYPE_OFFSET).value = dtype.dlpack
+    return made
+
+
+class _Span:
+    """What NumPy needs to know of memory that is not the host's; the array holds it."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+
+def device_capsule(memory, offset: int, dtype: _dtypes.Dtype, shape, *, read_only, max_version=None):
+    """A capsule over `shape` elements at byte `offset` of a DeviceMemory. Raises BufferError."""
+    import numpy
+
+    if dtype.dlpack is None:
+        raise BufferError(f"{dtype.name} cannot be exchanged by DLPack")
+    span = _Span()
+    span.owner = memory
+    span.__array_interface__ = {
+        "version": 3,
+        "shape": shape,
+        "typestr": dtype.numpy,
+        "data": (memory.address + offset, read_only),
+        "strides": None,
+    }
+    made = capsule(numpy.asarray(span), dtype, {"max_version": max_version})
+    device = (ctypes.c_int32 * 2).from_address(_tensor_at(made) + _DEVICE_OFFSET)
+    device[:] = (_CUDA, memory.ordinal)
     return made

@@ -75,6 +75,9 @@ class Mapping:
     afterwards it only holds facts.
     """
 
+    device = None  # as DeviceMemory has it: this is host memory
+    copied_bytes = 0
+
     def __init__(self, segment_bytes: List[int], mode: str):
         check_segments(segment_bytes, sum(segment_bytes))
         self.mode = mode

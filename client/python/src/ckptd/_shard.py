@@ -3,17 +3,17 @@
 import collections.abc
 from typing import Iterator, Optional, Tuple
 
-from . import _fds, _proto, _types
+from . import _cuda, _fds, _proto, _types
 from ._errors import FailedPrecondition
 from ._mapping import Mapping, check_segments
 from ._rpc import Connection, Deadline
 from ._table import Table
 
-_MEMFD = 1  # ckptd.v1.HandleKind
+_MEMFD, _VMM_FD = 1, 2  # ckptd.v1.HandleKind
 
 
 class TensorView:
-    """One tensor in a shard's memory. Immutable, thread-safe; keeps the memory mapped.
+    """One tensor in a shard's host memory. Immutable, thread-safe; keeps the memory mapped.
 
     name, dtype (header name such as "BF16"), shape (local), offset and nbytes in
     the slab, padded_nbytes (with the zero tail FSDP2 asks for), digest (XXH3, or
@@ -31,6 +31,7 @@ class TensorView:
         "digest",
         "writable",
         "_dtype",
+        "_mapping",
         "_array",
         "__weakref__",
     )
@@ -45,6 +46,7 @@ class TensorView:
         self.digest: Optional[int] = table.digests[index] if table.digests else None
         self.writable: bool = shard.mapping.writable
         self._dtype = table.dtypes[index]
+        self._mapping = shard.mapping
         self._array = shard.array
 
     def __repr__(self) -> str:
@@ -55,8 +57,13 @@ class TensorView:
         return self._dtype.name
 
     @property
+    def device(self) -> Optional[str]:
+        """UUID of the GPU in whose memory it lies; None for host memory."""
+        return self._mapping.device
+
+    @property
     def pointer(self) -> int:
-        return self._array.owner.address + self.offset
+        return self._mapping.address + self.offset
 
     @property
     def buffer(self) -> memoryview:
@@ -117,7 +124,7 @@ class _Tensors(collections.abc.Mapping):
         self._shard = shard
 
     def __getitem__(self, name: str) -> TensorView:
-        return TensorView(self._shard, self._shard.table.index[name])
+        return self._shard.view(self._shard.table.index[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shard.table.index)
@@ -135,18 +142,20 @@ class Shard:
     tensors maps each name (aliases too) to a TensorView. The daemon counts the
     lease until close(), or until the last view of the memory is gone. Memory
     stays valid as long as anything uses it, closed or not, daemon or not.
+    mapping is a Mapping of host memory, and array its bytes; or a DeviceMemory,
+    and array None. copied_bytes is what mode "private" had to copy on a GPU.
     """
 
-    def __init__(
-        self, reply, checkpoint: str, table: Table, mapping: Mapping, array, lease: _fds.Lease
-    ):
+    def __init__(self, reply, checkpoint: str, table: Table, mapping, lease: _fds.Lease):
         self.checkpoint = checkpoint
         self.lease_name: str = reply.lease
         self.mode: str = mapping.mode
         self.slab_bytes: int = reply.slab_bytes
         self.table = table
         self.mapping = mapping
-        self.array = array
+        self.array = mapping.complete()
+        self.device: Optional[str] = mapping.device
+        self.copied_bytes: int = mapping.copied_bytes
         self._lease = lease
 
     def __enter__(self) -> "Shard":
@@ -158,11 +167,20 @@ class Shard:
     def __repr__(self) -> str:
         state = "leased" if self._lease.open else "closed"
         count = len(self.table.names)
-        return f"<ckptd.Shard of {self.checkpoint}, {count} tensors, {self.mode}, {state}>"
+        where = f" on {self.device}" if self.device else ""
+        return f"<ckptd.Shard of {self.checkpoint}, {count} tensors, {self.mode}{where}, {state}>"
 
     @property
     def tensors(self) -> _Tensors:
         return _Tensors(self)
+
+    def view(self, index: int) -> TensorView:
+        """The tensor in row `index` of the table."""
+        if self.device is None:
+            return TensorView(self, index)
+        from ._cuda_view import DeviceTensorView
+
+        return DeviceTensorView(self, index)
 
     @property
     def aliases(self) -> dict:
@@ -209,8 +227,33 @@ def _release(connection: Connection, lease: str) -> None:
         return
 
 
+def _accepted_kinds() -> list:
+    return [_MEMFD, _VMM_FD] if _cuda.importable() else [_MEMFD]
+
+
+def _memory_for(name: str, reply):
+    """(what will hold the shard's memory, the fd socket, how many descriptors it sends)."""
+    mode = _types.MODE_NAMES.get(reply.mode, "shared")
+    kind = reply.WhichOneof("handle")
+    if kind == "memfd":
+        segments = list(reply.memfd.segment_bytes)
+        check_segments(segments, reply.slab_bytes)
+        return Mapping(segments, mode), reply.memfd.fd_socket, len(segments)
+    if kind == "vmm_fd":
+        vmm = reply.vmm_fd
+        memory = _cuda.DeviceMemory(vmm.device_uuid, vmm.allocation_bytes, reply.slab_bytes, mode)
+        return memory, vmm.fd_socket, 1 if vmm.allocation_bytes else 0
+    raise FailedPrecondition(
+        f"acquiring {name}: the daemon offers memory of a kind this client "
+        "cannot map; update the Python package",
+        "HANDLE_KIND",
+    )
+
+
 def acquire(connection: Connection, name: str, mode: int, deadline: Deadline) -> Shard:
-    request = _proto.message("AcquireShardRequest")(name=name, mode=mode, accepted_kinds=[_MEMFD])
+    request = _proto.message("AcquireShardRequest")(
+        name=name, mode=mode, accepted_kinds=_accepted_kinds()
+    )
     # An EXCLUSIVE answer that got lost may have handed the memory over: not tried again.
     reply = connection.call(
         "AcquireShard",
@@ -220,21 +263,11 @@ def acquire(connection: Connection, name: str, mode: int, deadline: Deadline) ->
         retry=mode != _types.MODES["exclusive"],
     )
     try:
-        if reply.WhichOneof("handle") != "memfd":
-            raise FailedPrecondition(
-                f"acquiring {name}: the daemon offers memory of a kind this client "
-                "cannot map; update the Python package",
-                "HANDLE_KIND",
-            )
-        segments = list(reply.memfd.segment_bytes)
-        check_segments(segments, reply.slab_bytes)
-        mapping = Mapping(segments, _types.MODE_NAMES.get(reply.mode, "shared"))
+        mapping, fd_socket, count = _memory_for(name, reply)
         table = _read_table(connection, name, reply, deadline)
-        lease = _fds.receive(
-            reply.memfd.fd_socket, reply.token, len(segments), deadline, mapping.add
-        )
+        lease = _fds.receive(fd_socket, reply.token, count, deadline, mapping.add)
     except BaseException:
         _release(connection, reply.lease)
         raise
     mapping.hold(lease)
-    return Shard(reply, name, table, mapping, mapping.complete(), lease)
+    return Shard(reply, name, table, mapping, lease)

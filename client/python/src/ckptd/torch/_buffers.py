@@ -19,10 +19,10 @@ InitBuffers = Callable[[nn.Module, List[str]], None]
 class _Blank:
     """An empty buffer put in place of one on meta, and whether it has been filled."""
 
-    def __init__(self, target: Target):
+    def __init__(self, target: Target, device: torch.device):
         self.target = target
         self.meta = target.tensor
-        self.empty = torch.empty(self.meta.shape, dtype=self.meta.dtype, device="cpu")
+        self.empty = torch.empty(self.meta.shape, dtype=self.meta.dtype, device=device)
         self.version = _private.version_of(self.empty)
 
     def place(self, value) -> None:
@@ -40,12 +40,17 @@ class _Blank:
         return True
 
 
-def remake(model: nn.Module, left: List[Target], init_buffers: Optional[InitBuffers]) -> List[str]:
-    """Fills the buffers of `left`, all on meta. Returns their names.
+def remake(
+    model: nn.Module,
+    left: List[Target],
+    init_buffers: Optional[InitBuffers],
+    device: torch.device,
+) -> List[str]:
+    """Fills the buffers of `left`, all on meta, on `device`. Returns their names.
 
     Those nobody filled go back to meta and are named in the error.
     """
-    blanks = [_Blank(target) for target in left]
+    blanks = [_Blank(target, device) for target in left]
     for blank in blanks:
         blank.place(blank.empty)
     done = False

@@ -6,7 +6,6 @@ from typing import Dict, Optional, Sequence, Union
 import torch
 
 from .. import _client
-from .._errors import Unimplemented
 from . import _memory, _private
 
 
@@ -25,20 +24,20 @@ def load_file(
 ) -> Dict[str, torch.Tensor]:
     """name -> tensor over the daemon's memory, further names of tied tensors included.
 
-    mode "auto" is "private": tensors may be written, the daemon's copy stays as it
-    is. Under "shared" writing one ends the process with SIGSEGV, because torch has
-    no read-only tensors. With a `layout` of rules each rank gets its local parts.
-    Every rank of the daemon's group gets its shard of one load.
+    device: where the daemon keeps its shards, "cpu" or "cuda": nothing is moved.
+    mode "auto" is "private" in host memory: tensors may be written, the daemon's copy
+    stays as it is. In a GPU's memory it is "shared", where nothing is copied. Under
+    "shared" writing a tensor ends the process with SIGSEGV, or the GPU's context with
+    a fault, because torch has no read-only tensors. With a `layout` of rules each rank
+    gets its local parts. Every rank of the daemon's group gets its shard of one load.
     """
-    if torch.device(device).type != "cpu":
-        raise Unimplemented(
-            f"loading {source} to {device}: this daemon's memory is host memory; load to "
-            "'cpu' and move what you need",
-            "DEVICE_UNSUPPORTED",
-        )
+    wanted = torch.device(device)
     own = client or _client.connect(address, min(10.0, timeout))
     try:
-        mode = "private" if mode == "auto" else mode
+        if wanted.type != "cpu" and own.device() is None:
+            _memory.check_device(str(source), wanted, torch.device("cpu"), None)
+        if mode == "auto":
+            mode = "private" if wanted.type == "cpu" else "shared"
         checkpoint = own.load(
             source,
             layout=layout,
@@ -52,11 +51,12 @@ def load_file(
     finally:
         if client is None:
             own.close()
+    _memory.check_device(str(source), wanted, _memory.device_of(shard), shard.device)
     table, tensors = shard.table, {}
     with _private.quick_dispatch():
         for i, name in enumerate(table.names):
             shape = table.shapes[i]
-            tensors[name] = _memory.storage_of(shard.array, table, i).as_strided(
+            tensors[name] = _memory.storage_of(shard, i).as_strided(
                 shape, _memory.contiguous_strides(shape)
             )
     for alias, index in table.aliases.items():

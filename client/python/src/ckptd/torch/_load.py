@@ -57,10 +57,12 @@ def load_into(
     it between a forward and its backward: FSDP2 does not notice and would mix the
     weights (plain modules raise in backward).
 
-    mode: "auto" (private on host memory), "private" (copy on write: training leaves
-    the daemon's weights as they are), "shared" (read-only, for models without
+    mode: "private" (training leaves the daemon's weights as they are: copy on write
+    in host memory, a copy in a GPU's), "shared" (read-only, for models without
     trainable parameters; anything written, batch-norm statistics too, ends the
-    process with SIGSEGV) or "exclusive" (the daemon gives its memory away).
+    process with SIGSEGV, or the GPU's context with a fault), "exclusive" (the
+    daemon gives its memory away) or "auto": private in host memory; in a GPU's,
+    shared for models without trainable parameters, else exclusive.
     dtype: for floating tensors, instead of the model's own dtypes.
     strict: missing and unexpected names are an error, as in load_state_dict; names
     are unexpected when no rank's model has them (pipeline stages make up one
@@ -93,11 +95,12 @@ def _load_into(
     seconds: dict = {}
     clock = _Clock(seconds)
     targets = _list_targets(model, dtype)
-    mode = _choose_mode(mode, targets)
+    _check_mode(mode, targets)
     clock.lap("model")
     rank, world_size = _rank_and_size()
     own = client or _client.connect(address, min(_CONNECT_SECONDS, deadline.timeout), rank=rank)
     try:
+        mode = _settle_mode(mode, targets, own)
         clock.lap("connect")
         layout = _targets.state(targets, rank, world_size, strict)
         clock.lap("layout")
@@ -120,6 +123,8 @@ def _load_into(
         missing,
         shard.table.unexpected,
         seconds=seconds,
+        device=shard.device,
+        copied_bytes=shard.copied_bytes,
     )
     try:
         if strict and missing:
@@ -130,7 +135,8 @@ def _load_into(
         raise
     _place.fill(entries, shard, result)
     clock.lap("place")
-    result.made = _buffers.remake(model, left, init_buffers) if left else []
+    if left:
+        result.made = _buffers.remake(model, left, init_buffers, _memory.device_of(shard))
     clock.lap("buffers")
     return result
 
@@ -152,41 +158,55 @@ def _rank_and_size() -> Tuple[int, int]:
     return _address.rank(), _address.world_size()
 
 
-def _choose_mode(mode: str, targets: List[Target]) -> str:
-    if mode == "auto":
-        return "private"
-    _client.mode_number(mode)
-    trainable = [t.name for t in targets if not t.is_buffer and t.tensor.requires_grad]
-    if mode == "shared" and trainable:
+def _trainable(targets: List[Target]) -> List[str]:
+    return [t.name for t in targets if not t.is_buffer and t.tensor.requires_grad]
+
+
+def _check_mode(mode: str, targets: List[Target]) -> None:
+    if mode != "auto":
+        _client.mode_number(mode)
+    names = _trainable(targets) if mode == "shared" else []
+    if names:
         raise InvalidArgument(
-            f"filling a model with mode='shared': that memory is read-only, and {len(trainable)} "
-            "parameters "
-            f"({', '.join(trainable[:_SHOWN])}{', ...' if len(trainable) > _SHOWN else ''}) are "
-            "trainable; "
-            "use mode='private', or model.requires_grad_(False) first",
+            f"filling a model with mode='shared': that memory is read-only, and {len(names)} "
+            f"parameters ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}) are "
+            "trainable; use mode='private', or model.requires_grad_(False) first",
             "INVALID_REQUEST",
         )
-    return mode
+
+
+def _settle_mode(mode: str, targets: List[Target], client: _client.Client) -> str:
+    """What "auto" means here. Refuses a daemon in host memory for a model on a GPU before it loads.
+
+    A model that belongs on the host gets what is right there; where it belongs on no
+    device yet, the daemon's decides.
+    """
+    homes = {target.device: target for target in targets if not target.is_buffer}
+    homes.pop(None, None)
+    on_gpu = [target for device, target in homes.items() if device.type == "cuda"]
+    auto = mode == "auto"
+    if not on_gpu and (homes or not auto):
+        return "private" if auto else mode
+    if client.device() is None:
+        for target in on_gpu:
+            _memory.check_device(target.name, target.device, torch.device("cpu"), None)
+        return "private" if auto else mode
+    if not auto:
+        return mode
+    return "exclusive" if _trainable(targets) else "shared"
 
 
 def _check_devices(targets: List[Target]) -> None:
-    fine = set()
     for target in targets:
-        holder = target.tensor if target.spec is None else target.spec.mesh
-        if id(holder) in fine:
-            continue
-        wanted = holder.device.type if target.spec is None else holder.device_type
-        if target.fsdp is not None and target.fsdp.offload_to_cpu:
-            continue
-        if wanted not in ("cpu", "meta"):
+        device = target.device
+        if device is not None and device.type not in ("cpu", "cuda"):
             raise Unimplemented(
-                f"filling {target.name}: it belongs on {wanted}, and this client maps host "
-                "memory; build "
-                "the mesh for 'cpu', or use CPUOffloadPolicy(pin_memory=False)",
+                f"filling {target.name}: it belongs on {device}, and daemons keep shards in host "
+                "memory or in that of NVIDIA GPUs; build the mesh for 'cpu', or use "
+                "CPUOffloadPolicy(pin_memory=False)",
                 "DEVICE_UNSUPPORTED",
                 {"tensor": target.name},
             )
-        fine.add(id(holder))
 
 
 def _sort_out(targets: List[Target], table) -> Tuple[List[Target], List[Target], List[str]]:

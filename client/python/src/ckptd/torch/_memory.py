@@ -1,11 +1,14 @@
 """Tensors over a shard's memory: one storage each, bounds checked beforehand."""
 
 import functools
+from typing import Optional
 
 import torch
+import torch.utils.dlpack
 
-from .. import _dtypes
+from .. import _dlpack, _dtypes
 from .._errors import FailedPrecondition
+from .._shard import Shard
 
 _FROM_NUMBER = {
     row.number: getattr(torch, row.torch)
@@ -36,15 +39,48 @@ def torch_dtype(row: _dtypes.Dtype, name: str) -> torch.dtype:
     return dtype
 
 
-def flat(array, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+def over_device(memory, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+    """One dimension over `count` elements at byte `offset` of a DeviceMemory; holds it.
+
+    Writable whatever the memory is, for the reason given at `flat`.
+    """
+    row = _dtypes.BY_NUMBER[number_of(dtype)]
+    return torch.utils.dlpack.from_dlpack(
+        _dlpack.device_capsule(memory, offset, row, (count,), read_only=False)
+    )
+
+
+def flat(shard: Shard, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
     """One dimension over `count` elements at byte `offset`; holds the memory.
 
-    The array itself is passed and not a read-only view of it: torch cannot mark a
+    The memory itself is passed and not a read-only view of it: torch cannot mark a
     tensor read-only and would only warn.
     """
+    if shard.device is not None:
+        return over_device(shard.mapping, dtype, count, offset)
     if count == 0:
         return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(array, dtype=dtype, count=count, offset=offset)
+    return torch.frombuffer(shard.array, dtype=dtype, count=count, offset=offset)
+
+
+def device_of(shard: Shard) -> torch.device:
+    """Where torch sees the shard's memory."""
+    return flat(shard, torch.uint8, 0, 0).device
+
+
+def check_device(what: str, wanted: torch.device, have: torch.device, daemon: Optional[str]) -> None:
+    """Refuses memory on `have`, of a daemon on the GPU `daemon` (None: host), for `wanted`."""
+    if wanted.type == have.type and (
+        None in (wanted.index, have.index) or wanted.index == have.index
+    ):
+        return
+    place = f"the memory of {daemon}, here {have}" if daemon else "host memory"
+    raise FailedPrecondition(
+        f"filling {what}: it belongs on {wanted}, and the daemon keeps shards in {place}; ask for "
+        f"{have.type!r} (in the mesh, too), or use a daemon whose --memory and --device fit",
+        "DEVICE_MISMATCH",
+        {"wanted": str(wanted), "daemon": daemon or "host"},
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -56,8 +92,9 @@ def contiguous_strides(shape) -> tuple:
     return tuple(reversed(strides))
 
 
-def storage_of(array, table, index: int):
-    """Flat tensor over a table entry's bytes with padding, and the entry's dtype."""
+def storage_of(shard: Shard, index: int) -> torch.Tensor:
+    """Flat tensor over a table entry's bytes with padding."""
+    table = shard.table
     row = table.dtypes[index]
     dtype = torch_dtype(row, table.names[index])
-    return flat(array, dtype, table.padded_nbytes[index] * 8 // row.bits, table.offsets[index])
+    return flat(shard, dtype, table.padded_nbytes[index] * 8 // row.bits, table.offsets[index])

@@ -26,9 +26,9 @@ class Entry:
     local_shape: tuple
     public: Optional[str] = None  # why torch's public path is taken; None is in place
 
-    def tensors(self, array):
+    def tensors(self, shard: Shard):
         """(flat storage with padding, its view of the local shape) over the shard's memory."""
-        flat = _memory.flat(array, self.dtype, self.count, self.offset)
+        flat = _memory.flat(shard, self.dtype, self.count, self.offset)
         if len(self.local_shape) == 1 and self.local_shape[0] == self.count:
             return flat, flat
         return flat, flat.as_strided(self.local_shape, _memory.contiguous_strides(self.local_shape))
@@ -40,6 +40,7 @@ def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
     Raises DataLoss if the shard is not what was asked for, FailedPrecondition if
     the model is in no state to take it.
     """
+    _check_devices(targets, shard)
     entries = [_entry(target, shard.table) for target in targets]
     tried: Dict[int, bool] = {}
     for entry in entries:
@@ -54,6 +55,15 @@ def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
                 f"PyTorch {torch.__version__} does not let a DTensor's memory be exchanged"
             )
     return entries
+
+
+def _check_devices(targets: List[Target], shard: Shard) -> None:
+    have, fine = _memory.device_of(shard), {None}
+    for target in targets:
+        wanted = target.device
+        if wanted not in fine:
+            _memory.check_device(target.name, wanted, have, shard.device)
+            fine.add(wanted)
 
 
 def _entry(target: Target, table) -> Entry:
@@ -146,10 +156,10 @@ def _refusal(target: Target) -> Optional[str]:
 
 def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
     """Gives every entry its memory. Does not fail for entries that `prepare` passed."""
-    array, changed = shard.array, []
+    changed = []
     with _private.quick_dispatch():
         for entry in entries:
-            flat, view = entry.tensors(array)
+            flat, view = entry.tensors(shard)
             if entry.target.is_buffer:
                 _fill_buffer(entry.target, view)
             elif entry.public is None:
@@ -184,7 +194,7 @@ def _fill_parameter(target: Target, flat: torch.Tensor, view: torch.Tensor) -> N
 def _fill_publicly(entry: Entry, shard: Shard, result: LoadResult) -> None:
     """torch's own load_state_dict(assign=True), one parameter at a time on its own module."""
     target = entry.target
-    flat, value = entry.tensors(shard.array)
+    flat, value = entry.tensors(shard)
     if target.fsdp is not None:
         _private.announce_storage(target.fsdp, flat)
     if target.spec is not None:

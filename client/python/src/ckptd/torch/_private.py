@@ -80,6 +80,13 @@ def can_exchange() -> bool:
     return hasattr(torch._C, "_swap_tensor_impl")
 
 
+def device_of_mesh(mesh) -> torch.device:
+    """Where this rank's parts over `mesh` are: PyTorch means the current GPU."""
+    if mesh.device_type == "cuda" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(mesh.device_type)
+
+
 def is_dtensor(tensor) -> bool:
     return DTensor is not None and isinstance(tensor, DTensor)
 

@@ -1,7 +1,7 @@
 """What a load did."""
 
 from dataclasses import dataclass, field
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 
 @dataclass
@@ -16,6 +16,8 @@ class LoadResult:
     made: buffers no checkpoint holds, which were computed anew.
     nbytes: bytes of this rank's tensors. seconds: per stage, and "total".
     mode: how the memory is attached. resident: the daemon had it already.
+    device: UUID of the GPU in whose memory it lies, None for host memory.
+    copied_bytes: what was copied on that GPU for mode "private", else 0.
     """
 
     checkpoint: str
@@ -29,6 +31,8 @@ class LoadResult:
     replaced: Dict[str, str] = field(default_factory=dict)
     made: List[str] = field(default_factory=list)
     seconds: Dict[str, float] = field(default_factory=dict)
+    device: Optional[str] = None
+    copied_bytes: int = 0
 
     @property
     def missing_keys(self) -> List[str]:
@@ -40,15 +44,21 @@ class LoadResult:
         return self.unexpected
 
     def __str__(self) -> str:
-        size = f"{self.nbytes / 1e9:.3g} GB" if self.nbytes >= 1e9 else f"{self.nbytes / 1e6:.3g} MB"
         parts = [
-            f"{self.tensor_count} tensors, {size} on this rank",
+            f"{self.tensor_count} tensors, {_size(self.nbytes)} on this rank",
             f"{self.seconds.get('total', 0.0):.3g} s",
             f"{self.mode}, {'resident' if self.resident else 'loaded'} as {self.checkpoint}",
             f"{_shown(self.missing)} missing, {_shown(self.unexpected)} unexpected, "
             f"{_shown(list(self.copied))} copied",
         ]
+        if self.device:
+            copied = f", {_size(self.copied_bytes)} copied there" if self.copied_bytes else ""
+            parts.insert(1, f"in the memory of {self.device}{copied}")
         return "; ".join(parts)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
 
 
 def _shown(names: List[str]) -> str:

@@ -17,6 +17,7 @@ from . import _private, _memory
 
 # There are as many of some objects as tensors: fewer dictionaries are fewer pages of memory.
 SLOTS = {"slots": True} if sys.version_info >= (3, 10) else {}
+_CPU = torch.device("cpu")
 # Wrappers that put themselves into module paths but not into checkpoint names.
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
@@ -38,6 +39,15 @@ class Target:
     @property
     def name(self) -> str:
         return self.names[0]
+
+    @property
+    def device(self) -> Optional[torch.device]:
+        """Where its memory must be; None for a plain tensor on meta, which may be anywhere."""
+        if self.fsdp is not None and self.fsdp.offload_to_cpu:
+            return _CPU
+        if self.spec is not None:
+            return _private.device_of_mesh(self.spec.mesh)
+        return None if self.tensor.is_meta else self.tensor.device
 
 
 def clean(name: str) -> str:
