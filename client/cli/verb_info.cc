@@ -17,6 +17,11 @@ std::string Age(const std::optional<TimePoint>& time, const Context& context) {
 }
 
 std::string MemoryLine(const MemoryInfo& memory) {
+  if (!memory.device_uuid.empty()) {
+    return fmt::format("{} of {} used, {} of host memory for staging",
+                       HumanBytes(memory.used_bytes), HumanBytes(memory.budget_bytes),
+                       HumanBytes(memory.staging_bytes));
+  }
   const std::string target = memory.arena_target_bytes > memory.arena_bytes
                                  ? ", filling to " + HumanBytes(memory.arena_target_bytes)
                                  : "";

@@ -63,13 +63,14 @@ StagingPool::~StagingPool() {
 }
 
 bool StagingPool::Ended(Slot& slot) {
-  for (const auto& device : slot.recorded_) {
+  while (!slot.recorded_.empty()) {
+    const std::shared_ptr<CudaDevice> device = slot.recorded_.back();
     const CudaScope scope(*device);
     const CUresult result = device->driver().EventQuery(slot.events_.at(device));
     if (result == CUDA_ERROR_NOT_READY) return false;
     if (result != CUDA_SUCCESS && error_.ok()) error_ = device->Check(result, "copying");
+    slot.recorded_.pop_back();
   }
-  slot.recorded_.clear();
   return true;
 }
 
@@ -88,6 +89,12 @@ StagingPool::Slot* StagingPool::TakeFree() {
   return slot;
 }
 
+std::shared_ptr<CudaDevice> StagingPool::Awaited() {
+  MutexLock lock(mutex_);
+  const bool none = in_flight_.empty() || in_flight_.front()->recorded_.empty();
+  return none ? home_ : in_flight_.front()->recorded_.back();
+}
+
 absl::StatusOr<StagingPool::Slot*> StagingPool::Take() {
   const Clock::time_point deadline = Clock::now() + kPatience;
   while (true) {
@@ -100,7 +107,7 @@ absl::StatusOr<StagingPool::Slot*> StagingPool::Take() {
       }
       if (slot != nullptr) return slot;
     }
-    if (Clock::now() > deadline) return DeviceStandsStill(*home_, kPatience);
+    if (Clock::now() > deadline) return DeviceStandsStill(*Awaited(), kPatience);
     std::this_thread::sleep_for(kCudaPoll);
   }
 }

@@ -42,7 +42,7 @@ TEST_F(CatalogTest, TheIdentityTellsAnyOtherFileApart) {
     call.index = std::make_shared<const CheckpointIndex>(std::move(index));
     catalog_.Begin(name, request_);
     EXPECT_OK(catalog_.Allocate(call, ShardOf(512)));
-    const std::string shown = catalog_.Get(name).value().identity;
+    const uint64_t shown = catalog_.Get(name).value().identity;
     catalog_.Fail(name, absl::InternalError("seen"));
     return shown;
   };
