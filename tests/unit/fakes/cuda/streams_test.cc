@@ -164,11 +164,12 @@ TEST(FakeStreams, AWorkerDoesLazyWorkLater) {
     UseDevice();
     const CUdeviceptr address = Allocate(8);
     const CUstream stream = NewStream();
+    static std::atomic<bool> done{false};
+    const auto tell = [](void*) { done = true; };
     EXPECT_EQ(cuMemsetD8Async(address, 5, 1, stream), CUDA_SUCCESS);
+    EXPECT_EQ(cuLaunchHostFunc(stream, tell, nullptr), CUDA_SUCCESS);
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
-    while (Peek(address) != 5 && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::yield();
-    }
+    while (!done && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
     EXPECT_EQ(Peek(address), 5) << "nobody waited for it";
     EXPECT_EQ(cuStreamDestroy(stream), CUDA_SUCCESS);
   });
