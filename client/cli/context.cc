@@ -12,7 +12,6 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/layout/layout.h"
 
 namespace ckptd::cli {
 namespace {
@@ -25,13 +24,6 @@ constexpr Timeout kCallTimeout{30'000};
 // An address that is none was given by options or by their twins in the environment.
 absl::Status OfAddress(const absl::Status& status) {
   return absl::IsInvalidArgument(status) ? UsageError(MessageOf(status)) : status;
-}
-
-// A layout that is no file's stands on the command line itself.
-absl::StatusOr<std::string> CheckedLayout(const std::string& text) {
-  const absl::Status status = LayoutRules::Parse(text).status();
-  if (!status.ok()) return UsageError(MessageOf(status));
-  return text;
 }
 
 }  // namespace
@@ -105,13 +97,13 @@ absl::StatusOr<std::string> ReadLayout(const std::string& argument) {
   }
   if (argument.front() == '@') return ReadSmallFile(argument.substr(1), kMaxLayoutBytes);
   const size_t start = argument.find_first_not_of(" \t\r\n");
-  if (start != std::string::npos && argument[start] == '{') return CheckedLayout(argument);
+  if (start != std::string::npos && argument[start] == '{') return argument;
   std::error_code ignored;
   if (std::filesystem::is_regular_file(argument, ignored) ||
       std::filesystem::path(argument).extension() == ".json") {
     return ReadSmallFile(argument, kMaxLayoutBytes);
   }
-  return CheckedLayout(argument);
+  return argument;
 }
 
 absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,

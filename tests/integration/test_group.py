@@ -1,5 +1,6 @@
 """Daemons that die and come back, and trainers that do."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -162,11 +163,13 @@ def test_launch_says_which_daemon_did_not_stop_and_fails(tmp_path):
     group.process.send_signal(signal.SIGTERM)
 
     def told():
-        with open(f"/proc/{victim}/status") as status:
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/{victim}/status") as status:
             pending = next(line for line in status if line.startswith("ShdPnd:")).split()[1]
-        return int(pending, 16) >> (signal.SIGTERM - 1) & 1
+            return int(pending, 16) >> (signal.SIGTERM - 1) & 1
+        return True  # launch was out of patience first, and did what comes next
 
     wait_until(told, "rank 1 to be told to stop")
-    os.kill(victim, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(victim, signal.SIGKILL)
     assert group.process.wait(20) == 1
     assert "rank 1 was told to stop and ended with signal 9" in group.log()

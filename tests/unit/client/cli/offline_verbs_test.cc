@@ -98,7 +98,7 @@ TEST_F(OfflineVerbs, PlanSaysThatALayoutFileIsMissing) {
 
 TEST_F(OfflineVerbs, PlanTellsAWrongLayout) {
   const Outcome outcome = run_({"plan", model_, "--layout", "fsdp:x", "--output", "json"});
-  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_EQ(outcome.code, kExitUsage);
   EXPECT_EQ(nlohmann::json::parse(outcome.err)["error"]["reason"], "LAYOUT_INVALID");
 }
 

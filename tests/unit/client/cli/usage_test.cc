@@ -36,12 +36,8 @@ const std::vector<std::vector<std::string>> kBadUsage = {
     {"list", "--job", "../x"},
     {"plan"},
     {"plan", "/m"},
-    {"plan", "/m", "--layout", "bogus"},
-    {"plan", "/m", "--layout", "fsdp:0"},
-    {"plan", "/m", "--layout", "{"},
     {"plan", "/m", "--layout", "fsdp:2", "--dtype", "I8"},
     {"load", "/m"},
-    {"load", "/m", "--layout", "bogus"},
     {"load", "/m", "--layout", "fsdp:2", "--mode", "mine"},
     {"load", "/m", "--layout", "fsdp:2", "--dtype", "I8"},
     {"load", "/m", "--layout", "fsdp:2", "--digest", "maybe"},
@@ -89,6 +85,13 @@ TEST(Usage, WhatIsGivenEmptyIsBad) {
     const Outcome outcome = run(arguments);
     EXPECT_EQ(outcome.code, kExitUsage) << ::testing::PrintToString(arguments);
     EXPECT_THAT(outcome.err, HasSubstr(" is empty")) << ::testing::PrintToString(arguments);
+  }
+}
+
+TEST(Usage, ALayoutThatIsNoneIsBad) {
+  Runner run;
+  for (const char* layout : {"bogus", "fsdp:0", "fsdp:x", "{"}) {
+    EXPECT_EQ(run({"plan", "/m", "--layout", layout}).code, kExitUsage) << layout;
   }
 }
 
@@ -151,6 +154,7 @@ TEST(ExitCode, FollowsTheReason) {
   EXPECT_EQ(code(absl::StatusCode::kFailedPrecondition, reason::kNotActive), 4);
   EXPECT_EQ(code(absl::StatusCode::kDeadlineExceeded, reason::kDeadline), 4);
   EXPECT_EQ(code(absl::StatusCode::kDataLoss, reason::kDigestMismatch), 5);
+  EXPECT_EQ(code(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid), 2);
   EXPECT_EQ(code(absl::StatusCode::kUnavailable, reason::kDraining), 1);
 }
 

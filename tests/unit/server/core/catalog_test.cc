@@ -46,7 +46,7 @@ TEST_F(CatalogTest, TheIdentityTellsAnyOtherFileApart) {
     catalog_.Fail(name, absl::InternalError("seen"));
     return shown;
   };
-  const std::string usual = identity("checkpoints/a", [](SourceFile&) {});
+  const uint64_t usual = identity("checkpoints/a", [](SourceFile&) {});
   EXPECT_EQ(identity("checkpoints/b", [](SourceFile&) {}), usual);
   EXPECT_NE(identity("checkpoints/c", [](SourceFile& file) { ++file.bytes; }), usual);
   EXPECT_NE(identity("checkpoints/d", [](SourceFile& file) { ++file.device; }), usual);
