@@ -151,7 +151,7 @@ TEST_F(CoordinatorTest, AMemberIsToldWhichDaemonALoadByRuleWaitsFor) {
   Coordinator coordinator({three.rank(0).catalog, three.membership(), three.peer_memory(),
                            load_worker_, lookup_worker_, {.threads = 1}, ReaderPolicy::kRank0});
   three.Drop(1);
-  ASSERT_OK(coordinator.Propose(0, RuleRequest("fsdp:3", source_.path())));
+  ASSERT_OK(coordinator.Propose(2, RuleRequest("fsdp:3", source_.path())));
   HeartbeatCall call;
   call.rank = 2;
   call.incarnation = three.Identity(2).incarnation;
