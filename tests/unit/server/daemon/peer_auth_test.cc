@@ -72,6 +72,7 @@ TEST_F(PeerAuth, AKeyFromAFileAndFromTheEnvironmentIsTheSame) {
   config_.world_size = 4;
   environment_[kGroupKeyVariable] = std::string(64, 'a');
   ASSERT_OK_AND_ASSIGN(const PeerSecurity from_environment, Read());
+  EXPECT_TRUE(from_environment.enabled());
   environment_.clear();
   config_.group_key_file = File("key", std::string(64, 'a') + "\n");
   ASSERT_OK_AND_ASSIGN(const PeerSecurity from_file, Read());
