@@ -92,7 +92,7 @@ def start_up(binaries, start_daemons):
 
 
 def plan(binaries, counts=(23_000, 46_000, 92_000)):
-    """What plan_bench says for each number of tensors, one thread, ranks of a world of 1,024."""
-    answers = (subprocess.run([binaries / "plan_bench", str(count), "1024", "16"], capture_output=True,
+    """What plan_bench says for each number of tensors, one thread, a world of 1,024 ranks."""
+    answers = (subprocess.run([binaries / "plan_bench", str(count), "1024"], capture_output=True,
                               text=True, timeout=rounds.PATIENCE, check=True) for count in counts)
     return [json.loads(answer.stdout) for answer in answers]

@@ -84,9 +84,12 @@ def fixed(table, attached, plans, idle, start_up):
         table.at_most(f"{name}, fresh process", first * 1e3, target, "ms")
         table.plain(f"{name}, later calls", f"{later * 1e3:.3g} ms")
     last = plans[-1]
-    table.at_most(f"plan of {last['tensors']:,} tensors x 1,024 ranks ({last['ranks']} ranks measured)",
-                  last["seconds_per_rank"] * 1024, 1, "s")
-    table.plain("plan of one rank of it", f"{last['seconds_per_rank'] * 1e3:.3g} ms")
+    table.at_most(f"plan of {last['tensors']:,} tensors x 1,024 ranks, leader, to the first byte",
+                  last["leader_seconds"], 1, "s")
+    table.plain("the same, a member", f"{last['member_seconds']:.3g} s")
+    table.plain("memory of the leader's plan", f"{last['leader_memory_bytes'] / 1e6:.3g} MB")
+    table.plain(f"scheduled while bytes move: {last['windows']} windows, each",
+                f"{last['window_seconds'] * 1e3:.3g} ms for {last['window_read_bytes'] / 1e6:.3g} MB")
     if idle[0] is not None:
         table.at_most("idle daemon beyond its arena", idle[0] / 1e6, 60, "MB")
     table.at_most("idle daemon, share of a core", idle[1] * 100, 0.5, "%")
