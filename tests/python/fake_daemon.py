@@ -21,11 +21,12 @@ from fake_slab import Refusal, Slab, cast, local_indices, read_file
 class FakeDaemon:
     """Listens on `folder`/rank-{rank}.sock once entered. A context manager."""
 
-    def __init__(self, folder, rank=0, world_size=1, segment_bytes=1 << 16, page=7):
+    def __init__(self, folder, rank=0, world_size=1, segment_bytes=1 << 16, page=7, gpu=None):
+        """gpu: keeps slabs in the memory of the GPU of that number."""
         self.rank, self.world_size = rank, world_size
         self.path = os.path.join(folder, f"rank-{rank}.sock")
         self.fd_path = os.path.join(folder, f"rank-{rank}.fd.sock")
-        self.segment_bytes, self.page = segment_bytes, page
+        self.segment_bytes, self.page, self.gpu = segment_bytes, page, gpu
         self.checkpoints, self.slabs, self.requests, self.tokens = {}, {}, [], {}
         self.lock = threading.Condition()
         self.leases = 0  # connections open on the fd socket
@@ -195,8 +196,15 @@ class FakeDaemon:
         if self.stay_loading:
             message.progress.waiting_ranks.extend([3, 5])
 
+    def _new_slab(self):
+        if self.gpu is None:
+            return Slab(self.segment_bytes)
+        from fake_device_slab import DeviceSlab
+
+        return DeviceSlab(self.gpu)
+
     def _fill(self, tensors, request):
-        slab = Slab(self.segment_bytes)
+        slab = self._new_slab()
         if request.layout.WhichOneof("form") == "rules":
             for name in sorted(tensors):
                 row, shape, _, data = tensors[name]
@@ -292,6 +300,8 @@ class FakeDaemon:
             self._describe(reply.checkpoints.add(), name)
         if start + 1 < len(names):
             reply.next_page_token = str(start + 1)
+        if self.gpu is not None:
+            reply.device_uuid = self._new_slab().name
         return reply
 
     def PlanLoad(self, request):
@@ -326,6 +336,7 @@ class FakeDaemon:
         return ""
 
     def AcquireShard(self, request):
+        self.accepted_kinds = list(request.accepted_kinds)
         slab = self.slabs[request.name]
         token = os.urandom(16).hex()
         reply = _proto.message("AcquireShardResponse")(
@@ -335,9 +346,7 @@ class FakeDaemon:
             slab_bytes=slab.size,
             tensor_count=len(slab.rows),
         )
-        reply.memfd.fd_socket = self.fd_path
-        reply.memfd.segment_bytes.extend(slab.sizes)
-        reply.memfd.writable = request.mode == 3
+        slab.describe(reply, self.fd_path, request.mode == 3)
         reply.next_page_token = self._table(reply.tensors, slab, 0)
         with self.lock:
             self.tokens[token] = (slab, request.mode == 3)
@@ -379,8 +388,7 @@ class FakeDaemon:
             self.leases += 1
             self.lock.notify_all()
         slab, writable = held
-        flags = os.O_RDWR if writable else os.O_RDONLY
-        fds = self.bend_segments([os.open(f"/proc/self/fd/{fd}", flags) for fd in slab.segments])
+        fds = self.bend_segments(slab.descriptors(writable))
         self._send(connection, fds)
         for fd in fds:
             os.close(fd)

@@ -122,6 +122,16 @@ class Slab:
             self.sizes.append(len(part))
         self.parts = []
 
+    def descriptors(self, writable):
+        """What is sent to a client, who cannot write what is not for writing."""
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        return [os.open(f"/proc/self/fd/{fd}", flags) for fd in self.segments]
+
+    def describe(self, reply, fd_socket, writable):
+        reply.memfd.fd_socket = fd_socket
+        reply.memfd.segment_bytes.extend(self.sizes)
+        reply.memfd.writable = writable
+
     def close(self):
         for fd in self.segments:
             os.close(fd)
