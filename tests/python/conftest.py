@@ -1,6 +1,8 @@
 """Shared parts: the package from the tree, the fake daemon, groups of ranks."""
 
+import ctypes
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -45,6 +47,22 @@ def daemon(tmp_path):
 
     with FakeDaemon(str(tmp_path)) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def gpus(tmp_path_factory):
+    """Two fake GPUs of this process, which opens a driver once. Queued work waits to be waited for."""
+    sys.path.append(str(HERE.parent / "testing"))
+    import fake_cuda
+
+    pytest.importorskip("cuda.bindings.driver")
+    if fake_cuda.why_not():
+        pytest.skip(fake_cuda.why_not())
+    fake = fake_cuda.FakeCuda(tmp_path_factory.mktemp("gpus"), gpus=2, lazy=1)
+    os.environ["CKPTD_FAKE_CUDA"] = str(fake.config)
+    # Loaded under its own name, it is what a later look for libcuda.so.1 finds.
+    ctypes.CDLL(str(fake_cuda.LIBRARY), mode=ctypes.RTLD_GLOBAL)
+    return fake
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ it ends or forks, are in test_cuda_process.py.
 import ctypes
 import gc
 import os
-import sys
 import threading
 
 import ckptd
@@ -16,28 +15,13 @@ import numpy as np
 import pytest
 from fake_daemon import FakeDaemon
 
-sys.path.append(os.path.join(os.path.dirname(__file__), "..", "testing"))
-import fake_cuda  # noqa: E402
-
-pytest.importorskip("cuda.bindings.driver")
-WHY_NOT = fake_cuda.why_not()
-pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 RELEASED = ["cuMemUnmap", "cuMemRelease", "cuMemAddressFree", "cuDevicePrimaryCtxRelease"]
-
-
-@pytest.fixture(scope="session")
-def gpus(tmp_path_factory):
-    """Two fake GPUs of this process, which opens a driver once."""
-    fake = fake_cuda.FakeCuda(tmp_path_factory.mktemp("gpus"), gpus=2, lazy=1)
-    os.environ["CKPTD_FAKE_CUDA"] = str(fake.config)
-    # Loaded under its own name, it is what a later look for libcuda.so.1 finds.
-    ctypes.CDLL(str(fake_cuda.LIBRARY), mode=ctypes.RTLD_GLOBAL)
-    return fake
 
 
 @pytest.fixture
 def calls(gpus):
     """calls(): names of the driver's functions called since the test began."""
+    gc.collect()  # what earlier tests left
     start = len(gpus.trace())
     yield lambda: [line["call"] for line in gpus.trace()[start:] if "call" in line]
     assert gpus.violations() == []
