@@ -81,6 +81,10 @@ std::string FillTable(PFN_cuGetProcAddress_v12000 find, CudaDriver& driver) {
   look("cuEventDestroy", 4000, driver.EventDestroy);
   look("cuEventRecord", 2000, driver.EventRecord);
   look("cuEventQuery", 2000, driver.EventQuery);
+  look("cuModuleLoadData", 2000, driver.ModuleLoadData);
+  look("cuModuleUnload", 2000, driver.ModuleUnload);
+  look("cuModuleGetFunction", 2000, driver.ModuleGetFunction);
+  look("cuLaunchKernel", 4000, driver.LaunchKernel);
   return look.missing();
 }
 

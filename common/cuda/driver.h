@@ -62,6 +62,10 @@ struct CudaDriver {
   PFN_cuEventDestroy_v4000 EventDestroy = nullptr;
   PFN_cuEventRecord_v2000 EventRecord = nullptr;
   PFN_cuEventQuery_v2000 EventQuery = nullptr;
+  PFN_cuModuleLoadData_v2000 ModuleLoadData = nullptr;
+  PFN_cuModuleUnload_v2000 ModuleUnload = nullptr;
+  PFN_cuModuleGetFunction_v2000 ModuleGetFunction = nullptr;
+  PFN_cuLaunchKernel_v4000 LaunchKernel = nullptr;
 };
 
 // OK for CUDA_SUCCESS; else the canonical error for what the driver answered, as

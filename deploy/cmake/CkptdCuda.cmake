@@ -18,3 +18,35 @@ elseif(CKPTD_CUDA STREQUAL "AUTO")
 elseif(CKPTD_CUDA)
   message(FATAL_ERROR "CUDA: CKPTD_CUDA is ${CKPTD_CUDA}, but there is no cuda.h; set CUDA_HOME to the toolkit")
 endif()
+
+# nvcc, for the kernels. Without it everything else is built, and the daemon casts and
+# repacks on the processor.
+set(CKPTD_CUDA_ARCHITECTURES "75;80;86;89;90;100;103;110;120" CACHE STRING
+  "GPU architectures to compile kernels for, of those that nvcc knows; later ones take the newest's PTX")
+if(TARGET ckptd_cuda_headers)
+  find_program(CKPTD_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin ${CKPTD_CUDA_INCLUDE_DIR}/../bin
+    /usr/local/cuda/bin NO_DEFAULT_PATH)
+  mark_as_advanced(CKPTD_NVCC)
+  if(CKPTD_NVCC)
+    enable_language(ASM)
+    execute_process(COMMAND ${CKPTD_NVCC} --list-gpu-code OUTPUT_VARIABLE known COMMAND_ERROR_IS_FATAL ANY)
+    execute_process(COMMAND ${CKPTD_NVCC} --help OUTPUT_VARIABLE help COMMAND_ERROR_IS_FATAL ANY)
+    set(CKPTD_NVCC_FLAGS "")
+    foreach(arch IN LISTS CKPTD_CUDA_ARCHITECTURES)
+      if(known MATCHES "sm_${arch}\n")
+        list(APPEND CKPTD_NVCC_FLAGS -gencode=arch=compute_${arch},code=sm_${arch})
+        set(newest ${arch})
+      endif()
+    endforeach()
+    if(NOT newest)
+      message(FATAL_ERROR "CUDA: ${CKPTD_NVCC} knows none of the architectures ${CKPTD_CUDA_ARCHITECTURES}; "
+        "set CKPTD_CUDA_ARCHITECTURES to some of these: ${known}")
+    endif()
+    list(APPEND CKPTD_NVCC_FLAGS -gencode=arch=compute_${newest},code=compute_${newest})
+    if(help MATCHES "--compress-mode")  # CUDA 12.8 and later
+      list(APPEND CKPTD_NVCC_FLAGS --compress-mode=size)
+    endif()
+  else()
+    message(STATUS "CUDA: no nvcc beside cuda.h, so no kernels are built (set CUDA_HOME to a whole toolkit)")
+  endif()
+endif()

@@ -1,0 +1,66 @@
+// Kernels that move slices of a block to where they belong in slabs, on a GPU: strided,
+// cast, or both. kernels/tasks.h turns the copies of a plan into tasks.
+//
+//   std::vector<kernels::CopyTask> tasks;
+//   for (each copy) kernels::AppendTasks(block, copy, tasks);
+//   tiles = kernels::WriteTable(tasks, room behind the block in the pinned slot);
+//   ... one MemcpyHtoDAsync of block and table, then on the same stream:
+//   kernels->RunTable({address of the table, tasks.size(), tiles}, stream);
+#ifndef CKPTD_SERVER_MEMORY_CUDA_KERNELS_H_
+#define CKPTD_SERVER_MEMORY_CUDA_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/cuda/device.h"
+#include "server/memory/cuda/kernels/index.h"
+
+namespace ckptd {
+
+// A table from kernels::WriteTable, where the GPU reads it; its own memory is fastest.
+struct CudaTaskTable {
+  CUdeviceptr address = 0;  // a multiple of kernels::kTableAlignment
+  uint32_t tasks = 0;
+  uint32_t tiles = 0;
+};
+
+// The kernels, loaded into one device. Thread-safe. Work that was started must have ended
+// before it is destroyed.
+class CudaKernels {
+ public:
+  // `image`: kernels::KernelImage(), kept by the driver. Errors: FailedPrecondition
+  // NO_DEVICE when it is empty (ckptd was built without nvcc) or has nothing for this
+  // GPU, DEVICE_FAILED.
+  static absl::StatusOr<std::unique_ptr<CudaKernels>> Load(std::shared_ptr<CudaDevice> device,
+                                                           std::span<const std::byte> image);
+  ~CudaKernels();
+  CudaKernels(const CudaKernels&) = delete;
+  CudaKernels& operator=(const CudaKernels&) = delete;
+
+  // Both only start the work, on a stream of this device; what it reads and writes, and
+  // the table, must stay until the stream has got there. Nothing to do is no error.
+  // Errors: DEVICE_FAILED; InvalidArgument INVALID_REQUEST for what no launch takes.
+  absl::Status Run(const kernels::CopyTask& task, CUstream stream) const;
+  absl::Status RunTable(const CudaTaskTable& table, CUstream stream) const;
+
+ private:
+  explicit CudaKernels(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {}
+
+  absl::Status LoadModule(std::span<const std::byte> image);
+  absl::Status Find(const char* name, CUfunction& function) const;
+  absl::Status Launch(CUfunction function, uint32_t tiles, void* params, CUstream stream) const;
+
+  const std::shared_ptr<CudaDevice> device_;
+  CUmodule module_ = nullptr;
+  CUfunction pack_ = nullptr;
+  CUfunction cast_ = nullptr;
+  CUfunction batch_ = nullptr;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_MEMORY_CUDA_KERNELS_H_

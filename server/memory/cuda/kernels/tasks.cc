@@ -1,0 +1,251 @@
+#include "server/memory/cuda/kernels/tasks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/memory/cuda/kernels/copy_ways.h"
+
+namespace ckptd::kernels {
+namespace {
+
+constexpr uint64_t kWidestUnit = 16;
+
+absl::Status Malformed(const BlockCopy& copy, std::string_view why) {
+  return MakeError(
+      absl::StatusCode::kInternal, reason::kCoverage,
+      fmt::format("copying source bytes from {} on in GPU memory: the copy {}; this is a defect "
+                  "of the planner, report it with the layout",
+                  copy.begin, why));
+}
+
+std::optional<Float> FloatOf(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF16: return Float::kF16;
+    case Dtype::kBF16: return Float::kBF16;
+    case Dtype::kF32: return Float::kF32;
+    case Dtype::kF64: return Float::kF64;
+    default: return std::nullopt;
+  }
+}
+
+struct CastPair {
+  Float from = Float::kF32;
+  Float to = Float::kF32;
+};
+
+// One element on both sides: 1 byte where nothing is cast.
+struct Element {
+  uint64_t source = 1;
+  uint64_t target = 1;
+};
+
+// Span of `count` steps of `stride` over something `span` long; false when steps overlap
+// or numbers overflow.
+bool GrowSpan(uint64_t count, uint64_t stride, uint64_t& span) {
+  uint64_t steps = 0;
+  return (count == 1 || stride >= span) && !__builtin_mul_overflow(count - 1, stride, &steps) &&
+         !__builtin_add_overflow(steps, span, &span);
+}
+
+absl::Status Check(const BlockCopy& copy, const Element& element) {
+  if (copy.dims > kMaxDims) return Malformed(copy, "has too many loops");
+  if (copy.run_bytes == 0 || copy.run_bytes % element.source != 0) {
+    return Malformed(copy, "has runs of no whole number of elements");
+  }
+  uint64_t source_span = copy.run_bytes;
+  uint64_t target_span = 0;
+  if (__builtin_mul_overflow(copy.run_bytes / element.source, element.target, &target_span)) {
+    return Malformed(copy, "is longer than 64 bits count");
+  }
+  uint64_t bytes = copy.run_bytes;
+  for (uint32_t d = copy.dims; d-- > 0;) {
+    if (copy.count[d] == 0 || copy.source_stride[d] % element.source != 0 ||
+        copy.target_stride[d] % element.target != 0 ||
+        !GrowSpan(copy.count[d], copy.source_stride[d], source_span) ||
+        !GrowSpan(copy.count[d], copy.target_stride[d], target_span) ||
+        __builtin_mul_overflow(bytes, copy.count[d], &bytes)) {
+      return Malformed(copy, "has loops that overlap or cut elements");
+    }
+  }
+  uint64_t end = 0;
+  if (__builtin_add_overflow(copy.begin, source_span, &end) ||
+      __builtin_add_overflow(copy.target, target_span, &end)) {
+    return Malformed(copy, "is longer than 64 bits count");
+  }
+  if (target_span > copy.room) return Malformed(copy, "leaves its tensor");
+  return absl::OkStatus();
+}
+
+// Bytes of the copy's runs that lie before a position of the source.
+uint64_t BytesBefore(const BlockCopy& copy, uint64_t position) {
+  if (position <= copy.begin) return 0;
+  uint64_t rest = position - copy.begin;
+  uint64_t runs = 0;
+  for (uint32_t d = 0; d < copy.dims; ++d) {
+    // One step only may have any stride, 0 too.
+    const uint64_t at =
+        copy.count[d] == 1 ? 0 : std::min(rest / copy.source_stride[d], copy.count[d] - 1);
+    rest -= at * copy.source_stride[d];
+    runs = runs * copy.count[d] + at;
+  }
+  return runs * copy.run_bytes + std::min(rest, copy.run_bytes);
+}
+
+// The largest power of two that divides all that is or-ed together; at most kWidestUnit.
+uint64_t CommonUnit(uint64_t ored) {
+  return std::min(kWidestUnit, uint64_t{1} << std::min(std::countr_zero(ored), 63));
+}
+
+// What any number of runs begin with on either side is a multiple of these, or-ed.
+struct Alignment {
+  uint64_t source = 0;
+  uint64_t target = 0;
+  uint64_t run = 0;
+};
+
+Alignment AlignmentOf(const CopyTask& task) {
+  // A single run has no second one that could begin askew.
+  Alignment all = {task.source, task.target, task.dims == 0 ? 0 : task.run};
+  for (uint32_t d = 0; d < task.dims; ++d) {
+    if (task.count[d] == 1) continue;
+    all.source |= task.source_stride[d];
+    all.target |= task.target_stride[d];
+  }
+  return all;
+}
+
+// How the middle of a copy is done, and what its ends are left to.
+struct Units {
+  uint64_t elements = 1;  // of one unit; a power of two
+  uint32_t way = 0;
+  uint32_t end_way = 0;  // of single elements
+};
+
+Units VerbatimUnits(const Alignment& all) {
+  const uint64_t unit = CommonUnit(all.source | all.target | all.run);
+  return {unit, static_cast<uint32_t>(std::countr_zero(unit)), 0};
+}
+
+Units CastUnits(const Alignment& all, const CastPair& cast) {
+  const uint64_t wide = WideElements(cast.from, cast.to);
+  const uint64_t from = kernels::SizeOf(cast.from);
+  const bool astray = all.source % from != 0;
+  const uint32_t single =
+      CastWay(cast.from, cast.to, astray ? Elements::kAstray : Elements::kSingle);
+  if (all.source % (wide * from) != 0 || all.target % (wide * kernels::SizeOf(cast.to)) != 0 ||
+      all.run % wide != 0) {
+    return {1, single, single};
+  }
+  return {wide, CastWay(cast.from, cast.to, Elements::kWide), single};
+}
+
+// Appends elements [first, last) of `task`, which counts in elements, as units of `unit`
+// elements, a divisor of both.
+void Append(const CopyTask& task, uint64_t first, uint64_t last, uint64_t unit, uint32_t way,
+            std::vector<CopyTask>& tasks) {
+  if (first == last) return;
+  CopyTask& added = tasks.emplace_back(task);
+  added.way = way;
+  added.first = first / unit;
+  added.last = last / unit;
+  // Of a single run, only units before the last one are counted.
+  added.run = task.dims == 0 ? added.last : task.run / unit;
+}
+
+}  // namespace
+
+absl::Status AppendTasks(const SourceBlock& block, const BlockCopy& copy,
+                         std::vector<CopyTask>& tasks) {
+  Element element;
+  std::optional<CastPair> cast;
+  if (copy.from != copy.to) {
+    const auto from = FloatOf(copy.from);
+    const auto to = FloatOf(copy.to);
+    if (!from || !to) return Malformed(copy, "casts what cannot be cast");
+    cast = CastPair{*from, *to};
+    element = {kernels::SizeOf(*from), kernels::SizeOf(*to)};
+  }
+  CKPTD_RETURN_IF_ERROR(Check(copy, element));
+  uint64_t end = 0;
+  if (__builtin_add_overflow(block.begin, block.bytes, &end)) {
+    return Malformed(copy, "comes from a block that is longer than 64 bits count");
+  }
+  const uint64_t first = BytesBefore(copy, block.begin);
+  const uint64_t last = BytesBefore(copy, end);
+  if (first == last) return absl::OkStatus();
+  CopyTask task = {};
+  // Where the whole copy would begin; wraps when that is before the block.
+  task.source = block.address + (copy.begin - block.begin);
+  task.target = copy.target;
+  if (first % element.source != 0 || last % element.source != 0) {
+    return Malformed(copy, "casts an element that its block cuts");
+  }
+  // Files may hold tensors at odd offsets, slabs never do.
+  if (task.target % element.target != 0) return Malformed(copy, "casts to an odd address");
+  task.run = copy.run_bytes / element.source;
+  task.dims = copy.dims;
+  std::copy(copy.count.begin(), copy.count.end(), task.count);
+  std::copy(copy.source_stride.begin(), copy.source_stride.end(), task.source_stride);
+  std::copy(copy.target_stride.begin(), copy.target_stride.end(), task.target_stride);
+  const Alignment all = AlignmentOf(task);
+  const Units units = cast ? CastUnits(all, *cast) : VerbatimUnits(all);
+  const uint64_t begin = first / element.source;
+  const uint64_t stop = last / element.source;
+  const uint64_t up = std::min((begin + units.elements - 1) / units.elements * units.elements, stop);
+  const uint64_t down = std::max(stop / units.elements * units.elements, up);
+  Append(task, begin, up, 1, units.end_way, tasks);
+  Append(task, up, down, units.elements, units.way, tasks);
+  Append(task, down, stop, 1, units.end_way, tasks);
+  return absl::OkStatus();
+}
+
+uint64_t TilesOf(const CopyTask& task) {
+  const uint64_t tile = ShapeOf(task.way).tile_units();
+  const uint64_t units = task.last - task.first;
+  return units / tile + (units % tile != 0 ? 1 : 0);
+}
+
+size_t TableBytes(size_t tasks) { return tasks * (sizeof(CopyTask) + sizeof(uint32_t)); }
+
+absl::StatusOr<uint32_t> WriteTable(std::span<const CopyTask> tasks, std::span<std::byte> out) {
+  if (out.size() < TableBytes(tasks.size())) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     fmt::format("writing a table of {} copies: it takes {} bytes, and there is "
+                                 "room for {}",
+                                 tasks.size(), TableBytes(tasks.size()), out.size()));
+  }
+  std::byte* const first_tile = out.data() + tasks.size() * sizeof(CopyTask);
+  uint64_t tiles = 0;
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const auto first = static_cast<uint32_t>(tiles);
+    std::memcpy(out.data() + i * sizeof(CopyTask), &tasks[i], sizeof(CopyTask));
+    std::memcpy(first_tile + i * sizeof first, &first, sizeof first);
+    const uint64_t more = TilesOf(tasks[i]);
+    if (more > kMaxTiles - tiles) {
+      return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                       fmt::format("writing a table of {} copies: they are more than one launch "
+                                   "takes; use smaller blocks",
+                                   tasks.size()));
+    }
+    tiles += more;
+  }
+  return static_cast<uint32_t>(tiles);
+}
+
+TaskTable TableAt(uint64_t address, uint32_t tasks) {
+  TaskTable table = {};
+  table.tasks = reinterpret_cast<const CopyTask*>(address);
+  table.first_tile =
+      reinterpret_cast<const uint32_t*>(address + uint64_t{tasks} * sizeof(CopyTask));
+  table.count = tasks;
+  return table;
+}
+
+}  // namespace ckptd::kernels
