@@ -38,7 +38,10 @@ std::vector<std::pair<FilePlace, const TensorEntry*>> SourcesOf(
 void ForbidCuts(const Extent* first, const Extent* last, std::vector<int64_t>& forbids) {
   std::vector<uint64_t> begins;  // the least from each extent on
   uint64_t least = std::numeric_limits<uint64_t>::max();
-  for (const Extent* at = last; at-- != first;) begins.push_back(least = std::min(least, at->begin));
+  for (const Extent* at = last; at-- != first;) {
+    least = std::min(least, at->begin);
+    begins.push_back(least);
+  }
   std::reverse(begins.begin(), begins.end());
   uint64_t reached = 0;
   for (const Extent* at = first; at + 1 < last; ++at) {

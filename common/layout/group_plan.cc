@@ -41,7 +41,8 @@ absl::Status GroupPlan::Add(const Cohort& cohort, const DtypePolicy& policy,
     const bool follows = !cohort_of_.empty() && cohort_of_.back() + 1 == cohorts_.size();
     auto planned = cohorts_.back()->Plan(rank, follows ? &ranks_.back() : nullptr);
     if (!planned.ok()) return OfRank(rank, planned.status());
-    size_.copies += planned->kind_copies;
+    // A kind that the rank receives nothing of takes its time, too.
+    size_.copies += std::max<uint64_t>(planned->kind_copies, planned->shares->size());
     ranks_.push_back(*std::move(planned));
     cohort_of_.push_back(static_cast<uint32_t>(cohorts_.size() - 1));
     ++size_.ranks;

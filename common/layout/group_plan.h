@@ -33,7 +33,7 @@ class GroupPlan {
   // What was planned so far.
   struct Size {
     size_t ranks = 0;
-    size_t copies = 0;  // different ones: tensors of one kind have the same
+    size_t copies = 0;  // different ones: tensors of a kind count once, at least one each
   };
   // Plans the ranks of all cohorts, each rank in one of them. `poll`, if set, is
   // called after each rank; its error ends planning. Errors: those of PlanRank, with

@@ -102,7 +102,10 @@ absl::StatusOr<std::vector<Candidate>> CollectCandidates(const CheckpointIndex& 
                            c.op->slab_offset - c.tensor_offset, c.op->run_bytes, c.op->dims);
   };
   const auto before = [&key](const Candidate& a, const Candidate& b) { return key(a) < key(b); };
-  std::stable_sort(all.begin(), all.end(), before);
+  // A single target's copies come in file order.
+  if (!std::is_sorted(all.begin(), all.end(), before)) {
+    std::stable_sort(all.begin(), all.end(), before);
+  }
   return all;
 }
 

@@ -277,7 +277,8 @@ absl::StatusOr<TransferResult> RunTransfer(const GroupPlan& group,
                                            std::span<const TransferTarget> targets,
                                            const TransferOptions& options,
                                            TransferProgress& progress) {
-  return Transfer(PlansOfGroup(group, ranks, targets, options.window_copies), targets, options, progress);
+  return Transfer(PlansOfGroup(group, ranks, targets, options.window_copies), targets, options,
+                  progress);
 }
 
 }  // namespace ckptd

@@ -41,7 +41,7 @@ struct TransferOptions {
   bool digests = true;    // only with parts == 1: blocks may straddle parts
   // A group's plan is scheduled in windows of about so many copies: some 0.6 KB each,
   // of two or three windows at a time.
-  uint64_t window_copies = uint64_t{1} << 18;
+  uint64_t window_copies = uint64_t{1} << 17;
   // Reading through a mapping installs a SIGBUS handler for the process: a file that
   // is cut meanwhile is an error all the same.
   ReadWay way = ReadWay::kAuto;

@@ -5,6 +5,7 @@
 #include "common/base/status.h"
 
 namespace ckptd {
+
 WindowSource WholePlans(const CheckpointIndex& index, std::span<const TransferTarget> targets) {
   WindowSource source;
   source.index = &index;

@@ -1,18 +1,19 @@
-// Measures planning on one thread: everything that is worked out of a model of many
-// tensors before the first byte moves. Prints one JSON object.
+// Measures planning on one thread, in processor time: everything that is worked out of
+// a model of many tensors before the first byte moves. Prints one JSON object.
 //
 //   plan_bench [TENSORS] [WORLD_SIZE]
 //
 // leader_seconds: the daemon of rank 0, which reads for all: matches the rules, plans
 // every rank with its digest, its own shard's table in full, and the first window of
-// the transfer (who gets which bytes, the order of reading). Later windows are worked
-// out while bytes move; window_seconds is one of `windows`, read from the files in
-// window_read_bytes. member_seconds: any other daemon: its own table in full and where each byte
-// that comes belongs. leader_memory_bytes: the most that the leader's part took.
+// the transfer (who gets which bytes, the order of reading), as if all ranks were
+// elsewhere. The other windows are worked out while bytes move: window_seconds is one of
+// `windows`, of window_read_bytes in the files. member_seconds: any other daemon: its own
+// table in full, and where each byte that comes belongs. leader_memory_bytes: the most
+// that the leader's part took.
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <time.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <numeric>
@@ -45,7 +46,8 @@ CheckpointIndex ManyTensors(size_t count) {
   index.tensors.resize(count);
   for (size_t i = 0; i < count; ++i) {
     TensorEntry& tensor = index.tensors[i];
-    tensor.name = fmt::format("model.layers.{:03}.mlp.experts.{:03}.up_proj.weight", i / 256, i % 256);
+    tensor.name = fmt::format("model.layers.{:03}.mlp.experts.{:03}.up_proj.weight", i / 256,
+                              i % 256);
     tensor.dtype = Dtype::kBF16;
     tensor.shape = {kRows, kColumns};
     const uint64_t bytes = kRows * kColumns * 2;
@@ -55,14 +57,19 @@ CheckpointIndex ManyTensors(size_t count) {
   return index;
 }
 
+// Processor time of this process, which has one thread: what else runs on the machine
+// does not count.
 class Watch {
  public:
-  double Seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
+  double Seconds() const { return Now() - start_; }
 
  private:
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  static double Now() {
+    timespec now = {};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+  }
+  const double start_ = Now();
 };
 
 uint64_t PeakBytes() {
