@@ -75,7 +75,7 @@ class Shard {
   uint64_t copied_bytes() const { return attached_.device.copied_bytes(); }
 
   // Copies [offset, offset + out.size()) of a tensor of this shard, its padding
-  // included, from wherever it lies. Errors: OutOfRange INVALID_REQUEST, and
+  // included, from wherever it lies. Errors: InvalidArgument INVALID_REQUEST, and
   // DeviceMemory::Read's.
   absl::Status Read(const ShardTensor& tensor, uint64_t offset, std::span<std::byte> out) const;
 

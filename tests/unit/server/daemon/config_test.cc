@@ -99,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(
         Spoiled{[](Config& c) { c.job = "a/b"; }, "--job"},
         Spoiled{[](Config& c) { c.job = ".."; }, "--job"},
         Spoiled{[](Config& c) { c.job = "."; }, "--job"},
-        Spoiled{[](Config& c) { c.memory = "cuda"; }, "--memory cuda"},
+        Spoiled{[](Config& c) { c.memory = "gpu"; }, "--memory gpu"},
         Spoiled{[](Config& c) { c.read = "aloud"; }, "--read aloud"},
         Spoiled{[](Config& c) { c.huge_pages = "on"; }, "--huge-pages on"},
         Spoiled{[](Config& c) { c.peer_auth = "maybe"; }, "--peer-auth maybe"},
