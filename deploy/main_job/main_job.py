@@ -48,7 +48,7 @@ class Daemons:
         self.environment = {**os.environ, "CKPTD_RUN_DIR": str(run_dir), "CKPTD_JOB": job,
                             "CKPTD_ADDRESS": f"unix://{run_dir}/{job}/rank-{{rank}}.sock"}
         arguments = ["launch", "--nproc", str(ranks), "--job", job, "--run-dir", str(run_dir),
-                     "--arena", str(arena)]
+                     "--memory", "host", "--arena", str(arena)]
         self.process = subprocess.Popen([binaries / "ckptd", *arguments], stdin=subprocess.DEVNULL,
                                         stdout=subprocess.DEVNULL, stderr=open(self.log, "w"),
                                         start_new_session=True)
