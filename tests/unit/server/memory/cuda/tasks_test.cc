@@ -1,0 +1,164 @@
+// Copies of a plan as tasks: units, windows, refusals, tables. Addresses are numbers.
+#include "server/memory/cuda/kernels/tasks.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/memory/cuda/kernels/copy_ways.h"
+
+namespace ckptd::kernels {
+namespace {
+
+constexpr uint64_t kBlockAt = 0x10000;
+constexpr uint64_t kTargetAt = 0x7f0000000000;
+
+BlockCopy Run(Dtype from, Dtype to, uint64_t begin, uint64_t bytes) {
+  BlockCopy copy;
+  copy.from = from;
+  copy.to = to;
+  copy.begin = begin;
+  copy.run_bytes = bytes;
+  copy.target = kTargetAt;
+  copy.room = uint64_t{1} << 50;
+  return copy;
+}
+
+void AddLoop(BlockCopy& copy, uint64_t count, uint64_t source_stride, uint64_t target_stride) {
+  copy.count[copy.dims] = count;
+  copy.source_stride[copy.dims] = source_stride;
+  copy.target_stride[copy.dims] = target_stride;
+  ++copy.dims;
+}
+
+std::vector<CopyTask> Tasks(const SourceBlock& block, const BlockCopy& copy) {
+  std::vector<CopyTask> tasks;
+  EXPECT_TRUE(AppendTasks(block, copy, tasks).ok());
+  return tasks;
+}
+
+std::string Refusal(const SourceBlock& block, const BlockCopy& copy) {
+  std::vector<CopyTask> tasks;
+  const absl::Status status = AppendTasks(block, copy, tasks);
+  EXPECT_EQ(ReasonOf(status), reason::kCoverage) << status;
+  EXPECT_TRUE(tasks.empty());
+  return MessageOf(status);
+}
+
+TEST(KernelTasks, AlignedRowsMoveInTheWidestUnits) {
+  BlockCopy copy = Run(Dtype::kBF16, Dtype::kBF16, 4096, 64);
+  AddLoop(copy, 10, 256, 64);
+  const auto tasks = Tasks({kBlockAt, 4096, 1 << 20}, copy);
+  ASSERT_EQ(tasks.size(), 1U);
+  EXPECT_EQ(ShapeOf(tasks[0].way).source_bytes, 16U);
+  EXPECT_EQ(tasks[0].run, 4U);
+  EXPECT_EQ(tasks[0].last, 40U);
+}
+
+TEST(KernelTasks, UnitsShrinkToWhatRowsAndAddressesAllow) {
+  const auto unit = [](uint64_t skew, uint64_t row, uint64_t stride) {
+    BlockCopy copy = Run(Dtype::kU8, Dtype::kU8, 4096, row);
+    AddLoop(copy, 10, stride, 64);
+    return ShapeOf(Tasks({kBlockAt + skew, 4096, 1 << 20}, copy).at(0).way).source_bytes;
+  };
+  EXPECT_EQ(unit(8, 64, 256), 8U);
+  EXPECT_EQ(unit(0, 64, 260), 4U);
+  EXPECT_EQ(unit(0, 30, 256), 2U);
+  EXPECT_EQ(unit(3, 64, 256), 1U);
+}
+
+TEST(KernelTasks, CastsAreWideWhereSourceAndTargetAllowIt) {
+  const auto way = [](uint64_t skew) {
+    return Tasks({kBlockAt + skew, 0, 1 << 20}, Run(Dtype::kF32, Dtype::kBF16, 0, 4096)).at(0).way;
+  };
+  EXPECT_EQ(way(8), CastWay(Float::kF32, Float::kBF16, Elements::kWide));
+  EXPECT_EQ(way(4), CastWay(Float::kF32, Float::kBF16, Elements::kSingle));
+  EXPECT_EQ(way(2), CastWay(Float::kF32, Float::kBF16, Elements::kAstray));
+}
+
+TEST(KernelTasks, EndsThatTheWidestUnitsCannotTakeAreTasksOfTheirOwn) {
+  const auto tasks = Tasks({kBlockAt, 0, 1 << 20}, Run(Dtype::kF32, Dtype::kBF16, 0, 4 * 1001));
+  ASSERT_EQ(tasks.size(), 2U);
+  EXPECT_EQ(tasks[0].last, 500U);
+  EXPECT_EQ(tasks[1].way, CastWay(Float::kF32, Float::kBF16, Elements::kSingle));
+  EXPECT_EQ(tasks[1].first, 1000U);
+  EXPECT_EQ(tasks[1].last, 1001U);
+}
+
+TEST(KernelTasks, ABlockThatLacksTheCopyGivesNone) {
+  BlockCopy copy = Run(Dtype::kU8, Dtype::kU8, 1000, 10);
+  AddLoop(copy, 3, 100, 10);
+  EXPECT_TRUE(Tasks({kBlockAt, 0, 1000}, copy).empty());
+  EXPECT_TRUE(Tasks({kBlockAt, 1210, 1000}, copy).empty());
+  EXPECT_TRUE(Tasks({kBlockAt, 1010, 90}, copy).empty()) << "a gap between runs";
+  EXPECT_TRUE(Tasks({kBlockAt, 1005, 0}, copy).empty());
+}
+
+TEST(KernelTasks, ABlockTakesItsStretchOfTheCopy) {
+  BlockCopy copy = Run(Dtype::kU8, Dtype::kU8, 1000, 16);
+  AddLoop(copy, 100, 32, 16);
+  // From the middle of run 3 to within the gap behind run 7.
+  const auto tasks = Tasks({kBlockAt, 1000 + 3 * 32 + 8, 4 * 32 + 12}, copy);
+  ASSERT_EQ(tasks.size(), 1U);
+  const uint64_t unit = ShapeOf(tasks[0].way).source_bytes;
+  EXPECT_EQ(tasks[0].first * unit, 3U * 16 + 8);
+  EXPECT_EQ(tasks[0].last * unit, 8U * 16);
+  EXPECT_EQ(tasks[0].source, kBlockAt - 3 * 32 - 8) << "where the whole copy would begin";
+}
+
+TEST(KernelTasks, ACopyMayNotLeaveItsRoom) {
+  BlockCopy copy = Run(Dtype::kF32, Dtype::kF64, 0, 16);
+  AddLoop(copy, 3, 16, 100 * 8);
+  copy.room = 2 * 800 + 32;
+  EXPECT_EQ(Tasks({kBlockAt, 0, 4096}, copy).size(), 1U);
+  copy.room -= 1;
+  EXPECT_NE(Refusal({kBlockAt, 0, 4096}, copy).find("leaves its tensor"), std::string::npos);
+}
+
+TEST(KernelTasks, MalformedCopiesAreRefused) {
+  const SourceBlock block = {kBlockAt, 0, 4096};
+  Refusal(block, Run(Dtype::kI32, Dtype::kF32, 0, 4));
+  Refusal(block, Run(Dtype::kF32, Dtype::kBF16, 0, 6));
+  Refusal(block, Run(Dtype::kU8, Dtype::kU8, 0, 0));
+  Refusal({kBlockAt, 0, 4095}, Run(Dtype::kF32, Dtype::kBF16, 0, 4096));
+  Refusal({kBlockAt, ~uint64_t{0}, 2}, Run(Dtype::kU8, Dtype::kU8, 0, 1));
+  BlockCopy odd_target = Run(Dtype::kF32, Dtype::kBF16, 0, 4);
+  odd_target.target += 1;
+  Refusal(block, odd_target);
+  BlockCopy too_many = Run(Dtype::kU8, Dtype::kU8, 0, 1);
+  too_many.dims = kMaxDims + 1;
+  Refusal(block, too_many);
+  BlockCopy overlapping = Run(Dtype::kU8, Dtype::kU8, 0, 8);
+  AddLoop(overlapping, 2, 7, 8);
+  Refusal(block, overlapping);
+  BlockCopy endless = Run(Dtype::kU8, Dtype::kU8, 0, 8);
+  AddLoop(endless, uint64_t{1} << 40, uint64_t{1} << 40, 8);
+  Refusal(block, endless);
+}
+
+TEST(KernelTasks, ATableNumbersTilesThrough) {
+  std::vector<CopyTask> tasks =
+      Tasks({kBlockAt, 0, 1 << 20}, Run(Dtype::kU8, Dtype::kU8, 0, 100'000));
+  const uint64_t tiles = TilesOf(tasks[0]);
+  EXPECT_EQ(tiles, (100'000U / 16 + 1023) / 1024);
+  tasks.push_back(tasks[0]);
+  alignas(16) std::byte memory[2 * (sizeof(CopyTask) + 4)] = {};
+  ASSERT_EQ(TableBytes(2), sizeof memory);
+  EXPECT_EQ(WriteTable(tasks, memory).value(), 2 * tiles);
+  const TaskTable table = TableAt(reinterpret_cast<uint64_t>(memory), 2);
+  EXPECT_EQ(table.first_tile[1], tiles);
+  EXPECT_EQ(table.tasks[1].last, tasks[1].last);
+  EXPECT_FALSE(WriteTable(tasks, std::span(memory).first(sizeof memory - 1)).ok());
+}
+
+TEST(KernelTasks, ATableOfMoreTilesThanALaunchTakesIsRefused) {
+  const auto tasks =
+      Tasks({1, 0, uint64_t{1} << 46}, Run(Dtype::kU8, Dtype::kU8, 0, uint64_t{1} << 46));
+  alignas(16) std::byte memory[sizeof(CopyTask) + 4] = {};
+  EXPECT_EQ(ReasonOf(WriteTable(tasks, memory).status()), reason::kInvalidRequest);
+}
+
+}  // namespace
+}  // namespace ckptd::kernels
