@@ -51,6 +51,12 @@ struct RawOf<8> { using Type = uint64_t; };
 template <>
 struct RawOf<16> { using Type = Bytes16; };
 
+// A GPU faults where the processor does not.
+template <typename Raw>
+inline void TrapUnlessAligned(uint64_t address) {
+  if (address % sizeof(Raw) != 0) __builtin_trap();
+}
+
 // Addresses become pointers here alone. On a GPU: global memory, not needed again soon.
 template <typename Raw>
 CKPTD_HOST_DEVICE inline Raw Load(uint64_t address) {
@@ -62,6 +68,7 @@ CKPTD_HOST_DEVICE inline Raw Load(uint64_t address) {
     return __ldcs(reinterpret_cast<const Raw*>(address));
   }
 #else
+  TrapUnlessAligned<Raw>(address);
   Raw raw;
   std::memcpy(&raw, reinterpret_cast<const void*>(address), sizeof raw);
   return raw;
@@ -77,6 +84,7 @@ CKPTD_HOST_DEVICE inline void Store(uint64_t address, Raw raw) {
     __stcs(reinterpret_cast<Raw*>(address), raw);
   }
 #else
+  TrapUnlessAligned<Raw>(address);
   std::memcpy(reinterpret_cast<void*>(address), &raw, sizeof raw);
 #endif
 }

@@ -80,6 +80,8 @@ absl::Status Check(const BlockCopy& copy, const Element& element) {
     return Malformed(copy, "is longer than 64 bits count");
   }
   if (target_span > copy.room) return Malformed(copy, "leaves its tensor");
+  // Files may hold tensors at odd offsets, slabs never do.
+  if (copy.target % element.target != 0) return Malformed(copy, "casts to an odd address");
   return absl::OkStatus();
 }
 
@@ -159,6 +161,31 @@ void Append(const CopyTask& task, uint64_t first, uint64_t last, uint64_t unit, 
   added.run = task.dims == 0 ? added.last : task.run / unit;
 }
 
+// Elements [begin, end): the widest units in the middle, what they leave at the ends.
+void AppendAll(const CopyTask& task, uint64_t begin, uint64_t end, const Units& units,
+               std::vector<CopyTask>& tasks) {
+  const uint64_t unit = units.elements;
+  const uint64_t up = std::min((begin + unit - 1) / unit * unit, end);
+  const uint64_t down = std::max(end / unit * unit, up);
+  Append(task, begin, up, 1, units.end_way, tasks);
+  Append(task, up, down, unit, units.way, tasks);
+  Append(task, down, end, 1, units.end_way, tasks);
+}
+
+// The whole copy, in elements.
+CopyTask TaskOf(const SourceBlock& block, const BlockCopy& copy, const Element& element) {
+  CopyTask task = {};
+  // Where its first byte would lie; wraps when that is before the block.
+  task.source = block.address + (copy.begin - block.begin);
+  task.target = copy.target;
+  task.run = copy.run_bytes / element.source;
+  task.dims = copy.dims;
+  std::copy(copy.count.begin(), copy.count.end(), task.count);
+  std::copy(copy.source_stride.begin(), copy.source_stride.end(), task.source_stride);
+  std::copy(copy.target_stride.begin(), copy.target_stride.end(), task.target_stride);
+  return task;
+}
+
 }  // namespace
 
 absl::Status AppendTasks(const SourceBlock& block, const BlockCopy& copy,
@@ -179,30 +206,13 @@ absl::Status AppendTasks(const SourceBlock& block, const BlockCopy& copy,
   }
   const uint64_t first = BytesBefore(copy, block.begin);
   const uint64_t last = BytesBefore(copy, end);
-  if (first == last) return absl::OkStatus();
-  CopyTask task = {};
-  // Where the whole copy would begin; wraps when that is before the block.
-  task.source = block.address + (copy.begin - block.begin);
-  task.target = copy.target;
   if (first % element.source != 0 || last % element.source != 0) {
     return Malformed(copy, "casts an element that its block cuts");
   }
-  // Files may hold tensors at odd offsets, slabs never do.
-  if (task.target % element.target != 0) return Malformed(copy, "casts to an odd address");
-  task.run = copy.run_bytes / element.source;
-  task.dims = copy.dims;
-  std::copy(copy.count.begin(), copy.count.end(), task.count);
-  std::copy(copy.source_stride.begin(), copy.source_stride.end(), task.source_stride);
-  std::copy(copy.target_stride.begin(), copy.target_stride.end(), task.target_stride);
+  const CopyTask task = TaskOf(block, copy, element);
   const Alignment all = AlignmentOf(task);
-  const Units units = cast ? CastUnits(all, *cast) : VerbatimUnits(all);
-  const uint64_t begin = first / element.source;
-  const uint64_t stop = last / element.source;
-  const uint64_t up = std::min((begin + units.elements - 1) / units.elements * units.elements, stop);
-  const uint64_t down = std::max(stop / units.elements * units.elements, up);
-  Append(task, begin, up, 1, units.end_way, tasks);
-  Append(task, up, down, units.elements, units.way, tasks);
-  Append(task, down, stop, 1, units.end_way, tasks);
+  AppendAll(task, first / element.source, last / element.source,
+            cast ? CastUnits(all, *cast) : VerbatimUnits(all), tasks);
   return absl::OkStatus();
 }
 

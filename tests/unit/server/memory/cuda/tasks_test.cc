@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kBlockAt = 0x10000;
 constexpr uint64_t kTargetAt = 0x7f0000000000;
 
-BlockCopy Run(Dtype from, Dtype to, uint64_t begin, uint64_t bytes) {
+BlockCopy OneRun(Dtype from, Dtype to, uint64_t begin, uint64_t bytes) {
   BlockCopy copy;
   copy.from = from;
   copy.to = to;
@@ -48,7 +48,7 @@ std::string Refusal(const SourceBlock& block, const BlockCopy& copy) {
 }
 
 TEST(KernelTasks, AlignedRowsMoveInTheWidestUnits) {
-  BlockCopy copy = Run(Dtype::kBF16, Dtype::kBF16, 4096, 64);
+  BlockCopy copy = OneRun(Dtype::kBF16, Dtype::kBF16, 4096, 64);
   AddLoop(copy, 10, 256, 64);
   const auto tasks = Tasks({kBlockAt, 4096, 1 << 20}, copy);
   ASSERT_EQ(tasks.size(), 1U);
@@ -59,7 +59,7 @@ TEST(KernelTasks, AlignedRowsMoveInTheWidestUnits) {
 
 TEST(KernelTasks, UnitsShrinkToWhatRowsAndAddressesAllow) {
   const auto unit = [](uint64_t skew, uint64_t row, uint64_t stride) {
-    BlockCopy copy = Run(Dtype::kU8, Dtype::kU8, 4096, row);
+    BlockCopy copy = OneRun(Dtype::kU8, Dtype::kU8, 4096, row);
     AddLoop(copy, 10, stride, 64);
     return ShapeOf(Tasks({kBlockAt + skew, 4096, 1 << 20}, copy).at(0).way).source_bytes;
   };
@@ -71,7 +71,8 @@ TEST(KernelTasks, UnitsShrinkToWhatRowsAndAddressesAllow) {
 
 TEST(KernelTasks, CastsAreWideWhereSourceAndTargetAllowIt) {
   const auto way = [](uint64_t skew) {
-    return Tasks({kBlockAt + skew, 0, 1 << 20}, Run(Dtype::kF32, Dtype::kBF16, 0, 4096)).at(0).way;
+    const BlockCopy copy = OneRun(Dtype::kF32, Dtype::kBF16, 0, 4096);
+    return Tasks({kBlockAt + skew, 0, 1 << 20}, copy).at(0).way;
   };
   EXPECT_EQ(way(8), CastWay(Float::kF32, Float::kBF16, Elements::kWide));
   EXPECT_EQ(way(4), CastWay(Float::kF32, Float::kBF16, Elements::kSingle));
@@ -79,7 +80,7 @@ TEST(KernelTasks, CastsAreWideWhereSourceAndTargetAllowIt) {
 }
 
 TEST(KernelTasks, EndsThatTheWidestUnitsCannotTakeAreTasksOfTheirOwn) {
-  const auto tasks = Tasks({kBlockAt, 0, 1 << 20}, Run(Dtype::kF32, Dtype::kBF16, 0, 4 * 1001));
+  const auto tasks = Tasks({kBlockAt, 0, 1 << 20}, OneRun(Dtype::kF32, Dtype::kBF16, 0, 4 * 1001));
   ASSERT_EQ(tasks.size(), 2U);
   EXPECT_EQ(tasks[0].last, 500U);
   EXPECT_EQ(tasks[1].way, CastWay(Float::kF32, Float::kBF16, Elements::kSingle));
@@ -88,7 +89,7 @@ TEST(KernelTasks, EndsThatTheWidestUnitsCannotTakeAreTasksOfTheirOwn) {
 }
 
 TEST(KernelTasks, ABlockThatLacksTheCopyGivesNone) {
-  BlockCopy copy = Run(Dtype::kU8, Dtype::kU8, 1000, 10);
+  BlockCopy copy = OneRun(Dtype::kU8, Dtype::kU8, 1000, 10);
   AddLoop(copy, 3, 100, 10);
   EXPECT_TRUE(Tasks({kBlockAt, 0, 1000}, copy).empty());
   EXPECT_TRUE(Tasks({kBlockAt, 1210, 1000}, copy).empty());
@@ -97,7 +98,7 @@ TEST(KernelTasks, ABlockThatLacksTheCopyGivesNone) {
 }
 
 TEST(KernelTasks, ABlockTakesItsStretchOfTheCopy) {
-  BlockCopy copy = Run(Dtype::kU8, Dtype::kU8, 1000, 16);
+  BlockCopy copy = OneRun(Dtype::kU8, Dtype::kU8, 1000, 16);
   AddLoop(copy, 100, 32, 16);
   // From the middle of run 3 to within the gap behind run 7.
   const auto tasks = Tasks({kBlockAt, 1000 + 3 * 32 + 8, 4 * 32 + 12}, copy);
@@ -109,7 +110,7 @@ TEST(KernelTasks, ABlockTakesItsStretchOfTheCopy) {
 }
 
 TEST(KernelTasks, ACopyMayNotLeaveItsRoom) {
-  BlockCopy copy = Run(Dtype::kF32, Dtype::kF64, 0, 16);
+  BlockCopy copy = OneRun(Dtype::kF32, Dtype::kF64, 0, 16);
   AddLoop(copy, 3, 16, 100 * 8);
   copy.room = 2 * 800 + 32;
   EXPECT_EQ(Tasks({kBlockAt, 0, 4096}, copy).size(), 1U);
@@ -119,28 +120,28 @@ TEST(KernelTasks, ACopyMayNotLeaveItsRoom) {
 
 TEST(KernelTasks, MalformedCopiesAreRefused) {
   const SourceBlock block = {kBlockAt, 0, 4096};
-  Refusal(block, Run(Dtype::kI32, Dtype::kF32, 0, 4));
-  Refusal(block, Run(Dtype::kF32, Dtype::kBF16, 0, 6));
-  Refusal(block, Run(Dtype::kU8, Dtype::kU8, 0, 0));
-  Refusal({kBlockAt, 0, 4095}, Run(Dtype::kF32, Dtype::kBF16, 0, 4096));
-  Refusal({kBlockAt, ~uint64_t{0}, 2}, Run(Dtype::kU8, Dtype::kU8, 0, 1));
-  BlockCopy odd_target = Run(Dtype::kF32, Dtype::kBF16, 0, 4);
+  Refusal(block, OneRun(Dtype::kI32, Dtype::kF32, 0, 4));
+  Refusal(block, OneRun(Dtype::kF32, Dtype::kBF16, 0, 6));
+  Refusal(block, OneRun(Dtype::kU8, Dtype::kU8, 0, 0));
+  Refusal({kBlockAt, 0, 4095}, OneRun(Dtype::kF32, Dtype::kBF16, 0, 4096));
+  Refusal({kBlockAt, ~uint64_t{0}, 2}, OneRun(Dtype::kU8, Dtype::kU8, 0, 1));
+  BlockCopy odd_target = OneRun(Dtype::kF32, Dtype::kBF16, 0, 4);
   odd_target.target += 1;
   Refusal(block, odd_target);
-  BlockCopy too_many = Run(Dtype::kU8, Dtype::kU8, 0, 1);
+  BlockCopy too_many = OneRun(Dtype::kU8, Dtype::kU8, 0, 1);
   too_many.dims = kMaxDims + 1;
   Refusal(block, too_many);
-  BlockCopy overlapping = Run(Dtype::kU8, Dtype::kU8, 0, 8);
+  BlockCopy overlapping = OneRun(Dtype::kU8, Dtype::kU8, 0, 8);
   AddLoop(overlapping, 2, 7, 8);
   Refusal(block, overlapping);
-  BlockCopy endless = Run(Dtype::kU8, Dtype::kU8, 0, 8);
+  BlockCopy endless = OneRun(Dtype::kU8, Dtype::kU8, 0, 8);
   AddLoop(endless, uint64_t{1} << 40, uint64_t{1} << 40, 8);
   Refusal(block, endless);
 }
 
 TEST(KernelTasks, ATableNumbersTilesThrough) {
   std::vector<CopyTask> tasks =
-      Tasks({kBlockAt, 0, 1 << 20}, Run(Dtype::kU8, Dtype::kU8, 0, 100'000));
+      Tasks({kBlockAt, 0, 1 << 20}, OneRun(Dtype::kU8, Dtype::kU8, 0, 100'000));
   const uint64_t tiles = TilesOf(tasks[0]);
   EXPECT_EQ(tiles, (100'000U / 16 + 1023) / 1024);
   tasks.push_back(tasks[0]);
@@ -155,7 +156,7 @@ TEST(KernelTasks, ATableNumbersTilesThrough) {
 
 TEST(KernelTasks, ATableOfMoreTilesThanALaunchTakesIsRefused) {
   const auto tasks =
-      Tasks({1, 0, uint64_t{1} << 46}, Run(Dtype::kU8, Dtype::kU8, 0, uint64_t{1} << 46));
+      Tasks({1, 0, uint64_t{1} << 46}, OneRun(Dtype::kU8, Dtype::kU8, 0, uint64_t{1} << 46));
   alignas(16) std::byte memory[sizeof(CopyTask) + 4] = {};
   EXPECT_EQ(ReasonOf(WriteTable(tasks, memory).status()), reason::kInvalidRequest);
 }
