@@ -145,9 +145,9 @@ class Bench {
   }
   absl::StatusOr<double> MeasurePlainCopy() {
     return Best([&] {
-      return device_->Check(device_->driver().MemcpyDtoDAsync(target_.address(), source_.address(),
-                                                              bytes_, stream_),
-                            "copying");
+      return device_->Check(
+          device_->driver().MemcpyDtoDAsync(target_.address(), source_.address(), bytes_, stream_),
+          "copying");
     });
   }
   // Bytes that a case reads and writes.
@@ -193,14 +193,14 @@ class Bench {
   }
   absl::Status Upload(CUdeviceptr to, const std::byte* from, size_t bytes) {
     const CudaScope scope(*device_);
-    CKPTD_RETURN_IF_ERROR(device_->Check(
-        device_->driver().MemcpyHtoDAsync(to, from, bytes, stream_), "copying in"));
+    CKPTD_RETURN_IF_ERROR(
+        device_->Check(device_->driver().MemcpyHtoDAsync(to, from, bytes, stream_), "copying in"));
     return Wait();
   }
   absl::Status Clear() {
     const CudaScope scope(*device_);
-    return device_->Check(
-        device_->driver().MemsetD8Async(target_.address(), 0, bytes_, stream_), "clearing");
+    return device_->Check(device_->driver().MemsetD8Async(target_.address(), 0, bytes_, stream_),
+                          "clearing");
   }
   absl::Status Wait() {
     const CudaScope scope(*device_);

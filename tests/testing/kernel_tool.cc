@@ -51,8 +51,8 @@ bool RunBatch(const std::vector<CopyTask>& tasks) {
   std::vector<uint64_t> table(TableBytes(tasks.size()) / sizeof(uint64_t) + 1);
   const auto tiles = WriteTable(tasks, std::as_writable_bytes(std::span(table)));
   if (!tiles.ok()) return false;
-  const BatchParams params = {TableAt(reinterpret_cast<uint64_t>(table.data()),
-                                      static_cast<uint32_t>(tasks.size()))};
+  const BatchParams params = {
+      TableAt(reinterpret_cast<uint64_t>(table.data()), static_cast<uint32_t>(tasks.size()))};
   ckptd_batch_twin(&params, *tiles, kThreads);
   return true;
 }

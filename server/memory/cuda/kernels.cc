@@ -83,10 +83,9 @@ absl::Status CudaKernels::Launch(CUfunction function, uint32_t tiles, void* para
   if (tiles == 0) return absl::OkStatus();
   void* arguments[] = {params};
   const CudaScope scope(*device_);
-  return device_->Check(
-      device_->driver().LaunchKernel(function, tiles, 1, 1, kernels::kThreads, 1, 1, 0, stream,
-                                     arguments, nullptr),
-      "starting a copy kernel");
+  return device_->Check(device_->driver().LaunchKernel(function, tiles, 1, 1, kernels::kThreads, 1,
+                                                       1, 0, stream, arguments, nullptr),
+                        "starting a copy kernel");
 }
 
 }  // namespace ckptd

@@ -41,15 +41,25 @@ struct alignas(16) Bytes16 {
 template <uint32_t kBytes>
 struct RawOf;
 template <>
-struct RawOf<1> { using Type = uint8_t; };
+struct RawOf<1> {
+  using Type = uint8_t;
+};
 template <>
-struct RawOf<2> { using Type = uint16_t; };
+struct RawOf<2> {
+  using Type = uint16_t;
+};
 template <>
-struct RawOf<4> { using Type = uint32_t; };
+struct RawOf<4> {
+  using Type = uint32_t;
+};
 template <>
-struct RawOf<8> { using Type = uint64_t; };
+struct RawOf<8> {
+  using Type = uint64_t;
+};
 template <>
-struct RawOf<16> { using Type = Bytes16; };
+struct RawOf<16> {
+  using Type = Bytes16;
+};
 
 // A GPU faults where the processor does not.
 template <typename Raw>
@@ -142,12 +152,18 @@ CKPTD_HOST_DEVICE inline UnitShape ShapeOf(uint32_t way) {
 template <typename Visit>
 CKPTD_HOST_DEVICE inline void VisitVerbatim(uint32_t way, const Visit& visit) {
   switch (way) {
-    case 0: return visit(Verbatim<1>());
-    case 1: return visit(Verbatim<2>());
-    case 2: return visit(Verbatim<4>());
-    case 3: return visit(Verbatim<8>());
-    case 4: return visit(Verbatim<16>());
-    default: return;
+    case 0:
+      return visit(Verbatim<1>());
+    case 1:
+      return visit(Verbatim<2>());
+    case 2:
+      return visit(Verbatim<4>());
+    case 3:
+      return visit(Verbatim<8>());
+    case 4:
+      return visit(Verbatim<16>());
+    default:
+      return;
   }
 }
 
@@ -155,9 +171,12 @@ template <Float kFrom, Float kTo, typename Visit>
 CKPTD_HOST_DEVICE inline void VisitElements(Elements elements, const Visit& visit) {
   constexpr uint32_t kWide = WideElements(kFrom, kTo);
   switch (elements) {
-    case Elements::kAstray: return visit(Casting<kFrom, kTo, 1, 1>());
-    case Elements::kSingle: return visit(Casting<kFrom, kTo, 1, SizeOf(kFrom)>());
-    case Elements::kWide: return visit(Casting<kFrom, kTo, kWide, kWide * SizeOf(kFrom)>());
+    case Elements::kAstray:
+      return visit(Casting<kFrom, kTo, 1, 1>());
+    case Elements::kSingle:
+      return visit(Casting<kFrom, kTo, 1, SizeOf(kFrom)>());
+    case Elements::kWide:
+      return visit(Casting<kFrom, kTo, kWide, kWide * SizeOf(kFrom)>());
   }
 }
 
@@ -185,10 +204,14 @@ CKPTD_HOST_DEVICE inline void VisitCast(uint32_t way, const Visit& visit) {
   const uint32_t pair = (way - kFirstCast) / 4;
   const auto elements = static_cast<Elements>((way - kFirstCast) % 4);
   switch (static_cast<Float>(pair / kFloats)) {
-    case Float::kF16: return VisitCastFrom<Float::kF16>(pair % kFloats, elements, visit);
-    case Float::kBF16: return VisitCastFrom<Float::kBF16>(pair % kFloats, elements, visit);
-    case Float::kF32: return VisitCastFrom<Float::kF32>(pair % kFloats, elements, visit);
-    case Float::kF64: return VisitCastFrom<Float::kF64>(pair % kFloats, elements, visit);
+    case Float::kF16:
+      return VisitCastFrom<Float::kF16>(pair % kFloats, elements, visit);
+    case Float::kBF16:
+      return VisitCastFrom<Float::kBF16>(pair % kFloats, elements, visit);
+    case Float::kF32:
+      return VisitCastFrom<Float::kF32>(pair % kFloats, elements, visit);
+    case Float::kF64:
+      return VisitCastFrom<Float::kF64>(pair % kFloats, elements, visit);
   }
 }
 

@@ -27,11 +27,16 @@ absl::Status Malformed(const BlockCopy& copy, std::string_view why) {
 
 std::optional<Float> FloatOf(Dtype dtype) {
   switch (dtype) {
-    case Dtype::kF16: return Float::kF16;
-    case Dtype::kBF16: return Float::kBF16;
-    case Dtype::kF32: return Float::kF32;
-    case Dtype::kF64: return Float::kF64;
-    default: return std::nullopt;
+    case Dtype::kF16:
+      return Float::kF16;
+    case Dtype::kBF16:
+      return Float::kBF16;
+    case Dtype::kF32:
+      return Float::kF32;
+    case Dtype::kF64:
+      return Float::kF64;
+    default:
+      return std::nullopt;
   }
 }
 

@@ -21,11 +21,11 @@ void RunGrid(const void* params, unsigned grid, unsigned block) {
 }  // namespace ckptd::kernels
 
 #define CKPTD_TWIN(name, Kernel)                                                   \
-  extern "C" void name##_twin(const void* params, unsigned grid, unsigned block); \
+  extern "C" void name##_twin(const void* params, unsigned grid, unsigned block);  \
   extern "C" void name##_twin(const void* params, unsigned grid, unsigned block) { \
-    ckptd::kernels::RunGrid<ckptd::kernels::Kernel>(params, grid, block);         \
+    ckptd::kernels::RunGrid<ckptd::kernels::Kernel>(params, grid, block);          \
   }                                                                                \
-  extern "C" const std::size_t name##_twin_bytes;                                 \
+  extern "C" const std::size_t name##_twin_bytes;                                  \
   extern "C" const std::size_t name##_twin_bytes = sizeof(ckptd::kernels::Kernel::Params);
 
 CKPTD_TWIN(ckptd_pack, Pack)
