@@ -105,9 +105,9 @@ def test_a_driver_that_refuses_is_an_error_that_keeps_nothing(run, fault, mode, 
 
 def test_a_driver_that_does_not_start_is_an_error_that_says_what_is_needed(run):
     program = """
-from ckptd import _cuda
+from ckptd import _cuda_driver
 try:
-    _cuda.visible_devices()
+    _cuda_driver.visible_devices()
 except ckptd.FailedPrecondition as error:
     print(error.reason, "CUDA_ERROR_NO_DEVICE" in error.message, "nvidia-smi" in error.message)
 end()

@@ -364,8 +364,8 @@ def test_more_descriptors_than_one_are_refused(daemon, client, source):
 def test_gpu_memory_is_accepted_where_nvidia_s_bindings_are_installed(
     daemon, client, source, monkeypatch, installed, kinds
 ):
-    from ckptd import _cuda
+    from ckptd import _cuda_driver
 
-    monkeypatch.setattr(_cuda, "importable", lambda: installed)
+    monkeypatch.setattr(_cuda_driver, "importable", lambda: installed)
     client.acquire(client.load(source[0])).close()
     assert daemon.accepted_kinds == kinds

@@ -1,5 +1,6 @@
 """The fake CUDA driver (tests/fakes/cuda) for tests: its configuration, its environment, its trace."""
 
+import fcntl
 import json
 import os
 import pathlib
@@ -51,6 +52,18 @@ class FakeCuda:
         path = f"{LIBRARY.parent}:{found}" if found else str(LIBRARY.parent)
         own = {"LD_LIBRARY_PATH": path, "CKPTD_FAKE_CUDA": str(self.config)}
         return {**own, "CKPTD_FAKE_CUDA_ROLE": role} if role else own
+
+    def held_bytes(self):
+        """Bytes of device memory that any process has by a handle, a mapping or a descriptor."""
+        total = 0
+        for path in (self.folder / "state").glob("vmm-*"):
+            with open(path) as file:
+                try:
+                    # Each holder has a shared lock, which the kernel drops with the last descriptor.
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    total += os.fstat(file.fileno()).st_size
+        return total
 
     def trace(self, pid=None):
         """All lines so far, of one process or of all, as dicts."""

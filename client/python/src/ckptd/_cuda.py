@@ -1,139 +1,21 @@
 """A slab in GPU memory: imported from the daemon's descriptor and mapped into this process.
 
-Uses NVIDIA's cuda-bindings (`pip install ckptd[cuda]`), imported when a daemon answers
-with such memory. All of it happens in the device's primary context, the one that PyTorch,
-CuPy and the CUDA runtime use.
+Uses NVIDIA's cuda-bindings, imported when a daemon answers with such memory. All of it
+happens in the device's primary context, the one that PyTorch, CuPy and the CUDA runtime use.
 """
 
 import contextlib
-import functools
-import importlib.util
 import os
-import uuid
 import weakref
-from typing import List, NamedTuple, Optional
+from typing import Optional
 
-from ._errors import DataLoss, Error, FailedPrecondition, ResourceExhausted, Unavailable
+from ._cuda_driver import Context, Device, ask, driver, find_device
+from ._errors import DataLoss, Error, FailedPrecondition
 from ._mapping import MAX_SLAB_BYTES
-
-_OUT_OF_MEMORY = 2  # CUresult
-
-
-def importable() -> bool:
-    """Whether cuda-bindings is installed; imports none of it."""
-    try:
-        return importlib.util.find_spec("cuda.bindings") is not None
-    except (ImportError, ValueError):  # no package "cuda", or one without a spec
-        return False
-
-
-@functools.lru_cache(maxsize=None)
-def _driver():
-    """NVIDIA's module, its driver initialised. Raises FailedPrecondition NO_DEVICE."""
-    try:
-        from cuda.bindings import driver
-
-        (result,) = driver.cuInit(0)
-        problem = None if int(result) == 0 else result.name
-    except (ImportError, OSError, RuntimeError) as error:  # a library is missing or too old
-        problem = str(error) or type(error).__name__
-    if problem is None:
-        return driver
-    raise FailedPrecondition(
-        f"opening the CUDA driver: {problem}; the daemon keeps shards in GPU memory, so this "
-        "process needs NVIDIA's driver and the daemon's GPU: look at nvidia-smi, and at the "
-        "GPUs this container was given",
-        "NO_DEVICE",
-    )
-
-
-def _ask(result: tuple, doing: str, device: str):
-    """The value of a driver call's answer (error, *values); raises for an error."""
-    error, *values = result
-    if int(error) == 0:
-        return values[0] if values else None
-    cu, facts = _driver(), {"device": device}
-    sentence = cu.cuGetErrorString(error)[1]
-    said = f"{error.name} ({sentence.decode() if sentence else 'no description'})"
-    text = f"mapping a shard: {doing} on {device}: {said}"
-    if int(error) == _OUT_OF_MEMORY:
-        raise ResourceExhausted(
-            f"{text}; end what else uses the GPU, or use mode 'shared' or 'exclusive', which "
-            "need no memory of their own",
-            "NO_MEMORY",
-            facts,
-        )
-    raise Unavailable(
-        f"{text}; look at nvidia-smi and at the kernel's log for Xid messages", "DEVICE_FAILED", facts
-    )
-
-
-class Device(NamedTuple):
-    """A GPU that this process sees."""
-
-    uuid: str
-    ordinal: int  # counted as PyTorch counts, after CUDA_VISIBLE_DEVICES
-    handle: object  # CUdevice
-
-
-def visible_devices() -> List[Device]:
-    cu = _driver()
-    # Where a visible device is a slice of a GPU, version 2 answers with the slice's own.
-    get_uuid = getattr(cu, "cuDeviceGetUuid_v2", cu.cuDeviceGetUuid)
-    found = []
-    for ordinal in range(_ask(cu.cuDeviceGetCount(), "counting GPUs", "this machine")):
-        what = f"GPU {ordinal}"
-        handle = _ask(cu.cuDeviceGet(ordinal), "opening it", what)
-        raw = bytes(_ask(get_uuid(handle), "asking for its UUID", what).bytes)
-        found.append(Device(f"GPU-{uuid.UUID(bytes=raw)}", ordinal, handle))
-    return found
-
-
-def _digits(name: str) -> str:
-    return name[4:].lower() if name[:4] in ("GPU-", "MIG-") else name.lower()
-
-
-def find_device(name: str) -> Device:
-    """The visible device of that UUID. Raises FailedPrecondition NO_DEVICE."""
-    devices = visible_devices()
-    for device in devices:
-        if _digits(device.uuid) == _digits(name):
-            return device
-    seen = ", ".join(device.uuid for device in devices) or "none"
-    raise FailedPrecondition(
-        f"mapping a shard that lies on {name}: this process sees only these GPUs: {seen}; give "
-        "it the daemon's GPU (CUDA_VISIBLE_DEVICES, the container's devices), or ask the daemon "
-        "of a GPU that it sees",
-        "NO_DEVICE",
-        {"device": name, "visible": seen},
-    )
-
-
-class _Context:
-    """The primary context of a device, retained until release(). Current inside `with`."""
-
-    def __init__(self, device: Device):
-        self.device = device
-        self._handle = _ask(
-            _driver().cuDevicePrimaryCtxRetain(device.handle), "making a context", device.uuid
-        )
-
-    def __enter__(self) -> "_Context":
-        _ask(_driver().cuCtxPushCurrent(self._handle), "entering its context", self.device.uuid)
-        return self
-
-    def __exit__(self, *_) -> None:
-        _driver().cuCtxPopCurrent()
-
-    def ask(self, result: tuple, doing: str):
-        return _ask(result, doing, self.device.uuid)
-
-    def release(self) -> None:
-        _driver().cuDevicePrimaryCtxRelease(self.device.handle)
 
 
 def _properties(device: Device):
-    cu = _driver()
+    cu = driver()
     properties = cu.CUmemAllocationProp()
     properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -147,14 +29,14 @@ class _Allocation:
     free() gives back what there is, in the order that the driver asks for; twice is fine.
     """
 
-    def __init__(self, context: _Context, nbytes: int):
+    def __init__(self, context: Context, nbytes: int):
         self._context, self.nbytes, self.address = context, nbytes, 0
         self._handle = None
         self._mapped = False
 
     def import_from(self, fd: int) -> None:
         """Takes the memory that `fd` stands for; the descriptor stays the caller's."""
-        cu = _driver()
+        cu = driver()
         kind = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         result = cu.cuMemImportFromShareableHandle(fd, kind)
         self._handle = self._context.ask(result, "importing the daemon's memory")
@@ -162,11 +44,11 @@ class _Allocation:
     def create(self) -> None:
         properties = _properties(self._context.device)
         self._handle = self._context.ask(
-            _driver().cuMemCreate(self.nbytes, properties, 0), f"allocating {self.nbytes} bytes"
+            driver().cuMemCreate(self.nbytes, properties, 0), f"allocating {self.nbytes} bytes"
         )
 
     def map(self, writable: bool) -> None:
-        cu, ask = _driver(), self._context.ask
+        cu, ask = driver(), self._context.ask
         doing = f"reserving {self.nbytes} bytes of addresses"
         self.address = int(ask(cu.cuMemAddressReserve(self.nbytes, 0, 0, 0), doing))
         ask(cu.cuMemMap(self.address, self.nbytes, 0, self._handle, 0), f"mapping {self.nbytes} bytes")
@@ -182,7 +64,7 @@ class _Allocation:
         ask(cu.cuMemSetAccess(self.address, self.nbytes, [access], 1), "making it accessible")
 
     def free(self) -> None:
-        cu = _driver()
+        cu = driver()
         if self._mapped:
             cu.cuMemUnmap(self.address, self.nbytes)
         if self._handle is not None:
@@ -195,7 +77,7 @@ class _Allocation:
 class _Held:
     """What a DeviceMemory has to give back, in order, when nothing uses it any more."""
 
-    def __init__(self, context: _Context, allocation: _Allocation):
+    def __init__(self, context: Context, allocation: _Allocation):
         self.context, self.allocation, self.lease = context, allocation, None
         self.pid = os.getpid()
 
@@ -206,7 +88,7 @@ class _Held:
         # Kernels that were launched may still use the memory, and unmapping does not wait.
         # Where the context cannot even be waited for, the end of the process frees it.
         with contextlib.suppress(Error), self.context:
-            self.context.ask(_driver().cuCtxSynchronize(), "waiting for its work")
+            self.context.ask(driver().cuCtxSynchronize(), "waiting for its work")
             self.allocation.free()
         self.context.release()
         if self.lease is not None:
@@ -245,8 +127,8 @@ class DeviceMemory:
         self._check_granularity()
 
     def _check_granularity(self) -> None:
-        cu = _driver()
-        step = _ask(
+        cu = driver()
+        step = ask(
             cu.cuMemGetAllocationGranularity(
                 _properties(self._device),
                 cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM,
@@ -290,7 +172,7 @@ class DeviceMemory:
                 "mapping a shard: more descriptors arrived than one allocation has",
                 "INVALID_REPLY",
             )
-        context = _Context(self._device)
+        context = Context(self._device)
         try:
             with context:
                 allocation = self._attach(context, fd)
@@ -301,7 +183,7 @@ class DeviceMemory:
         # At exit other libraries may still use the memory; the driver frees it then.
         weakref.finalize(self, self._held.give_back).atexit = False
 
-    def _attach(self, context: _Context, fd: int) -> _Allocation:
+    def _attach(self, context: Context, fd: int) -> _Allocation:
         lent = _Allocation(context, self._allocation_bytes)
         try:
             lent.import_from(fd)
@@ -315,9 +197,9 @@ class DeviceMemory:
         lent.free()
         return own
 
-    def _copy_of(self, lent: _Allocation, context: _Context) -> _Allocation:
+    def _copy_of(self, lent: _Allocation, context: Context) -> _Allocation:
         """A copy in memory of this process, made on a stream that waits for nobody else's."""
-        cu, ask = _driver(), context.ask
+        cu, ask = driver(), context.ask
         own = _Allocation(context, lent.nbytes)
         try:
             own.create()

@@ -67,7 +67,10 @@ def device_capsule(memory, offset: int, dtype: _dtypes.Dtype, shape, *, read_onl
         "data": (memory.address + offset, read_only),
         "strides": None,
     }
-    made = capsule(numpy.asarray(span), dtype, {"max_version": max_version})
-    device = (ctypes.c_int32 * 2).from_address(_tensor_at(made) + _DEVICE_OFFSET)
-    device[:] = (_CUDA, memory.ordinal)
+    options = {} if max_version is None else {"max_version": max_version}
+    made = numpy.asarray(span).__dlpack__(**options)
+    at = _tensor_at(made)
+    # Type and number of the device, each 32 bits, little end first.
+    ctypes.c_uint64.from_address(at + _DEVICE_OFFSET).value = _CUDA | memory.ordinal << 32
+    ctypes.c_uint8.from_address(at + _DTYPE_OFFSET).value = dtype.dlpack
     return made

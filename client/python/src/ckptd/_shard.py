@@ -3,7 +3,7 @@
 import collections.abc
 from typing import Iterator, Optional, Tuple
 
-from . import _cuda, _fds, _proto, _types
+from . import _cuda, _cuda_driver, _fds, _proto, _types
 from ._errors import FailedPrecondition
 from ._mapping import Mapping, check_segments
 from ._rpc import Connection, Deadline
@@ -228,7 +228,7 @@ def _release(connection: Connection, lease: str) -> None:
 
 
 def _accepted_kinds() -> list:
-    return [_MEMFD, _VMM_FD] if _cuda.importable() else [_MEMFD]
+    return [_MEMFD, _VMM_FD] if _cuda_driver.importable() else [_MEMFD]
 
 
 def _memory_for(name: str, reply):

@@ -1,0 +1,257 @@
+"""Daemons that keep shards in GPU memory, and real trainers on them, over the fake driver."""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import pytest
+import torch
+from group import Group, save, wait_until
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "testing"))
+import fake_cuda  # noqa: E402
+from faults import Program  # noqa: E402
+from fsdp_cases import Net, numbers  # noqa: E402
+
+pytest.importorskip("cuda.bindings.driver")
+WHY_NOT = fake_cuda.why_not()
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+
+class Trainers:
+    """One cuda_trainer per rank of a group. A context manager."""
+
+    def __init__(self, folder, group, fake, source, mode, environment=None):
+        folder.mkdir()
+        paths = [HERE, HERE.parent / "python", HERE.parent / "testing", HERE.parents[1] / "client/python/src"]
+        own = {
+            **group.environment, **fake.environment("trainer"), **(environment or {}),
+            "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        }  # fmt: skip
+        code = "import sys, cuda_trainer; cuda_trainer.main(*sys.argv[1:])"
+        self.all = [
+            Program(code, folder, rank, group.ranks, group.address(rank), source, mode, environment=own)
+            for rank in range(group.ranks)
+        ]
+        self.pids = [program.pid for program in self.all]
+        self.loaded = [json.loads(program.hear()) for program in self.all]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for program in self.all:
+            program.__exit__()
+
+    def ask(self, what):
+        """The answers of all; every rank is asked before the first is waited for."""
+        for program in self.all:
+            program.process.stdin.write(what + "\n")
+        return [json.loads(program.hear()) for program in self.all]
+
+    def end(self):
+        """Ends them in the ordinary way."""
+        for program in self.all:
+            program.process.communicate(timeout=60)
+        return [program.process.returncode for program in self.all]
+
+
+class Bench:
+    """A group on fake GPUs, one each, and a checkpoint."""
+
+    def __init__(self, folder, run_dir, ranks, *faults):
+        self.folder = folder
+        self.fake = fake_cuda.FakeCuda(folder, gpus=max(ranks, 2), bytes=0x10000000, fill=0xCB, faults=faults)
+        self.source = save(folder / "m.safetensors", numbers(Net()))
+        self.group = Group(run_dir, ranks, "--memory", "cuda", environment=self.fake.environment("daemon"))
+        self.count = 0
+
+    def trainers(self, mode, **environment):
+        self.count += 1
+        return Trainers(self.folder / f"t{self.count}", self.group, self.fake, self.source, mode, environment)
+
+    def info(self, rank=0):
+        return self.group.info(rank)["memory"]
+
+    def state(self, rank=0):
+        return [c["state"] for c in self.group.json("list", rank=rank)["checkpoints"]]
+
+    def leases(self):
+        return sum(len(self.group.json("leases", rank=rank)["leases"]) for rank in range(self.group.ranks))
+
+    def held(self):
+        return self.fake.held_bytes()
+
+    def unload(self):
+        for rank in range(self.group.ranks):
+            for checkpoint in self.group.json("list", rank=rank)["checkpoints"]:
+                if checkpoint["state"] == "ACTIVE":
+                    self.group.json("unload", checkpoint["name"], rank=rank)
+
+
+@pytest.fixture
+def start(tmp_path, tmp_path_factory):
+    """start(ranks, fault, ...) -> a Bench; at the end nothing may be held, and no rule broken."""
+    made = []
+
+    def make(ranks, *faults):
+        bench = Bench(tmp_path, tmp_path_factory.mktemp("g"), ranks, *faults)
+        made.append(bench)
+        bench.group.__enter__()
+        return bench
+
+    yield make
+    for bench in made:
+        bench.group.stop()
+    for bench in made:
+        assert bench.fake.violations() == []
+        wait_until(lambda: bench.held() == 0, f"memory to be free, not {bench.held()} bytes", 10)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_trainers_take_the_memory_and_train_in_place(start, ranks):
+    bench = start(ranks)
+    with bench.trainers("exclusive") as trainers:
+        devices = [loaded["device"] for loaded in trainers.loaded]
+        assert devices == [bench.info(rank)["device_uuid"] for rank in range(ranks)]
+        assert len(set(devices)) == ranks
+        for loaded in trainers.loaded:
+            assert loaded["mode"] == "exclusive" and loaded["copied"] == {} and loaded["copied_bytes"] == 0
+        assert all(answer["same"] for answer in trainers.ask("compare"))
+        assert all(bench.state(rank) == ["TAKEN"] for rank in range(ranks))
+        # The daemons have nothing left: all that is held is the trainers'.
+        assert all(int(bench.info(rank)["used_bytes"]) == 0 for rank in range(ranks))
+        assert bench.held() > 0
+        assert all(answer["same"] for answer in trainers.ask("train"))
+        trainers.ask("drop")
+        wait_until(lambda: bench.held() == 0, "the memory to come back", 10)
+        assert trainers.end() == [0] * ranks
+        assert [bench.fake.leaks(pid) for pid in trainers.pids] == [0] * ranks
+    assert bench.fake.calls("cuMemcpyDtoDAsync") == [] and bench.fake.calls("cuMemcpyDtoD") == []
+    assert len(bench.fake.calls("cuMemExportToShareableHandle")) == ranks
+
+
+def test_readers_share_one_memory_that_the_driver_keeps_from_being_written(start):
+    bench = start(2)
+    with bench.trainers("shared") as one, bench.trainers("shared") as two:
+        held = bench.held()
+        for trainers in (one, two):
+            assert all(loaded["mode"] == "shared" and not loaded["copied_bytes"] for loaded in trainers.loaded)
+            assert all(answer["same"] for answer in trainers.ask("compare"))
+            assert all(answer["same"] for answer in trainers.ask("forward"))
+        assert [answer["error"] != 0 for answer in one.ask("write")] == [True, True]
+        # Another process's context is whole, and the bytes are what they were.
+        assert all(answer["same"] for answer in two.ask("compare"))
+        assert bench.leases() == 4
+        two.ask("drop")
+        wait_until(lambda: bench.leases() == 2, "two leases to end", 10)
+        assert bench.held() == held
+        assert two.end() == [0, 0] and [bench.fake.leaks(pid) for pid in two.pids] == [0, 0]
+    assert len(bench.fake.calls("cuMemExportToShareableHandle")) == 2
+    assert bench.fake.calls("cuMemcpyDtoDAsync") == []
+    wait_until(lambda: bench.leases() == 0, "all leases to end", 10)
+    bench.unload()
+    wait_until(lambda: bench.held() == 0, "the daemons' memory to be free", 10)
+
+
+def test_a_private_trainer_copies_once_says_so_and_leaves_the_daemon_s_as_it_was(start):
+    bench = start(2)
+    with bench.trainers("private") as trainers:
+        assert all(loaded["copied_bytes"] > 0 for loaded in trainers.loaded)
+        assert all(answer["same"] for answer in trainers.ask("train"))
+        assert [bench.state(rank) for rank in range(2)] == [["ACTIVE"], ["ACTIVE"]]
+        copies = bench.fake.calls("cuMemcpyDtoDAsync", result=0)
+        assert sorted(line["pid"] for line in copies) == sorted(trainers.pids)
+        trainers.ask("drop")
+        assert trainers.end() == [0, 0]
+        assert [bench.fake.leaks(pid) for pid in trainers.pids] == [0, 0]
+    # The next one finds the weights of the file, not those that were trained.
+    with bench.trainers("private") as trainers:
+        assert all(answer["same"] for answer in trainers.ask("compare"))
+
+
+def test_a_trainer_goes_on_when_its_daemon_is_killed(start):
+    bench = start(1)
+    with bench.trainers("exclusive") as trainers:
+        assert trainers.ask("train") == [{"same": True}]
+        bench.group.kill(0)
+        assert trainers.ask("train") == [{"same": True}]
+        trainers.ask("drop")
+        wait_until(lambda: bench.held() == 0, "the memory to come back", 10)
+        assert trainers.end() == [0]
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "private", "shared"])
+def test_a_killed_trainer_s_memory_comes_back(start, mode):
+    bench = start(1)
+    with bench.trainers(mode) as trainers:
+        held = bench.held()
+        daemons = int(bench.info()["used_bytes"])
+        assert held == daemons + (0 if mode == "shared" else int(held - daemons)) and held > 0
+        os.kill(trainers.pids[0], signal.SIGKILL)
+        wait_until(lambda: bench.leases() == 0, "the lease to end", 10)
+        wait_until(lambda: bench.held() == daemons, "the trainer's memory to come back", 10)
+    with bench.trainers(mode) as again:
+        assert again.ask("compare") == [{"same": True}]
+
+
+def test_a_trainer_on_another_gpu_is_told_which_one_it_needs(start):
+    bench = start(1)
+    with bench.trainers("shared", CUDA_VISIBLE_DEVICES="1") as trainers:
+        (refused,) = trainers.loaded
+        assert refused["reason"] == "NO_DEVICE" and bench.info()["device_uuid"] in refused["message"]
+        assert "-000000000002" in refused["message"] and "CUDA_VISIBLE_DEVICES" in refused["message"]
+        assert trainers.end() == [0] and bench.fake.leaks(trainers.pids[0]) == 0
+    assert bench.leases() == 0
+    bench.unload()
+
+
+@pytest.mark.parametrize("mode", ["shared", "exclusive"])
+def test_a_driver_that_refuses_the_import_leaves_nothing_behind(start, mode):
+    bench = start(1, "cuMemImportFromShareableHandle error=304 role=trainer")
+    began = time.monotonic()
+    with bench.trainers(mode) as trainers:
+        (refused,) = trainers.loaded
+        assert refused["reason"] == "DEVICE_FAILED" and "CUDA_ERROR_OPERATING_SYSTEM" in refused["message"]
+        assert trainers.end() == [0] and bench.fake.leaks(trainers.pids[0]) == 0
+    wait_until(lambda: bench.leases() == 0, "its lease to end", 10)
+    assert time.monotonic() - began < 60
+    bench.unload()
+    wait_until(lambda: bench.held() == 0, "all memory to be free", 10)
+
+
+def test_the_bytes_are_those_of_host_memory(start, tmp_path, tmp_path_factory):
+    import ctypes
+
+    import ckptd
+
+    bench = start(1)
+    # The driver is opened in a process of its own: this one has none.
+    code = """
+import ctypes, sys, ckptd
+with ckptd.connect(sys.argv[1]) as client:
+    with client.acquire(client.load(sys.argv[2], layout="fsdp:1")) as shard:
+        for name in sorted(shard.tensors):
+            view = shard.tensors[name]
+            print(name, view.dtype, view.shape, view.offset, view.digest,
+                  ctypes.string_at(view.pointer, view.padded_nbytes).hex())
+print("end")
+"""
+    mixed = save(tmp_path / "mixed.safetensors", {
+        "a": torch.randn(33, 7).to(torch.bfloat16), "b": torch.arange(5), "c": torch.zeros(0, 3),
+        "large": torch.randn(1100, 700), "flag": torch.tensor([True, False])})  # fmt: skip
+    environment = {**bench.group.environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with Program(code, bench.group.address(0), mixed, environment=environment) as program:
+        on_gpu = list(iter(program.hear, "end"))
+    expected = []
+    with Group(tmp_path_factory.mktemp("h"), 1) as host, ckptd.connect(host.address(0)) as client:
+        with client.acquire(client.load(mixed, layout="fsdp:1")) as shard:
+            for name in sorted(shard.tensors):
+                view = shard.tensors[name]
+                content = ctypes.string_at(view.pointer, view.padded_nbytes).hex()
+                expected.append(f"{name} {view.dtype} {view.shape} {view.offset} {view.digest} {content}".strip())
+    assert on_gpu == expected and len(expected) == 5
