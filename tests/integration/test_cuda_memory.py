@@ -16,10 +16,18 @@ sys.path.append(str(HERE.parent / "testing"))
 import fake_cuda  # noqa: E402
 from faults import Program  # noqa: E402
 from fsdp_cases import Net, numbers  # noqa: E402
+from test_fsdp_matrix import run_workers  # noqa: E402
 
 pytest.importorskip("cuda.bindings.driver")
 WHY_NOT = fake_cuda.why_not()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+
+# Cases of fsdp_cases that differ in how parameters lie in memory.
+CASES = {
+    2: ["nested", "tied", "mixed_precision", "bf16_checkpoint_into_fp32_model", "public_path"],
+    4: ["uneven_and_empty_shards", "hybrid", "tensor_parallel_under_fsdp"],
+}
 
 
 class Trainers:
@@ -141,11 +149,11 @@ def test_readers_share_one_memory_that_the_driver_keeps_from_being_written(start
         held = bench.held()
         for trainers in (one, two):
             assert all(loaded["mode"] == "shared" and not loaded["copied_bytes"] for loaded in trainers.loaded)
-            assert all(answer["same"] for answer in trainers.ask("compare"))
-            assert all(answer["same"] for answer in trainers.ask("forward"))
+        assert all(answer["same"] for answer in one.ask("compare"))
         assert [answer["error"] != 0 for answer in one.ask("write")] == [True, True]
         # Another process's context is whole, and the bytes are what they were.
         assert all(answer["same"] for answer in two.ask("compare"))
+        assert all(answer["same"] for answer in two.ask("forward"))
         assert bench.leases() == 4
         two.ask("drop")
         wait_until(lambda: bench.leases() == 2, "two leases to end", 10)
@@ -156,6 +164,35 @@ def test_readers_share_one_memory_that_the_driver_keeps_from_being_written(start
     wait_until(lambda: bench.leases() == 0, "all leases to end", 10)
     bench.unload()
     wait_until(lambda: bench.held() == 0, "the daemons' memory to be free", 10)
+
+
+@pytest.mark.parametrize("ranks,case", [(ranks, case) for ranks, cases in CASES.items() for case in cases])
+def test_models_are_wrapped_and_trained_as_on_host_memory(outcomes, ranks, case):
+    for rank, failure in outcomes(ranks).items():
+        assert failure.get(case, failure) is None, f"rank {rank}:\n{failure}"
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """outcomes(ranks): rank -> {case: failure or None, "stderr": text}, each size run once."""
+    known = {}
+
+    def get(ranks):
+        if ranks not in known:
+            folder = tmp_path_factory.mktemp("w")
+            fake = fake_cuda.FakeCuda(folder, gpus=ranks, fill=0xCB)
+            own = {**fake.environment(), "CKPTD_TEST_HOST_VIEW": str(HERE.parent / "testing")}
+            with Group(tmp_path_factory.mktemp("m"), ranks, "--memory", "cuda", environment=own) as group:
+                run_workers(folder, group, ranks, CASES[ranks])
+            assert fake.violations() == []
+            known[ranks] = {}
+            for rank in range(ranks):
+                file = folder / f"rank-{rank}.json"
+                found = json.loads(file.read_text()) if file.exists() else {}
+                known[ranks][rank] = {**found, "stderr": (folder / f"stderr-{rank}").read_text()[-3000:]}
+        return known[ranks]
+
+    return get
 
 
 def test_a_private_trainer_copies_once_says_so_and_leaves_the_daemon_s_as_it_was(start):

@@ -13,7 +13,8 @@ from group import Group
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-def run_workers(folder, group, world):
+def run_workers(folder, group, world, cases=()):
+    """Runs `cases` of fsdp_cases, or all for that size, on every rank."""
     env = {**group.environment, "OMP_NUM_THREADS": "1", "CKPTD_TEST_ADDRESS": group.address("{rank}"),
            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "client/python/src"), str(HERE.parent / "python")])}
     workers = []
@@ -21,7 +22,8 @@ def run_workers(folder, group, world):
         mine = {**env, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
         with open(folder / f"stderr-{rank}", "wb") as stderr:
             workers.append(subprocess.Popen(
-                [sys.executable, str(HERE.parent / "python/fsdp_worker.py"), str(folder), str(rank), str(world)],
+                [sys.executable, str(HERE.parent / "python/fsdp_worker.py"), str(folder), str(rank), str(world),
+                 *cases],
                 env=mine, stdout=subprocess.DEVNULL, stderr=stderr))
     try:
         for worker in workers:

@@ -1,7 +1,8 @@
 """Runs the cases of fsdp_cases on one rank: python fsdp_worker.py FOLDER RANK WORLD [CASE ...].
 
 With CKPTD_TEST_ADDRESS (holding {rank}) the cases run against real daemons, one
-per rank, instead of a fake one in each process.
+per rank, instead of a fake one in each process; with CKPTD_TEST_HOST_VIEW (the folder of
+host_view) memory of fake GPUs is taken for the host's.
 
 Writes FOLDER/rank-RANK.json: case name -> null, or the traceback of its failure.
 """
@@ -21,6 +22,11 @@ def main(folder, rank, world, only):
     from fake_daemon import FakeDaemon
     from fsdp_cases import CASES, Bench
 
+    if "CKPTD_TEST_HOST_VIEW" in os.environ:
+        sys.path.append(os.environ["CKPTD_TEST_HOST_VIEW"])
+        import host_view
+
+        host_view.install()
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(folder, "store"), world)
     dist.init_process_group(
