@@ -51,7 +51,8 @@ class _Allocation:
         cu, ask = driver(), self._context.ask
         doing = f"reserving {self.nbytes} bytes of addresses"
         self.address = int(ask(cu.cuMemAddressReserve(self.nbytes, 0, 0, 0), doing))
-        ask(cu.cuMemMap(self.address, self.nbytes, 0, self._handle, 0), f"mapping {self.nbytes} bytes")
+        doing = f"mapping {self.nbytes} bytes"
+        ask(cu.cuMemMap(self.address, self.nbytes, 0, self._handle, 0), doing)
         self._mapped = True
         access = cu.CUmemAccessDesc()
         access.location = _properties(self._context.device).location

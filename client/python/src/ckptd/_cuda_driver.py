@@ -58,7 +58,9 @@ def ask(result: tuple, doing: str, device: str):
             facts,
         )
     raise Unavailable(
-        f"{text}; look at nvidia-smi and at the kernel's log for Xid messages", "DEVICE_FAILED", facts
+        f"{text}; look at nvidia-smi and at the kernel's log for Xid messages",
+        "DEVICE_FAILED",
+        facts,
     )
 
 

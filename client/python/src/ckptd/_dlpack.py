@@ -52,7 +52,9 @@ class _Span:
     __slots__ = ("__array_interface__", "owner")
 
 
-def device_capsule(memory, offset: int, dtype: _dtypes.Dtype, shape, *, read_only, max_version=None):
+def device_capsule(
+    memory, offset: int, dtype: _dtypes.Dtype, shape, *, read_only: bool, max_version=None
+):
     """A capsule over `shape` elements at byte `offset` of a DeviceMemory. Raises BufferError."""
     import numpy
 

@@ -68,7 +68,9 @@ def device_of(shard: Shard) -> torch.device:
     return flat(shard, torch.uint8, 0, 0).device
 
 
-def check_device(what: str, wanted: torch.device, have: torch.device, daemon: Optional[str]) -> None:
+def check_device(
+    what: str, wanted: torch.device, have: torch.device, daemon: Optional[str]
+) -> None:
     """Refuses memory on `have`, of a daemon on the GPU `daemon` (None: host), for `wanted`."""
     if wanted.type == have.type and (
         None in (wanted.index, have.index) or wanted.index == have.index
