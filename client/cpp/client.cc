@@ -212,6 +212,7 @@ absl::StatusOr<Shard> Client::Impl::AttachTo(const std::string& name,
   }
   attach.populate = options.populate;
   attach.timeout = connection.call_timeout;
+  if (!attach.device_uuid.empty()) CKPTD_RETURN_IF_ERROR(CheckDeviceVisible(attach.device_uuid));
   // The token is short-lived, so the lease is taken before further pages.
   CKPTD_ASSIGN_OR_RETURN(LeasedSegments segments, FetchSegments(attach));
   CKPTD_ASSIGN_OR_RETURN(ShardTable table, FetchTable(name, acquired));

@@ -89,7 +89,12 @@ absl::Status DeviceMemory::Read(uint64_t offset, std::span<std::byte> out) const
   return absl::OkStatus();
 }
 
-bool HasDeviceMemory() { return CudaDriver::Load().ok(); }
+bool HasDeviceMemory() { return CudaDriver::Present(); }
+
+absl::Status CheckDeviceVisible(const std::string& device_uuid) {
+  CKPTD_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Load());
+  return FindGpu(*driver, device_uuid).status();
+}
 
 }  // namespace client
 }  // namespace ckptd

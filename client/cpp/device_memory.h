@@ -50,6 +50,9 @@ class DeviceMemory {
 
 // Whether this process can import device memory at all: a driver is there.
 bool HasDeviceMemory();
+// Before a token is shown, which may take the memory from the daemon: FailedPrecondition
+// NO_DEVICE when the GPU is not visible here.
+absl::Status CheckDeviceVisible(const std::string& device_uuid);
 
 }  // namespace client
 }  // namespace ckptd

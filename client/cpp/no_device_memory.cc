@@ -16,10 +16,7 @@ DeviceMemory::~DeviceMemory() = default;
 
 absl::StatusOr<DeviceMemory> DeviceMemory::Import(const UniqueFd&, const std::string& device_uuid,
                                                   uint64_t, AttachMode) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDevice,
-                   "importing memory of " + device_uuid +
-                       ": this client was built without CUDA's headers; build it with CKPTD_CUDA=ON",
-                   {{"device", device_uuid}});
+  return CheckDeviceVisible(device_uuid);
 }
 
 uint64_t DeviceMemory::address() const { return 0; }
@@ -33,6 +30,14 @@ absl::Status DeviceMemory::Read(uint64_t, std::span<std::byte>) const {
   return absl::InternalError("there is no device memory");
 }
 bool HasDeviceMemory() { return false; }
+
+absl::Status CheckDeviceVisible(const std::string& device_uuid) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDevice,
+                   "importing memory of " + device_uuid +
+                       ": this client was built without CUDA's headers; build it with "
+                       "CKPTD_CUDA=ON",
+                   {{"device", device_uuid}});
+}
 
 }  // namespace client
 }  // namespace ckptd

@@ -92,8 +92,8 @@ absl::Status Shard::Read(const ShardTensor& tensor, uint64_t offset,
                          std::span<std::byte> out) const {
   if (offset > tensor.padded_bytes || out.size() > tensor.padded_bytes - offset) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                     fmt::format("reading {} bytes at {} of tensor {}: it has {}", out.size(), offset,
-                                 tensor.name, tensor.padded_bytes),
+                     fmt::format("reading {} bytes at {} of tensor {}: it has {}", out.size(),
+                                 offset, tensor.name, tensor.padded_bytes),
                      {{"tensor", tensor.name}});
   }
   if (attached_.device.valid()) return attached_.device.Read(tensor.offset + offset, out);

@@ -88,7 +88,7 @@ std::string FillTable(PFN_cuGetProcAddress_v12000 find, CudaDriver& driver) {
   return look.missing();
 }
 
-absl::StatusOr<CudaDriver> Open() {
+absl::StatusOr<CudaDriver> OpenLibrary() {
   void* const library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return NoDevice(::dlerror());
   const auto find =
@@ -104,6 +104,16 @@ absl::StatusOr<CudaDriver> Open() {
                                 "later)",
                                 kLibrary, missing));
   }
+  return driver;
+}
+
+const absl::StatusOr<CudaDriver>& Library() {
+  static const absl::StatusOr<CudaDriver> library = OpenLibrary();
+  return library;
+}
+
+absl::StatusOr<CudaDriver> Initialize() {
+  CKPTD_ASSIGN_OR_RETURN(CudaDriver driver, Library());
   const CUresult result = driver.Init(0);
   if (result != CUDA_SUCCESS) {
     return NoDevice(MessageOf(CudaStatus(driver, result, "cuInit")));
@@ -115,10 +125,12 @@ absl::StatusOr<CudaDriver> Open() {
 }  // namespace
 
 absl::StatusOr<const CudaDriver*> CudaDriver::Load() {
-  static const absl::StatusOr<CudaDriver> loaded = Open();
+  static const absl::StatusOr<CudaDriver> loaded = Initialize();
   if (!loaded.ok()) return loaded.status();
   return &*loaded;
 }
+
+bool CudaDriver::Present() { return Library().ok(); }
 
 absl::Status CudaStatus(const CudaDriver& driver, CUresult result, std::string_view doing) {
   if (result == CUDA_SUCCESS) return absl::OkStatus();

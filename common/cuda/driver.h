@@ -21,6 +21,9 @@ struct CudaDriver {
   // Errors: FailedPrecondition NO_DEVICE, with what is missing: the library, a
   // function, a device (cuInit's answer).
   static absl::StatusOr<const CudaDriver*> Load();
+  // Whether there is a driver that has them, without waking it up: cuInit takes its time,
+  // and a process may never need it.
+  static bool Present();
 
   int version = 0;  // 13000 for CUDA 13.0
 

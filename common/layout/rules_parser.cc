@@ -152,7 +152,8 @@ absl::Status LayoutRulesParser::ParseJson(std::string_view text) {
 void LayoutRulesParser::Describe() {
   const std::vector<Mesh>& meshes = rules_.meshes_;
   if (meshes.empty()) {
-    rules_.description_ = fmt::format("rules over {} rank{}", rules_.world_size_, rules_.world_size_ == 1 ? "" : "s");
+    rules_.description_ = fmt::format("rules over {} rank{}", rules_.world_size_,
+                                      rules_.world_size_ == 1 ? "" : "s");
     return;
   }
   std::string text;

@@ -33,8 +33,8 @@ class ItemPlacer {
   // the item is lost then.
   void Place(uint64_t offset, std::span<const std::byte> data);
 
-  // After the last block (the writer may still copy on what it staged): settles digests, adds the target bytes placed to
-  // `done[target]`. Internal COVERAGE if bytes came twice.
+  // After the last block (the writer may still copy on what it staged): settles digests,
+  // adds the target bytes placed to `done[target]`. Internal COVERAGE if bytes came twice.
   absl::Status Finish(std::span<uint64_t> done);
 
  private:

@@ -66,7 +66,9 @@ absl::Status ItemWorker::DoBlock(uint64_t begin, uint64_t end) {
 absl::Status ItemWorker::Finish(std::span<uint64_t> done) {
   std::fill(tools_->placed.begin(), tools_->placed.end(), 0);
   CKPTD_RETURN_IF_ERROR(tools_->placer.Finish(tools_->placed));
-  for (size_t i = 0; i < tools_->placed.size(); ++i) done[tools_->parts.here_at[i]] += tools_->placed[i];
+  for (size_t i = 0; i < tools_->placed.size(); ++i) {
+    done[tools_->parts.here_at[i]] += tools_->placed[i];
+  }
   return sends() ? tools_->sender.Finish(done) : absl::OkStatus();
 }
 

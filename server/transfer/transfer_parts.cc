@@ -1,7 +1,5 @@
 #include "server/transfer/transfer_parts.h"
 
-#include <cmath>
-
 #include "common/base/status.h"
 
 namespace ckptd {
@@ -11,9 +9,9 @@ absl::Status BuildParts(const CheckpointIndex& index, std::span<const TransferTa
   parts.targets = targets;
   CKPTD_ASSIGN_OR_RETURN(parts.schedule, BuildSchedule(index, targets));
   // Neighbours in the files stay together, so that each reader reads sequentially.
-  const auto count = static_cast<double>(parts.schedule.items.size());
-  const auto first = static_cast<size_t>(std::llround(count * share.begin));
-  const auto last = static_cast<size_t>(std::llround(count * share.end));
+  const absl::uint128 count = parts.schedule.items.size();
+  const auto first = static_cast<size_t>(count * share.begin / share.of);
+  const auto last = static_cast<size_t>(count * share.end / share.of);
   parts.items = std::span(parts.schedule.items).subspan(first, last - first);
   for (size_t i = 0; i < targets.size(); ++i) {
     if (targets[i].sink == nullptr) {

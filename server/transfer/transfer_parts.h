@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/numeric/int128.h"
 #include "absl/status/statusor.h"
 #include "server/transfer/frame_sender.h"
 #include "server/transfer/schedule.h"
@@ -27,10 +28,12 @@ struct TransferParts {
   const Schedule& ScheduleHere() const { return remotes.empty() ? schedule : here_schedule; }
 };
 
-// Of the items in file order, those from this to that share of them: [0, 1) is all.
+// Of the items in file order, those from begin / of to end / of of them. Whole numbers:
+// readers on other machines must come to the same items.
 struct ItemShare {
-  double begin = 0;
-  double end = 1;
+  absl::uint128 begin = 0;
+  absl::uint128 end = 1;  // at most `of`, which is below 2^96
+  absl::uint128 of = 1;
 };
 
 // Errors: those of BuildSchedule.

@@ -8,30 +8,26 @@
 namespace ckptd {
 namespace {
 
-// What comes before part `part` of `parts`, of `total`. Every reader works out the same
-// numbers, so no item is read twice or never.
-double Before(uint64_t total, uint32_t part, uint32_t parts) {
-  return static_cast<double>(total) * part / parts;
-}
+// A window without bytes has its place, too: its tensors are empty, and hashed.
+absl::uint128 PlaceOf(uint64_t bytes) { return std::max<uint64_t>(bytes, 1); }
 
 }  // namespace
 
 WindowQueue::WindowQueue(const WindowSource& source, const TransferOptions& options,
                          std::span<const SlabMap> slabs, SourceFiles& files)
     : source_(source), options_(options), slabs_(slabs), files_(files) {
-  uint64_t total = 0;
-  // A window without bytes has its place, too: its tensors are empty, and hashed.
-  for (const uint64_t bytes : source.window_bytes) total += std::max<uint64_t>(bytes, 1);
-  const double first = Before(total, options.part, options.parts);
-  const double last = Before(total, options.part + 1, options.parts);
-  uint64_t begin = 0;
+  // Everything is counted in bytes times parts, so that nothing is rounded.
+  absl::uint128 total = 0;
+  for (const uint64_t bytes : source.window_bytes) total += PlaceOf(bytes);
+  const absl::uint128 first = total * options.part;
+  const absl::uint128 last = total * (options.part + uint64_t{1});
+  absl::uint128 begin = 0;
   for (size_t i = 0; i < source.window_bytes.size(); ++i) {
-    const uint64_t bytes = std::max<uint64_t>(source.window_bytes[i], 1);
-    const auto share = [&](double at) {
-      return std::clamp((at - static_cast<double>(begin)) / static_cast<double>(bytes), 0.0, 1.0);
-    };
-    if (share(first) < share(last)) shares_.push_back({i, share(first), share(last)});
-    begin += bytes;
+    const absl::uint128 of = PlaceOf(source.window_bytes[i]) * options.parts;
+    const absl::uint128 from = std::clamp(first, begin, begin + of) - begin;
+    const absl::uint128 to = std::clamp(last, begin, begin + of) - begin;
+    if (from < to) shares_.push_back({i, {from, to, of}});
+    begin += of;
   }
 }
 
@@ -49,7 +45,7 @@ absl::StatusOr<std::shared_ptr<TransferWindow>> WindowQueue::Make(const Share& s
   auto window = std::make_shared<TransferWindow>();
   CKPTD_RETURN_IF_ERROR(source_.plan(share.window, *window));
   CKPTD_RETURN_IF_ERROR(
-      BuildParts(*source_.index, window->targets, {share.begin, share.end}, window->parts));
+      BuildParts(*source_.index, window->targets, share.items, window->parts));
   files_.Expect(window->parts.items);
   window->items_left = window->parts.items.size();
   if (options_.digests) {

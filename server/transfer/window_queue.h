@@ -40,11 +40,10 @@ class WindowQueue {
   absl::StatusOr<First> Start();
 
  private:
-  // The part of a window that this process does, of 1.
+  // What this process does of a window.
   struct Share {
     size_t window = 0;
-    double begin = 0;
-    double end = 1;
+    ItemShare items;
   };
 
   absl::StatusOr<std::shared_ptr<TransferWindow>> Make(const Share& share) const;

@@ -3,6 +3,7 @@
 #ifndef CKPTD_SERVER_MEMORY_CUDA_STAGING_POOL_H_
 #define CKPTD_SERVER_MEMORY_CUDA_STAGING_POOL_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>

@@ -133,6 +133,24 @@ TEST_F(ShardTest, GivesTheLeaseBackWhenItCannotBeUsed) {
   EXPECT_TRUE(daemon_.fd_socket().WaitForEnded(1));
 }
 
+// An exclusive lease takes the memory from the daemon: it must not be lost to a GPU that
+// this process cannot use.
+TEST_F(ShardTest, ShowsNoTokenForMemoryOfAGpuThatIsNotVisible) {
+  daemon_.answers.acquire.set_mode(v1::ATTACH_MODE_EXCLUSIVE);
+  daemon_.answers.acquire.clear_memfd();
+  v1::VmmFdHandle& handle = *daemon_.answers.acquire.mutable_vmm_fd();
+  handle.set_fd_socket(daemon_.fd_socket().path());
+  handle.set_device_uuid("GPU-00000000-0000-0000-0000-00000000dead");
+  handle.set_allocation_bytes(uint64_t{2} << 20);
+  handle.set_writable(true);
+  bool shown = false;
+  daemon_.fd_socket().set_answer([&shown](int) { shown = true; });
+  const auto shard = Acquire(AttachMode::kExclusive);
+  EXPECT_THAT(shard.status(), FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNoDevice));
+  EXPECT_THAT(daemon_.released, testing::ElementsAre("checkpoints/ab12/leases/1"));
+  EXPECT_FALSE(shown);
+}
+
 TEST_F(ShardTest, MayBeEmpty) {
   daemon_.segments.clear();
   v1::AcquireShardResponse& acquire = daemon_.answers.acquire;
