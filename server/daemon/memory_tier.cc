@@ -14,6 +14,7 @@
 #include "server/memory/host/host_memory.h"
 #ifdef CKPTD_WITH_CUDA
 #include "server/memory/cuda/cuda_memory.h"
+#include "server/memory/cuda/kernels/image.h"
 #endif
 
 namespace ckptd {
@@ -66,6 +67,7 @@ absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& 
   CudaMemoryOptions options;
   CKPTD_ASSIGN_OR_RETURN(options.budget_bytes, ParseShare(config.memory_budget, free / sharers));
   CKPTD_ASSIGN_OR_RETURN(options.staging_bytes, ParseBytes(config.staging));
+  options.kernels = kernels::KernelImage();
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<CudaMemory> memory,
                          CudaMemory::Create(std::move(device), options));
   MemoryTier tier;

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/memory/block_copy.h"
 
 namespace ckptd {
 
@@ -26,6 +27,18 @@ class StagingLane {
   // most `bytes` > 0. Write all of it before the next call on this lane. Once the
   // device has failed, it is room for nothing: Finish says why.
   virtual std::span<std::byte> Stage(StagedMemory& memory, uint64_t offset, uint64_t bytes) = 0;
+
+  // Whether the device of `memory` can take what belongs to it out of blocks of source
+  // bytes: strided, or cast. If not, Stage is the way.
+  virtual bool TakesBlocks(const StagedMemory& memory) const = 0;
+  // Room for the source bytes [begin, begin + bytes), bytes <= kMostBlockBytes. Write all
+  // of it before the next call on this lane. Empty once the device has failed.
+  static constexpr size_t kMostBlockBytes = 1 << 20;
+  virtual std::span<std::byte> StageBlock(uint64_t begin, size_t bytes) = 0;
+  // What `copy`, whose target is an offset in `memory`, takes from the block staged last,
+  // which must not cut an element that is cast. Finish says what is wrong with it.
+  virtual void Take(StagedMemory& memory, const BlockCopy& copy) = 0;
+
   // Returns when all that was staged is in place. Errors name the device: Unavailable
   // DEVICE_FAILED, DeadlineExceeded DEADLINE when it stands still.
   virtual absl::Status Finish() = 0;

@@ -26,6 +26,7 @@ ItemPlacer::ItemPlacer(const ItemCopies& copies, std::span<const TransferTarget>
     : copies_(copies),
       targets_(targets),
       slabs_(slabs),
+      blocks_(copies, targets, slabs),
       board_(board),
       streams_(board == nullptr ? 0 : kSlots),
       cast_buffer_(std::make_unique_for_overwrite<std::byte[]>(kCastBytes)) {}
@@ -42,6 +43,7 @@ void ItemPlacer::Begin() {
     if (board_ != nullptr) FindWholeBlocks(active);
     actives_.push_back(active);
   }
+  blocks_.Begin();
 }
 
 void ItemPlacer::FindWholeBlocks(Active& active) const {
@@ -54,7 +56,19 @@ void ItemPlacer::FindWholeBlocks(Active& active) const {
   if (to == active.tensor_bytes && to % kDigestBlockBytes != 0) ++active.last_whole;
 }
 
+void ItemPlacer::LeaveToDevices(uint64_t offset, std::span<const std::byte> data) {
+  const bool placed = blocks_.Place(offset, data);
+  for (size_t i = 0; i < actives_.size(); ++i) {
+    Active& active = actives_[i];
+    active.left = placed && blocks_.Takes(i);
+    if (!active.left || board_ != nullptr) continue;
+    const Geometry& g = active.geometry();
+    active.placed += LocalBytesBefore(g, offset + data.size()) - LocalBytesBefore(g, offset);
+  }
+}
+
 void ItemPlacer::Place(uint64_t offset, std::span<const std::byte> data) {
+  LeaveToDevices(offset, data);
   while (!data.empty()) {
     const auto n = static_cast<size_t>(copies_.PartEnd(offset, offset + data.size()) - offset);
     PlacePart(offset, data.first(n));
@@ -68,6 +82,7 @@ void ItemPlacer::PlacePart(uint64_t offset, std::span<const std::byte> data) {
   for (Active& active : actives_) {
     const SharedCopy& copy = *active.copy->copy;
     if (copy.begin >= end || copy.end <= offset) continue;
+    if (active.left && board_ == nullptr) continue;
     const Geometry& g = active.geometry();
     for (RunCursor run(g, offset); !run.done() && run.source() < end; run.Next()) {
       const uint64_t from = std::max(run.source(), offset);
@@ -131,6 +146,7 @@ int ItemPlacer::TakeSlot() {
 
 void ItemPlacer::Move(const Active& active, const std::byte* data, uint64_t local, uint64_t bytes,
                       Xxh3Stream* hash) {
+  if (active.left && hash == nullptr) return;
   const Geometry& g = active.geometry();
   const bool reused = hash != nullptr || active.copy->copy->destinations > 1;
   const uint64_t step = g.casts() ? kCastBytes : reused ? kStepBytes : bytes;
@@ -142,7 +158,7 @@ void ItemPlacer::Move(const Active& active, const std::byte* data, uint64_t loca
       out = cast_buffer_.get();
     }
     if (hash != nullptr) hash->Update({out, static_cast<size_t>(n)});
-    Write(active, out, local, n);
+    if (!active.left) Write(active, out, local, n);
     data += g.ToSource(n);
     local += n;
     bytes -= n;

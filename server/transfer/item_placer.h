@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/digest.h"
+#include "server/transfer/block_placer.h"
 #include "server/transfer/digest_board.h"
 #include "server/transfer/item_copies.h"
 #include "server/transfer/slab_writer.h"
@@ -50,6 +51,7 @@ class ItemPlacer {
     uint64_t first_whole = 0;
     uint64_t last_whole = 0;
     int slot = kNoSlot;  // of the block being hashed
+    bool left = false;   // of what is placed now: its device does it, here it is hashed
 
     const Geometry& geometry() const { return copy->geometry; }
   };
@@ -60,6 +62,7 @@ class ItemPlacer {
   };
 
   void FindWholeBlocks(Active& active) const;
+  void LeaveToDevices(uint64_t offset, std::span<const std::byte> data);
   void PlacePart(uint64_t offset, std::span<const std::byte> data);
   void PlaceRun(Active& active, const std::byte* data, uint64_t local, uint64_t bytes);
   void PlaceInBlock(Active& active, const std::byte* data, uint64_t local, uint64_t bytes);
@@ -75,6 +78,7 @@ class ItemPlacer {
   const ItemCopies& copies_;
   const std::span<const TransferTarget> targets_;
   SlabWriter& slabs_;
+  BlockPlacer blocks_;
   DigestBoard* const board_;
 
   std::vector<Active> actives_;

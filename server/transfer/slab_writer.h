@@ -35,6 +35,16 @@ class SlabWriter {
     }
   }
 
+  // Slabs whose device can take its bytes out of blocks; see StagingLane.
+  bool TakesBlocks(size_t slab) const {
+    const StagedMemory* const memory = slabs_[slab].staged();
+    return memory != nullptr && lane_->TakesBlocks(*memory);
+  }
+  std::span<std::byte> StageBlock(uint64_t begin, size_t bytes) {
+    return lane_->StageBlock(begin, bytes);
+  }
+  void Take(size_t slab, const BlockCopy& copy) { lane_->Take(*slabs_[slab].staged(), copy); }
+
   // Returns when everything is in place. Errors: StagingLane::Finish's.
   absl::Status Finish() { return lane_ == nullptr ? absl::OkStatus() : lane_->Finish(); }
 

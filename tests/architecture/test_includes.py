@@ -8,17 +8,19 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
+SLAB_VIEW = ["server/memory/slab_view.h", "server/memory/block_copy.h"]
+
 # Folder prefix -> prefixes it may include. The longest prefix that matches a
 # file decides.
 ALLOWED = {
     "common/base": ["common/base"],
     "common/checkpoint": ["common/checkpoint", "common/base"],
     "common/layout": ["common/layout", "common/checkpoint", "common/base"],
-    "server/memory": ["server/memory/memory.h", "server/memory/slab_view.h", "common"],
+    "server/memory": ["server/memory/memory.h", *SLAB_VIEW, "common"],
     "server/memory/host": ["server/memory/host", "server/memory/memory.h", "common"],
     "common/cuda": ["common/cuda", "common/base"],
-    "server/memory/cuda": ["server/memory/cuda", "server/memory/memory.h", "server/memory/slab_view.h", "common"],
-    "server/transfer": ["server/transfer", "server/memory/slab_view.h", "common"],
+    "server/memory/cuda": ["server/memory/cuda", "server/memory/memory.h", *SLAB_VIEW, "common"],
+    "server/transfer": ["server/transfer", *SLAB_VIEW, "common"],
     "server/comm": ["server/comm/peer_memory.h", "server/transfer/transfer.h", "common"],
     "server/comm/host": ["server/comm/host", "server/comm/peer_memory.h", "server/transfer/transfer.h", "common"],
     "server/core": ["server/core", "server/memory/memory.h", "server/comm/peer_memory.h",

@@ -21,7 +21,6 @@ namespace ckptd {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using kernels::BlockCopy;
 
 constexpr auto kPatience = std::chrono::seconds(60);
 constexpr int kRounds = 10;

@@ -3,7 +3,9 @@
 import json
 import os
 import pathlib
+import pickle
 import signal
+import subprocess
 import sys
 import time
 
@@ -294,3 +296,64 @@ print("end")
                 content = ctypes.string_at(view.pointer, view.padded_nbytes).hex()
                 expected.append(f"{name} {view.dtype} {view.shape} {view.offset} {view.digest} {content}".strip())
     assert on_gpu == expected and len(expected) == 5
+
+
+COLUMNS = {
+    "world_size": 2,
+    "mesh": {"shape": [2]},
+    "rules": [
+        {"match": "*.narrow", "placements": ["shard(1)"]},
+        {"match": "*.wide", "placements": ["shard(1)"], "dtype": "F32"},
+        {"match": "*", "placements": ["shard(0)"], "dtype": "F32"},
+    ],
+}
+
+
+# The fake's memory is memory of the process that maps it.
+READ_SHARD = """
+import ctypes, pickle, sys, ckptd
+with ckptd.connect(sys.argv[1]) as client, client.acquire(sys.argv[2]) as shard:
+    found = {}
+    for name, view in shard.tensors.items():
+        pointer, _ = view.__cuda_array_interface__["data"]
+        found[name] = ctypes.string_at(pointer, view.nbytes)
+    sys.stdout.buffer.write(pickle.dumps(found))
+"""
+
+
+def read_shard(bench, rank, name):
+    """The bytes of each tensor, as a trainer beside that rank maps them."""
+    own = {**os.environ, **bench.group.environment, **bench.fake.environment("trainer")}
+    own["PYTHONPATH"] = str(HERE.parents[1] / "client/python/src")
+    command = [sys.executable, "-c", READ_SHARD, bench.group.address(rank), name]
+    done = subprocess.run(command, env=own, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return pickle.loads(done.stdout)
+
+
+@pytest.mark.parametrize("digest", ["on", "off"])
+def test_gpus_take_narrow_columns_and_widened_elements_out_of_blocks_themselves(start, digest):
+    bench = start(2)
+    kernels = all("no copy kernels" not in bench.info(rank)["tier"] for rank in range(2))
+    generator = torch.Generator().manual_seed(3)
+    tensors = {
+        "a.narrow": torch.randn(1024, 512, generator=generator),
+        "a.wide": torch.randn(512, 1024, generator=generator).bfloat16(),
+        "a.rows": torch.randn(512, 1024, generator=generator).bfloat16(),
+    }
+    source = save(bench.folder / "columns.safetensors", tensors)
+    layout = bench.folder / "columns.json"
+    layout.write_text(json.dumps(COLUMNS))
+    loaded = bench.group.json("load", source, "--layout", str(layout), "--digest", digest)
+    name = loaded.get("checkpoint", loaded)["name"]
+    for rank in range(2):
+        expected = {
+            "a.narrow": tensors["a.narrow"].chunk(2, 1)[rank],
+            "a.wide": tensors["a.wide"].float().chunk(2, 1)[rank],
+            "a.rows": tensors["a.rows"].float().chunk(2)[rank],
+        }
+        found = read_shard(bench, rank, name)
+        for tensor, value in expected.items():
+            assert found[tensor] == value.contiguous().numpy().tobytes(), tensor
+    launches = len(bench.fake.calls("cuLaunchKernel", result=0))
+    assert (launches > 0) == kernels

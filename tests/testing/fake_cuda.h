@@ -6,11 +6,15 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <span>
 #include <string>
 
 #include "common/cuda/device.h"
+#include "server/memory/cuda/kernels/image.h"
 
 namespace ckptd {
 
@@ -23,6 +27,15 @@ inline void UseFakeCuda(const std::string& config) {
   ::setenv("CKPTD_FAKE_CUDA", (folder + "/fake.conf").c_str(), 1);
   // A library that is loaded is found by its name.
   ASSERT_NE(::dlopen(CKPTD_FAKE_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL), nullptr) << ::dlerror();
+}
+
+// Code of the copy kernels, or what the fake takes for it where there is none: it runs the
+// twins of `twins =` in any case.
+inline std::span<const std::byte> KernelsForTheFake() {
+  static const std::string stand_in = "// ckptd_pack ckptd_cast ckptd_batch";
+  const std::span<const std::byte> image = kernels::KernelImage();
+  if (!image.empty()) return image;
+  return std::as_bytes(std::span(stand_in.c_str(), stand_in.size() + 1));
 }
 
 // The fake's GPU number `index`, opened.

@@ -7,6 +7,7 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY = pathlib.Path(os.environ.get("CKPTD_BUILD_DIR", ROOT / "build")) / "fakes" / "libcuda.so.1"
+TWINS = LIBRARY.parent / "libckptd_twins.so"
 
 
 def why_not():
@@ -30,7 +31,7 @@ class FakeCuda:
         self.folder.mkdir()
         self.config = self.folder / "config"
         self.trace_path = self.folder / "trace"
-        self.options = {"state_dir": "state", "trace": "trace", **options}
+        self.options = {"state_dir": "state", "trace": "trace", "twins": TWINS, **options}
         self.faults = list(faults)
         self._write()
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/cuda/allocation.h"
+#include "server/memory/cuda/kernels.h"
 #include "server/memory/cuda/staging_pool.h"
 #include "server/memory/slab_view.h"
 
@@ -14,8 +15,10 @@ namespace ckptd {
 // Thread-safe, as StagedMemory says.
 class CudaBytes final : public StagedMemory {
  public:
-  CudaBytes(CudaAllocation memory, std::shared_ptr<StagingPool> pool)
-      : memory_(std::move(memory)), pool_(std::move(pool)) {}
+  // `kernels` of its device, null: it has none.
+  CudaBytes(CudaAllocation memory, std::shared_ptr<StagingPool> pool,
+            std::shared_ptr<const CudaKernels> kernels)
+      : memory_(std::move(memory)), pool_(std::move(pool)), kernels_(std::move(kernels)) {}
 
   // Fills it with zeros, and waits for that.
   absl::Status Zero();
@@ -27,10 +30,12 @@ class CudaBytes final : public StagedMemory {
   CUdeviceptr address() const { return memory_.address(); }
   const std::shared_ptr<CudaDevice>& device() const { return memory_.device(); }
   const CudaAllocation& allocation() const { return memory_; }
+  const CudaKernels* kernels() const { return kernels_.get(); }
 
  private:
   const CudaAllocation memory_;
   const std::shared_ptr<StagingPool> pool_;
+  const std::shared_ptr<const CudaKernels> kernels_;
 };
 
 }  // namespace ckptd

@@ -17,6 +17,8 @@ constexpr size_t kNowhereBytes = 64 << 10;
 // Of where an extent starts in its slot: whole cache lines.
 constexpr size_t kAlignment = 64;
 
+size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
 }  // namespace
 
 std::span<std::byte> CudaLane::Fail(absl::Status status) {
@@ -47,11 +49,10 @@ CudaLane::Extent* CudaLane::Open(CudaBytes& memory, uint64_t offset, uint64_t by
   const bool last = extent.at + extent.room == taken_;
   if (extent.offset + extent.used == offset) {
     if (extent.used < extent.room) return &extent;
-    if (last && taken_ < slot_->bytes().size()) {
-      const uint64_t more = std::min<uint64_t>(std::max<uint64_t>(bytes, kLeastExtent),
-                                               slot_->bytes().size() - taken_);
-      extent.room += static_cast<size_t>(more);
-      taken_ += static_cast<size_t>(more);
+    if (last && taken_ < Capacity()) {
+      const size_t more = RoomFor(bytes);
+      extent.room += more;
+      taken_ += more;
       return &extent;
     }
   } else if (last) {
@@ -62,34 +63,69 @@ CudaLane::Extent* CudaLane::Open(CudaBytes& memory, uint64_t offset, uint64_t by
   return OpenNew(memory, offset, bytes);
 }
 
-CudaLane::Extent* CudaLane::OpenNew(CudaBytes& memory, uint64_t offset, uint64_t bytes) {
-  const auto wanted = static_cast<size_t>(std::min<uint64_t>(bytes, kLeastExtent));
-  if (slot_ != nullptr && slot_->bytes().size() - taken_ < wanted) {
+// `taken_` and this stay multiples of kAlignment.
+size_t CudaLane::Capacity() const {
+  return slot_->bytes().size() - (has_blocks_ ? SlotTasks::kTableRoom : 0);
+}
+
+// Bytes of the slot for an extent that will take `bytes` next, and maybe more.
+size_t CudaLane::RoomFor(uint64_t bytes) const {
+  const size_t left = Capacity() - taken_;
+  return bytes >= left ? left : std::min(Aligned(std::max(bytes, kLeastExtent)), left);
+}
+
+bool CudaLane::HasRoom(size_t bytes) {
+  if (slot_ != nullptr && Capacity() - taken_ < bytes) {
     if (absl::Status status = Submit(); !status.ok()) {
       Fail(std::move(status));
-      return nullptr;
+      return false;
     }
   }
-  if (slot_ == nullptr) {
-    absl::StatusOr<StagingPool::Slot*> slot = pool_->Take();
-    if (!slot.ok()) {
-      Fail(slot.status());
-      return nullptr;
-    }
-    slot_ = *slot;
-    taken_ = 0;
+  if (slot_ != nullptr) return true;
+  absl::StatusOr<StagingPool::Slot*> slot = pool_->Take();
+  if (!slot.ok()) {
+    Fail(slot.status());
+    return false;
   }
+  slot_ = *slot;
+  taken_ = 0;
+  return true;
+}
+
+CudaLane::Extent* CudaLane::OpenNew(CudaBytes& memory, uint64_t offset, uint64_t bytes) {
+  const auto wanted = static_cast<size_t>(std::min<uint64_t>(bytes, kLeastExtent));
+  if (!HasRoom(wanted)) return nullptr;
   Extent extent;
   extent.memory = &memory;
   extent.offset = offset;
   extent.at = taken_;
-  extent.room = static_cast<size_t>(std::min<uint64_t>(std::max<uint64_t>(bytes, kLeastExtent),
-                                                       slot_->bytes().size() - taken_));
-  taken_ = std::min((taken_ + extent.room + kAlignment - 1) / kAlignment * kAlignment,
-                    slot_->bytes().size());
-  extent.room = taken_ - extent.at;
+  extent.room = RoomFor(bytes);
+  taken_ += extent.room;
   open_[&memory] = extents_.size();
   return &extents_.emplace_back(extent);
+}
+
+bool CudaLane::TakesBlocks(const StagedMemory& memory) const {
+  return static_cast<const CudaBytes&>(memory).kernels() != nullptr;
+}
+
+std::span<std::byte> CudaLane::StageBlock(uint64_t begin, size_t bytes) {
+  // Kernels are fastest where addresses and positions agree in their last bits.
+  const size_t askew = begin % kAlignment;
+  const size_t room = Aligned(askew + bytes);
+  const size_t for_tables = has_blocks_ ? 0 : SlotTasks::kTableRoom;
+  if (!error_.ok() || !HasRoom(room + for_tables)) return {};
+  has_blocks_ = true;
+  const auto out = slot_->bytes().subspan(taken_ + askew, bytes);
+  taken_ += room;
+  block_ = {reinterpret_cast<uint64_t>(out.data()), begin, bytes};
+  return out;
+}
+
+void CudaLane::Take(StagedMemory& memory, const BlockCopy& copy) {
+  if (!error_.ok()) return;
+  absl::Status status = tasks_.Add(static_cast<const CudaBytes&>(memory), block_, copy);
+  if (!status.ok()) Fail(std::move(status));
 }
 
 absl::StatusOr<CUstream> CudaLane::StreamOf(const std::shared_ptr<CudaDevice>& device) {
@@ -117,6 +153,10 @@ absl::Status CudaLane::Submit() {
   for (const Extent& extent : extents_) {
     if (status.ok() && extent.used > 0) status = Copy(extent);
   }
+  if (status.ok()) {
+    status = tasks_.Launch(slot_->bytes().subspan(taken_),
+                           [this](const auto& device) { return StreamOf(device); });
+  }
   // After an error, too: what was started still reads the slot.
   for (const auto& [device, stream] : streams_) {
     const absl::Status recorded = pool_->Record(*slot_, device, stream.get());
@@ -125,6 +165,8 @@ absl::Status CudaLane::Submit() {
   pool_->Give(std::exchange(slot_, nullptr));
   extents_.clear();
   open_.clear();
+  tasks_.Clear();
+  has_blocks_ = false;
   return status;
 }
 

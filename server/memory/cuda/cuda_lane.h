@@ -1,5 +1,5 @@
-// A reader thread's way into the memory of GPUs: bytes are gathered in pinned slots
-// and copied from there, on streams of this lane.
+// A reader thread's way into the memory of GPUs: bytes are gathered in pinned slots, and
+// copied from there by copy engines, or fetched by kernels, on streams of this lane.
 #ifndef CKPTD_SERVER_MEMORY_CUDA_CUDA_LANE_H_
 #define CKPTD_SERVER_MEMORY_CUDA_CUDA_LANE_H_
 
@@ -11,12 +11,11 @@
 #include <vector>
 
 #include "common/cuda/stream.h"
+#include "server/memory/cuda/slot_tasks.h"
 #include "server/memory/cuda/staging_pool.h"
 #include "server/memory/slab_view.h"
 
 namespace ckptd {
-
-class CudaBytes;
 
 class CudaLane final : public StagingLane {
  public:
@@ -24,6 +23,9 @@ class CudaLane final : public StagingLane {
   ~CudaLane() override { static_cast<void>(Finish()); }
 
   std::span<std::byte> Stage(StagedMemory& memory, uint64_t offset, uint64_t bytes) override;
+  bool TakesBlocks(const StagedMemory& memory) const override;
+  std::span<std::byte> StageBlock(uint64_t begin, size_t bytes) override;
+  void Take(StagedMemory& memory, const BlockCopy& copy) override;
   absl::Status Finish() override;
 
  private:
@@ -38,6 +40,11 @@ class CudaLane final : public StagingLane {
 
   Extent* Open(CudaBytes& memory, uint64_t offset, uint64_t bytes);
   Extent* OpenNew(CudaBytes& memory, uint64_t offset, uint64_t bytes);
+  // A slot that has so many bytes left; false after an error.
+  bool HasRoom(size_t bytes);
+  // Of the slot, for extents and blocks.
+  size_t Capacity() const;
+  size_t RoomFor(uint64_t bytes) const;
   std::span<std::byte> Fail(absl::Status status);
   absl::Status Submit();
   absl::Status Copy(const Extent& extent);
@@ -48,6 +55,9 @@ class CudaLane final : public StagingLane {
   size_t taken_ = 0;             // of the slot
   std::vector<Extent> extents_;  // of the slot
   std::map<CudaBytes*, size_t> open_;  // which of them grows
+  bool has_blocks_ = false;      // in the slot, whose end then is for tables of tasks
+  kernels::SourceBlock block_;   // the last of them
+  SlotTasks tasks_;              // of all of them
   std::map<std::shared_ptr<CudaDevice>, CudaStream> streams_;
   absl::Status error_;
   std::unique_ptr<std::byte[]> nowhere_;  // once the device has failed

@@ -78,19 +78,31 @@ absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(std::shared_ptr<C
                                                                CudaMemoryOptions options) {
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<StagingPool> pool,
                          StagingPool::Create(device, options.staging_bytes));
-  return std::unique_ptr<CudaMemory>(
-      new CudaMemory(std::move(device), options, std::move(pool)));
+  CKPTD_ASSIGN_OR_RETURN(Gpu gpu, WithKernels(std::move(device), options));
+  return std::unique_ptr<CudaMemory>(new CudaMemory(std::move(gpu), options, std::move(pool)));
 }
 
-CudaMemory::CudaMemory(std::shared_ptr<CudaDevice> device, CudaMemoryOptions options,
-                       std::shared_ptr<StagingPool> pool)
-    : device_(std::move(device)),
+absl::StatusOr<CudaMemory::Gpu> CudaMemory::WithKernels(std::shared_ptr<CudaDevice> device,
+                                                        const CudaMemoryOptions& options) {
+  Gpu gpu = {device, nullptr};
+  absl::StatusOr<std::unique_ptr<CudaKernels>> kernels =
+      CudaKernels::Load(std::move(device), options.kernels);
+  if (kernels.ok()) {
+    gpu.kernels = *std::move(kernels);
+  } else if (ReasonOf(kernels.status()) != reason::kNoDevice) {
+    return kernels.status();
+  }
+  return gpu;
+}
+
+CudaMemory::CudaMemory(Gpu gpu, CudaMemoryOptions options, std::shared_ptr<StagingPool> pool)
+    : gpu_(std::move(gpu)),
       options_(options),
       pool_(std::move(pool)),
       books_(std::make_shared<Books>()) {}
 
 absl::Status CudaMemory::CheckRoom(uint64_t bytes) const {
-  CKPTD_ASSIGN_OR_RETURN(const uint64_t free, device_->FreeBytes());
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t free, gpu_.device->FreeBytes());
   MutexLock lock(books_->mutex);
   const uint64_t left = options_.budget_bytes - std::min(books_->used, options_.budget_bytes);
   if (bytes <= left && bytes <= free) return absl::OkStatus();
@@ -98,8 +110,8 @@ absl::Status CudaMemory::CheckRoom(uint64_t bytes) const {
                    fmt::format("allocating {} bytes on {}: {} bytes of the budget of {} are left, "
                                "{} bytes are free on the GPU; unload a checkpoint, end what else "
                                "uses the GPU, or raise --memory-budget",
-                               bytes, device_->info().uuid, left, options_.budget_bytes, free),
-                   {{"device", device_->info().uuid},
+                               bytes, gpu_.device->info().uuid, left, options_.budget_bytes, free),
+                   {{"device", gpu_.device->info().uuid},
                     {"asked_bytes", std::to_string(bytes)},
                     {"free_bytes", std::to_string(std::min(left, free))},
                     {"budget_bytes", std::to_string(options_.budget_bytes)}});
@@ -112,9 +124,9 @@ absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, Attac
                      "no slab");
   }
   CKPTD_RETURN_IF_ERROR(CheckRoom(bytes));
-  CKPTD_ASSIGN_OR_RETURN(CudaAllocation allocation, CudaAllocation::Create(device_, bytes));
+  CKPTD_ASSIGN_OR_RETURN(CudaAllocation allocation, CudaAllocation::Create(gpu_.device, bytes));
   CKPTD_ASSIGN_OR_RETURN(UniqueFd shared, allocation.Export());
-  auto memory = std::make_shared<CudaBytes>(std::move(allocation), pool_);
+  auto memory = std::make_shared<CudaBytes>(std::move(allocation), pool_, gpu_.kernels);
   // Padding is never written, and the driver promises nothing about old content.
   CKPTD_RETURN_IF_ERROR(memory->Zero());
   uint64_t id = 0;
@@ -151,7 +163,7 @@ absl::StatusOr<SlabHandle> CudaMemory::Export(Slab& slab, AttachMode mode) {
   }
   SlabHandle handle;
   handle.kind = HandleKind::kVmmFd;
-  handle.device = device_->info().uuid;
+  handle.device = gpu_.device->info().uuid;
   handle.writable = exclusive;
   CKPTD_ASSIGN_OR_RETURN(handle.fds.emplace_back(), Duplicate(ours->shared()));
   handle.segment_bytes.push_back(ours->segments()[0].bytes);
@@ -179,12 +191,13 @@ MemoryUsage CudaMemory::Usage() const {
 }
 
 std::string CudaMemory::tier() const {
-  const int version = device_->driver().version;
+  const int version = gpu_.device->driver().version;
   return fmt::format("cuda ({}, {}, driver for CUDA {}.{}, budget {:.1f} GB, {} MiB of staging "
-                     "memory)",
-                     device_->info().uuid, device_->info().name, version / 1000,
+                     "memory, {})",
+                     gpu_.device->info().uuid, gpu_.device->info().name, version / 1000,
                      version % 1000 / 10, static_cast<double>(options_.budget_bytes) / 1e9,
-                     pool_->bytes() >> 20);
+                     pool_->bytes() >> 20,
+                     gpu_.kernels != nullptr ? "copy kernels" : "no copy kernels");
 }
 
 absl::StatusOr<UniqueFd> CudaMemory::SegmentFd(uint64_t segment_id) const {
@@ -200,23 +213,24 @@ absl::StatusOr<UniqueFd> CudaMemory::SegmentFd(uint64_t segment_id) const {
                                segment_id));
 }
 
+absl::StatusOr<CudaMemory::Gpu> CudaMemory::GpuOf(const std::string& uuid) {
+  if (uuid == device()) return gpu_;
+  MutexLock lock(peers_mutex_);
+  const auto known = peers_.find(uuid);
+  if (known != peers_.end()) return known->second;
+  const CudaDriver& driver = gpu_.device->driver();
+  CKPTD_ASSIGN_OR_RETURN(GpuInfo info, FindGpu(driver, uuid));
+  CKPTD_ASSIGN_OR_RETURN(auto device, CudaDevice::Open(driver, std::move(info)));
+  CKPTD_ASSIGN_OR_RETURN(Gpu gpu, WithKernels(std::move(device), options_));
+  return peers_.emplace(uuid, std::move(gpu)).first->second;
+}
+
 absl::StatusOr<std::shared_ptr<StagedMemory>> CudaMemory::ImportPeer(
     const std::string& device_uuid, const UniqueFd& fd, uint64_t bytes) {
-  std::shared_ptr<CudaDevice> device;
-  {
-    MutexLock lock(peers_mutex_);
-    std::shared_ptr<CudaDevice>& known =
-        device_uuid == device_->info().uuid ? peers_.try_emplace(device_uuid, device_).first->second
-                                            : peers_[device_uuid];
-    if (known == nullptr) {
-      CKPTD_ASSIGN_OR_RETURN(GpuInfo info, FindGpu(device_->driver(), device_uuid));
-      CKPTD_ASSIGN_OR_RETURN(known, CudaDevice::Open(device_->driver(), std::move(info)));
-    }
-    device = known;
-  }
+  CKPTD_ASSIGN_OR_RETURN(const Gpu gpu, GpuOf(device_uuid));
   CKPTD_ASSIGN_OR_RETURN(CudaAllocation memory,
-                         CudaAllocation::Import(std::move(device), fd.get(), bytes, true));
-  return std::make_shared<CudaBytes>(std::move(memory), pool_);
+                         CudaAllocation::Import(gpu.device, fd.get(), bytes, true));
+  return std::make_shared<CudaBytes>(std::move(memory), pool_, gpu.kernels);
 }
 
 }  // namespace ckptd

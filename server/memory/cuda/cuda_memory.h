@@ -8,15 +8,18 @@
 #ifndef CKPTD_SERVER_MEMORY_CUDA_CUDA_MEMORY_H_
 #define CKPTD_SERVER_MEMORY_CUDA_CUDA_MEMORY_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "common/cuda/device.h"
+#include "server/memory/cuda/kernels.h"
 #include "server/memory/cuda/staging_pool.h"
 #include "server/memory/memory.h"
 
@@ -25,6 +28,8 @@ namespace ckptd {
 struct CudaMemoryOptions {
   uint64_t budget_bytes = 0;
   uint64_t staging_bytes = uint64_t{64} << 20;  // pinned host memory, once
+  // Code of the copy kernels, kept by the driver; empty: the processor does their work.
+  std::span<const std::byte> kernels = {};
 };
 
 // Thread-safe, as far as MemoryBackend says. Slabs may outlive it.
@@ -44,7 +49,7 @@ class CudaMemory final : public MemoryBackend {
   std::vector<uint64_t> OwnedSegments() const override;
   MemoryUsage Usage() const override;
   std::string tier() const override;
-  std::string device() const override { return device_->info().uuid; }
+  std::string device() const override { return gpu_.device->info().uuid; }
 
   // A descriptor of a segment, for a daemon of our group on this host. NotFound when we
   // do not own it.
@@ -57,18 +62,24 @@ class CudaMemory final : public MemoryBackend {
 
  private:
   struct Books;  // what slabs and backend share
+  struct Gpu {
+    std::shared_ptr<CudaDevice> device;
+    std::shared_ptr<const CudaKernels> kernels;  // null: it has none
+  };
 
-  CudaMemory(std::shared_ptr<CudaDevice> device, CudaMemoryOptions options,
-             std::shared_ptr<StagingPool> pool);
+  CudaMemory(Gpu gpu, CudaMemoryOptions options, std::shared_ptr<StagingPool> pool);
+  static absl::StatusOr<Gpu> WithKernels(std::shared_ptr<CudaDevice> device,
+                                         const CudaMemoryOptions& options);
+  absl::StatusOr<Gpu> GpuOf(const std::string& uuid);
   absl::Status CheckRoom(uint64_t bytes) const;
 
   friend class CudaSlab;
-  const std::shared_ptr<CudaDevice> device_;
+  const Gpu gpu_;
   const CudaMemoryOptions options_;
   const std::shared_ptr<StagingPool> pool_;
   const std::shared_ptr<Books> books_;
   Mutex peers_mutex_;
-  std::map<std::string, std::shared_ptr<CudaDevice>> peers_ ABSL_GUARDED_BY(peers_mutex_);
+  std::map<std::string, Gpu> peers_ ABSL_GUARDED_BY(peers_mutex_);  // by UUID
 };
 
 }  // namespace ckptd

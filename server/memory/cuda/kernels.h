@@ -4,7 +4,7 @@
 //   std::vector<kernels::CopyTask> tasks;
 //   for (each copy) kernels::AppendTasks(block, copy, tasks);
 //   tiles = kernels::WriteTable(tasks, room behind the block in the pinned slot);
-//   ... one MemcpyHtoDAsync of block and table, then on the same stream:
+//   ... both where the GPU reads them, which may be the pinned slot itself; then, on a stream:
 //   kernels->RunTable({address of the table, tasks.size(), tiles}, stream);
 #ifndef CKPTD_SERVER_MEMORY_CUDA_KERNELS_H_
 #define CKPTD_SERVER_MEMORY_CUDA_KERNELS_H_

@@ -1,5 +1,6 @@
 // What every form of a transfer keeps: placement, casting, replicas, counts, and
-// how it ends early. A form's test file instantiates AnyTransfer and LongTransfer.
+// how it ends early. A form's test file instantiates AnyTransfer,
+// NarrowColumns and LongTransfer.
 #ifndef CKPTD_TESTS_CONTRACT_TRANSFER_TRANSFER_CONTRACT_H_
 #define CKPTD_TESTS_CONTRACT_TRANSFER_TRANSFER_CONTRACT_H_
 
@@ -87,6 +88,27 @@ TEST_P(AnyTransfer, TogetherWithZeroPaddingLeavesNoOldByte) {
                 expected.begin() + static_cast<ptrdiff_t>(plan.tensors[t].offset));
     }
     ASSERT_TRUE(Slab(rank) == expected) << "rank " << rank;
+  }
+}
+
+TEST_P(NarrowColumns, AreInTheirPlacesWithDigests) {
+  Finish();
+  ASSERT_OK_AND_ASSIGN(const TransferResult result, Run());
+  ExpectAllPlaced();
+  for (size_t rank = 0; rank < 3; ++rank) {
+    ASSERT_OK_AND_ASSIGN(const std::vector<uint64_t> digests, reached_->Digests(rank, result));
+    for (size_t t = 0; t < digests.size(); ++t) {
+      ASSERT_EQ(digests[t], TensorDigest(world_->expected[rank][t])) << rank << " " << t;
+    }
+  }
+}
+
+TEST_P(NarrowColumns, AreInTheirPlacesWithoutDigests) {
+  Finish(false);
+  ASSERT_OK_AND_ASSIGN(const TransferResult result, Run());
+  ExpectAllPlaced();
+  for (size_t rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(result.done[rank], world_->plans[rank].tensor_bytes);
   }
 }
 

@@ -120,6 +120,27 @@ class AnyTransfer : public TransferContract {
   }
 };
 
+// Three ranks, narrow columns each: rows of 256 bytes as they are and cast to wider ones,
+// a replica of another tensor cast to wider elements, and one cast to narrower ones.
+class NarrowColumns : public TransferContract {
+ protected:
+  void SetUp() override {
+    world_ = std::make_unique<World>(1, 3);
+    const uint64_t shape[3] = {1, 4096, 3 * 256};
+    const uint64_t plain = world_->AddBytes(0, 4096 * 3 * 256, 1);
+    world_->AddBytes(0, 2, 2);  // so that what follows lies askew
+    const uint64_t halves = world_->AddBytes(0, 4096 * 3 * 256 * 2, 3);
+    const uint64_t floats = world_->AddBytes(0, 4096 * 3 * 256 * 4, 4);
+    for (size_t rank = 0; rank < 3; ++rank) {
+      const Box3 columns = {{0, 0, rank * 256}, {1, 4096, 256}};
+      world_->AddTensor(rank, 0, plain, Dtype::kU8, Dtype::kU8, shape, columns);
+      world_->AddTensor(rank, 0, halves, Dtype::kBF16, Dtype::kF32, shape, columns);
+      world_->AddTensor(rank, 0, halves, Dtype::kF16, Dtype::kF64, shape, {{}, {1, 4096, 3 * 256}});
+      world_->AddTensor(rank, 0, floats, Dtype::kF32, Dtype::kBF16, shape, columns);
+    }
+  }
+};
+
 // One tensor of 24 MiB, in rows, for two ranks: long enough to be stopped, also when
 // 16 MiB are read ahead.
 class LongTransfer : public TransferContract {

@@ -123,6 +123,8 @@ std::vector<TransferForm> Forms() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, AnyTransfer, testing::ValuesIn(Worlds(Forms(), 6)), TransferCaseName);
+INSTANTIATE_TEST_SUITE_P(Forms, NarrowColumns, testing::ValuesIn(EveryWayToRead(Forms())),
+                         TransferCaseName);
 INSTANTIATE_TEST_SUITE_P(Forms, LongTransfer, testing::ValuesIn(EveryWayToRead(Forms())),
                          TransferCaseName);
 

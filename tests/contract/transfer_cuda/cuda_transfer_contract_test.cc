@@ -1,5 +1,6 @@
 // The transfer's contract into device memory, by the fake driver: slabs of peers that
-// the reader imports, and frames that a rank stages for its own GPU.
+// the reader imports, with kernels and without, and frames that a rank stages for its
+// own GPU.
 #include <stdlib.h>
 
 #include "server/comm/host/host_peer_memory.h"
@@ -20,14 +21,18 @@ constexpr size_t kGpus = 2;
 class OnTheFake : public testing::Environment {
  public:
   // Late streams and dirty fresh memory: a missing wait or clear shows.
-  void SetUp() override { UseFakeCuda("gpus = 2\nbytes = 0x40000000\nlazy = 1\nfill = 0xcb\n"); }
+  void SetUp() override { 
+    UseFakeCuda(
+        "gpus = 2\nbytes = 0x40000000\nlazy = 1\nfill = 0xcb\ntwins = " CKPTD_TWINS "\n");
+  }
 };
 const auto* const kEnvironment = testing::AddGlobalTestEnvironment(new OnTheFake);
 
 // Three slots: they are waited for often.
-std::unique_ptr<CudaMemory> MemoryOn(size_t gpu) {
-  return CudaMemory::Create(FakeGpu(gpu), {.budget_bytes = 512 << 20, .staging_bytes = 12 << 20})
-      .value();
+std::unique_ptr<CudaMemory> MemoryOn(size_t gpu, bool kernels) {
+  CudaMemoryOptions options = {.budget_bytes = 512 << 20, .staging_bytes = 12 << 20};
+  if (kernels) options.kernels = KernelsForTheFake();
+  return CudaMemory::Create(FakeGpu(gpu), options).value();
 }
 
 // Memory of each rank, on the GPUs by turns; null slab: the rank gets nothing.
@@ -35,7 +40,8 @@ struct RankOnGpu {
   std::unique_ptr<CudaMemory> memory;
   std::unique_ptr<Slab> slab;
 
-  RankOnGpu(const World& world, size_t rank) : memory(MemoryOn(rank % kGpus)) {
+  RankOnGpu(const World& world, size_t rank, bool kernels)
+      : memory(MemoryOn(rank % kGpus, kernels)) {
     const uint64_t bytes = world.plans[rank].slab_bytes;
     if (bytes > 0) slab = memory->Allocate(bytes, AttachMode::kShared).value();
   }
@@ -45,12 +51,12 @@ struct RankOnGpu {
 // The reader, a daemon with a GPU of its own, imports the others' slabs.
 class ImportedPeers final : public ReachedRanks {
  public:
-  explicit ImportedPeers(World& world) : world_(world) {
+  ImportedPeers(World& world, bool kernels) : world_(world), own_(MemoryOn(0, kernels)) {
     folder_ = ::testing::TempDir() + "gpusXXXXXX";
     folder_ = ::mkdtemp(folder_.data());
     reader_.SetSecret(kSecret);
     for (size_t rank = 0; rank < world.plans.size(); ++rank) {
-      ranks_.emplace_back(world, rank);
+      ranks_.emplace_back(world, rank, kernels);
       CudaMemory* const memory = ranks_.back().memory.get();
       sockets_.push_back(PeerSocket::Start({.path = Endpoint(rank)}, [memory](uint64_t id) {
                            return memory->SegmentFd(id);
@@ -89,7 +95,7 @@ class ImportedPeers final : public ReachedRanks {
 
   World& world_;
   std::string folder_;
-  std::unique_ptr<CudaMemory> own_ = MemoryOn(0);
+  std::unique_ptr<CudaMemory> own_;
   HostPeerMemory reader_{"here", [this](const std::string& uuid, const UniqueFd& fd,
                                         uint64_t bytes) { return own_->ImportPeer(uuid, fd, bytes); }};
   std::vector<RankOnGpu> ranks_;
@@ -102,7 +108,7 @@ class FramesToGpus final : public ReachedRanks {
   FramesToGpus(World& world, bool digests) : world_(world) {
     const auto index = std::make_shared<const CheckpointIndex>(world.index);
     for (size_t rank = 0; rank < world.plans.size(); ++rank) {
-      ranks_.emplace_back(world, rank);
+      ranks_.emplace_back(world, rank, true);
       receivers_.push_back(
           FrameReceiver::Make(index, world.plans[rank], ranks_.back().view(), digests).value());
       sinks_.push_back(std::make_unique<DirectSink>(*receivers_.back()));
@@ -130,14 +136,27 @@ class FramesToGpus final : public ReachedRanks {
 
 std::vector<TransferForm> Forms() {
   return {{"ImportedPeers",
-           [](World& world, bool) { return std::make_unique<ImportedPeers>(world); }},
+           [](World& world, bool) { return std::make_unique<ImportedPeers>(world, true); }},
           {"FramesToGpus", [](World& world, bool digests) {
              return std::make_unique<FramesToGpus>(world, digests);
            }}};
 }
 
+// A ckptd without kernels, or a GPU that it has none for.
+std::vector<TransferForm> ByProcessor() {
+  return {{"PeersWithoutKernels", [](World& world, bool) {
+             return std::make_unique<ImportedPeers>(world, false);
+           }}};
+}
+
 INSTANTIATE_TEST_SUITE_P(Forms, AnyTransfer, testing::ValuesIn(Worlds(Forms(), 2)),
                          TransferCaseName);
+INSTANTIATE_TEST_SUITE_P(Forms, NarrowColumns, testing::ValuesIn(EveryWayToRead(Forms())),
+                         TransferCaseName);
+INSTANTIATE_TEST_SUITE_P(WithoutKernels, AnyTransfer, testing::ValuesIn(Worlds(ByProcessor(), 1)),
+                         TransferCaseName);
+INSTANTIATE_TEST_SUITE_P(WithoutKernels, NarrowColumns,
+                         testing::ValuesIn(Worlds(ByProcessor(), 1)), TransferCaseName);
 INSTANTIATE_TEST_SUITE_P(Forms, LongTransfer, testing::ValuesIn(EveryWayToRead(Forms())),
                          TransferCaseName);
 

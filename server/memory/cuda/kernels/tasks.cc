@@ -13,6 +13,9 @@
 #include "server/memory/cuda/kernels/copy_ways.h"
 
 namespace ckptd::kernels {
+
+static_assert(kMaxDims == BlockCopy::kMaxDims);
+
 namespace {
 
 constexpr uint64_t kWidestUnit = 16;

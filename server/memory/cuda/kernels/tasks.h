@@ -2,7 +2,6 @@
 #ifndef CKPTD_SERVER_MEMORY_CUDA_KERNELS_TASKS_H_
 #define CKPTD_SERVER_MEMORY_CUDA_KERNELS_TASKS_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -10,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/checkpoint/dtype.h"
+#include "server/memory/block_copy.h"
 #include "server/memory/cuda/kernels/index.h"
 
 namespace ckptd::kernels {
@@ -23,24 +22,10 @@ struct SourceBlock {
   uint64_t bytes = 0;
 };
 
-// A strided copy, as Geometry (server/transfer/geometry.h): runs ascend and do not
-// overlap on either side; positions, lengths and strides are bytes; outermost first.
-struct BlockCopy {
-  Dtype from = Dtype::kUnspecified;
-  Dtype to = Dtype::kUnspecified;  // equal: bytes as they are, of any type
-  uint64_t begin = 0;              // source position of the first byte
-  uint64_t run_bytes = 0;          // of one run, in the source
-  uint32_t dims = 0;
-  std::array<uint64_t, kMaxDims> count = {};
-  std::array<uint64_t, kMaxDims> source_stride = {};
-  std::array<uint64_t, kMaxDims> target_stride = {};
-  uint64_t target = 0;  // address of where the first byte goes
-  uint64_t room = 0;    // bytes from there on that are its tensor's
-};
-
-// Appends tasks for what `copy` takes from `block`: none to three, since what the widest
-// units cannot take at either end becomes a task of its own. Errors: Internal COVERAGE,
-// for a copy that is malformed, leaves its room, or casts an element that the block cuts.
+// Appends tasks for what `copy`, whose target is an address, takes from `block`: none to
+// three, since what the widest units cannot take at either end becomes a task of its own.
+// Errors: Internal COVERAGE, for a copy that is malformed, leaves its room, or casts an
+// element that the block cuts.
 absl::Status AppendTasks(const SourceBlock& block, const BlockCopy& copy,
                          std::vector<CopyTask>& tasks);
 

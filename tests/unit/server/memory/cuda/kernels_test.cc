@@ -12,7 +12,6 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/cuda/allocation.h"
-#include "server/memory/cuda/kernels/image.h"
 #include "server/memory/cuda/kernels/params.h"
 #include "server/memory/cuda/kernels/tasks.h"
 #include "tests/testing/fake_cuda.h"
@@ -20,16 +19,13 @@
 namespace ckptd {
 namespace {
 
-// What any driver takes for code, with the names that the launcher asks for.
-const std::string kStandIn = "// ckptd_pack ckptd_cast ckptd_batch";
-
 std::span<const std::byte> Text(const std::string& text) {
   return std::as_bytes(std::span(text.c_str(), text.size() + 1));
 }
 
 class CudaKernelsTest : public ::testing::Test {
  protected:
-  static void SetUpTestSuite() { UseFakeCuda("lazy = 1\ntwins = " CKPTD_TWINS "\n"); }
+  static void SetUpTestSuite() { UseFakeCuda("gpus = 2\nlazy = 1\ntwins = " CKPTD_TWINS "\n"); }
 
   void SetUp() override {
     device_ = FakeGpu();
@@ -47,8 +43,7 @@ class CudaKernelsTest : public ::testing::Test {
   }
 
   std::unique_ptr<CudaKernels> Load() const {
-    const auto image = kernels::KernelImage();
-    auto loaded = CudaKernels::Load(device_, image.empty() ? Text(kStandIn) : image);
+    auto loaded = CudaKernels::Load(device_, KernelsForTheFake());
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     return *std::move(loaded);
   }
@@ -58,7 +53,7 @@ class CudaKernelsTest : public ::testing::Test {
   }
   // Rows of 8 bytes, every other one, to back to back.
   std::vector<kernels::CopyTask> Rows(uint64_t target, uint64_t rows) const {
-    kernels::BlockCopy copy;
+    BlockCopy copy;
     copy.from = copy.to = Dtype::kU8;
     copy.run_bytes = 8;
     copy.dims = 1;
@@ -70,7 +65,7 @@ class CudaKernelsTest : public ::testing::Test {
     return Tasks(copy);
   }
   std::vector<kernels::CopyTask> Floats(uint64_t target, uint64_t count) const {
-    kernels::BlockCopy copy;
+    BlockCopy copy;
     copy.from = Dtype::kBF16;
     copy.to = Dtype::kF32;
     copy.run_bytes = count * 2;
@@ -78,7 +73,7 @@ class CudaKernelsTest : public ::testing::Test {
     copy.room = count * 4;
     return Tasks(copy);
   }
-  std::vector<kernels::CopyTask> Tasks(const kernels::BlockCopy& copy) const {
+  std::vector<kernels::CopyTask> Tasks(const BlockCopy& copy) const {
     std::vector<kernels::CopyTask> tasks;
     EXPECT_TRUE(kernels::AppendTasks({memory_.address(), 0, kBytes}, copy, tasks).ok());
     return tasks;
