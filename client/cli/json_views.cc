@@ -53,6 +53,7 @@ Json ProgressJson(const LoadProgress& progress) {
           {"mapped_bytes", progress.mapped_bytes},
           {"direct_bytes", progress.direct_bytes},
           {"sent_bytes", progress.sent_bytes},
+          {"restored_bytes", progress.restored_bytes},
           {"streamed_ranks", progress.streamed_ranks},
           {"stages", std::move(stages)}};
 }
@@ -103,7 +104,9 @@ Json MemoryJson(const MemoryInfo& memory) {
           {"huge_page_bytes", memory.huge_page_bytes},
           {"lingering_bytes", memory.lingering_bytes},
           {"device_uuid", memory.device_uuid},
-          {"staging_bytes", memory.staging_bytes}};
+          {"staging_bytes", memory.staging_bytes},
+          {"host_tier_bytes", memory.host_tier_bytes},
+          {"host_tier_used_bytes", memory.host_tier_used_bytes}};
 }
 
 Json MembersJson(const std::vector<MemberInfo>& members) {

@@ -18,9 +18,14 @@ std::string Age(const std::optional<TimePoint>& time, const Context& context) {
 
 std::string MemoryLine(const MemoryInfo& memory) {
   if (!memory.device_uuid.empty()) {
-    return fmt::format("{} of {} used, {} of host memory for staging",
+    const std::string pristine =
+        memory.host_tier_bytes == 0
+            ? ""
+            : fmt::format(", host tier {} of {}", HumanBytes(memory.host_tier_used_bytes),
+                          HumanBytes(memory.host_tier_bytes));
+    return fmt::format("{} of {} used, {} of host memory for staging{}",
                        HumanBytes(memory.used_bytes), HumanBytes(memory.budget_bytes),
-                       HumanBytes(memory.staging_bytes));
+                       HumanBytes(memory.staging_bytes), pristine);
   }
   const std::string target = memory.arena_target_bytes > memory.arena_bytes
                                  ? ", filling to " + HumanBytes(memory.arena_target_bytes)

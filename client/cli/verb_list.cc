@@ -111,6 +111,9 @@ void PrintCheckpoint(const CheckpointInfo& checkpoint, Context& context) {
        {"all ranks", moved ? fmt::format("{}, {} read from storage{}", HumanBytes(progress.bytes_done),
                                          HumanBytes(progress.storage_bytes), WaysOf(progress))
                            : ""},
+       {"host tier", progress.restored_bytes > 0
+                         ? HumanBytes(progress.restored_bytes) + " of this rank restored"
+                         : ""},
        {"speed", progress.bytes_per_second > 0 ? HumanRate(progress.bytes_per_second) : ""},
        {"stages", StagesOf(progress)},
        {"digests", checkpoint.digests ? "yes" : "no"},

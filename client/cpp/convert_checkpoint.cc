@@ -52,6 +52,7 @@ LoadProgress ProgressOf(const v1::Progress& progress) {
   out.mapped_bytes = progress.mapped_bytes();
   out.direct_bytes = progress.direct_bytes();
   out.sent_bytes = progress.sent_bytes();
+  out.restored_bytes = progress.restored_bytes();
   out.streamed_ranks.assign(progress.streamed_ranks().begin(), progress.streamed_ranks().end());
   for (const auto& stage : progress.stages()) {
     out.stages.push_back({StageOf(stage.stage()), SecondsOf(stage.duration())});
@@ -83,6 +84,8 @@ MemoryInfo MemoryOf(const v1::MemoryInfo& memory) {
   out.lingering_bytes = memory.lingering_bytes();
   out.device_uuid = memory.device_uuid();
   out.staging_bytes = memory.staging_bytes();
+  out.host_tier_bytes = memory.host_tier_bytes();
+  out.host_tier_used_bytes = memory.host_tier_used_bytes();
   return out;
 }
 

@@ -56,6 +56,7 @@ struct LoadProgress {
   uint64_t mapped_bytes = 0;  // of these, read through a mapping of the page cache
   uint64_t direct_bytes = 0;  // and past it
   uint64_t sent_bytes = 0;
+  uint64_t restored_bytes = 0;  // of this rank, from its daemon's host tier
   std::vector<int32_t> streamed_ranks;  // got their bytes through streams, not by mapping
   std::vector<StageTime> stages;       // finished ones, in order
 };
@@ -162,6 +163,8 @@ struct MemoryInfo {
   uint64_t lingering_bytes = 0;
   std::string device_uuid;     // tier cuda
   uint64_t staging_bytes = 0;  // pinned host memory that bytes for the GPU go through
+  uint64_t host_tier_bytes = 0;  // for pristine copies of what EXCLUSIVE clients took
+  uint64_t host_tier_used_bytes = 0;
 };
 
 struct MemberInfo {

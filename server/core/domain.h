@@ -44,6 +44,7 @@ struct Progress {
   uint64_t mapped_bytes = 0;  // of these, read through a mapping of the page cache
   uint64_t direct_bytes = 0;  // and past it
   uint64_t sent_bytes = 0;
+  uint64_t restored_bytes = 0;  // of this rank, from its host tier
   std::vector<int32_t> streamed_ranks;  // whose memory could not be mapped
   std::vector<std::pair<Stage, std::chrono::nanoseconds>> stages;  // finished ones
 };

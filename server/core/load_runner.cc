@@ -221,10 +221,12 @@ absl::Status LoadRunner::CommitAll() {
     call.streamed_bytes = participant.streamed_bytes;
     call.digests = participant.digests;
     call.progress = progress;
-    // A rank that has to hash its whole shard takes its time; one that is gone is dropped.
-    const bool hashes = load_.request.digests && call.digests.empty();
+    // A rank that has to hash its whole shard, or to copy it to its host tier, takes its
+    // time; one that is gone is dropped.
+    const bool works = (load_.request.digests && call.digests.empty()) ||
+                       load_.request.intended == AttachMode::kExclusive;
     CKPTD_RETURN_IF_ERROR(session_.links[participant.rank]->Commit(
-        call, Clock::now() + (hashes ? kPrepareDeadline : kCallDeadline)));
+        call, Clock::now() + (works ? kPrepareDeadline : kCallDeadline)));
     MutexLock lock(mutex_);
     holders_.insert(participant.rank);
     return absl::OkStatus();

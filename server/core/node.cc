@@ -41,7 +41,10 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
       peer_memory_(peer_memory),
       catalog_(backend, options_.identity.rank, options_.identity.world_size),
       leases_(catalog_),
-      rank_side_(catalog_, backend, {options_.identity.rank, options_.memory_endpoint}) {
+      host_tier_(options_.host_tier, options_.reading.threads),
+      rank_side_(catalog_, backend,
+                 {options_.identity.rank, options_.memory_endpoint,
+                  host_tier_.enabled() ? &host_tier_ : nullptr}) {
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
         Membership::Options{options_.identity, std::make_shared<LocalLink>(rank_side_),
@@ -210,10 +213,18 @@ absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, Deadlin
   return Await(lookup_worker_.Submit(std::move(verify)), deadline, "verifying " + name);
 }
 
+absl::StatusOr<uint64_t> Node::Unload(const std::string& name, bool force) {
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t freed, catalog_.Unload(name, force));
+  host_tier_.Drop(name);
+  return freed;
+}
+
 Node::Info Node::GetInfo() const {
   Info info;
   info.identity = options_.identity;
   info.memory = backend_.Usage();
+  info.host_tier_budget = host_tier_.budget();
+  info.host_tier_used = host_tier_.used();
   info.tier = backend_.tier();
   info.tier_reason = options_.tier_reason;
   info.device = backend_.device();

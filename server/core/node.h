@@ -42,6 +42,8 @@ class Node {
     std::function<void(const std::string&)> on_secret;
     std::map<std::string, std::string> config;  // effective, for info
     std::string tier_reason;                    // why shards live where they do, for info
+    // Host memory for pristine copies of what clients take over; null: none.
+    MemoryBackend* host_tier = nullptr;
   };
   // Seams outlive the node.
   Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options);
@@ -63,6 +65,8 @@ class Node {
     std::vector<std::string> mismatched;
   };
   absl::StatusOr<Verification> Verify(const std::string& name, Deadline deadline);
+  // As Catalog::Unload; the host tier gives its copy up, too.
+  absl::StatusOr<uint64_t> Unload(const std::string& name, bool force);
   Catalog& catalog() { return catalog_; }
   LeaseTable& leases() { return leases_; }
 
@@ -76,6 +80,8 @@ class Node {
     std::string state;   // JOINING, READY, DRAINING
     std::string detail;
     MemoryUsage memory;
+    uint64_t host_tier_budget = 0;
+    uint64_t host_tier_used = 0;
     std::string tier;
     std::string tier_reason;
     std::string device;  // UUID of the GPU; empty: host memory
@@ -124,6 +130,7 @@ class Node {
   PeerMemory& peer_memory_;
   Catalog catalog_;
   LeaseTable leases_;
+  HostTier host_tier_;
   RankSide rank_side_;
   KeyValueStore key_values_;
   std::atomic<bool> draining_ = false;

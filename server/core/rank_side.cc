@@ -77,6 +77,8 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
   CKPTD_ASSIGN_OR_RETURN(Shard shard, Plan(call));
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,
                          catalog_.Allocate(call, shard));
+  CKPTD_ASSIGN_OR_RETURN(reply.resident, Restore(call, shard.plan, *memory));
+  if (reply.resident) return reply;
   {
     MutexLock lock(mutex_);
     for (auto it = incoming_.begin(); it != incoming_.end();) {
@@ -90,6 +92,39 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
   reply.owned_segments = backend_.OwnedSegments();
   reply.device = backend_.device();
   return reply;
+}
+
+absl::StatusOr<bool> RankSide::Restore(const PrepareCall& call, const RankPlan& plan,
+                                       const ShardMemory& memory) {
+  if (options_.host_tier == nullptr) return false;
+  const auto begun = Clock::now();
+  CKPTD_ASSIGN_OR_RETURN(HostTier::Restored restored,
+                         options_.host_tier->Restore({plan.digest, call.index->files},
+                                                     call.request.digests, memory.View()));
+  if (!restored.done) return false;
+  CommitCall commit;
+  commit.name = call.name;
+  if (call.request.digests) commit.digests = std::move(restored.digests);
+  commit.progress.bytes_total = plan.tensor_bytes;
+  commit.progress.bytes_done = plan.tensor_bytes;
+  commit.progress.restored_bytes = plan.tensor_bytes;
+  const auto took = Clock::now() - begun;
+  commit.progress.stages = {{Stage::kTransferring, took}};
+  CKPTD_RETURN_IF_ERROR(catalog_.Publish(commit));
+  Log(LogLevel::kInfo, "{}: active, {:.1f} MB from the host tier, {:.3f} s", call.name,
+      static_cast<double>(plan.slab_bytes) / 1e6, std::chrono::duration<double>(took).count());
+  return true;
+}
+
+// Before anybody is given the memory.
+void RankSide::KeepPristine(const std::string& name, const Incoming& incoming,
+                            const RankPlan& plan, const std::vector<uint64_t>& digests) {
+  if (options_.host_tier == nullptr) return;
+  if (incoming.request().intended != AttachMode::kExclusive) return;
+  const std::shared_ptr<ShardMemory> memory = catalog_.LoadingMemory(name);
+  if (memory == nullptr) return;
+  options_.host_tier->Keep(name, {plan.digest, incoming.index().files}, memory->View(),
+                           plan.slab_bytes, digests);
 }
 
 absl::Status RankSide::Clear(const std::string& name) {
@@ -133,6 +168,7 @@ absl::Status RankSide::Commit(const CommitCall& call) {
                                  call.name, options_.rank, checked.digests.size(),
                                  plan.tensors.size()));
   }
+  KeepPristine(call.name, *incoming, plan, checked.digests);
   CKPTD_RETURN_IF_ERROR(catalog_.Publish(checked));
   std::chrono::nanoseconds total{0};
   for (const auto& [stage, duration] : call.progress.stages) total += duration;

@@ -15,6 +15,7 @@
 #include "common/base/mutex.h"
 #include "server/core/catalog.h"
 #include "server/core/domain.h"
+#include "server/core/host_tier.h"
 #include "server/core/incoming.h"
 
 namespace ckptd {
@@ -24,12 +25,13 @@ class RankSide {
   struct Options {
     uint32_t rank = 0;
     std::string memory_endpoint;  // where the leader fetches our descriptors
+    HostTier* host_tier = nullptr;  // outlives this; null: none
   };
   RankSide(Catalog& catalog, MemoryBackend& backend, Options options)
       : catalog_(catalog), backend_(backend), options_(std::move(options)) {}
 
-  // Plans this rank, compares digests, allocates the slab. `since` is when the
-  // call came in, as Catalog::Begin takes it. Errors: PLAN_MISMATCH, NO_MEMORY,
+  // Plans this rank, compares digests, allocates the slab; fills and publishes it when
+  // the host tier has its bytes. `since` is when the call came in, as Catalog::Begin takes it. Errors: PLAN_MISMATCH, NO_MEMORY,
   // the planner's, CHECKPOINT_NOT_FOUND when the load was aborted meanwhile. On
   // an error the entry is left to Abort.
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, uint64_t since = Catalog::kNow);
@@ -46,6 +48,11 @@ class RankSide {
 
  private:
   absl::StatusOr<Shard> Plan(const PrepareCall& call) const;
+  // Whether the host tier had the shard, which is ACTIVE then.
+  absl::StatusOr<bool> Restore(const PrepareCall& call, const RankPlan& plan,
+                               const ShardMemory& memory);
+  void KeepPristine(const std::string& name, const Incoming& incoming, const RankPlan& plan,
+                    const std::vector<uint64_t>& digests);
 
   Catalog& catalog_;
   MemoryBackend& backend_;

@@ -137,6 +137,10 @@ void AddConfigFlags(CLI::App& app, Config& config) {
       "daemons of a host take them in turn");
   add("staging", config.staging,
       "Pinned host memory that bytes for GPUs go through; needed once, however large the shards are");
+  add("host-tier", config.host_tier,
+      "Host memory for pristine copies of shards that trainers take over (EXCLUSIVE) from the GPU, so "
+      "that they come back without storage: a size, or a share of what is available at start, divided "
+      "among the daemons; 0: none");
   add("memory-budget", config.memory_budget,
       "Most memory for shards: a size (16GiB), or a share of what is available at start, divided "
       "among the daemons that share it");
@@ -203,6 +207,11 @@ absl::Status CheckConfig(const Config& config) {
   CKPTD_RETURN_IF_ERROR(ParseBytes(config.segment_bytes).status());
   CKPTD_RETURN_IF_ERROR(ParseBytes(config.staging).status());
   CKPTD_RETURN_IF_ERROR(ParseShare(config.memory_budget, 1).status());
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t host_tier, ParseShare(config.host_tier, 100));
+  if (host_tier > 0 && config.memory == "host") {
+    return Invalid("checking --host-tier: it lies behind a GPU's memory, and --memory is host; "
+                   "leave one of the two out");
+  }
   return ParseShare(config.arena, 1).status();
 }
 
@@ -225,6 +234,7 @@ std::map<std::string, std::string> Describe(const Config& config) {
           {"memory", config.memory},
           {"device", config.device},
           {"staging", config.staging},
+          {"host-tier", config.host_tier},
           {"memory-budget", config.memory_budget},
           {"arena", config.arena},
           {"segment-bytes", config.segment_bytes},

@@ -68,6 +68,7 @@ Node::Options Daemon::NodeOptions() {
   options.on_secret = [this](const std::string& secret) { SetSecret(secret); };
   options.config = Describe(config_);
   options.tier_reason = memory_.reason;
+  options.host_tier = memory_.host_tier.get();
   return options;
 }
 

@@ -22,6 +22,8 @@ namespace {
 
 absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason) {
   CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t behind, ParseShare(config.host_tier, available));
+  if (behind > 0) Log(LogLevel::kWarn, "--host-tier has no use: shards live in host memory");
   HostMemoryOptions options;
   CKPTD_ASSIGN_OR_RETURN(options.budget_bytes,
                          ParseShare(config.memory_budget, available / config.local_size));
@@ -40,6 +42,19 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
 }
 
 #ifdef CKPTD_WITH_CUDA
+
+// Null when none is wanted.
+absl::StatusOr<std::unique_ptr<MemoryBackend>> MakeBehind(const Config& config) {
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
+  HostMemoryOptions options;
+  CKPTD_ASSIGN_OR_RETURN(options.budget_bytes,
+                         ParseShare(config.host_tier, available / config.local_size));
+  if (options.budget_bytes == 0) return nullptr;
+  CKPTD_ASSIGN_OR_RETURN(options.segment_bytes, ParseBytes(config.segment_bytes));
+  options.huge_pages = config.huge_pages == "auto";
+  options.note = [](const std::string& line) { Log(LogLevel::kWarn, "host tier: {}", line); };
+  return HostMemory::Create(std::move(options));
+}
 
 // Daemons of one host take its GPUs in turn.
 absl::StatusOr<GpuInfo> ChooseGpu(const CudaDriver& driver, const Config& config) {
@@ -78,6 +93,7 @@ absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& 
   };
   tier.reason = std::move(reason);
   tier.backend = std::move(memory);
+  CKPTD_ASSIGN_OR_RETURN(tier.host_tier, MakeBehind(config));
   return tier;
 }
 

@@ -23,6 +23,8 @@ struct MemoryTier {
   // and `import` use the backend, which outlives them.
   std::function<absl::StatusOr<UniqueFd>(uint64_t segment_id)> segment_fd;
   HostPeerMemory::ImportDevice import;  // null: device memory cannot be reached
+  // Host memory behind the GPU's, for pristine copies; null: none.
+  std::unique_ptr<MemoryBackend> host_tier;
 };
 
 // As config.memory asks: "cuda" is an error where there is no GPU, "auto" then means

@@ -26,6 +26,8 @@ void FillMemory(const Node::Info& info, v1::MemoryInfo& out) {
   out.set_huge_page_bytes(info.memory.huge_pages);
   out.set_lingering_bytes(info.memory.lingering);
   out.set_staging_bytes(info.memory.staging);
+  out.set_host_tier_bytes(info.host_tier_budget);
+  out.set_host_tier_used_bytes(info.host_tier_used);
 }
 
 void AddMember(const MemberState& member, v1::GetDaemonInfoResponse& out) {
@@ -45,7 +47,7 @@ void AddMember(const MemberState& member, v1::GetDaemonInfoResponse& out) {
 grpc::Status AdminServiceImpl::UnloadCheckpoint(grpc::ServerContext*,
                                                 const v1::UnloadCheckpointRequest* request,
                                                 v1::UnloadCheckpointResponse* response) {
-  const auto freed = node_.catalog().Unload(request->name(), request->force());
+  const auto freed = node_.Unload(request->name(), request->force());
   if (!freed.ok()) return ToGrpc(freed.status());
   response->set_freed_bytes(*freed);
   return grpc::Status::OK;

@@ -63,6 +63,7 @@ v1::Progress ToProto(const Progress& progress) {
   out.set_mapped_bytes(progress.mapped_bytes);
   out.set_direct_bytes(progress.direct_bytes);
   out.set_sent_bytes(progress.sent_bytes);
+  out.set_restored_bytes(progress.restored_bytes);
   for (const int32_t rank : progress.streamed_ranks) out.add_streamed_ranks(rank);
   for (const auto& [stage, duration] : progress.stages) {
     auto* time = out.add_stages();
@@ -87,6 +88,7 @@ Progress FromProto(const v1::Progress& progress) {
   out.mapped_bytes = progress.mapped_bytes();
   out.direct_bytes = progress.direct_bytes();
   out.sent_bytes = progress.sent_bytes();
+  out.restored_bytes = progress.restored_bytes();
   out.streamed_ranks.assign(progress.streamed_ranks().begin(), progress.streamed_ranks().end());
   for (const v1::StageTime& time : progress.stages()) {
     out.stages.emplace_back(stage(time.stage()), FromProto(time.duration()));

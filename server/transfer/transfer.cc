@@ -1,12 +1,9 @@
 #include "server/transfer/transfer.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <deque>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "common/base/mutex.h"
@@ -17,6 +14,7 @@
 #include "server/transfer/item_worker.h"
 #include "server/transfer/sigbus_guard.h"
 #include "server/transfer/slab_map.h"
+#include "server/transfer/threads.h"
 #include "server/transfer/window.h"
 #include "server/transfer/window_queue.h"
 
@@ -27,19 +25,6 @@ namespace {
 // much again. More in flight slows disks down.
 constexpr unsigned kMaxThreads = (16 << 20) / kReadBlockBytes;
 constexpr unsigned kMaxDirectReads = (16 << 20) / kItemBytes;
-// More than these only fight over memory bandwidth.
-constexpr unsigned kMaxDefaultThreads = 32;
-
-// Cores this process may use, which containers cut down; at least two, so that
-// one thread's wait for storage is another's time to copy.
-unsigned DefaultThreads() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  const bool known = ::sched_getaffinity(0, sizeof set, &set) == 0;
-  const unsigned cores =
-      known ? static_cast<unsigned>(CPU_COUNT(&set)) : std::thread::hardware_concurrency();
-  return std::clamp(cores, 2U, kMaxDefaultThreads);
-}
 
 // Of thread number `thread`: an equal part of all; with more threads than that, one
 // for each of the first, and the others read through their buffer.
@@ -81,18 +66,8 @@ class Job {
     const unsigned wanted = options_.threads == 0 ? DefaultThreads() : options_.threads;
     const size_t useful = first.only ? std::min<size_t>(first.items, kMaxThreads) : kMaxThreads;
     const unsigned count = std::clamp(wanted, 1U, std::max(static_cast<unsigned>(useful), 1U));
-    std::vector<std::thread> threads;
-    for (unsigned i = 0; i < count; ++i) {
-      try {
-        threads.emplace_back([this, i, count] { Work(DirectReadsOf(i, count)); });
-      } catch (const std::system_error& error) {
-        if (!threads.empty()) break;  // fewer will do
-        return MakeError(
-            absl::StatusCode::kResourceExhausted, reason::kNoMemory,
-            fmt::format("starting a reader thread: {}; raise the limit of threads", error.what()));
-      }
-    }
-    for (std::thread& thread : threads) thread.join();
+    CKPTD_RETURN_IF_ERROR(
+        RunOnThreads(count, [this, count](unsigned i) { Work(DirectReadsOf(i, count)); }));
     std::vector<std::shared_ptr<TransferWindow>> unread;
     {
       MutexLock lock(mutex_);

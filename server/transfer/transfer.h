@@ -97,6 +97,11 @@ void ZeroPadding(const RankPlan& plan, const SlabView& slab);
 // Errors, also of DigestInSlab: those of reading staged memory.
 absl::StatusOr<std::set<uint32_t>> DirtyPadding(const RankPlan& plan, const SlabView& slab);
 
+// Copies the first `bytes` of a slab to the same places of another one, on `threads`
+// threads (0: one per core); both are that long. Errors, after which the target's content
+// is unspecified: StagedMemory's, NO_MEMORY without threads.
+absl::Status CopySlab(const SlabView& from, const SlabView& to, uint64_t bytes, unsigned threads);
+
 // Digest (as TensorDigest of common/base/digest.h) of bytes that may cross
 // segments of a slab.
 absl::StatusOr<uint64_t> DigestInSlab(const SlabView& slab, uint64_t offset, uint64_t bytes);

@@ -73,11 +73,12 @@ class Trainers:
 class Bench:
     """A group on fake GPUs, one each, and a checkpoint."""
 
-    def __init__(self, folder, run_dir, ranks, *faults):
+    def __init__(self, folder, run_dir, ranks, *faults, daemon=()):
         self.folder = folder
         self.fake = fake_cuda.FakeCuda(folder, gpus=max(ranks, 2), bytes=0x10000000, fill=0xCB, faults=faults)
         self.source = save(folder / "m.safetensors", numbers(Net()))
-        self.group = Group(run_dir, ranks, "--memory", "cuda", environment=self.fake.environment("daemon"))
+        own = self.fake.environment("daemon")
+        self.group = Group(run_dir, ranks, "--memory", "cuda", *daemon, environment=own)
         self.count = 0
 
     def trainers(self, mode, **environment):
@@ -108,8 +109,8 @@ def start(tmp_path, tmp_path_factory):
     """start(ranks, fault, ...) -> a Bench; at the end nothing may be held, and no rule broken."""
     made = []
 
-    def make(ranks, *faults):
-        bench = Bench(tmp_path, tmp_path_factory.mktemp("g"), ranks, *faults)
+    def make(ranks, *faults, **options):
+        bench = Bench(tmp_path, tmp_path_factory.mktemp("g"), ranks, *faults, **options)
         made.append(bench)
         bench.group.__enter__()
         return bench
@@ -222,6 +223,23 @@ def test_a_trainer_goes_on_when_its_daemon_is_killed(start):
         trainers.ask("drop")
         wait_until(lambda: bench.held() == 0, "the memory to come back", 10)
         assert trainers.end() == [0]
+
+
+def test_what_a_killed_trainer_took_comes_back_from_the_host_tier(start):
+    bench = start(2, daemon=["--host-tier", "64MiB"])
+    with bench.trainers("exclusive") as trainers:
+        assert all(answer["same"] for answer in trainers.ask("train"))
+        for pid in trainers.pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: bench.held() == 0, "the trainers' memory to come back", 10)
+    assert all(int(bench.info(rank)["host_tier_used_bytes"]) > 0 for rank in range(2))
+    # The weights of the file, not those that were trained; and nobody read the file.
+    with bench.trainers("exclusive") as again:
+        assert all(answer["same"] for answer in again.ask("compare"))
+        for rank in range(2):
+            newest = bench.group.json("list", rank=rank)["checkpoints"][0]["progress"]
+            assert int(newest["storage_bytes"]) == 0
+            assert int(newest["restored_bytes"]) == int(newest["bytes_done"]) > 0
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "private", "shared"])

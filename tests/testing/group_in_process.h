@@ -164,11 +164,15 @@ class ScriptedLink final : public MemberLink {
 struct RankInProcess {
   RankInProcess(uint32_t rank, uint32_t world_size, uint64_t segments)
       : memory(MakeSmallMemory(segments)),
+        behind(MakeSmallMemory(2)),
+        host_tier(behind.get(), 2),
         catalog(*memory, rank, world_size),
-        side(catalog, *memory, {rank, "memory socket"}),
+        side(catalog, *memory, {rank, "memory socket", &host_tier}),
         link(std::make_shared<ScriptedLink>(side)) {}
 
   std::unique_ptr<HostMemory> memory;
+  std::unique_ptr<HostMemory> behind;  // holds two shards that were loaded EXCLUSIVE
+  HostTier host_tier;
   Catalog catalog;
   RankSide side;
   std::shared_ptr<ScriptedLink> link;

@@ -26,6 +26,7 @@ class Progress:
     mapped_bytes: int  # of these, read through a mapping of the page cache
     direct_bytes: int  # and past it
     sent_bytes: int
+    restored_bytes: int  # of this rank, from its daemon's host tier
     streamed_ranks: Tuple[int, ...]  # got their bytes through streams, not by mapping
     stages: Tuple[Tuple[str, float], ...]  # finished ones, seconds each
 
@@ -90,6 +91,7 @@ def progress_of(message) -> Progress:
         mapped_bytes=message.mapped_bytes,
         direct_bytes=message.direct_bytes,
         sent_bytes=message.sent_bytes,
+        restored_bytes=message.restored_bytes,
         streamed_ranks=tuple(message.streamed_ranks),
         stages=tuple(
             (_STAGES.get(t.stage, str(t.stage)), seconds(t.duration)) for t in message.stages
