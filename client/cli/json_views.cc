@@ -66,12 +66,17 @@ Json FailureJson(const std::optional<LoadFailure>& failure) {
           {"rank", failure->rank}};
 }
 
+Json HandleJson(const std::optional<HandleKind>& kind) {
+  return kind.has_value() ? Json(NameOf(*kind)) : Json(nullptr);
+}
+
 Json CheckpointJson(const CheckpointInfo& checkpoint) {
   return {{"name", checkpoint.name},
           {"source", checkpoint.source},
           {"state", NameOf(checkpoint.state)},
           {"layout", checkpoint.layout},
           {"intended_mode", NameOf(checkpoint.intended_mode)},
+          {"handle_kind", HandleJson(checkpoint.handle_kind)},
           {"rank", checkpoint.rank},
           {"world_size", checkpoint.world_size},
           {"epoch", checkpoint.epoch},

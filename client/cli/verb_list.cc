@@ -105,6 +105,9 @@ void PrintCheckpoint(const CheckpointInfo& checkpoint, Context& context) {
        {"source", checkpoint.source},
        {"layout", checkpoint.layout},
        {"meant for", std::string(NameOf(checkpoint.intended_mode))},
+       {"handed out as", std::string(checkpoint.handle_kind.has_value()
+                                         ? NameOf(*checkpoint.handle_kind)
+                                         : std::string_view())},
        {"rank", fmt::format("{} of {}", checkpoint.rank, checkpoint.world_size)},
        {"shard", fmt::format("{}, {}", Counted(checkpoint.tensor_count, "tensor"),
                              HumanBytes(checkpoint.slab_bytes))},

@@ -19,6 +19,7 @@ struct Options {
   std::string path;
   std::string layout;
   std::string mode = "shared";
+  std::string handle = "auto";
   std::string digest = "on";
   std::string dtype;
   std::vector<std::string> keep_f32;
@@ -30,12 +31,20 @@ AttachMode ModeOf(const std::string& name) {
   return name == "exclusive" ? AttachMode::kExclusive : AttachMode::kShared;
 }
 
+std::optional<HandleKind> KindOf(const std::string& name) {
+  if (name == "memfd") return HandleKind::kMemfd;
+  if (name == "vmm_fd") return HandleKind::kVmmFd;
+  if (name == "cuda_ipc") return HandleKind::kCudaIpc;
+  return std::nullopt;
+}
+
 absl::StatusOr<LoadRequest> ToRequest(const Options& options, const Context& context) {
   LoadRequest request;
   request.source = AbsolutePath(options.path);
   CKPTD_ASSIGN_OR_RETURN(request.layout, ReadLayout(options.layout));
   CKPTD_ASSIGN_OR_RETURN(request.dtype_policy, ToDtypePolicy(options.dtype, options.keep_f32));
   request.intended_mode = ModeOf(options.mode);
+  request.handle_kind = KindOf(options.handle);
   request.digests = options.digest == "on";
   request.timeout = context.TimeoutOr(kLoadTimeout);
   return request;
@@ -146,6 +155,11 @@ void AddLoad(CLI::App& app, Context& context) {
       ->required();
   verb->add_option("--mode", options->mode, "How trainers will hold it; exclusive ones take it over")
       ->check(CLI::IsMember({"shared", "private", "exclusive"}))
+      ->capture_default_str();
+  verb->add_option("--handle", options->handle,
+                   "How trainers will get it; auto is what the daemon's memory has by itself, "
+                   "cuda_ipc any CUDA program can open (proto/README.md has its price)")
+      ->check(CLI::IsMember({"auto", "memfd", "vmm_fd", "cuda_ipc"}))
       ->capture_default_str();
   verb->add_option("--digest", options->digest, "Compute a digest of each tensor, for verify")
       ->check(CLI::IsMember({"on", "off"}))

@@ -73,10 +73,15 @@ absl::StatusOr<Header> ParseHeader(std::span<const std::byte> bytes, const Attac
                 LittleEndian(bytes.subspan(12, 4))};
 }
 
+// How many the daemon sends: one a segment, none of memory that is opened by name.
+size_t DescriptorsOf(const AttachRequest& request) {
+  return request.ipc_handle.empty() ? request.segment_bytes.size() : 0;
+}
+
 // One message; appends its descriptors. True when more are to come.
 absl::StatusOr<bool> ReceiveSome(int socket, const AttachRequest& request, Deadline deadline,
                                  std::vector<UniqueFd>& fds) {
-  const size_t missing = request.segment_bytes.size() - fds.size();
+  const size_t missing = DescriptorsOf(request) - fds.size();
   CKPTD_ASSIGN_OR_RETURN(Received message,
                          RecvExactly(socket, kHeaderBytes, kMaxFdsPerMessage, deadline));
   CKPTD_ASSIGN_OR_RETURN(const Header header, ParseHeader(message.bytes, request));
@@ -140,7 +145,7 @@ absl::StatusOr<LeasedSegments> FetchSegmentsFrom(UniqueFd connection, const Atta
   out.lease = std::move(connection);
   const auto token = std::as_bytes(std::span(request.token));
   CKPTD_RETURN_IF_ERROR(SendWithFds(out.lease.get(), token, {}, deadline));
-  out.fds.reserve(request.segment_bytes.size());
+  out.fds.reserve(DescriptorsOf(request));
   bool more = true;
   while (more) {
     CKPTD_ASSIGN_OR_RETURN(more, ReceiveSome(out.lease.get(), request, deadline, out.fds));
@@ -153,9 +158,13 @@ absl::StatusOr<Attached> MapSegments(LeasedSegments segments, const AttachReques
   out.lease = std::move(segments.lease);
   if (request.segment_bytes.empty()) return out;
   if (!request.device_uuid.empty()) {
-    CKPTD_ASSIGN_OR_RETURN(out.device,
-                           DeviceMemory::Import(segments.fds.front(), request.device_uuid,
-                                                request.segment_bytes.front(), request.mode));
+    const uint64_t bytes = request.segment_bytes.front();
+    CKPTD_ASSIGN_OR_RETURN(
+        out.device, request.ipc_handle.empty()
+                        ? DeviceMemory::Import(segments.fds.front(), request.device_uuid, bytes,
+                                               request.mode)
+                        : DeviceMemory::Open(request.ipc_handle, request.device_uuid, bytes,
+                                             request.mode));
     out.slab_bytes = request.slab_bytes;
     return out;
   }

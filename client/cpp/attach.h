@@ -24,6 +24,8 @@ struct AttachRequest {
   std::vector<uint64_t> segment_bytes;  // in slab order; empty for an empty shard
   // UUID of the GPU whose memory it is, in one segment; empty: host memory.
   std::string device_uuid;
+  // CUDA_IPC: 64 bytes by which the one segment is opened, in the place of a descriptor.
+  std::string ipc_handle;
   uint64_t slab_bytes = 0;  // of device memory; that of host memory is its segments' sum
   AttachMode mode = AttachMode::kShared;
   bool populate = true;  // make the page tables at once instead of by faults
@@ -55,7 +57,7 @@ absl::StatusOr<LeasedSegments> FetchSegments(const AttachRequest& request);
 absl::StatusOr<LeasedSegments> FetchSegmentsFrom(UniqueFd connection, const AttachRequest& request,
                                                  std::chrono::steady_clock::time_point deadline);
 
-// Second half: maps the segments back to back, or imports the device memory. Each
+// Second half: maps the segments back to back, or imports or opens the device memory. Each
 // descriptor must be as long as its segment, else nothing is mapped.
 absl::StatusOr<Attached> MapSegments(LeasedSegments segments, const AttachRequest& request);
 

@@ -225,7 +225,10 @@ absl::StatusOr<Shard> Client::Acquire(const std::string& name, const AcquireOpti
   request.set_name(name);
   request.set_mode(ToProto(options.mode));
   request.add_accepted_kinds(v1::HANDLE_KIND_MEMFD);
-  if (HasDeviceMemory()) request.add_accepted_kinds(v1::HANDLE_KIND_VMM_FD);
+  if (HasDeviceMemory()) {
+    request.add_accepted_kinds(v1::HANDLE_KIND_VMM_FD);
+    request.add_accepted_kinds(v1::HANDLE_KIND_CUDA_IPC);
+  }
   v1::AcquireShardResponse acquired;
   CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::AcquireShard, request, acquired, "acquiring " + name));
   absl::StatusOr<Shard> shard = impl_->AttachTo(name, acquired, options);

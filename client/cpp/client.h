@@ -17,6 +17,7 @@
 #include "client/cpp/cancel.h"
 #include "client/cpp/shard.h"
 #include "client/cpp/types.h"
+#include "common/base/handle_kind.h"
 #include "common/layout/layout.h"
 
 namespace ckptd {
@@ -45,6 +46,9 @@ struct LoadRequest {
   LayoutSpec layout = {};
   DtypePolicy dtype_policy = {};
   AttachMode intended_mode = AttachMode::kShared;
+  // As which the memory will be handed out; unset: as the daemon's tier does by itself.
+  // For kCudaIpc read about CudaIpcHandle in ckptd/v1/checkpoint_service.proto.
+  std::optional<HandleKind> handle_kind = {};
   bool digests = true;
   Timeout timeout{600'000};  // of the whole load; at most 24 hours
 };

@@ -104,6 +104,9 @@ CheckpointInfo FromProto(const v1::Checkpoint& checkpoint) {
   out.source = checkpoint.source();
   out.state = StateOf(checkpoint.state());
   out.intended_mode = ModeOf(checkpoint.intended_mode());
+  if (checkpoint.handle_kind() > 0 && v1::HandleKind_IsValid(checkpoint.handle_kind())) {
+    out.handle_kind = static_cast<HandleKind>(checkpoint.handle_kind());
+  }
   out.rank = checkpoint.rank();
   out.world_size = checkpoint.world_size();
   out.epoch = checkpoint.epoch();

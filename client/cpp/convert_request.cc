@@ -118,6 +118,9 @@ v1::LoadCheckpointRequest ToProto(const LoadRequest& request, const std::string&
   *out.mutable_layout() = ToProto(request.layout);
   *out.mutable_dtype_policy() = ToProto(request.dtype_policy);
   out.set_intended_mode(ToProto(request.intended_mode));
+  if (request.handle_kind.has_value()) {
+    out.set_handle_kind(static_cast<v1::HandleKind>(*request.handle_kind));
+  }
   out.set_request_id(request_id);
   *out.mutable_timeout() = ToProto(request.timeout);
   out.set_skip_digests(!request.digests);

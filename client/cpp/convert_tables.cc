@@ -168,8 +168,10 @@ absl::Status TakeMemfd(const v1::AcquireShardResponse& response, AttachRequest& 
   return absl::OkStatus();
 }
 
-absl::Status TakeVmmFd(const v1::AcquireShardResponse& response, AttachRequest& out) {
-  const v1::VmmFdHandle& handle = response.vmm_fd();
+// Of either kind of device memory.
+template <typename Handle>
+absl::Status TakeDevice(const Handle& handle, const v1::AcquireShardResponse& response,
+                        AttachRequest& out) {
   out.fd_socket = handle.fd_socket();
   out.device_uuid = handle.device_uuid();
   if (out.device_uuid.empty()) return BadAnswer("it offers device memory and names no device");
@@ -181,14 +183,28 @@ absl::Status TakeVmmFd(const v1::AcquireShardResponse& response, AttachRequest& 
   return absl::OkStatus();
 }
 
+absl::Status TakeCudaIpc(const v1::AcquireShardResponse& response, AttachRequest& out) {
+  constexpr size_t kHandleBytes = 64;
+  CKPTD_RETURN_IF_ERROR(TakeDevice(response.cuda_ipc(), response, out));
+  out.ipc_handle = response.cuda_ipc().handle();
+  if (out.ipc_handle.size() == (response.slab_bytes() > 0 ? kHandleBytes : 0)) {
+    return absl::OkStatus();
+  }
+  return BadAnswer(fmt::format("it names device memory by {} bytes", out.ipc_handle.size()));
+}
+
+absl::Status TakeHandle(const v1::AcquireShardResponse& response, AttachRequest& out) {
+  if (response.has_vmm_fd()) return TakeDevice(response.vmm_fd(), response, out);
+  return response.has_cuda_ipc() ? TakeCudaIpc(response, out) : TakeMemfd(response, out);
+}
+
 }  // namespace
 
 absl::StatusOr<AttachRequest> ToAttachRequest(const v1::AcquireShardResponse& response) {
   AttachRequest out;
   out.token = response.token();
   out.slab_bytes = response.slab_bytes();
-  CKPTD_RETURN_IF_ERROR(response.has_vmm_fd() ? TakeVmmFd(response, out)
-                                              : TakeMemfd(response, out));
+  CKPTD_RETURN_IF_ERROR(TakeHandle(response, out));
   switch (response.mode()) {
     case v1::ATTACH_MODE_SHARED:
     case v1::ATTACH_MODE_PRIVATE:

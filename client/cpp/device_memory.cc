@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <utility>
 
+#include "common/base/mutex.h"
+#include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/cuda/allocation.h"
 #include "common/cuda/stream.h"
@@ -14,6 +17,54 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{10};
 constexpr size_t kReadStep = 1 << 20;
+
+// What this process has open of other processes' memory. A second opening of one handle is
+// an error for some drivers, so whoever asks for it again shares the first.
+class OpenedMemory {
+ public:
+  // Closed when the last one lets go.
+  absl::StatusOr<std::shared_ptr<const CudaAllocation>> Open(
+      const std::shared_ptr<CudaDevice>& device, const std::string& handle, uint64_t bytes) {
+    MutexLock lock(mutex_);
+    auto at = open_.find(handle);
+    if (at == open_.end()) {
+      CKPTD_ASSIGN_OR_RETURN(CudaAllocation memory, CudaAllocation::Open(device, handle, bytes));
+      at = open_.emplace(handle, Entry{std::move(memory), 0}).first;
+    } else if (bytes != at->second.memory.bytes()) {
+      return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                       "opening device memory: it is open already, with another size");
+    }
+    ++at->second.users;
+    return std::shared_ptr<const CudaAllocation>(
+        &at->second.memory, [this, handle](const CudaAllocation*) { LetGo(handle); });
+  }
+
+ private:
+  struct Entry {
+    CudaAllocation memory;
+    int users = 0;
+  };
+
+  void LetGo(const std::string& handle) {
+    MutexLock lock(mutex_);
+    const auto at = open_.find(handle);
+    if (--at->second.users == 0) open_.erase(at);
+  }
+
+  Mutex mutex_;
+  std::map<std::string, Entry> open_ ABSL_GUARDED_BY(mutex_);
+};
+
+OpenedMemory& Opened() {
+  static OpenedMemory* const all = new OpenedMemory;  // outlives whoever lets go at exit
+  return *all;
+}
+
+absl::StatusOr<std::shared_ptr<CudaDevice>> OpenDevice(const std::string& uuid) {
+  CKPTD_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Load());
+  CKPTD_ASSIGN_OR_RETURN(GpuInfo gpu, FindGpu(*driver, uuid));
+  return CudaDevice::Open(*driver, std::move(gpu));
+}
 
 absl::StatusOr<CudaAllocation> CopyOf(const CudaAllocation& from) {
   const auto& device = from.device();
@@ -33,8 +84,20 @@ absl::StatusOr<CudaAllocation> CopyOf(const CudaAllocation& from) {
 }  // namespace
 
 struct DeviceMemory::Impl {
-  CudaAllocation memory;
+  std::shared_ptr<const CudaAllocation> memory;
   uint64_t copied = 0;
+
+  // Of PRIVATE memory a copy is kept, nothing else.
+  static absl::StatusOr<std::unique_ptr<Impl>> Make(std::shared_ptr<const CudaAllocation> lent,
+                                                    AttachMode mode) {
+    auto impl = std::make_unique<Impl>();
+    impl->memory = std::move(lent);
+    if (mode != AttachMode::kPrivate) return impl;
+    CKPTD_ASSIGN_OR_RETURN(CudaAllocation copy, CopyOf(*impl->memory));
+    impl->memory = std::make_shared<const CudaAllocation>(std::move(copy));
+    impl->copied = impl->memory->bytes();
+    return impl;
+  }
 };
 
 DeviceMemory::DeviceMemory(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -46,32 +109,40 @@ DeviceMemory::~DeviceMemory() = default;
 absl::StatusOr<DeviceMemory> DeviceMemory::Import(const UniqueFd& fd,
                                                   const std::string& device_uuid, uint64_t bytes,
                                                   AttachMode mode) {
-  CKPTD_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Load());
-  CKPTD_ASSIGN_OR_RETURN(GpuInfo gpu, FindGpu(*driver, device_uuid));
-  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaDevice> device,
-                         CudaDevice::Open(*driver, std::move(gpu)));
-  auto impl = std::make_unique<Impl>();
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaDevice> device, OpenDevice(device_uuid));
   CKPTD_ASSIGN_OR_RETURN(
-      impl->memory,
+      CudaAllocation memory,
       CudaAllocation::Import(device, fd.get(), bytes, mode == AttachMode::kExclusive));
-  if (mode == AttachMode::kPrivate) {
-    CKPTD_ASSIGN_OR_RETURN(impl->memory, CopyOf(impl->memory));
-    impl->copied = bytes;
-  }
+  CKPTD_ASSIGN_OR_RETURN(
+      auto impl, Impl::Make(std::make_shared<const CudaAllocation>(std::move(memory)), mode));
   return DeviceMemory(std::move(impl));
 }
 
-uint64_t DeviceMemory::address() const { return impl_ == nullptr ? 0 : impl_->memory.address(); }
-uint64_t DeviceMemory::bytes() const { return impl_ == nullptr ? 0 : impl_->memory.bytes(); }
+absl::StatusOr<DeviceMemory> DeviceMemory::Open(const std::string& ipc_handle,
+                                                const std::string& device_uuid, uint64_t bytes,
+                                                AttachMode mode) {
+  if (mode == AttachMode::kExclusive) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
+                     "opening device memory EXCLUSIVE: what is handed out as CUDA_IPC stays the "
+                     "daemon's; acquire it PRIVATE, or load it as VMM_FD");
+  }
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaDevice> device, OpenDevice(device_uuid));
+  CKPTD_ASSIGN_OR_RETURN(auto memory, Opened().Open(device, ipc_handle, bytes));
+  CKPTD_ASSIGN_OR_RETURN(auto impl, Impl::Make(std::move(memory), mode));
+  return DeviceMemory(std::move(impl));
+}
+
+uint64_t DeviceMemory::address() const { return impl_ == nullptr ? 0 : impl_->memory->address(); }
+uint64_t DeviceMemory::bytes() const { return impl_ == nullptr ? 0 : impl_->memory->bytes(); }
 uint64_t DeviceMemory::copied_bytes() const { return impl_ == nullptr ? 0 : impl_->copied; }
 
 const std::string& DeviceMemory::device_uuid() const {
   static const std::string none;
-  return impl_ == nullptr ? none : impl_->memory.device()->info().uuid;
+  return impl_ == nullptr ? none : impl_->memory->device()->info().uuid;
 }
 
 absl::Status DeviceMemory::Read(uint64_t offset, std::span<std::byte> out) const {
-  const auto& device = impl_->memory.device();
+  const auto& device = impl_->memory->device();
   CKPTD_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Make(device));
   while (!out.empty()) {
     const size_t n = std::min(out.size(), kReadStep);
@@ -79,7 +150,7 @@ absl::Status DeviceMemory::Read(uint64_t offset, std::span<std::byte> out) const
       const CudaScope scope(*device);
       CKPTD_RETURN_IF_ERROR(
           device->Check(device->driver().MemcpyDtoHAsync(
-                            out.data(), impl_->memory.address() + offset, n, stream.get()),
+                            out.data(), impl_->memory->address() + offset, n, stream.get()),
                         "reading the shard"));
     }
     CKPTD_RETURN_IF_ERROR(stream.Wait(kPatience));

@@ -17,8 +17,9 @@ namespace ckptd {
 inline namespace client {
 
 // Move-only; unmaps on destruction, from any thread and at any time, which work of this
-// process on the memory must have ended by. The memory itself stays while anybody has it:
-// neither the daemon's end nor ours takes it from the other.
+// process on the memory must have ended by. What was imported stays while anybody has it:
+// neither the daemon's end nor ours takes it from the other. What was opened is the
+// daemon's: it must have gone before the lease, and is undefined once the daemon has ended.
 class DeviceMemory {
  public:
   DeviceMemory();
@@ -29,6 +30,13 @@ class DeviceMemory {
   // NO_MEMORY; Unavailable DEVICE_FAILED. Nothing is kept after one.
   static absl::StatusOr<DeviceMemory> Import(const UniqueFd& fd, const std::string& device_uuid,
                                              uint64_t bytes, AttachMode mode);
+  // Opens the daemon's allocation by its 64 bytes (CUDA_IPC), once in this process however
+  // many ask for it. Nothing keeps SHARED memory from being written; PRIVATE is copied, and
+  // then keeps nothing open. Errors: as Import; FailedPrecondition HANDLE_KIND for
+  // EXCLUSIVE, and where daemon and client do not share a PID namespace.
+  static absl::StatusOr<DeviceMemory> Open(const std::string& ipc_handle,
+                                           const std::string& device_uuid, uint64_t bytes,
+                                           AttachMode mode);
   DeviceMemory(DeviceMemory&&) noexcept;
   DeviceMemory& operator=(DeviceMemory&&) noexcept;
   ~DeviceMemory();

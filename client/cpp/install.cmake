@@ -15,8 +15,8 @@ endif()
 foreach(header IN ITEMS
     client/cpp/address.h client/cpp/admin.h client/cpp/attach.h client/cpp/cancel.h
     client/cpp/client.h client/cpp/device_memory.h client/cpp/shard.h client/cpp/types.h
-    common/base/attach_mode.h common/base/digest.h common/base/mutex.h common/base/posix.h
-    common/base/reasons.h common/base/status.h
+    common/base/attach_mode.h common/base/digest.h common/base/handle_kind.h
+    common/base/mutex.h common/base/posix.h common/base/reasons.h common/base/status.h
     common/checkpoint/dtype.h common/checkpoint/index.h common/layout/layout.h)
   cmake_path(GET header PARENT_PATH folder)
   cmake_path(GET header FILENAME name)

@@ -19,6 +19,11 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Import(const UniqueFd&, const std::st
   return CheckDeviceVisible(device_uuid);
 }
 
+absl::StatusOr<DeviceMemory> DeviceMemory::Open(const std::string&, const std::string& device_uuid,
+                                                uint64_t, AttachMode) {
+  return CheckDeviceVisible(device_uuid);
+}
+
 uint64_t DeviceMemory::address() const { return 0; }
 uint64_t DeviceMemory::bytes() const { return 0; }
 uint64_t DeviceMemory::copied_bytes() const { return 0; }

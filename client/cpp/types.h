@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/attach_mode.h"
+#include "common/base/handle_kind.h"
 #include "common/checkpoint/dtype.h"
 #include "common/checkpoint/index.h"
 
@@ -73,6 +74,7 @@ struct CheckpointInfo {
   std::string source;
   CheckpointState state = CheckpointState::kUnspecified;
   AttachMode intended_mode = AttachMode::kShared;
+  std::optional<HandleKind> handle_kind;  // unset: an older daemon's
   int32_t rank = 0;
   int32_t world_size = 0;
   uint64_t epoch = 0;

@@ -4,6 +4,7 @@
 #define CKPTD_COMMON_BASE_HANDLE_KIND_H_
 
 #include <cstdint>
+#include <string_view>
 
 namespace ckptd {
 
@@ -11,7 +12,19 @@ namespace ckptd {
 enum class HandleKind : uint8_t {
   kMemfd = 1,  // host memory: descriptors of memfd segments
   kVmmFd = 2,  // device memory: one descriptor of a CUDA allocation (cuMemCreate)
+  // Device memory: 64 bytes that name a CUDA allocation (cuMemAlloc). It stays its owner's.
+  kCudaIpc = 3,
 };
+
+// As the contract spells it, without its prefix.
+constexpr std::string_view NameOf(HandleKind kind) {
+  switch (kind) {
+    case HandleKind::kMemfd: return "MEMFD";
+    case HandleKind::kVmmFd: return "VMM_FD";
+    case HandleKind::kCudaIpc: return "CUDA_IPC";
+  }
+  return "UNSPECIFIED";
+}
 
 }  // namespace ckptd
 

@@ -1,5 +1,8 @@
 #include "common/cuda/allocation.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include <fmt/format.h>
 
 #include "common/base/reasons.h"
@@ -17,15 +20,21 @@ CUmemAllocationProp PropertiesOn(const CudaDevice& device) {
   return properties;
 }
 
-// The recommended one: NCCL registers memory only in such steps, and both sides of a
-// hand-over must round alike.
-absl::StatusOr<uint64_t> GranularityOf(const CudaDevice& device) {
+// Smaller allocations may share a block of this size, and then show each other.
+constexpr uint64_t kPlainBlock = uint64_t{2} << 20;
+
+uint64_t RoundedUp(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Memory is made in the recommended one: NCCL registers it only in such steps. What was made
+// elsewhere is mapped in the size that came with it, of which the driver asks only that it be
+// whole in the minimum one; what another driver recommends is its own affair.
+absl::StatusOr<uint64_t> GranularityOf(const CudaDevice& device,
+                                       CUmemAllocationGranularity_flags which) {
   const CUmemAllocationProp properties = PropertiesOn(device);
   size_t granularity = 0;
-  CKPTD_RETURN_IF_ERROR(device.Check(
-      device.driver().MemGetAllocationGranularity(&granularity, &properties,
-                                                  CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-      "asking for the allocation granularity"));
+  CKPTD_RETURN_IF_ERROR(
+      device.Check(device.driver().MemGetAllocationGranularity(&granularity, &properties, which),
+                   "asking for the allocation granularity"));
   return granularity;
 }
 
@@ -35,6 +44,7 @@ CudaAllocation& CudaAllocation::operator=(CudaAllocation&& other) noexcept {
   if (this == &other) return *this;
   Reset();
   device_ = std::move(other.device_);
+  kind_ = other.kind_;
   handle_ = std::exchange(other.handle_, 0);
   has_handle_ = std::exchange(other.has_handle_, false);
   address_ = std::exchange(other.address_, 0);
@@ -45,10 +55,11 @@ CudaAllocation& CudaAllocation::operator=(CudaAllocation&& other) noexcept {
 
 absl::StatusOr<CudaAllocation> CudaAllocation::Create(std::shared_ptr<CudaDevice> device,
                                                       uint64_t bytes) {
-  CKPTD_ASSIGN_OR_RETURN(const uint64_t granularity, GranularityOf(*device));
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t granularity,
+                         GranularityOf(*device, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
   CudaAllocation made;
   made.device_ = std::move(device);
-  made.bytes_ = (bytes + granularity - 1) / granularity * granularity;
+  made.bytes_ = RoundedUp(bytes, granularity);
   const CudaScope scope(*made.device_);
   const CUmemAllocationProp properties = PropertiesOn(*made.device_);
   CKPTD_RETURN_IF_ERROR(made.device_->Check(
@@ -59,9 +70,67 @@ absl::StatusOr<CudaAllocation> CudaAllocation::Create(std::shared_ptr<CudaDevice
   return made;
 }
 
+absl::StatusOr<CudaAllocation> CudaAllocation::CreatePlain(std::shared_ptr<CudaDevice> device,
+                                                           uint64_t bytes) {
+  CudaAllocation made;
+  made.device_ = std::move(device);
+  made.kind_ = Kind::kPlain;
+  made.bytes_ = RoundedUp(bytes, kPlainBlock);
+  const CudaScope scope(*made.device_);
+  CUdeviceptr address = 0;
+  CKPTD_RETURN_IF_ERROR(
+      made.device_->Check(made.device_->driver().MemAlloc(&address, made.bytes_),
+                          fmt::format("allocating {} bytes", made.bytes_)));
+  made.address_ = address;
+  return made;
+}
+
+absl::StatusOr<CudaAllocation> CudaAllocation::Open(std::shared_ptr<CudaDevice> device,
+                                                    std::string_view ipc_handle, uint64_t bytes) {
+  CUipcMemHandle handle = {};
+  if (ipc_handle.size() != sizeof(handle) || bytes == 0) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     fmt::format("opening device memory: {} bytes by a handle of {}; a handle has {}",
+                                 bytes, ipc_handle.size(), sizeof(handle)));
+  }
+  std::memcpy(&handle, ipc_handle.data(), sizeof(handle));
+  CudaAllocation made;
+  made.device_ = std::move(device);
+  made.kind_ = Kind::kOpened;
+  made.bytes_ = bytes;
+  const CudaScope scope(*made.device_);
+  CUdeviceptr address = 0;
+  const CUresult result = made.device_->driver().IpcOpenMemHandle(
+      &address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
+                     MessageOf(made.device_->Check(result, "opening device memory")) +
+                         "; CUDA_IPC handles need the two processes in one PID namespace "
+                         "(shareProcessNamespace), and not to be the same one; else use VMM_FD");
+  }
+  CKPTD_RETURN_IF_ERROR(made.device_->Check(result, "opening device memory"));
+  made.address_ = address;
+  CKPTD_RETURN_IF_ERROR(made.CheckRange());
+  return made;
+}
+
+// Whatever the size came from, the driver knows what was opened.
+absl::Status CudaAllocation::CheckRange() const {
+  CUdeviceptr base = 0;
+  size_t size = 0;
+  CKPTD_RETURN_IF_ERROR(device_->Check(device_->driver().MemGetAddressRange(&base, &size, address_),
+                                       "asking how large opened memory is"));
+  if (base == address_ && size >= bytes_) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                   fmt::format("opening device memory: {} bytes were announced, {} are there", bytes_,
+                               size - std::min<uint64_t>(size, address_ - base)),
+                   {{"device", device_->info().uuid}});
+}
+
 absl::StatusOr<CudaAllocation> CudaAllocation::Import(std::shared_ptr<CudaDevice> device, int fd,
                                                       uint64_t bytes, bool writable) {
-  CKPTD_ASSIGN_OR_RETURN(const uint64_t granularity, GranularityOf(*device));
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t granularity,
+                         GranularityOf(*device, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
   if (bytes == 0 || bytes % granularity != 0) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      fmt::format("importing device memory: {} bytes are no whole number of {}",
@@ -109,6 +178,14 @@ absl::StatusOr<UniqueFd> CudaAllocation::Export() const {
   return UniqueFd(fd);
 }
 
+absl::StatusOr<std::string> CudaAllocation::IpcHandle() const {
+  CUipcMemHandle handle = {};
+  const CudaScope scope(*device_);
+  CKPTD_RETURN_IF_ERROR(device_->Check(device_->driver().IpcGetMemHandle(&handle, address_),
+                                       "naming device memory"));
+  return std::string(handle.reserved, sizeof(handle.reserved));
+}
+
 void CudaAllocation::Reset() {
   const std::shared_ptr<CudaDevice> device = std::move(device_);  // outlives the scope
   if (device == nullptr) return;
@@ -117,7 +194,9 @@ void CudaAllocation::Reset() {
   // A driver that is already down (at exit) refuses, and has let go of everything.
   if (std::exchange(mapped_, false)) driver.MemUnmap(address_, bytes_);
   if (const CUdeviceptr address = std::exchange(address_, 0); address != 0) {
-    driver.MemAddressFree(address, bytes_);
+    if (kind_ == Kind::kMapped) driver.MemAddressFree(address, bytes_);
+    if (kind_ == Kind::kPlain) driver.MemFree(address);
+    if (kind_ == Kind::kOpened) driver.IpcCloseMemHandle(address);
   }
   if (std::exchange(has_handle_, false)) driver.MemRelease(handle_);
   bytes_ = 0;

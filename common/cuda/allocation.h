@@ -1,11 +1,16 @@
-// Device memory that several processes can map: made by cuMemCreate, passed on as a
-// descriptor. It lives as long as any handle, mapping or descriptor of it, in whatever
-// process: neither the daemon's end nor the client's takes it from the other.
+// Device memory that several processes can map, of two kinds:
+// - made by cuMemCreate, passed on as a descriptor. It lives as long as any handle,
+//   mapping or descriptor of it, in whatever process: neither the daemon's end nor the
+//   client's takes it from the other;
+// - made by cuMemAlloc, named by 64 bytes (legacy CUDA IPC). It is its maker's: others
+//   have it only until then, and what they see afterwards is undefined.
 #ifndef CKPTD_COMMON_CUDA_ALLOCATION_H_
 #define CKPTD_COMMON_CUDA_ALLOCATION_H_
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -28,6 +33,17 @@ class CudaAllocation {
   // InvalidArgument INVALID_REQUEST for a size that no allocation has.
   static absl::StatusOr<CudaAllocation> Import(std::shared_ptr<CudaDevice> device, int fd,
                                                uint64_t bytes, bool writable);
+  // Fresh memory as Create makes it, of the second kind: an allocation of its own, in
+  // whole blocks of 2 MiB, so that its name shows nothing else. Errors: as Create.
+  static absl::StatusOr<CudaAllocation> CreatePlain(std::shared_ptr<CudaDevice> device,
+                                                    uint64_t bytes);
+  // What another process's IpcHandle names; always writable. One process does this once for
+  // one handle at a time. Errors: InvalidArgument INVALID_REQUEST for what is no handle
+  // or a size that the memory has not; FailedPrecondition HANDLE_KIND where the driver
+  // does not know the maker (another PID namespace, or this very process);
+  // DEVICE_FAILED.
+  static absl::StatusOr<CudaAllocation> Open(std::shared_ptr<CudaDevice> device,
+                                             std::string_view ipc_handle, uint64_t bytes);
   ~CudaAllocation() { Reset(); }
   CudaAllocation(CudaAllocation&& other) noexcept { *this = std::move(other); }
   CudaAllocation& operator=(CudaAllocation&& other) noexcept;
@@ -39,17 +55,23 @@ class CudaAllocation {
   // A multiple of the device's granularity (2 MiB on all so far).
   uint64_t bytes() const { return bytes_; }
   const std::shared_ptr<CudaDevice>& device() const { return device_; }
-  // A descriptor that others import. Errors: DEVICE_FAILED.
+  // Of Create: a descriptor that others import. Errors: DEVICE_FAILED.
   absl::StatusOr<UniqueFd> Export() const;
+  // Of CreatePlain: 64 bytes that others open. Errors: DEVICE_FAILED.
+  absl::StatusOr<std::string> IpcHandle() const;
   void Reset();
 
  private:
+  enum class Kind : uint8_t { kMapped, kPlain, kOpened };
+
   absl::Status Map(bool writable);
+  absl::Status CheckRange() const;
 
   std::shared_ptr<CudaDevice> device_;
+  Kind kind_ = Kind::kMapped;
   CUmemGenericAllocationHandle handle_ = 0;
   bool has_handle_ = false;  // 0 may be a handle
-  CUdeviceptr address_ = 0;  // reserved
+  CUdeviceptr address_ = 0;  // reserved, allocated or opened
   bool mapped_ = false;
   uint64_t bytes_ = 0;
 };

@@ -12,9 +12,10 @@
 namespace ckptd {
 namespace {
 
-// The driver answers with the slice's own UUID where the visible device is one.
-std::string UuidText(const CUuuid& uuid) {
-  std::string text = "GPU-";
+// Of a MIG slice the driver gives the slice's own UUID, 16 bytes without a prefix; that it is
+// one shows only in its name ("NVIDIA H100 80GB HBM3 MIG 1g.10gb").
+std::string UuidText(const CUuuid& uuid, std::string_view name) {
+  std::string text = name.find(" MIG ") == std::string_view::npos ? "GPU-" : "MIG-";
   for (size_t i = 0; i < sizeof(uuid.bytes); ++i) {
     if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
     text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
@@ -35,12 +36,12 @@ absl::StatusOr<GpuInfo> Describe(const CudaDriver& driver, int ordinal) {
   CKPTD_RETURN_IF_ERROR(CudaStatus(driver, driver.DeviceGet(&info.ordinal, ordinal), doing));
   CUuuid uuid = {};
   CKPTD_RETURN_IF_ERROR(CudaStatus(driver, driver.DeviceGetUuid(&uuid, info.ordinal), doing));
-  info.uuid = UuidText(uuid);
   std::array<char, 256> name = {};
   CKPTD_RETURN_IF_ERROR(CudaStatus(
       driver, driver.DeviceGetName(name.data(), static_cast<int>(name.size() - 1), info.ordinal),
       doing));
   info.name = name.data();
+  info.uuid = UuidText(uuid, info.name);
   size_t total = 0;
   CKPTD_RETURN_IF_ERROR(CudaStatus(driver, driver.DeviceTotalMem(&total, info.ordinal), doing));
   info.total_bytes = total;

@@ -64,6 +64,12 @@ std::string FillTable(PFN_cuGetProcAddress_v12000 find, CudaDriver& driver) {
   look("cuMemcpyDtoHAsync", 3020, driver.MemcpyDtoHAsync);
   look("cuMemcpyDtoDAsync", 3020, driver.MemcpyDtoDAsync);
   look("cuMemsetD8Async", 3020, driver.MemsetD8Async);
+  look("cuMemAlloc", 3020, driver.MemAlloc);
+  look("cuMemFree", 3020, driver.MemFree);
+  look("cuMemGetAddressRange", 3020, driver.MemGetAddressRange);
+  look("cuIpcGetMemHandle", 4010, driver.IpcGetMemHandle);
+  look("cuIpcOpenMemHandle", 11000, driver.IpcOpenMemHandle);
+  look("cuIpcCloseMemHandle", 4010, driver.IpcCloseMemHandle);
   look("cuMemGetAllocationGranularity", 10020, driver.MemGetAllocationGranularity);
   look("cuMemCreate", 10020, driver.MemCreate);
   look("cuMemRelease", 10020, driver.MemRelease);

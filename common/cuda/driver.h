@@ -48,6 +48,12 @@ struct CudaDriver {
   PFN_cuMemcpyDtoHAsync_v3020 MemcpyDtoHAsync = nullptr;
   PFN_cuMemcpyDtoDAsync_v3020 MemcpyDtoDAsync = nullptr;
   PFN_cuMemsetD8Async_v3020 MemsetD8Async = nullptr;
+  PFN_cuMemAlloc_v3020 MemAlloc = nullptr;
+  PFN_cuMemFree_v3020 MemFree = nullptr;
+  PFN_cuMemGetAddressRange_v3020 MemGetAddressRange = nullptr;
+  PFN_cuIpcGetMemHandle_v4010 IpcGetMemHandle = nullptr;
+  PFN_cuIpcOpenMemHandle_v11000 IpcOpenMemHandle = nullptr;
+  PFN_cuIpcCloseMemHandle_v4010 IpcCloseMemHandle = nullptr;
   PFN_cuMemGetAllocationGranularity_v10020 MemGetAllocationGranularity = nullptr;
   PFN_cuMemCreate_v10020 MemCreate = nullptr;
   PFN_cuMemRelease_v10020 MemRelease = nullptr;

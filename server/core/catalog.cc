@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
@@ -37,6 +38,24 @@ absl::Status CheckpointNotFound(const std::string& name) {
 
 Catalog::Catalog(MemoryBackend& backend, uint32_t rank, uint32_t world_size)
     : backend_(backend), rank_(rank), world_size_(world_size) {}
+
+HandleKind Catalog::KindFor(const LoadRequest& request) const {
+  return request.kind.value_or(backend_.kinds().front());
+}
+
+absl::Status Catalog::CheckKind(const LoadRequest& request) const {
+  const std::vector<HandleKind> kinds = backend_.kinds();
+  const HandleKind asked = KindFor(request);
+  if (std::find(kinds.begin(), kinds.end(), asked) != kinds.end()) return absl::OkStatus();
+  std::vector<std::string_view> names;
+  for (const HandleKind kind : kinds) names.push_back(NameOf(kind));
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
+                   fmt::format("loading {}: memory of rank {} is in {} and cannot be handed out as "
+                               "{}, only as {}; ask for none, or use another daemon",
+                               request.source, rank_,
+                               backend_.device().empty() ? "the host" : backend_.device(),
+                               NameOf(asked), fmt::join(names, " or ")));
+}
 
 Catalog::Entry* Catalog::Find(const std::string& name) {
   const auto at = entries_.find(name);
@@ -107,6 +126,7 @@ void Catalog::Begin(const std::string& name, const LoadRequest& request, uint64_
   entry.info.name = name;
   entry.info.source = request.source;
   entry.info.intended = request.intended;
+  entry.info.kind = KindFor(request);
   entry.info.rank = rank_;
   entry.info.world_size = world_size_;
   entry.info.digests = request.digests;
@@ -193,10 +213,10 @@ std::string Catalog::Occupants() const {
 }
 
 absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
-                                                                AttachMode intended) {
+                                                                const LoadRequest& request) {
   const uint64_t budget = backend_.Usage().budget;
   for (;;) {
-    auto slab = backend_.Allocate(bytes, intended);
+    auto slab = backend_.Allocate(bytes, request.intended, KindFor(request));
     if (slab.ok() || slab.status().code() != absl::StatusCode::kResourceExhausted) return slab;
     std::shared_ptr<ShardMemory> evicted;
     std::string occupants;
@@ -216,12 +236,13 @@ absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
 
 absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall& call,
                                                                Shard shard) {
+  CKPTD_RETURN_IF_ERROR(CheckKind(call.request));
   std::unique_ptr<Slab> slab;
   if (shard.plan.slab_bytes > 0) {
-    CKPTD_ASSIGN_OR_RETURN(slab,
-                           AllocateEvicting(shard.plan.slab_bytes, call.request.intended));
+    CKPTD_ASSIGN_OR_RETURN(slab, AllocateEvicting(shard.plan.slab_bytes, call.request));
   }
-  auto memory = std::make_shared<ShardMemory>(backend_, std::move(slab));
+  auto memory =
+      std::make_shared<ShardMemory>(backend_, std::move(slab), KindFor(call.request));
   MutexLock lock(mutex_);
   Entry* entry = Find(call.name);
   if (entry == nullptr || entry->info.state != CheckpointState::kLoading) {

@@ -25,6 +25,10 @@ class Catalog {
   // `backend` outlives the catalog and every ShardMemory it gives out.
   Catalog(MemoryBackend& backend, uint32_t rank, uint32_t world_size);
 
+  // FailedPrecondition HANDLE_KIND where this memory cannot be handed out as the request
+  // asks.
+  absl::Status CheckKind(const LoadRequest& request) const;
+
   // A LOADING or ACTIVE checkpoint that answers `request`, with the files it
   // was read from (empty while LOADING before they are known).
   struct Match {
@@ -48,7 +52,7 @@ class Catalog {
 
   // Memory for a LOADING checkpoint; evicts unleased, unpinned ones, least
   // recently used first, when the budget asks for it and that can help. Errors: NO_MEMORY with
-  // the numbers, CHECKPOINT_NOT_FOUND when the load was aborted meanwhile.
+  // the numbers, those of CheckKind, CHECKPOINT_NOT_FOUND when the load was aborted meanwhile.
   absl::StatusOr<std::shared_ptr<ShardMemory>> Allocate(const PrepareCall& call, Shard shard);
   // True when the shard of this checkpoint is here, with that plan.
   bool HasActive(const std::string& name, uint64_t rank_digest) const;
@@ -130,7 +134,9 @@ class Catalog {
   // Bytes of the budget that no eviction gives back.
   uint64_t HeldBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Prune() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<std::unique_ptr<Slab>> AllocateEvicting(uint64_t bytes, AttachMode intended);
+  HandleKind KindFor(const LoadRequest& request) const;
+  absl::StatusOr<std::unique_ptr<Slab>> AllocateEvicting(uint64_t bytes,
+                                                         const LoadRequest& request);
   std::string Occupants() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   MemoryBackend& backend_;

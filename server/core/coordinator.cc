@@ -57,6 +57,12 @@ absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t wo
                                  "machine of rank 0's daemon",
                                  request.source));
   }
+  if (request.kind == HandleKind::kCudaIpc && request.intended == AttachMode::kExclusive) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
+                     fmt::format("loading {} for EXCLUSIVE as CUDA_IPC: such memory stays the "
+                                 "daemon's and cannot be taken; load it as VMM_FD, or for PRIVATE",
+                                 request.source));
+  }
   uint32_t stated = 0;
   if (const auto* rules = std::get_if<std::string>(&request.layout)) {
     CKPTD_ASSIGN_OR_RETURN(const LayoutRules parsed, LayoutRules::Parse(*rules));

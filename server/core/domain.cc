@@ -94,6 +94,7 @@ uint64_t LoadKey(const LoadRequest& request) {
   WritePolicy(out, request.policy);
   out.Number(request.digests ? 1 : 0);
   out.Number(request.intended == AttachMode::kExclusive ? 1 : 0);
+  out.Number(request.kind == HandleKind::kCudaIpc ? 1 : 0);
   return out.Digest();
 }
 
@@ -150,6 +151,9 @@ std::vector<std::string> DifferingFields(const LoadRequest& request, const LoadR
   if (RequestDigest(other) != RequestDigest(same_layout)) fields.emplace_back("layout");
   if (RequestDigest(same_layout) != RequestDigest(same_policy)) fields.emplace_back("dtype_policy");
   if (RequestDigest(same_policy) != RequestDigest(same_intent)) fields.emplace_back("intended_mode");
+  LoadRequest same_kind = same_intent;
+  same_kind.kind = request.kind;
+  if (RequestDigest(same_intent) != RequestDigest(same_kind)) fields.emplace_back("handle_kind");
   if (same_intent.digests != request.digests) fields.emplace_back("digests");
   return fields;
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -58,13 +59,15 @@ struct LoadRequest {
   LayoutRequest layout;
   DtypePolicy policy;
   AttachMode intended = AttachMode::kShared;
+  std::optional<HandleKind> kind = {};  // unset: as each rank's memory prefers
   bool digests = true;
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
 };
 
 bool IsRankForm(const LoadRequest& request);
 // Digest of the fields all ranks share: source, form, rules, policy, digests,
-// and whether the memory is meant to be EXCLUSIVE.
+// whether the memory is meant to be EXCLUSIVE, and whether to be CUDA_IPC: the other
+// kinds are what a tier has by itself.
 uint64_t LoadKey(const LoadRequest& request);
 // Digest of what one rank asks for: LoadKey and, in rank form, its layout.
 uint64_t RequestDigest(const LoadRequest& request);
@@ -88,6 +91,7 @@ struct CheckpointInfo {
   std::string source;
   CheckpointState state = CheckpointState::kLoading;
   AttachMode intended = AttachMode::kShared;
+  HandleKind kind = HandleKind::kMemfd;
   uint32_t rank = 0;
   uint32_t world_size = 1;
   uint64_t epoch = 0;

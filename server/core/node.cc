@@ -147,6 +147,7 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   CKPTD_RETURN_IF_ERROR(CheckNotDraining());
   CKPTD_RETURN_IF_ERROR(
       CheckRequest(request, options_.identity.rank, options_.identity.world_size));
+  CKPTD_RETURN_IF_ERROR(catalog_.CheckKind(request));
   std::string name;
   CKPTD_RETURN_IF_ERROR(ClaimRequestId(request_id, request, name));
   LoadReply reply;

@@ -46,6 +46,11 @@ SlabView ShardMemory::View() const {
   return slab_ == nullptr ? SlabView() : slab_->view();
 }
 
+std::string ShardMemory::ipc_handle() const {
+  MutexLock lock(mutex_);
+  return slab_ == nullptr ? std::string() : slab_->ipc_handle();
+}
+
 std::vector<Segment> ShardMemory::Segments() const {
   MutexLock lock(mutex_);
   return slab_ == nullptr ? std::vector<Segment>() : slab_->segments();

@@ -4,7 +4,9 @@
 #define CKPTD_SERVER_CORE_SHARD_MEMORY_H_
 
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,9 +18,9 @@ namespace ckptd {
 
 class ShardMemory {
  public:
-  // `slab` may be null: a rank that receives nothing.
-  ShardMemory(MemoryBackend& backend, std::unique_ptr<Slab> slab)
-      : backend_(backend), slab_(std::move(slab)) {}
+  // `slab` may be null: a rank that receives nothing. `kind` is the slab's.
+  ShardMemory(MemoryBackend& backend, std::unique_ptr<Slab> slab, HandleKind kind)
+      : backend_(backend), kind_(kind), slab_(std::move(slab)) {}
 
   // Immutable for clients from now on. Idempotent.
   absl::Status Seal();
@@ -31,11 +33,14 @@ class ShardMemory {
   // Writable view for the load worker; empty after GiveUp.
   SlabView View() const;
   std::vector<Segment> Segments() const;
+  HandleKind kind() const { return kind_; }
+  std::string ipc_handle() const;  // the slab's
 
  private:
   absl::Status SealLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   MemoryBackend& backend_;
+  const HandleKind kind_;
   mutable Mutex mutex_;
   std::unique_ptr<Slab> slab_ ABSL_GUARDED_BY(mutex_);
   bool sealed_ ABSL_GUARDED_BY(mutex_) = false;

@@ -37,6 +37,9 @@ class Slab {
   virtual const std::vector<Segment>& segments() const = 0;
   // Writable while the slab lives.
   virtual SlabView view() = 0;
+  virtual HandleKind kind() const = 0;
+  // kCudaIpc: the 64 bytes by which another process opens it, while it lives.
+  virtual std::string ipc_handle() const { return {}; }
 };
 
 struct MemoryUsage {
@@ -50,11 +53,12 @@ struct MemoryUsage {
 };
 
 // What a client needs to map a slab: fresh descriptors, one per segment, which
-// the receiver of this value owns.
+// the receiver of this value owns; or the slab's ipc_handle, which owns nothing.
 struct SlabHandle {
   HandleKind kind = HandleKind::kMemfd;
   std::string device = {};  // UUID of the GPU whose memory it is; empty: host memory
   std::vector<UniqueFd> fds;
+  std::string ipc_handle = {};  // kCudaIpc
   std::vector<uint64_t> segment_bytes;
   bool writable = false;
 };
@@ -63,14 +67,22 @@ struct SlabHandle {
 class MemoryBackend {
  public:
   virtual ~MemoryBackend() = default;
-  // Memory of unspecified content (see Zero) for `bytes` > 0. kExclusive takes
-  // only memory that was never handed out. Errors: ResourceExhausted NO_MEMORY
-  // with the numbers (asked, free, budget).
-  virtual absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended) = 0;
+  // How this memory can be handed out, what it prefers first.
+  virtual std::vector<HandleKind> kinds() const = 0;
+  // Memory of unspecified content (see Zero) for `bytes` > 0, to be handed out as `kind`,
+  // one of kinds(). kExclusive takes only memory that was never handed out. Errors:
+  // ResourceExhausted NO_MEMORY with the numbers (asked, free, budget).
+  virtual absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
+                                                         HandleKind kind) = 0;
+  absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended) {
+    return Allocate(bytes, intended, kinds().front());
+  }
   // Makes the slab immutable for clients; called once, before the first Export
   // with kShared or kPrivate. Idempotent.
   virtual absl::Status Seal(Slab& slab) = 0;
-  // Handles for a client. kExclusive requires a slab that was not sealed.
+  // Handles for a client. kExclusive requires a slab that was not sealed, and of another
+  // kind than kCudaIpc: FailedPrecondition HANDLE_KIND. A kCudaIpc slab must outlive what
+  // clients open; the others need not.
   virtual absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) = 0;
   // The memory now belongs to a client: forget it (it leaves the budget) and
   // never reuse it. The slab is consumed.

@@ -50,9 +50,24 @@ v1::PlanLoadResponse PlanReply(const GroupPlan& plan) {
   return out;
 }
 
-bool Accepts(const v1::AcquireShardRequest& request, v1::HandleKind kind) {
+bool Accepts(const v1::AcquireShardRequest& request, HandleKind kind) {
   const auto& kinds = request.accepted_kinds();
-  return kinds.empty() || std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+  // Who opens memory that must not be written, and that goes with us, has to know it.
+  if (kinds.empty()) return kind != HandleKind::kCudaIpc;
+  return std::find(kinds.begin(), kinds.end(), static_cast<int>(kind)) != kinds.end();
+}
+
+std::string_view WhatToTry(HandleKind kind) {
+  switch (kind) {
+    case HandleKind::kMemfd:
+      return "list HANDLE_KIND_MEMFD";
+    case HandleKind::kVmmFd:
+      return "list HANDLE_KIND_VMM_FD; Python clients: pip install ckptd[cuda]";
+    case HandleKind::kCudaIpc:
+      break;
+  }
+  return "list HANDLE_KIND_CUDA_IPC if it can keep what that asks (proto/README.md), or load the "
+         "source without handle_kind";
 }
 
 }  // namespace
@@ -175,24 +190,31 @@ grpc::Status CheckpointServiceImpl::ListCheckpoints(grpc::ServerContext*,
 }
 
 absl::Status CheckpointServiceImpl::CheckKind(const v1::AcquireShardRequest& request) const {
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info, node_.catalog().Get(request.name()));
+  if (Accepts(request, info.kind)) return absl::OkStatus();
   const std::string device = node_.device();
-  if (Accepts(request, device.empty() ? v1::HANDLE_KIND_MEMFD : v1::HANDLE_KIND_VMM_FD)) {
-    return absl::OkStatus();
-  }
-  const std::string where =
-      device.empty() ? std::string("host memory and hands out MEMFD handles")
-                     : "the memory of " + device + " and hands out VMM_FD handles";
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
-                   fmt::format("acquiring {}: this daemon keeps shards in {}, which the client does "
-                               "not accept{}",
-                               request.name(), where,
-                               device.empty() ? "" : "; Python clients: pip install ckptd[cuda]"));
+                   fmt::format("acquiring {}: it is in {} and handed out as {}, which the client "
+                               "does not accept; {}",
+                               request.name(),
+                               device.empty() ? "host memory" : "the memory of " + device,
+                               NameOf(info.kind), WhatToTry(info.kind)),
+                   {{"checkpoint", request.name()}, {"handle_kind", std::string(NameOf(info.kind))}});
 }
 
-void CheckpointServiceImpl::FillHandle(const std::vector<Segment>& segments, AttachMode mode,
+void CheckpointServiceImpl::FillHandle(const ShardMemory& memory, AttachMode mode,
                                        v1::AcquireShardResponse* response) const {
   const bool writable = mode == AttachMode::kExclusive;
-  if (!node_.device().empty()) {
+  const std::vector<Segment> segments = memory.Segments();
+  if (memory.kind() == HandleKind::kCudaIpc) {
+    auto* ipc = response->mutable_cuda_ipc();
+    ipc->set_fd_socket(fd_socket_);
+    ipc->set_device_uuid(node_.device());
+    for (const Segment& segment : segments) ipc->set_allocation_bytes(segment.bytes);
+    ipc->set_handle(memory.ipc_handle());
+    return;
+  }
+  if (memory.kind() == HandleKind::kVmmFd) {
     auto* vmm = response->mutable_vmm_fd();
     vmm->set_fd_socket(fd_socket_);
     vmm->set_device_uuid(node_.device());
@@ -220,7 +242,7 @@ absl::Status CheckpointServiceImpl::Acquire(const v1::AcquireShardRequest& reque
   response->set_mode(ToProto(mode));
   response->set_slab_bytes(shard.plan.slab_bytes);
   response->set_tensor_count(shard.plan.tensors.size());
-  FillHandle(ticket.held.memory->Segments(), mode, response);
+  FillHandle(*ticket.held.memory, mode, response);
   size_t next = 0;
   *response->mutable_tensors() = TensorPage(shard, 0, request.page_size(), next);
   if (next != 0) response->set_next_page_token(std::to_string(next));

@@ -51,7 +51,7 @@ class CheckpointServiceImpl final : public v1::CheckpointService::Service {
                      grpc::ServerWriter<v1::WatchCheckpointResponse>* writer);
   absl::Status Acquire(const v1::AcquireShardRequest& request, v1::AcquireShardResponse* response);
   absl::Status CheckKind(const v1::AcquireShardRequest& request) const;
-  void FillHandle(const std::vector<Segment>& segments, AttachMode mode,
+  void FillHandle(const ShardMemory& memory, AttachMode mode,
                   v1::AcquireShardResponse* response) const;
   absl::Status Inspect(const v1::InspectCheckpointRequest& request, Deadline deadline,
                        v1::InspectCheckpointResponse* response);

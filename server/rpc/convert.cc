@@ -120,6 +120,7 @@ v1::Checkpoint ToProto(const CheckpointInfo& info) {
   out.set_source(info.source);
   out.set_state(static_cast<v1::Checkpoint::State>(info.state));
   out.set_intended_mode(ToProto(info.intended));
+  out.set_handle_kind(ToProto(info.kind));
   out.set_rank(static_cast<int32_t>(info.rank));
   out.set_world_size(static_cast<int32_t>(info.world_size));
   out.set_epoch(info.epoch);
@@ -151,12 +152,26 @@ absl::StatusOr<AttachMode> FromProto(v1::AttachMode mode) {
 
 v1::AttachMode ToProto(AttachMode mode) { return static_cast<v1::AttachMode>(mode); }
 
+absl::StatusOr<std::optional<HandleKind>> FromProto(v1::HandleKind kind) {
+  if (kind == v1::HANDLE_KIND_UNSPECIFIED) return std::nullopt;
+  if (v1::HandleKind_IsValid(kind)) return static_cast<HandleKind>(kind);
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                   fmt::format("reading the kind of handle: {} is none that this daemon knows; use "
+                               "MEMFD, VMM_FD or CUDA_IPC, or leave it out",
+                               static_cast<int>(kind)));
+}
+
+v1::HandleKind ToProto(std::optional<HandleKind> kind) {
+  return kind.has_value() ? static_cast<v1::HandleKind>(*kind) : v1::HANDLE_KIND_UNSPECIFIED;
+}
+
 absl::StatusOr<LoadRequest> FromProto(const v1::LoadCheckpointRequest& request) {
   LoadRequest out;
   out.source = request.source();
   CKPTD_ASSIGN_OR_RETURN(out.layout, FromProto(request.layout()));
   CKPTD_ASSIGN_OR_RETURN(out.policy, FromProto(request.dtype_policy()));
   CKPTD_ASSIGN_OR_RETURN(out.intended, FromProto(request.intended_mode()));
+  CKPTD_ASSIGN_OR_RETURN(out.kind, FromProto(request.handle_kind()));
   out.digests = !request.skip_digests();
   out.timeout = TimeoutFrom(request.timeout(), request.has_timeout());
   return out;
@@ -179,6 +194,7 @@ v1::ProposeRequest ToProto(uint32_t rank, const std::string& incarnation,
   *out.mutable_layout() = ToProto(request.layout);
   *out.mutable_dtype_policy() = ToProto(request.policy);
   out.set_intended_mode(ToProto(request.intended));
+  out.set_handle_kind(ToProto(request.kind));
   *out.mutable_timeout() = ToProto(request.timeout);
   out.set_skip_digests(!request.digests);
   return out;
@@ -190,6 +206,7 @@ absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request) {
   CKPTD_ASSIGN_OR_RETURN(out.layout, FromProto(request.layout()));
   CKPTD_ASSIGN_OR_RETURN(out.policy, FromProto(request.dtype_policy()));
   CKPTD_ASSIGN_OR_RETURN(out.intended, FromProto(request.intended_mode()));
+  CKPTD_ASSIGN_OR_RETURN(out.kind, FromProto(request.handle_kind()));
   out.digests = !request.skip_digests();
   out.timeout = TimeoutFrom(request.timeout(), request.has_timeout());
   return out;

@@ -5,6 +5,7 @@
 #define CKPTD_SERVER_RPC_CONVERT_H_
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,8 @@ v1::Checkpoint ToProto(const CheckpointInfo& info);
 
 absl::StatusOr<AttachMode> FromProto(v1::AttachMode mode);  // UNSPECIFIED is SHARED
 v1::AttachMode ToProto(AttachMode mode);
+absl::StatusOr<std::optional<HandleKind>> FromProto(v1::HandleKind kind);
+v1::HandleKind ToProto(std::optional<HandleKind> kind);
 
 v1::RankLayout ToProto(const RankLayout& layout);
 absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& layout);

@@ -87,6 +87,7 @@ v1::PrepareRequest ToProto(const PrepareCall& call) {
   *out.mutable_layout() = ToProto(call.request.layout);
   *out.mutable_dtype_policy() = ToProto(call.request.policy);
   out.set_intended_mode(ToProto(call.request.intended));
+  out.set_handle_kind(ToProto(call.request.kind));
   out.set_skip_digests(!call.request.digests);
   out.set_rank_digest(call.rank_digest);
   out.set_plan_digest(call.plan_digest);
@@ -102,6 +103,7 @@ absl::StatusOr<PrepareCall> FromProto(const v1::PrepareRequest& in) {
   CKPTD_ASSIGN_OR_RETURN(call.request.layout, FromProto(in.layout()));
   CKPTD_ASSIGN_OR_RETURN(call.request.policy, FromProto(in.dtype_policy()));
   CKPTD_ASSIGN_OR_RETURN(call.request.intended, FromProto(in.intended_mode()));
+  CKPTD_ASSIGN_OR_RETURN(call.request.kind, FromProto(in.handle_kind()));
   call.request.digests = !in.skip_digests();
   if (LoadKey(call.request) != in.load_key()) return Malformed("its load key differs");
   CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, IndexFrom(in));

@@ -18,21 +18,29 @@ struct CudaMemory::Books {
   Mutex mutex;
   uint64_t next_id ABSL_GUARDED_BY(mutex) = 1;
   uint64_t used ABSL_GUARDED_BY(mutex) = 0;
+  // Null: memory that has no descriptor.
   std::map<uint64_t, std::shared_ptr<const UniqueFd>> owned ABSL_GUARDED_BY(mutex);
+};
+
+// How others get at a slab: made once, with it.
+struct CudaShare {
+  HandleKind kind = HandleKind::kVmmFd;
+  std::shared_ptr<const UniqueFd> fd;  // kVmmFd
+  std::string ipc_handle;              // kCudaIpc
 };
 
 class CudaSlab final : public Slab {
  public:
   CudaSlab(std::shared_ptr<CudaMemory::Books> books, uint64_t id, uint64_t asked,
-           std::shared_ptr<CudaBytes> memory, std::shared_ptr<const UniqueFd> shared)
+           std::shared_ptr<CudaBytes> memory, CudaShare share)
       : books_(std::move(books)),
         asked_(asked),
         memory_(std::move(memory)),
-        shared_(std::move(shared)),
+        share_(std::move(share)),
         segments_{{.id = id, .bytes = memory_->bytes()}} {
     MutexLock lock(books_->mutex);
     books_->used += memory_->bytes();
-    books_->owned[id] = shared_;
+    books_->owned[id] = share_.fd;
   }
   ~CudaSlab() override {
     MutexLock lock(books_->mutex);
@@ -45,7 +53,9 @@ class CudaSlab final : public Slab {
   uint64_t bytes() const override { return asked_; }
   const std::vector<Segment>& segments() const override { return segments_; }
   SlabView view() override { return {{}, memory_}; }
-  const UniqueFd& shared() const { return *shared_; }
+  HandleKind kind() const override { return share_.kind; }
+  std::string ipc_handle() const override { return share_.ipc_handle; }
+  const CudaShare& share() const { return share_; }
 
   bool sealed = false;
   bool lent_writable = false;
@@ -54,7 +64,7 @@ class CudaSlab final : public Slab {
   const std::shared_ptr<CudaMemory::Books> books_;
   const uint64_t asked_;
   const std::shared_ptr<CudaBytes> memory_;
-  const std::shared_ptr<const UniqueFd> shared_;  // the one export
+  const CudaShare share_;
   const std::vector<Segment> segments_;
 };
 
@@ -64,6 +74,24 @@ absl::StatusOr<CudaSlab*> OurSlab(Slab& slab) {
   auto* const ours = dynamic_cast<CudaSlab*>(&slab);
   if (ours == nullptr) return absl::InternalError("a slab of another memory backend");
   return ours;
+}
+
+absl::StatusOr<CudaAllocation> Make(const std::shared_ptr<CudaDevice>& device, uint64_t bytes,
+                                    HandleKind kind) {
+  return kind == HandleKind::kCudaIpc ? CudaAllocation::CreatePlain(device, bytes)
+                                      : CudaAllocation::Create(device, bytes);
+}
+
+absl::StatusOr<CudaShare> Share(const CudaAllocation& allocation, HandleKind kind) {
+  CudaShare share;
+  share.kind = kind;
+  if (kind == HandleKind::kCudaIpc) {
+    CKPTD_ASSIGN_OR_RETURN(share.ipc_handle, allocation.IpcHandle());
+  } else {
+    CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, allocation.Export());
+    share.fd = std::make_shared<const UniqueFd>(std::move(fd));
+  }
+  return share;
 }
 
 absl::StatusOr<UniqueFd> Duplicate(const UniqueFd& fd) {
@@ -117,15 +145,16 @@ absl::Status CudaMemory::CheckRoom(uint64_t bytes) const {
                     {"budget_bytes", std::to_string(options_.budget_bytes)}});
 }
 
-absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, AttachMode) {
+absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, AttachMode,
+                                                           HandleKind kind) {
   if (bytes == 0) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      "allocating device memory: 0 bytes asked; a rank that receives nothing needs "
                      "no slab");
   }
   CKPTD_RETURN_IF_ERROR(CheckRoom(bytes));
-  CKPTD_ASSIGN_OR_RETURN(CudaAllocation allocation, CudaAllocation::Create(gpu_.device, bytes));
-  CKPTD_ASSIGN_OR_RETURN(UniqueFd shared, allocation.Export());
+  CKPTD_ASSIGN_OR_RETURN(CudaAllocation allocation, Make(gpu_.device, bytes, kind));
+  CKPTD_ASSIGN_OR_RETURN(CudaShare share, Share(allocation, kind));
   auto memory = std::make_shared<CudaBytes>(std::move(allocation), pool_, gpu_.kernels);
   // Padding is never written, and the driver promises nothing about old content.
   CKPTD_RETURN_IF_ERROR(memory->Zero());
@@ -134,8 +163,7 @@ absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, Attac
     MutexLock lock(books_->mutex);
     id = books_->next_id++;
   }
-  return std::make_unique<CudaSlab>(books_, id, bytes, std::move(memory),
-                                    std::make_shared<const UniqueFd>(std::move(shared)));
+  return std::make_unique<CudaSlab>(books_, id, bytes, std::move(memory), std::move(share));
 }
 
 absl::Status CudaMemory::Seal(Slab& slab) {
@@ -152,6 +180,11 @@ absl::Status CudaMemory::Seal(Slab& slab) {
 absl::StatusOr<SlabHandle> CudaMemory::Export(Slab& slab, AttachMode mode) {
   CKPTD_ASSIGN_OR_RETURN(CudaSlab* const ours, OurSlab(slab));
   const bool exclusive = mode == AttachMode::kExclusive;
+  if (exclusive && ours->kind() == HandleKind::kCudaIpc) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
+                     "handing over a slab EXCLUSIVE: memory handed out as CUDA_IPC stays this "
+                     "daemon's; load the checkpoint as VMM_FD, or acquire it PRIVATE");
+  }
   if (exclusive && ours->sealed) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kExclusiveNeedsCopy,
                      "handing over a slab EXCLUSIVE: it is sealed for readers; load the "
@@ -162,10 +195,13 @@ absl::StatusOr<SlabHandle> CudaMemory::Export(Slab& slab, AttachMode mode) {
                      "handing out a slab for reading: it is not sealed yet");
   }
   SlabHandle handle;
-  handle.kind = HandleKind::kVmmFd;
+  handle.kind = ours->kind();
   handle.device = gpu_.device->info().uuid;
   handle.writable = exclusive;
-  CKPTD_ASSIGN_OR_RETURN(handle.fds.emplace_back(), Duplicate(ours->shared()));
+  handle.ipc_handle = ours->ipc_handle();
+  if (ours->share().fd != nullptr) {
+    CKPTD_ASSIGN_OR_RETURN(handle.fds.emplace_back(), Duplicate(*ours->share().fd));
+  }
   handle.segment_bytes.push_back(ours->segments()[0].bytes);
   ours->lent_writable = ours->lent_writable || exclusive;
   return handle;
@@ -202,12 +238,20 @@ std::string CudaMemory::tier() const {
 
 absl::StatusOr<UniqueFd> CudaMemory::SegmentFd(uint64_t segment_id) const {
   std::shared_ptr<const UniqueFd> shared;
+  bool owned = false;
   {
     MutexLock lock(books_->mutex);
-    const auto owned = books_->owned.find(segment_id);
-    if (owned != books_->owned.end()) shared = owned->second;
+    const auto at = books_->owned.find(segment_id);
+    owned = at != books_->owned.end();
+    if (owned) shared = at->second;
   }
   if (shared != nullptr) return Duplicate(*shared);
+  if (owned) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
+                     fmt::format("handing out device memory: segment {} is for CUDA_IPC and has no "
+                                 "descriptor; its bytes are sent instead",
+                                 segment_id));
+  }
   return MakeError(absl::StatusCode::kNotFound, reason::kInvalidRequest,
                    fmt::format("handing out device memory: segment {} is not owned here",
                                segment_id));

@@ -1,5 +1,6 @@
 // Device memory behind the seam of server/memory: a slab is one CUDA allocation whose
-// descriptor clients import.
+// descriptor clients import, or, where a load asks for it, one that they open by name
+// (legacy CUDA IPC), which then must not go before they have closed it.
 //
 // What was handed out is never used again here: the driver does not say who still maps
 // it, and gives it back by itself when the last one lets go. So there is no arena;
@@ -41,7 +42,12 @@ class CudaMemory final : public MemoryBackend {
 
   // Sizes in Usage() are those of whole allocations. Besides the budget, what is free
   // on the GPU limits Allocate.
-  absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended) override;
+  std::vector<HandleKind> kinds() const override {
+    return {HandleKind::kVmmFd, HandleKind::kCudaIpc};
+  }
+  using MemoryBackend::Allocate;
+  absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
+                                                 HandleKind kind) override;
   absl::Status Seal(Slab& slab) override;
   absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) override;
   void GiveUp(std::unique_ptr<Slab> slab) override;
@@ -52,7 +58,7 @@ class CudaMemory final : public MemoryBackend {
   std::string device() const override { return gpu_.device->info().uuid; }
 
   // A descriptor of a segment, for a daemon of our group on this host. NotFound when we
-  // do not own it.
+  // do not own it; FailedPrecondition HANDLE_KIND where it has none (kCudaIpc).
   absl::StatusOr<UniqueFd> SegmentFd(uint64_t segment_id) const;
   // The slab of a peer on this host, for writing: `fd` is what its SegmentFd gave, `bytes`
   // its size. Errors: NO_DEVICE when this process does not see that GPU, those of

@@ -27,6 +27,7 @@ class HostSlab final : public Slab {
   uint64_t bytes() const override { return bytes_; }
   const std::vector<Segment>& segments() const override { return segments_; }
   SlabView view() override { return view_; }
+  HandleKind kind() const override { return HandleKind::kMemfd; }
   std::vector<ArenaPiece>& pieces() { return pieces_; }
 
  private:
@@ -89,7 +90,8 @@ absl::StatusOr<std::unique_ptr<HostMemory>> HostMemory::Create(HostMemoryOptions
 
 HostMemory::~HostMemory() { arena_->StopFilling(); }
 
-absl::StatusOr<std::unique_ptr<Slab>> HostMemory::Allocate(uint64_t bytes, AttachMode intended) {
+absl::StatusOr<std::unique_ptr<Slab>> HostMemory::Allocate(uint64_t bytes, AttachMode intended,
+                                                           HandleKind) {
   if (bytes == 0) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      "allocating host memory: 0 bytes asked; a rank that receives nothing needs "

@@ -33,7 +33,10 @@ class HostMemory final : public MemoryBackend {
   ~HostMemory() override;
 
   // Sizes in Usage() are those of whole segments: what the system has given.
-  absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended) override;
+  std::vector<HandleKind> kinds() const override { return {HandleKind::kMemfd}; }
+  using MemoryBackend::Allocate;
+  absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
+                                                 HandleKind kind) override;
   absl::Status Seal(Slab& slab) override;
   absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) override;
   void GiveUp(std::unique_ptr<Slab> slab) override;

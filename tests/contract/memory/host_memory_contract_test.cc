@@ -12,6 +12,7 @@
 #include "common/base/status.h"
 #include "server/memory/host/host_memory.h"
 #include "tests/contract/memory/memory_contract.h"
+#include "tests/contract/memory/outliving_memory_contract.h"
 #include "tests/contract/memory/reused_memory_contract.h"
 
 namespace ckptd {
@@ -64,6 +65,8 @@ MemoryCase SmallPages() {
 
 INSTANTIATE_TEST_SUITE_P(Backends, MemoryContract, testing::Values(HugePages(), SmallPages()),
                          MemoryCaseName);
+INSTANTIATE_TEST_SUITE_P(Backends, OutlivingMemoryContract,
+                         testing::Values(HugePages(), SmallPages()), MemoryCaseName);
 INSTANTIATE_TEST_SUITE_P(Backends, ReusedMemoryContract,
                          testing::Values(HugePages(), SmallPages()), MemoryCaseName);
 

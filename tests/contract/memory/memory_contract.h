@@ -29,13 +29,13 @@ TEST_P(MemoryContract, ASlabsSegmentsAddUpToItsBytes) {
 }
 
 TEST_P(MemoryContract, NoBytesAreAnInvalidRequest) {
-  EXPECT_THAT(backend_->Allocate(0, AttachMode::kShared),
+  EXPECT_THAT(Ask(0),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
 }
 
 TEST_P(MemoryContract, MoreThanTheBudgetIsRefusedWithTheNumbers) {
   const std::unique_ptr<Slab> first = Allocate(segment_);
-  const auto refused = backend_->Allocate(kBudgetSegments * segment_, AttachMode::kShared);
+  const auto refused = Ask(kBudgetSegments * segment_);
   ASSERT_THAT(refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
   const Facts facts = FactsOf(refused.status());
   EXPECT_EQ(facts.at("asked_bytes"), std::to_string(kBudgetSegments * segment_));
@@ -44,7 +44,7 @@ TEST_P(MemoryContract, MoreThanTheBudgetIsRefusedWithTheNumbers) {
 }
 
 TEST_P(MemoryContract, AnAbsurdSizeIsRefused) {
-  EXPECT_THAT(backend_->Allocate(~uint64_t{0}, AttachMode::kShared),
+  EXPECT_THAT(Ask(~uint64_t{0}),
               FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
 }
 
@@ -53,7 +53,7 @@ TEST_P(MemoryContract, ARefusalLeavesUsageAndSegmentsAsTheyWere) {
   Allocate(3 * segment_);  // returned at once: free in the pool
   const MemoryUsage before = backend_->Usage();
   const std::vector<uint64_t> ids = backend_->OwnedSegments();
-  EXPECT_FALSE(backend_->Allocate(kBudgetSegments * segment_, AttachMode::kShared).ok());
+  EXPECT_FALSE(Ask(kBudgetSegments * segment_).ok());
   const MemoryUsage after = backend_->Usage();
   EXPECT_EQ(after.used, before.used);
   EXPECT_EQ(after.arena, before.arena);
@@ -109,63 +109,7 @@ TEST_P(MemoryContract, SealingTwiceIsFine) {
   EXPECT_OK(backend_->Seal(*slab));
 }
 
-TEST_P(MemoryContract, AnExclusiveClientWritesTheMemoryItself) {
-  const std::unique_ptr<Slab> slab = Allocate(segment_, AttachMode::kExclusive);
-  const auto client = Attach(*slab, AttachMode::kExclusive);
-  client->Write(7, std::vector<std::byte>{std::byte{0x5a}});
-  EXPECT_EQ(ReadBytes(slab->view(), 7, 1)[0], std::byte{0x5a});
-}
-
-TEST_P(MemoryContract, ASealedSlabIsNotHandedOverExclusive) {
-  const std::unique_ptr<Slab> slab = Published(segment_, 6);
-  EXPECT_THAT(backend_->Export(*slab, AttachMode::kExclusive),
-              FailsWith(absl::StatusCode::kFailedPrecondition, reason::kExclusiveNeedsCopy));
-}
-
-TEST_P(MemoryContract, ExclusiveMemoryIsNeverMemoryThatWasSealed) {
-  Published(2 * segment_, 7);
-  const std::unique_ptr<Slab> slab = Allocate(2 * segment_, AttachMode::kExclusive);
-  EXPECT_OK(backend_->Export(*slab, AttachMode::kExclusive));
-}
-
-TEST_P(MemoryContract, GivenUpMemoryLeavesTheBudgetAndStaysTheClients) {
-  std::unique_ptr<Slab> slab = Allocate(2 * segment_, AttachMode::kExclusive);
-  Fill(*slab, 8);
-  const std::vector<uint64_t> ids = IdsOf(*slab);
-  const auto client = Attach(*slab, AttachMode::kExclusive);
-  backend_->GiveUp(std::move(slab));
-  EXPECT_EQ(backend_->Usage().arena, 0U);
-  EXPECT_FALSE(Overlap(backend_->OwnedSegments(), ids));
-  EXPECT_EQ(Matching(client->Read(), 8), 2 * segment_);
-}
-
-TEST_P(MemoryContract, MemoryLentExclusiveButNotGivenUpIsNeverUsedAgain) {
-  std::unique_ptr<Slab> slab = Allocate(segment_, AttachMode::kExclusive);
-  const std::vector<uint64_t> ids = IdsOf(*slab);
-  { const auto client = Attach(*slab, AttachMode::kExclusive); }
-  slab.reset();
-  EXPECT_FALSE(Overlap(IdsOf(*Allocate(segment_)), ids));
-}
-
 // --- Reuse ---
-
-TEST_P(MemoryContract, ADroppedSlabIsNotUsedAgainWhileAClientMapsIt) {
-  for (const AttachMode mode : {AttachMode::kShared, AttachMode::kPrivate}) {
-    std::unique_ptr<Slab> slab = Published(2 * segment_, 9);
-    const auto client = Attach(*slab, mode);
-    slab.reset();
-    for (unsigned i = 0; i < 4; ++i) Published(2 * segment_, 50 + i);
-    EXPECT_EQ(Matching(client->Read(), 9), 2 * segment_);
-  }
-}
-
-TEST_P(MemoryContract, ADroppedSlabIsNotUsedAgainWhileAClientHasOnlyDescriptors) {
-  std::unique_ptr<Slab> slab = Published(segment_, 10);
-  const std::vector<uint64_t> ids = IdsOf(*slab);
-  ASSERT_OK_AND_ASSIGN(const SlabHandle handle, backend_->Export(*slab, AttachMode::kShared));
-  slab.reset();
-  EXPECT_FALSE(Overlap(IdsOf(*Allocate(segment_)), ids));
-}
 
 TEST_P(MemoryContract, NothingOfAnEarlierSlabIsInAnExport) {
   Published(segment_, 13);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -37,6 +38,7 @@ struct MemoryCase {
   uint64_t segment_bytes = 0;
   // Maps what was handed out, as a client of that mode does.
   std::function<absl::StatusOr<std::unique_ptr<ClientMemory>>(SlabHandle, AttachMode)> attach;
+  std::optional<HandleKind> kind = {};  // of its slabs, where it is not what it prefers
 };
 
 inline std::string MemoryCaseName(const testing::TestParamInfo<MemoryCase>& info) {
@@ -52,8 +54,12 @@ class MemoryContract : public testing::TestWithParam<MemoryCase> {
     ASSERT_OK_AND_ASSIGN(backend_, GetParam().make(kBudgetSegments * segment_));
   }
 
+  absl::StatusOr<std::unique_ptr<Slab>> Ask(uint64_t bytes, AttachMode mode = AttachMode::kShared) {
+    return backend_->Allocate(bytes, mode, GetParam().kind.value_or(backend_->kinds().front()));
+  }
+
   std::unique_ptr<Slab> Allocate(uint64_t bytes, AttachMode mode = AttachMode::kShared) {
-    absl::StatusOr<std::unique_ptr<Slab>> slab = backend_->Allocate(bytes, mode);
+    absl::StatusOr<std::unique_ptr<Slab>> slab = Ask(bytes, mode);
     EXPECT_OK(slab);
     return slab.ok() ? std::move(*slab) : nullptr;
   }

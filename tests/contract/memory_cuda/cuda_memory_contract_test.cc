@@ -10,6 +10,8 @@
 #include "server/memory/cuda/cuda_bytes.h"
 #include "server/memory/cuda/cuda_memory.h"
 #include "tests/contract/memory/memory_contract.h"
+#include "tests/contract/memory/outliving_memory_contract.h"
+#include "tests/contract/memory_cuda/other_process.h"
 #include "tests/testing/fake_cuda.h"
 
 namespace ckptd {
@@ -21,7 +23,11 @@ constexpr uint64_t kGpuBytes = uint64_t{256} << 20;
 class OnTheFake : public testing::Environment {
  public:
   // Late streams and dirty fresh memory: a missing wait or clear shows.
-  void SetUp() override { UseFakeCuda("gpus = 2\nbytes = 0x10000000\nlazy = 1\nfill = 0xcb\n"); }
+  void SetUp() override {
+    UseFakeCuda("gpus = 2\nbytes = 0x10000000\nlazy = 1\nfill = 0xcb\ntrace = trace\n");
+    OtherProcess::Start();  // before this one uses the driver, which no fork survives
+  }
+  void TearDown() override { OtherProcess::Stop(); }
 };
 const auto* const kEnvironment = testing::AddGlobalTestEnvironment(new OnTheFake);
 
@@ -62,9 +68,15 @@ class ImportedSlab final : public ClientMemory {
   DeviceMemory memory_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Backends, MemoryContract,
-                         testing::Values(MemoryCase{"FakeCuda", MakeCuda, kSegment,
-                                                    ImportedSlab::Attach}),
+MemoryCase Descriptors() { return {"FakeCuda", MakeCuda, kSegment, ImportedSlab::Attach}; }
+
+MemoryCase Names() {
+  return {"FakeCudaIpc", MakeCuda, kSegment, SlabElsewhere::Attach, HandleKind::kCudaIpc};
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, MemoryContract, testing::Values(Descriptors(), Names()),
+                         MemoryCaseName);
+INSTANTIATE_TEST_SUITE_P(Backends, OutlivingMemoryContract, testing::Values(Descriptors()),
                          MemoryCaseName);
 
 class CudaMemoryContract : public testing::Test {

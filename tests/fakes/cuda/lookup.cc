@@ -62,6 +62,7 @@ const Entry kEntries[] = {
     CKPTD_ENTRY(cuMemGetInfo, 3020),
     CKPTD_ENTRY(cuMemAlloc, 3020),
     CKPTD_ENTRY(cuMemFree, 3020),
+    CKPTD_ENTRY(cuMemGetAddressRange, 3020),
     CKPTD_ENTRY(cuMemHostAlloc, 2020),
     CKPTD_ENTRY(cuMemAllocHost, 3020),
     CKPTD_ENTRY(cuMemFreeHost, 2000),

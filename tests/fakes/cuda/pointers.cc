@@ -116,6 +116,20 @@ CUresult CUDAAPI cuPointerGetAttribute(void* out, CUpointer_attribute attribute,
   });
 }
 
+CUresult CUDAAPI cuMemGetAddressRange(CUdeviceptr* base, std::size_t* bytes,
+                                      CUdeviceptr address) {
+  return Call("cuMemGetAddressRange", {{"address", address}})
+      .RunInContext([&](Call&, Context&) -> CUresult {
+        const auto known = Look(address);
+        // "If the device pointer is not part of an allocation": CUDA_ERROR_NOT_FOUND.
+        if (!known) return CUDA_ERROR_NOT_FOUND;
+        // "Both parameters are optional."
+        if (base != nullptr) *base = known->base;
+        if (bytes != nullptr) *bytes = known->bytes;
+        return CUDA_SUCCESS;
+      });
+}
+
 CUresult CUDAAPI cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
                                         void** data, CUdeviceptr address) {
   const Fields fields = {{"count", count}, {"address", address}};

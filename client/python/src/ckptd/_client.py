@@ -41,6 +41,17 @@ def mode_number(mode: str) -> int:
     return number
 
 
+def _handle_number(handle: Optional[str]) -> int:
+    number = 0 if handle is None else _types.HANDLES.get(str(handle).lower())
+    if number is None:
+        raise InvalidArgument(
+            f"reading handle={handle!r}: there is no such kind; leave it out, or use "
+            f"{', '.join(map(repr, _types.HANDLES))}",
+            "INVALID_REQUEST",
+        )
+    return number
+
+
 class Client:
     """Talks to one daemon. Thread-safe; not usable in a child forked after a call.
 
@@ -73,6 +84,7 @@ class Client:
         *,
         layout=None,
         mode: str = "shared",
+        handle: Optional[str] = None,
         dtype=None,
         keep_fp32: Sequence[str] = (),
         timeout: float = _LOAD_SECONDS,
@@ -84,7 +96,10 @@ class Client:
         layout: "fsdp:8", "hsdp:2x4", "replicate:8", a dict of rules, a RankLayout,
         or None for a full copy on each rank. dtype: floating tensors are cast to it,
         those matching a glob in keep_fp32 stay float32. mode: what the shard will be
-        acquired as. progress is called at each change, in this thread.
+        acquired as. handle: how it will be handed over, None for what the daemon's memory
+        has by itself; "cuda_ipc" (GPU memory that any CUDA program can open) needs one
+        PID namespace, is never "exclusive", not kept from being written, and gone with
+        the daemon. progress is called at each change, in this thread.
         Raises ckptd.Error: the load's own failure, or DeadlineExceeded naming what
         was still waited for.
         """
@@ -92,6 +107,7 @@ class Client:
         request = _proto.message("LoadCheckpointRequest")(
             source=os.path.abspath(os.fspath(source)),
             intended_mode=mode_number(mode),
+            handle_kind=_handle_number(handle),
             request_id=uuid.uuid4().hex,
             skip_digests=not digest,
         )

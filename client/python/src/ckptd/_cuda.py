@@ -75,11 +75,15 @@ class _Allocation:
         self._mapped, self._handle, self.address = False, None, 0
 
 
+_kept = []  # leases of memory that could not be given back: the end of the process ends them
+
+
 class _Held:
     """What a DeviceMemory has to give back, in order, when nothing uses it any more."""
 
-    def __init__(self, context: Context, allocation: _Allocation):
+    def __init__(self, context: Context, allocation, needs_lease: bool):
         self.context, self.allocation, self.lease = context, allocation, None
+        self.needs_lease = needs_lease
         self.pid = os.getpid()
 
     def give_back(self) -> None:
@@ -88,12 +92,16 @@ class _Held:
             return  # a forked child: all of it is the parent's
         # Kernels that were launched may still use the memory, and unmapping does not wait.
         # Where the context cannot even be waited for, the end of the process frees it.
+        freed = False
         with contextlib.suppress(Error), self.context:
             self.context.ask(driver().cuCtxSynchronize(), "waiting for its work")
             self.allocation.free()
+            freed = True
         self.context.release()
-        if self.lease is not None:
+        if self.lease is not None and (freed or not self.needs_lease):
             self.lease.close()
+        elif self.lease is not None:
+            _kept.append(self.lease)
 
 
 def check_figures(allocation_bytes: int, slab_bytes: int) -> None:
@@ -166,8 +174,13 @@ class DeviceMemory:
             )
         return self._held.allocation.address if self._held else 0
 
-    def add(self, fd: int) -> None:
-        """Imports and maps the slab from `fd`, which stays the caller's."""
+    @property
+    def needs_lease(self) -> bool:
+        """Whether the memory goes with the lease: then nothing but its own end may end that."""
+        return False
+
+    def add(self, source) -> None:
+        """Imports and maps the slab from a descriptor, which stays the caller's."""
         if self._held is not None:
             raise DataLoss(
                 "mapping a shard: more descriptors arrived than one allocation has",
@@ -176,29 +189,34 @@ class DeviceMemory:
         context = Context(self._device)
         try:
             with context:
-                allocation = self._attach(context, fd)
+                allocation = self._attach(context, source)
         except BaseException:
             context.release()
             raise
-        self._held = _Held(context, allocation)
+        self._held = _Held(context, allocation, self.needs_lease)
         # At exit other libraries may still use the memory; the driver frees it then.
         weakref.finalize(self, self._held.give_back).atexit = False
 
-    def _attach(self, context: Context, fd: int) -> _Allocation:
+    def _lend(self, context: Context, source):
         lent = _Allocation(context, self._allocation_bytes)
         try:
-            lent.import_from(fd)
+            lent.import_from(source)
             lent.map(self.mode == "exclusive")
-            if self.mode != "private":
-                return lent
-            own = self._copy_of(lent, context)
         except BaseException:
             lent.free()
             raise
-        lent.free()
-        return own
+        return lent
 
-    def _copy_of(self, lent: _Allocation, context: Context) -> _Allocation:
+    def _attach(self, context: Context, source):
+        lent = self._lend(context, source)
+        if self.mode != "private":
+            return lent
+        try:
+            return self._copy_of(lent, context)
+        finally:
+            lent.free()
+
+    def _copy_of(self, lent, context: Context) -> _Allocation:
         """A copy in memory of this process, made on a stream that waits for nobody else's."""
         cu, ask = driver(), context.ask
         own = _Allocation(context, lent.nbytes)

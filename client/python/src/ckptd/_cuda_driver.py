@@ -81,8 +81,14 @@ def visible_devices() -> List[Device]:
         what = f"GPU {ordinal}"
         handle = ask(cu.cuDeviceGet(ordinal), "opening it", what)
         raw = bytes(ask(get_uuid(handle), "asking for its UUID", what).bytes)
-        found.append(Device(f"GPU-{uuid.UUID(bytes=raw)}", ordinal, handle))
+        name = bytes(ask(cu.cuDeviceGetName(256, handle), "asking for its name", what))
+        found.append(Device(f"{_prefix(name)}-{uuid.UUID(bytes=raw)}", ordinal, handle))
     return found
+
+
+def _prefix(name: bytes) -> str:
+    """As nvidia-smi writes it: a slice shows only in its name, "NVIDIA H100 MIG 1g.10gb"."""
+    return "MIG" if b" MIG " in name else "GPU"
 
 
 def _digits(name: str) -> str:

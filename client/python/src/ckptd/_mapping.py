@@ -76,6 +76,7 @@ class Mapping:
     """
 
     device = None  # as DeviceMemory has it: this is host memory
+    needs_lease = False
     copied_bytes = 0
 
     def __init__(self, segment_bytes: List[int], mode: str):

@@ -9,7 +9,6 @@ from ._mapping import Mapping, check_segments
 from ._rpc import Connection, Deadline
 from ._table import Table
 
-_MEMFD, _VMM_FD = 1, 2  # ckptd.v1.HandleKind
 
 
 class TensorView:
@@ -141,8 +140,9 @@ class Shard:
 
     tensors maps each name (aliases too) to a TensorView. The daemon counts the
     lease until close(), or until the last view of the memory is gone. Memory
-    stays valid as long as anything uses it, closed or not, daemon or not.
-    mapping is a Mapping of host memory, and array its bytes; or a DeviceMemory,
+    stays valid as long as anything uses it, closed or not, daemon or not; but of
+    handle "cuda_ipc" it is the daemon's, and then close() only lets it go with
+    the last view. handle is how it was handed over. mapping is a Mapping of host memory, and array its bytes; or a DeviceMemory,
     and array None. copied_bytes is what mode "private" had to copy on a GPU.
     """
 
@@ -150,6 +150,7 @@ class Shard:
         self.checkpoint = checkpoint
         self.lease_name: str = reply.lease
         self.mode: str = mapping.mode
+        self.handle: str = reply.WhichOneof("handle")
         self.slab_bytes: int = reply.slab_bytes
         self.table = table
         self.mapping = mapping
@@ -193,7 +194,8 @@ class Shard:
 
     def close(self) -> None:
         """Ends the lease. Views stay valid; the daemon may drop its own copy from now on."""
-        self._lease.close()
+        if not self.mapping.needs_lease:
+            self._lease.close()
 
 
 def _read_table(connection: Connection, name: str, reply, deadline: Deadline) -> Table:
@@ -228,7 +230,8 @@ def _release(connection: Connection, lease: str) -> None:
 
 
 def _accepted_kinds() -> list:
-    return [_MEMFD, _VMM_FD] if _cuda_driver.importable() else [_MEMFD]
+    names = _types.HANDLES if _cuda_driver.importable() else ("memfd",)
+    return [_types.HANDLES[name] for name in names]
 
 
 def _memory_for(name: str, reply):
@@ -243,6 +246,12 @@ def _memory_for(name: str, reply):
         vmm = reply.vmm_fd
         memory = _cuda.DeviceMemory(vmm.device_uuid, vmm.allocation_bytes, reply.slab_bytes, mode)
         return memory, vmm.fd_socket, 1 if vmm.allocation_bytes else 0
+    if kind == "cuda_ipc":
+        from ._cuda_ipc import OpenedMemory
+
+        ipc = reply.cuda_ipc
+        figures = (ipc.device_uuid, ipc.allocation_bytes, reply.slab_bytes, mode)
+        return OpenedMemory(ipc.handle, *figures), ipc.fd_socket, 0
     raise FailedPrecondition(
         f"acquiring {name}: the daemon offers memory of a kind this client "
         "cannot map; update the Python package",
@@ -270,4 +279,8 @@ def acquire(connection: Connection, name: str, mode: int, deadline: Deadline) ->
         _release(connection, reply.lease)
         raise
     mapping.hold(lease)
-    return Shard(reply, name, table, mapping, lease)
+    try:
+        return Shard(reply, name, table, mapping, lease)
+    except BaseException:
+        lease.close()
+        raise

@@ -8,6 +8,8 @@ from ._errors import DataLoss, Error, make
 
 MODES = {"shared": 1, "private": 2, "exclusive": 3}
 MODE_NAMES = {number: name for name, number in MODES.items()}
+HANDLES = {"memfd": 1, "vmm_fd": 2, "cuda_ipc": 3}
+_HANDLE_NAMES = {number: name for name, number in HANDLES.items()}
 _STAGES = _proto.enum_names("Stage", "STAGE_")
 _STATES = {0: "UNSPECIFIED", 1: "LOADING", 2: "ACTIVE", 3: "UNLOADING", 4: "FAILED", 5: "TAKEN"}
 
@@ -73,6 +75,7 @@ class Checkpoint:
     # differs from another generation of the same source.
     resident: bool = False
     differs: Tuple[str, ...] = ()
+    handle: str = ""  # how its memory is handed over; empty: an older daemon's
 
 
 def seconds(duration) -> float:
@@ -123,6 +126,7 @@ def checkpoint_of(message, resident: bool = False, differs=()) -> Checkpoint:
         failure=failure,
         resident=resident,
         differs=tuple(differs),
+        handle=_HANDLE_NAMES.get(message.handle_kind, ""),
     )
 
 

@@ -39,6 +39,7 @@ def load_into(
     source: Union[str, os.PathLike],
     *,
     mode: str = "auto",
+    handle: Optional[str] = None,
     dtype: Optional[torch.dtype] = None,
     strict: bool = True,
     timeout: float = 600.0,
@@ -63,6 +64,8 @@ def load_into(
     process with SIGSEGV, or the GPU's context with a fault), "exclusive" (the
     daemon gives its memory away) or "auto": private in host memory; in a GPU's,
     shared for models without trainable parameters, else exclusive.
+    handle: how the memory is handed over, see Client.load; None is right but for
+    other programs' sake.
     dtype: for floating tensors, instead of the model's own dtypes.
     strict: missing and unexpected names are an error, as in load_state_dict; names
     are unexpected when no rank's model has them (pipeline stages make up one
@@ -79,6 +82,7 @@ def load_into(
             model,
             source,
             mode,
+            handle,
             dtype,
             strict,
             Deadline(timeout),
@@ -90,7 +94,7 @@ def load_into(
 
 
 def _load_into(
-    model, source, mode, dtype, strict, deadline, digest, address, client, init_buffers
+    model, source, mode, handle, dtype, strict, deadline, digest, address, client, init_buffers
 ) -> LoadResult:
     seconds: dict = {}
     clock = _Clock(seconds)
@@ -104,8 +108,9 @@ def _load_into(
         clock.lap("connect")
         layout = _targets.state(targets, rank, world_size, strict)
         clock.lap("layout")
+        left = max(deadline.left(), 1e-3)
         checkpoint = own.load(
-            source, layout=layout, mode=mode, timeout=max(deadline.left(), 1e-3), digest=digest
+            source, layout=layout, mode=mode, handle=handle, timeout=left, digest=digest
         )
         clock.lap("load")
         shard = own.acquire(checkpoint, mode, timeout=max(deadline.left(), 1e-3))
@@ -125,6 +130,7 @@ def _load_into(
         seconds=seconds,
         device=shard.device,
         copied_bytes=shard.copied_bytes,
+        handle=shard.handle,
     )
     try:
         if strict and missing:

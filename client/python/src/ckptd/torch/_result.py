@@ -18,6 +18,7 @@ class LoadResult:
     mode: how the memory is attached. resident: the daemon had it already.
     device: UUID of the GPU in whose memory it lies, None for host memory.
     copied_bytes: what was copied on that GPU for mode "private", else 0.
+    handle: how the memory was handed over: "memfd", "vmm_fd", "cuda_ipc".
     """
 
     checkpoint: str
@@ -33,6 +34,7 @@ class LoadResult:
     seconds: Dict[str, float] = field(default_factory=dict)
     device: Optional[str] = None
     copied_bytes: int = 0
+    handle: str = ""
 
     @property
     def missing_keys(self) -> List[str]:
