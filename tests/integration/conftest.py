@@ -7,7 +7,12 @@ import sys
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-for path in (str(HERE), str(HERE.parent / "python"), str(HERE.parents[1] / "client/python/src")):
+for path in (
+    str(HERE),
+    str(HERE.parent / "python"),
+    str(HERE.parent / "testing"),
+    str(HERE.parents[1] / "client/python/src"),
+):
     if path not in sys.path:
         sys.path.insert(0, path)
 
@@ -39,21 +44,60 @@ def no_ambient_daemon(monkeypatch):
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(scope="session")
+def fake_gpus(tmp_path_factory):
+    """Four fake GPUs of 1 GiB that this process shares with daemons and clients of tests."""
+    from tiers import join_fake_gpus
+    return join_fake_gpus(tmp_path_factory.mktemp("gpus"))
+
+
 @pytest.fixture
-def start(tmp_path_factory):
+def memory(request):
+    """The Tier that `start` starts groups on: of the host, unless a test asks for "cuda"."""
+    from tiers import Tier
+    on_gpus = getattr(request, "param", "host") == "cuda"
+    tier = Tier(request.getfixturevalue("fake_gpus") if on_gpus else None)
+    yield tier
+    tier.assert_clean()
+
+
+@pytest.fixture
+def start(tmp_path_factory, memory):
     """start(ranks, *launch options) -> a Group that is ready; stopped after the test."""
     started = contextlib.ExitStack()  # all are stopped, whatever becomes of one
 
     def make(ranks, *options, **named):
         # Unix socket paths are short: the test's own name would not fit.
         folder = tmp_path_factory.mktemp("g")
-        group = Group(folder, ranks, *options, **named)
+        named["environment"] = {**memory.environment, **named.get("environment", {})}
+        group = Group(folder, ranks, *memory.options, *options, **named)
         group.__enter__()
         started.callback(group.stop)
         return group
 
     with started:
         yield make
+
+
+@pytest.fixture
+def cuda(tmp_path, tmp_path_factory):
+    """cuda(ranks, fault, ...) -> a Bench; at the end nothing may be held, and no rule broken."""
+    from cuda_bench import Bench
+    from group import wait_until
+    made = []
+
+    def make(ranks, *faults):
+        bench = Bench(tmp_path, tmp_path_factory.mktemp("g"), ranks, *faults)
+        made.append(bench)
+        bench.group.__enter__()
+        return bench
+
+    yield make
+    for bench in made:
+        bench.group.stop()
+    for bench in made:
+        assert bench.fake.violations() == []
+        wait_until(lambda: bench.held() == 0, f"memory to be free, not {bench.held()} bytes", 10)
 
 
 @pytest.fixture(scope="module")

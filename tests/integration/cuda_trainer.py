@@ -1,6 +1,6 @@
 """A trainer for tests of GPU memory: FSDP2 over gloo, seeing the fake GPU as host memory.
 
-    python cuda_trainer.py FOLDER RANK WORLD ADDRESS SOURCE MODE
+    python cuda_trainer.py FOLDER RANK WORLD ADDRESS SOURCE MODE HANDLE
 
 Builds the model twice, once by PyTorch's own loader and once by load_into; then answers each
 line of its input with a line of JSON. An error of the load is the first and last answer.
@@ -23,8 +23,8 @@ from torch.distributed.fsdp import fully_shard
 
 
 class Trainer:
-    def __init__(self, address, source, mode):
-        self.address, self.source, self.mode = address, source, mode
+    def __init__(self, address, source, mode, handle):
+        self.address, self.source, self.mode, self.handle = address, source, mode, handle or None
         self.theirs, self.ours = Net(), None
         self.result = None
 
@@ -39,7 +39,12 @@ class Trainer:
             model.requires_grad_(self.mode != "shared")
         fully_shard(self.ours)
         self.result = ckptd.torch.load_into(
-            self.ours, self.source, mode=self.mode, address=self.address, init_buffers=init_buffers
+            self.ours,
+            self.source,
+            mode=self.mode,
+            handle=self.handle,
+            address=self.address,
+            init_buffers=init_buffers,
         )
         models = (self.ours, self.theirs)
         self.optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in models]
@@ -48,6 +53,7 @@ class Trainer:
             "device": self.result.device,
             "copied": self.result.copied,
             "copied_bytes": self.result.copied_bytes,
+            "handle": self.result.handle,
         }
 
     def compare(self):
@@ -95,12 +101,12 @@ def answer(value):
     print(json.dumps(value), flush=True)
 
 
-def main(folder, rank, world, address, source, mode):
+def main(folder, rank, world, address, source, mode, handle):
     torch.set_num_threads(1)
     host_view.install()
     store = dist.FileStore(os.path.join(folder, "store"), int(world))
     dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(world))
-    trainer = Trainer(address, source, mode)
+    trainer = Trainer(address, source, mode, handle)
     try:
         answer(trainer.load())
     except ckptd.Error as error:

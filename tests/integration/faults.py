@@ -2,6 +2,7 @@
 
 import array
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -202,17 +203,29 @@ def assert_loads(group, path):
         assert isinstance(checkpoint, ckptd.Checkpoint), checkpoint
         with ckptd.connect(group.address(loading.rank)) as client:
             with client.acquire(checkpoint) as shard:
-                found += bytes(shard.tensors["mark"].buffer)
-                hole = shard.tensors["hole"].buffer
-                assert bytes(hole[:4096]) == bytes(len(hole[:4096]))
+                found += content(shard.tensors["mark"])
+                hole = content(shard.tensors["hole"], 4096)
+                assert hole == bytes(len(hole))
     assert found == MARK
 
 
-def ticket(client, checkpoint, mode="shared"):
+def content(view, count=None):
+    """The first bytes of a tensor, by its address: that of a fake GPU is one of this process."""
+    return ctypes.string_at(view.pointer, view.nbytes if count is None else min(count, view.nbytes))
+
+
+def fd_socket_of(reply):
+    """Where an AcquireShard reply's token is shown, whatever memory it is for."""
+    return getattr(reply, reply.WhichOneof("handle")).fd_socket
+
+
+def ticket(client, checkpoint, mode="shared", kinds=()):
     """A lease that nobody has fetched yet: the AcquireShard reply with its token."""
     from ckptd import _proto, _rpc, _types
 
-    request = _proto.message("AcquireShardRequest")(name=checkpoint.name, mode=_types.MODES[mode])
+    request = _proto.message("AcquireShardRequest")(
+        name=checkpoint.name, mode=_types.MODES[mode], accepted_kinds=kinds
+    )
     return client._connection.call("AcquireShard", request, "acquiring", _rpc.Deadline(10))
 
 

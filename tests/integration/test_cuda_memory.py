@@ -2,26 +2,21 @@
 
 import json
 import os
-import pathlib
 import pickle
 import signal
 import subprocess
 import sys
 import time
 
+import fake_cuda
 import pytest
 import torch
+from cuda_bench import HERE, WHY_NOT
+from faults import Program
 from group import Group, save, wait_until
-
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / "testing"))
-import fake_cuda  # noqa: E402
-from faults import Program  # noqa: E402
-from fsdp_cases import Net, numbers  # noqa: E402
-from test_fsdp_matrix import run_workers  # noqa: E402
+from test_fsdp_matrix import run_workers
 
 pytest.importorskip("cuda.bindings.driver")
-WHY_NOT = fake_cuda.why_not()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 
@@ -32,100 +27,9 @@ CASES = {
 }
 
 
-class Trainers:
-    """One cuda_trainer per rank of a group. A context manager."""
-
-    def __init__(self, folder, group, fake, source, mode, environment=None):
-        folder.mkdir()
-        paths = [HERE, HERE.parent / "python", HERE.parent / "testing", HERE.parents[1] / "client/python/src"]
-        own = {
-            **group.environment, **fake.environment("trainer"), **(environment or {}),
-            "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        }  # fmt: skip
-        code = "import sys, cuda_trainer; cuda_trainer.main(*sys.argv[1:])"
-        self.all = [
-            Program(code, folder, rank, group.ranks, group.address(rank), source, mode, environment=own)
-            for rank in range(group.ranks)
-        ]
-        self.pids = [program.pid for program in self.all]
-        self.loaded = [json.loads(program.hear()) for program in self.all]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for program in self.all:
-            program.__exit__()
-
-    def ask(self, what):
-        """The answers of all; every rank is asked before the first is waited for."""
-        for program in self.all:
-            program.process.stdin.write(what + "\n")
-        return [json.loads(program.hear()) for program in self.all]
-
-    def end(self):
-        """Ends them in the ordinary way."""
-        for program in self.all:
-            program.process.communicate(timeout=60)
-        return [program.process.returncode for program in self.all]
-
-
-class Bench:
-    """A group on fake GPUs, one each, and a checkpoint."""
-
-    def __init__(self, folder, run_dir, ranks, *faults, daemon=()):
-        self.folder = folder
-        self.fake = fake_cuda.FakeCuda(folder, gpus=max(ranks, 2), bytes=0x10000000, fill=0xCB, faults=faults)
-        self.source = save(folder / "m.safetensors", numbers(Net()))
-        own = self.fake.environment("daemon")
-        self.group = Group(run_dir, ranks, "--memory", "cuda", *daemon, environment=own)
-        self.count = 0
-
-    def trainers(self, mode, **environment):
-        self.count += 1
-        return Trainers(self.folder / f"t{self.count}", self.group, self.fake, self.source, mode, environment)
-
-    def info(self, rank=0):
-        return self.group.info(rank)["memory"]
-
-    def state(self, rank=0):
-        return [c["state"] for c in self.group.json("list", rank=rank)["checkpoints"]]
-
-    def leases(self):
-        return sum(len(self.group.json("leases", rank=rank)["leases"]) for rank in range(self.group.ranks))
-
-    def held(self):
-        return self.fake.held_bytes()
-
-    def unload(self):
-        for rank in range(self.group.ranks):
-            for checkpoint in self.group.json("list", rank=rank)["checkpoints"]:
-                if checkpoint["state"] == "ACTIVE":
-                    self.group.json("unload", checkpoint["name"], rank=rank)
-
-
-@pytest.fixture
-def start(tmp_path, tmp_path_factory):
-    """start(ranks, fault, ...) -> a Bench; at the end nothing may be held, and no rule broken."""
-    made = []
-
-    def make(ranks, *faults, **options):
-        bench = Bench(tmp_path, tmp_path_factory.mktemp("g"), ranks, *faults, **options)
-        made.append(bench)
-        bench.group.__enter__()
-        return bench
-
-    yield make
-    for bench in made:
-        bench.group.stop()
-    for bench in made:
-        assert bench.fake.violations() == []
-        wait_until(lambda: bench.held() == 0, f"memory to be free, not {bench.held()} bytes", 10)
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_trainers_take_the_memory_and_train_in_place(start, ranks):
-    bench = start(ranks)
+def test_trainers_take_the_memory_and_train_in_place(cuda, ranks):
+    bench = cuda(ranks)
     with bench.trainers("exclusive") as trainers:
         devices = [loaded["device"] for loaded in trainers.loaded]
         assert devices == [bench.info(rank)["device_uuid"] for rank in range(ranks)]
@@ -146,8 +50,8 @@ def test_trainers_take_the_memory_and_train_in_place(start, ranks):
     assert len(bench.fake.calls("cuMemExportToShareableHandle")) == ranks
 
 
-def test_readers_share_one_memory_that_the_driver_keeps_from_being_written(start):
-    bench = start(2)
+def test_readers_share_one_memory_that_the_driver_keeps_from_being_written(cuda):
+    bench = cuda(2)
     with bench.trainers("shared") as one, bench.trainers("shared") as two:
         held = bench.held()
         for trainers in (one, two):
@@ -198,8 +102,8 @@ def outcomes(tmp_path_factory):
     return get
 
 
-def test_a_private_trainer_copies_once_says_so_and_leaves_the_daemon_s_as_it_was(start):
-    bench = start(2)
+def test_a_private_trainer_copies_once_says_so_and_leaves_the_daemon_s_as_it_was(cuda):
+    bench = cuda(2)
     with bench.trainers("private") as trainers:
         assert all(loaded["copied_bytes"] > 0 for loaded in trainers.loaded)
         assert all(answer["same"] for answer in trainers.ask("train"))
@@ -214,8 +118,8 @@ def test_a_private_trainer_copies_once_says_so_and_leaves_the_daemon_s_as_it_was
         assert all(answer["same"] for answer in trainers.ask("compare"))
 
 
-def test_a_trainer_goes_on_when_its_daemon_is_killed(start):
-    bench = start(1)
+def test_a_trainer_goes_on_when_its_daemon_is_killed(cuda):
+    bench = cuda(1)
     with bench.trainers("exclusive") as trainers:
         assert trainers.ask("train") == [{"same": True}]
         bench.group.kill(0)
@@ -225,8 +129,8 @@ def test_a_trainer_goes_on_when_its_daemon_is_killed(start):
         assert trainers.end() == [0]
 
 
-def test_what_a_killed_trainer_took_comes_back_from_the_host_tier(start):
-    bench = start(2, daemon=["--host-tier", "64MiB"])
+def test_what_a_killed_trainer_took_comes_back_from_the_host_tier(cuda):
+    bench = cuda(2, daemon=["--host-tier", "64MiB"])
     with bench.trainers("exclusive") as trainers:
         assert all(answer["same"] for answer in trainers.ask("train"))
         for pid in trainers.pids:
@@ -243,8 +147,8 @@ def test_what_a_killed_trainer_took_comes_back_from_the_host_tier(start):
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "private", "shared"])
-def test_a_killed_trainer_s_memory_comes_back(start, mode):
-    bench = start(1)
+def test_a_killed_trainer_s_memory_comes_back(cuda, mode):
+    bench = cuda(1)
     with bench.trainers(mode) as trainers:
         daemons = int(bench.info()["used_bytes"])
         assert (daemons > 0) == (mode != "exclusive") and (bench.held() > daemons) == (mode != "shared")
@@ -255,8 +159,8 @@ def test_a_killed_trainer_s_memory_comes_back(start, mode):
         assert again.ask("compare") == [{"same": True}]
 
 
-def test_a_trainer_on_another_gpu_is_told_which_one_it_needs(start):
-    bench = start(1)
+def test_a_trainer_on_another_gpu_is_told_which_one_it_needs(cuda):
+    bench = cuda(1)
     with bench.trainers("shared", CUDA_VISIBLE_DEVICES="1") as trainers:
         (refused,) = trainers.loaded
         assert refused["reason"] == "NO_DEVICE" and bench.info()["device_uuid"] in refused["message"]
@@ -267,8 +171,8 @@ def test_a_trainer_on_another_gpu_is_told_which_one_it_needs(start):
 
 
 @pytest.mark.parametrize("mode", ["shared", "exclusive"])
-def test_a_driver_that_refuses_the_import_leaves_nothing_behind(start, mode):
-    bench = start(1, "cuMemImportFromShareableHandle error=304 role=trainer")
+def test_a_driver_that_refuses_the_import_leaves_nothing_behind(cuda, mode):
+    bench = cuda(1, "cuMemImportFromShareableHandle error=304 role=trainer")
     began = time.monotonic()
     with bench.trainers(mode) as trainers:
         (refused,) = trainers.loaded
@@ -280,12 +184,12 @@ def test_a_driver_that_refuses_the_import_leaves_nothing_behind(start, mode):
     wait_until(lambda: bench.held() == 0, "all memory to be free", 10)
 
 
-def test_the_bytes_are_those_of_host_memory(start, tmp_path, tmp_path_factory):
+def test_the_bytes_are_those_of_host_memory(cuda, tmp_path, tmp_path_factory):
     import ctypes
 
     import ckptd
 
-    bench = start(1)
+    bench = cuda(1)
     # The driver is opened in a process of its own: this one has none.
     code = """
 import ctypes, sys, ckptd

@@ -14,13 +14,16 @@ from faults import (
     assert_loads,
     assert_nothing_is_left,
     client_environment,
+    content,
+    fd_socket_of,
     held_at,
     resources,
     sparse,
     stopped,
     ticket,
 )
-from group import wait_until
+from group import Group, wait_until
+from tiers import Tier, both
 
 STEPS = ["token", "connected", "half a token", "asked", "received", "mapped"]
 # Attaches by hand up to one step, says so, and waits there for its end.
@@ -49,11 +52,12 @@ at("mapped")
 """
 # Trains: each line it reads is one step, an addition in place to memory that the daemon lent it.
 TRAINER = """
-import sys, ckptd
+import ctypes, sys, ckptd
 rank, address, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 with ckptd.connect(address) as client:
     shard = client.acquire(client.load(path, layout="fsdp:2"), "private")
-weights = memoryview(shard.tensors["mark"].buffer).cast("B")
+mark = shard.tensors["mark"]
+weights = (ctypes.c_ubyte * mark.nbytes).from_address(mark.pointer)
 print("attached", flush=True)
 for line in sys.stdin:
     for i in range(len(weights)):
@@ -71,19 +75,20 @@ with ckptd.connect(sys.argv[1]) as client:
 def attach_seconds(client, checkpoint):
     began = time.monotonic()
     with client.acquire(checkpoint) as shard:
-        assert bytes(shard.tensors["mark"].buffer) == MARK
+        assert content(shard.tensors["mark"]) == MARK
     return time.monotonic() - began
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory):
+@pytest.fixture(scope="module", params=["host", "cuda"])
+def one(request, tmp_path_factory):
     """(group of one, client, checkpoint of two segments), for tests that leave it as it was."""
-    from group import Group
-
-    with Group(tmp_path_factory.mktemp("o"), 1) as group:
+    tier = Tier(request.getfixturevalue("fake_gpus") if request.param == "cuda" else None)
+    folder, environment = tmp_path_factory.mktemp("o"), tier.environment
+    with Group(folder, 1, *tier.options, environment=environment) as group:
         path = sparse(tmp_path_factory.mktemp("f") / "m.safetensors", 3 << 20)
         with ckptd.connect(group.address(0)) as client:
             yield group, client, client.load(path, layout="fsdp:1")
+    tier.assert_clean()
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -91,7 +96,7 @@ def test_a_client_killed_while_it_attaches_leaves_no_lease_of_its_own(one, recor
     group, client, checkpoint = one
     before = resources(group.pid(0))
     reply = ticket(client, checkpoint)
-    with Program(ATTACHER, reply.memfd.fd_socket, reply.token, step) as attacher:
+    with Program(ATTACHER, fd_socket_of(reply), reply.token, step) as attacher:
         assert attacher.hear() == step
         attacher.process.kill()
         attacher.process.wait()
@@ -129,7 +134,7 @@ def group_release(client, lease):
 def test_a_client_that_stands_still_while_it_attaches_delays_nobody(one, record_property, step):
     group, client, checkpoint = one
     reply = ticket(client, checkpoint)
-    with Program(ATTACHER, reply.memfd.fd_socket, reply.token, step) as attacher:
+    with Program(ATTACHER, fd_socket_of(reply), reply.token, step) as attacher:
         assert attacher.hear() == step
         with stopped(attacher.pid):
             waited = max(attach_seconds(client, checkpoint) for _ in range(5))
@@ -141,13 +146,14 @@ def test_a_client_that_stands_still_while_it_attaches_delays_nobody(one, record_
     wait_until(lambda: group.json("leases")["leases"] == [], "its lease to end with it", 5)
 
 
+@both
 def test_what_a_stopped_client_maps_is_neither_counted_on_nor_used_again(start, tmp_path):
     group = start(1)
     path = sparse(tmp_path / "m.safetensors", 3 << 20)
     with ckptd.connect(group.address(0)) as client:
         checkpoint = client.load(path, layout="fsdp:1")
         reply = ticket(client, checkpoint)
-        with Program(ATTACHER, reply.memfd.fd_socket, reply.token, "mapped") as attacher:
+        with Program(ATTACHER, fd_socket_of(reply), reply.token, "mapped") as attacher:
             assert attacher.hear() == "mapped"
             with stopped(attacher.pid):
                 assert group.error("unload", checkpoint.name)["reason"] == "LEASED"
@@ -173,11 +179,12 @@ def test_a_client_killed_while_it_loads_leaves_the_load_to_the_others(
     assert_nothing_is_left(group)
 
 
-def test_trainers_go_on_training_when_every_daemon_dies(start, tmp_path, record_property):
+@both
+def test_trainers_go_on_training_when_every_daemon_dies(start, memory, tmp_path, record_property):
     group = start(2, "--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
     path = sparse(tmp_path / "m.safetensors", 3 << 20)
     trainers = [
-        Program(TRAINER, rank, group.address(rank), path, environment=client_environment())
+        Program(TRAINER, rank, group.address(rank), path, environment=memory.client_environment)
         for rank in range(2)
     ]
     with trainers[0], trainers[1]:
@@ -211,6 +218,7 @@ def flat(measure, cycle, warm_up, count):
     return before, measure()
 
 
+@both
 def test_a_thousand_attachments_leave_everything_flat(start, tmp_path):
     group = start(1)
     path = sparse(tmp_path / "m.safetensors", 3 << 20)
@@ -240,6 +248,7 @@ def assert_flat(before, after):
     )
 
 
+@both
 def test_a_hundred_loads_and_unloads_leave_everything_flat(start, tmp_path):
     group = start(2)
     path = sparse(tmp_path / "m.safetensors", 3 << 20)

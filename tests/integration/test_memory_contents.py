@@ -7,9 +7,19 @@ import os
 import ckptd
 import pytest
 from ckptd import _proto, _rpc
-from faults import Program, assert_nothing_is_left, client_environment, reply_header, ticket
+from faults import (
+    Program,
+    assert_nothing_is_left,
+    content,
+    fd_socket_of,
+    reply_header,
+    ticket,
+)
 from group import wait_until
 from noise import knock
+from tiers import both
+
+pytestmark = both
 
 MIB = 1 << 20
 
@@ -21,7 +31,7 @@ def load(client, path, **options):
 def whole_segments(client, checkpoint):
     """All bytes of all memory that the daemon hands out for that shard, also those past its end."""
     reply = ticket(client, checkpoint)
-    with knock(reply.memfd.fd_socket) as stream:
+    with knock(fd_socket_of(reply)) as stream:
         stream.sendall(reply.token.encode())
         status, fds, to_come = reply_header(stream)
         assert status == 0 and to_come == 0
@@ -54,24 +64,24 @@ def test_no_byte_of_one_checkpoint_shows_past_the_end_of_the_next(start, tmp_pat
 
 # Keeps its mapping, without a lease, and tells what it sees each time it is asked.
 KEEPER = """
-import sys, ckptd
+import ctypes, sys, ckptd
 with ckptd.connect(sys.argv[1]) as client:
     shard = client.acquire(client.load(sys.argv[2], layout="replicate:1"))
-view = memoryview(shard.tensors["w"].buffer).cast("B")
+w = shard.tensors["w"]
 shard.close()
 print("kept", flush=True)
 for line in sys.stdin:
-    print(sorted(set(bytes(view))), flush=True)
+    print(sorted(set(ctypes.string_at(w.pointer, w.nbytes))), flush=True)
 """
 
 
 def test_a_client_that_dropped_its_lease_but_keeps_its_mapping_never_sees_other_bytes(
-    start, tmp_path
+    start, memory, tmp_path
 ):
     group = start(1, "--memory-budget", "16MiB")
     path = filled(tmp_path / "kept.safetensors", 0xAA, 3 * MIB)
     with ckptd.connect(group.address(0)) as client:
-        with Program(KEEPER, group.address(0), path, environment=client_environment()) as keeper:
+        with Program(KEEPER, group.address(0), path, environment=memory.client_environment) as keeper:
             assert keeper.hear() == "kept"
             wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
             for i in range(6):
@@ -87,28 +97,30 @@ def test_a_client_that_dropped_its_lease_but_keeps_its_mapping_never_sees_other_
 
 def attaches_filled(client, checkpoint, byte):
     with client.acquire(checkpoint) as shard:
-        return set(bytes(shard.tensors["w"].buffer)) == {byte}
+        return set(content(shard.tensors["w"])) == {byte}
 
 
 # Takes the memory itself, writes to it, says so, and waits for its end.
 TAKER = """
-import sys, ckptd
+import ctypes, sys, ckptd
 with ckptd.connect(sys.argv[1]) as client:
     taken = client.load(sys.argv[2], layout="replicate:1", mode="exclusive")
     shard = client.acquire(taken, "exclusive")
-view = memoryview(shard.tensors["w"].buffer).cast("B")
-view[:] = bytes([0xEE]) * len(view)
+w = shard.tensors["w"]
+ctypes.memset(w.pointer, 0xEE, w.nbytes)
 print("dirty", flush=True)
 sys.stdin.read()
 """
 
 
-def test_memory_that_a_killed_exclusive_client_wrote_to_is_never_served_again(start, tmp_path):
+def test_memory_that_a_killed_exclusive_client_wrote_to_is_never_served_again(
+    start, memory, tmp_path
+):
     group = start(1, "--memory-budget", "16MiB")
     path = filled(tmp_path / "w.safetensors", 0xAA, 3 * MIB)
     with ckptd.connect(group.address(0)) as client:
         for _ in range(4):
-            with Program(TAKER, group.address(0), path, environment=client_environment()) as taker:
+            with Program(TAKER, group.address(0), path, environment=memory.client_environment) as taker:
                 assert taker.hear() == "dirty"
                 taken = client.list()[0]
                 assert taken.state == "TAKEN"
@@ -130,7 +142,7 @@ def test_memory_whose_exclusive_handover_broke_is_not_served_again(start, tmp_pa
     with ckptd.connect(group.address(0)) as client:
         checkpoint = load(client, path, mode="exclusive")
         reply = ticket(client, checkpoint, "exclusive")
-        with knock(reply.memfd.fd_socket) as stream:
+        with knock(fd_socket_of(reply)) as stream:
             stream.sendall(reply.token.encode())
         wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
         assert client.get(checkpoint).state == "TAKEN"

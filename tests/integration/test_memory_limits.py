@@ -10,11 +10,13 @@ import ckptd
 import pytest
 from faults import (
     MARK,
+    content,
     resources,
     sparse,
 )
 from group import Daemon, wait_until
 from noise import callers, doors
+from tiers import both
 
 MIB = 1 << 20
 
@@ -35,9 +37,10 @@ def refused(client, path):
 
 def attaches(client, checkpoint):
     with client.acquire(checkpoint) as shard:
-        return bytes(shard.tensors["mark"].buffer) == MARK
+        return content(shard.tensors["mark"]) == MARK
 
 
+@both
 @pytest.mark.parametrize(
     "mebibytes", [14, 40], ids=["what the leased one leaves", "the whole budget"]
 )

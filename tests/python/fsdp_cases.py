@@ -81,7 +81,7 @@ def local(tensor):
 def daemon_ranges():
     """Address ranges of this process that map a daemon's memory."""
     with open("/proc/self/maps") as maps:
-        ours = ("memfd:", "/vmm-")  # host memory, and that of GPUs which are not real
+        ours = ("memfd:", "/vmm-", "/ipc-")  # host memory, and that of GPUs which are not real
         spans = [line.split()[0].split("-") for line in maps if any(o in line for o in ours)]
     return [(int(low, 16), int(high, 16)) for low, high in spans]
 

@@ -57,7 +57,7 @@ class FakeCuda:
     def held_bytes(self):
         """Bytes of device memory that any process has by a handle, a mapping or a descriptor."""
         total = 0
-        for path in (self.folder / "state").glob("vmm-*"):
+        for path in (self.folder / "state").glob("*-*-*-*"):
             with open(path) as file:
                 try:
                     # Each holder has a shared lock, which the kernel drops with the last descriptor.

@@ -1,0 +1,86 @@
+"""Groups of daemons on fake GPUs, with real trainers on them."""
+
+import json
+import os
+import pathlib
+
+import fake_cuda
+from faults import Program
+from fsdp_cases import Net, numbers
+from group import Group, save
+
+HERE = pathlib.Path(__file__).resolve().parent
+WHY_NOT = fake_cuda.why_not()
+
+
+class Trainers:
+    """One cuda_trainer per rank of a group. A context manager."""
+
+    def __init__(self, folder, group, fake, source, mode, environment=None, handle=None):
+        folder.mkdir()
+        paths = [HERE, HERE.parent / "python", HERE.parent / "testing", HERE.parents[1] / "client/python/src"]
+        own = {
+            **group.environment, **fake.environment("trainer"), **(environment or {}),
+            "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        }  # fmt: skip
+        code = "import sys, cuda_trainer; cuda_trainer.main(*sys.argv[1:])"
+        self.all = [
+            Program(code, folder, rank, group.ranks, group.address(rank), source, mode, handle or "", environment=own)
+            for rank in range(group.ranks)
+        ]
+        self.pids = [program.pid for program in self.all]
+        self.loaded = [json.loads(program.hear()) for program in self.all]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for program in self.all:
+            program.__exit__()
+
+    def ask(self, what):
+        """The answers of all; every rank is asked before the first is waited for."""
+        for program in self.all:
+            program.process.stdin.write(what + "\n")
+        return [json.loads(program.hear()) for program in self.all]
+
+    def end(self):
+        """Ends them in the ordinary way."""
+        for program in self.all:
+            program.process.communicate(timeout=60)
+        return [program.process.returncode for program in self.all]
+
+
+class Bench:
+    """A group on fake GPUs, one each, and a checkpoint."""
+
+    def __init__(self, folder, run_dir, ranks, *faults, daemon=()):
+        self.folder = folder
+        self.fake = fake_cuda.FakeCuda(folder, gpus=max(ranks, 2), bytes=0x10000000, fill=0xCB, faults=faults)
+        self.source = save(folder / "m.safetensors", numbers(Net()))
+        own = self.fake.environment("daemon")
+        self.group = Group(run_dir, ranks, "--memory", "cuda", *daemon, environment=own)
+        self.count = 0
+
+    def trainers(self, mode, handle=None, **environment):
+        self.count += 1
+        folder = self.folder / f"t{self.count}"
+        return Trainers(folder, self.group, self.fake, self.source, mode, environment, handle)
+
+    def info(self, rank=0):
+        return self.group.info(rank)["memory"]
+
+    def state(self, rank=0):
+        return [c["state"] for c in self.group.json("list", rank=rank)["checkpoints"]]
+
+    def leases(self):
+        return sum(len(self.group.json("leases", rank=rank)["leases"]) for rank in range(self.group.ranks))
+
+    def held(self):
+        return self.fake.held_bytes()
+
+    def unload(self):
+        for rank in range(self.group.ranks):
+            for checkpoint in self.group.json("list", rank=rank)["checkpoints"]:
+                if checkpoint["state"] == "ACTIVE":
+                    self.group.json("unload", checkpoint["name"], rank=rank)
