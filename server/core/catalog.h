@@ -131,8 +131,10 @@ class Catalog {
   static bool Evictable(const Entry& entry);
   // Memory of the least recently used evictable checkpoint; null when none.
   std::shared_ptr<ShardMemory> EvictOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Bytes of the budget that no eviction gives back.
-  uint64_t HeldBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether evictions can give what the backend refused. `device_free`: of a device that
+  // others use too.
+  bool EvictionHelps(uint64_t bytes, uint64_t budget, std::optional<uint64_t> device_free) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Prune() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   HandleKind KindFor(const LoadRequest& request) const;
   absl::StatusOr<std::unique_ptr<Slab>> AllocateEvicting(uint64_t bytes,

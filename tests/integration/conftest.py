@@ -81,13 +81,13 @@ def start(tmp_path_factory, memory):
 
 @pytest.fixture
 def cuda(tmp_path, tmp_path_factory):
-    """cuda(ranks, fault, ...) -> a Bench; at the end nothing may be held, and no rule broken."""
+    """cuda(ranks, fault, ..., gpu_bytes=) -> a Bench; at the end nothing may be held, and no rule broken."""
     from cuda_bench import Bench
     from group import wait_until
     made = []
 
-    def make(ranks, *faults):
-        bench = Bench(tmp_path, tmp_path_factory.mktemp("g"), ranks, *faults)
+    def make(ranks, *faults, **named):
+        bench = Bench(tmp_path, tmp_path_factory.mktemp("g"), ranks, *faults, **named)
         made.append(bench)
         bench.group.__enter__()
         return bench

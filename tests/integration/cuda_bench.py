@@ -5,7 +5,7 @@ import os
 import pathlib
 
 import fake_cuda
-from faults import Program
+from faults import Program, client_environment
 from fsdp_cases import Net, numbers
 from group import Group, save
 
@@ -54,13 +54,17 @@ class Trainers:
 class Bench:
     """A group on fake GPUs, one each, and a checkpoint."""
 
-    def __init__(self, folder, run_dir, ranks, *faults, daemon=()):
+    def __init__(self, folder, run_dir, ranks, *faults, daemon=(), gpu_bytes=0x10000000):
         self.folder = folder
-        self.fake = fake_cuda.FakeCuda(folder, gpus=max(ranks, 2), bytes=0x10000000, fill=0xCB, faults=faults)
+        self.fake = fake_cuda.FakeCuda(folder, gpus=max(ranks, 2), bytes=gpu_bytes, fill=0xCB, faults=faults)
         self.source = save(folder / "m.safetensors", numbers(Net()))
         own = self.fake.environment("daemon")
         self.group = Group(run_dir, ranks, "--memory", "cuda", *daemon, environment=own)
         self.count = 0
+
+    @property
+    def client_environment(self):
+        return {**client_environment(), **self.fake.environment("trainer")}
 
     def trainers(self, mode, handle=None, **environment):
         self.count += 1

@@ -184,6 +184,16 @@ def test_a_driver_that_refuses_the_import_leaves_nothing_behind(cuda, mode):
     wait_until(lambda: bench.held() == 0, "all memory to be free", 10)
 
 
+def test_a_leader_whose_driver_refuses_a_peer_s_memory_sends_it_the_bytes_and_says_so(cuda):
+    bench = cuda(2, "cuMemImportFromShareableHandle error=304 role=daemon")
+    with bench.trainers("shared") as trainers:
+        assert all(answer["same"] for answer in trainers.ask("compare"))
+        (checkpoint,) = bench.group.json("list")["checkpoints"]
+        assert checkpoint["progress"]["streamed_ranks"] == [1]
+    said = [line for line in bench.group.log().splitlines() if "mapping the memory of rank 1" in line]
+    assert said and "CUDA_ERROR_OPERATING_SYSTEM" in said[0] and "run directory" not in said[0]
+
+
 def test_the_bytes_are_those_of_host_memory(cuda, tmp_path, tmp_path_factory):
     import ctypes
 
@@ -254,8 +264,8 @@ def read_shard(bench, rank, name):
 
 
 @pytest.mark.parametrize("digest", ["on", "off"])
-def test_gpus_take_narrow_columns_and_widened_elements_out_of_blocks_themselves(start, digest):
-    bench = start(2)
+def test_gpus_take_narrow_columns_and_widened_elements_out_of_blocks_themselves(cuda, digest):
+    bench = cuda(2)
     kernels = all("no copy kernels" not in bench.info(rank)["tier"] for rank in range(2))
     generator = torch.Generator().manual_seed(3)
     tensors = {

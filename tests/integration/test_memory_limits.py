@@ -1,6 +1,7 @@
 """Budgets and limits of the system: refusals come early, and change nothing."""
 
 import contextlib
+import json
 import os
 import pathlib
 import subprocess
@@ -10,6 +11,7 @@ import ckptd
 import pytest
 from faults import (
     MARK,
+    Program,
     content,
     resources,
     sparse,
@@ -171,3 +173,86 @@ def test_mute_callers_do_not_use_up_a_small_limit_of_descriptors(tmp_path, door,
             # It waited for them without spinning.
             assert cpu_seconds(pid) - cpu < 0.3 * (time.monotonic() - began) + 0.2
         assert daemon.pid(0) == pid
+
+
+def cuda_load(bench, path, rank=0):
+    """What `ckptctl load` says: the checkpoint it loaded, or the error."""
+    layout = ("--layout", f"replicate:{bench.group.ranks}")
+    answer = bench.group.ctl("load", path, *layout, rank=rank)
+    # Before an error come lines of progress.
+    return json.loads(answer.stdout or answer.stderr.splitlines()[-1])
+
+
+def assert_holds(bench, paths, others=0):
+    """Those checkpoints and no others, and no memory but theirs and that of other programs."""
+    rank_0 = bench.group.json("list")["checkpoints"]
+    active = {c["source"] for c in rank_0 if c["state"] == "ACTIVE"}
+    assert active == set(paths), rank_0
+    used = sum(int(bench.info(rank)["used_bytes"]) for rank in range(bench.group.ranks))
+    assert bench.held() == used + others
+
+
+def test_a_gpu_that_others_have_filled_refuses_until_they_let_go(cuda, tmp_path):
+    """Within the budget: what is free on the GPU is less."""
+    bench = cuda(1, gpu_bytes=32 * MIB)
+    kept = sparse(tmp_path / "kept.safetensors", 3 * MIB)
+    large = sparse(tmp_path / "large.safetensors", 12 * MIB)
+    assert cuda_load(bench, kept)["checkpoint"]["state"] == "ACTIVE"
+    with Program(OCCUPIER, 20 * MIB, environment=bench.client_environment) as other:
+        assert other.hear() == "0"
+        error = cuda_load(bench, large)["error"]
+        assert error["code"] == "RESOURCE_EXHAUSTED" and error["reason"] == "NO_MEMORY"
+        assert f"{8 * MIB} bytes are free on the GPU" in error["message"]
+        # Nor is anything evicted: it could not have helped.
+        assert_holds(bench, [kept], others=20 * MIB)
+    assert cuda_load(bench, large)["checkpoint"]["state"] == "ACTIVE"
+    assert_holds(bench, [kept, large])
+
+
+# Takes memory of a GPU, says what the driver said, and keeps it until its end.
+OCCUPIER = """
+import sys
+from cuda.bindings import driver as cu
+cu.cuInit(0)
+cu.cuCtxPushCurrent(cu.cuDevicePrimaryCtxRetain(0)[1])
+print(int(cu.cuMemAlloc(int(sys.argv[1]))[0]), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    "ranks, fault, reason",
+    [
+        (1, "cuMemCreate nth=2 error=2", "NO_MEMORY"),
+        (1, "cuMemMap nth=2 error=2", "NO_MEMORY"),
+        (1, "cuMemSetAccess nth=2 error=1", "DEVICE_FAILED"),
+        (2, "cuMemExportToShareableHandle nth=2 error=304", "DEVICE_FAILED"),
+        (2, "cuMemsetD8Async nth=2 error=700", "DEVICE_FAILED"),
+    ],
+)
+def test_a_driver_that_fails_in_the_middle_of_an_allocation_leaves_nothing_of_it(
+    cuda, tmp_path, ranks, fault, reason
+):
+    bench = cuda(ranks, f"{fault} role=daemon")
+    paths = [sparse(tmp_path / f"{i}.safetensors", (3 + i) * MIB) for i in range(3)]
+    kept = cuda_load(bench, paths[0])["checkpoint"]
+    for rank in range(ranks):
+        bench.group.json("pin", kept["name"], rank=rank)  # else it would make room
+    began = time.monotonic()
+    error = cuda_load(bench, paths[1])["error"]
+    assert error["reason"] == reason and time.monotonic() - began < 10, error
+    # The next load finds the daemons as they were.
+    assert cuda_load(bench, paths[2])["checkpoint"]["state"] == "ACTIVE"
+    assert_holds(bench, [paths[0], paths[2]])
+
+
+def test_room_between_shards_that_stay_is_used_as_one(cuda, tmp_path):
+    bench = cuda(1, gpu_bytes=32 * MIB)
+    small = [sparse(tmp_path / f"{i}.safetensors", 3 * MIB) for i in range(5)]
+    names = [cuda_load(bench, path)["checkpoint"]["name"] for path in small]
+    for name in names[::2]:
+        bench.group.json("unload", name)
+    # Three times 4 MiB were given back, no two of them side by side.
+    large = sparse(tmp_path / "large.safetensors", 15 * MIB)
+    assert cuda_load(bench, large)["checkpoint"]["state"] == "ACTIVE"
+    assert_holds(bench, [*small[1::2], large])

@@ -217,3 +217,10 @@ def test_a_host_shard_loads_nothing_of_cuda(daemon, client, source):
         timeout=120,
     )
     assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_a_slice_of_a_gpu_is_named_as_nvidia_smi_names_it(run):
+    # The daemon knows its bytes only.
+    program = "print(acquire().device, client.device())\ngc.collect()\nend()"
+    printed, *_ = run(program, name__0="NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+    assert printed[0][:4] == "MIG-" and printed[0][4:] == printed[1][4:]

@@ -66,23 +66,26 @@ class FakeCuda:
                     total += os.fstat(file.fileno()).st_size
         return total
 
-    def trace(self, pid=None):
-        """All lines so far, of one process or of all, as dicts."""
+    def trace(self, pid=None, having=""):
+        """The lines so far that contain a text, of one process or of all, as dicts."""
         if not self.trace_path.exists():
             return []
-        lines = [json.loads(line) for line in self.trace_path.read_text().splitlines()]
+        with open(self.trace_path) as file:
+            lines = [json.loads(line) for line in file if having in line]
         return [line for line in lines if pid is None or line["pid"] == pid]
 
     def calls(self, name, pid=None, result=None):
         """The calls of a function, by its unsuffixed name."""
-        found = [line for line in self.trace(pid) if line.get("call") == name]
+        found = [line for line in self.trace(pid, f'"{name}"') if line.get("call") == name]
         return [line for line in found if result is None or line["result"] == result]
 
     def violations(self, pid=None):
         """What no program may do, as texts."""
-        return [line["violation"] for line in self.trace(pid) if "violation" in line]
+        lines = self.trace(pid, '"violation"')
+        return [line["violation"] for line in lines if "violation" in line]
 
     def leaks(self, pid):
         """What a process still held when it ended; None if it was killed or runs still."""
-        ends = [line for line in self.trace(pid) if line.get("event") == "atexit"]
+        lines = self.trace(pid, '"atexit"')
+        ends = [line for line in lines if line.get("event") == "atexit"]
         return ends[-1]["leaks"] if ends else None

@@ -47,6 +47,16 @@ absl::Status OfRank(const absl::Status& error, const PeerSlab& slab) {
   }
 }
 
+// A driver that refuses another process's memory is no reason to fail: bytes can be sent.
+absl::Status NotImported(const absl::Status& error, const PeerSlab& slab) {
+  if (error.code() != absl::StatusCode::kUnavailable) return OfRank(error, slab);
+  Facts facts = FactsOf(error);
+  facts["rank"] = std::to_string(slab.rank);
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kDeviceFailed,
+                   fmt::format("mapping the memory of rank {}: {}", slab.rank, MessageOf(error)),
+                   facts);
+}
+
 absl::Status BadDescription(const std::string& message) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest, message);
 }
@@ -147,7 +157,7 @@ absl::StatusOr<SlabView> HostPeerMemory::MapDevice(
   const auto fds = FetchPeerSegments(slab.endpoint, Secret(), ids, deadline);
   if (!fds.ok()) return OfRank(fds.status(), slab);
   auto memory = import_(slab.device, fds->front(), slab.segments[0].bytes);
-  if (!memory.ok()) return OfRank(memory.status(), slab);
+  if (!memory.ok()) return NotImported(memory.status(), slab);
   return SlabView{{}, *std::move(memory)};
 }
 

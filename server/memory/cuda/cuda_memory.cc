@@ -142,6 +142,7 @@ absl::Status CudaMemory::CheckRoom(uint64_t bytes) const {
                    {{"device", gpu_.device->info().uuid},
                     {"asked_bytes", std::to_string(bytes)},
                     {"free_bytes", std::to_string(std::min(left, free))},
+                    {"device_free_bytes", std::to_string(free)},
                     {"budget_bytes", std::to_string(options_.budget_bytes)}});
 }
 

@@ -24,7 +24,9 @@ class OnTheFake : public testing::Environment {
  public:
   // Late streams and dirty fresh memory: a missing wait or clear shows.
   void SetUp() override {
-    UseFakeCuda("gpus = 2\nbytes = 0x10000000\nlazy = 1\nfill = 0xcb\ntrace = trace\n");
+    UseFakeCuda(
+        "gpus = 2\nbytes = 0x10000000\nlazy = 1\nfill = 0xcb\ntrace = trace\n"
+        "name.1 = NVIDIA H100 80GB HBM3 MIG 1g.10gb\n");
     OtherProcess::Start();  // before this one uses the driver, which no fork survives
   }
   void TearDown() override { OtherProcess::Stop(); }
@@ -138,6 +140,14 @@ TEST_F(CudaMemoryContract, APrivateClientReportsItsCopy) {
                        DeviceMemory::Import(handle.fds.front(), handle.device,
                                             handle.segment_bytes.front(), AttachMode::kPrivate));
   EXPECT_EQ(memory.copied_bytes(), 2 * kSegment);
+}
+
+TEST_F(CudaMemoryContract, ASliceOfAGpuIsNamedAsOne) {
+  const std::string slice = FakeGpu(1)->info().uuid;
+  EXPECT_EQ(slice.substr(0, 4), "MIG-");
+  EXPECT_EQ(FakeGpu(0)->info().uuid.substr(0, 4), "GPU-");
+  // Whoever knows only its bytes means it too.
+  EXPECT_EQ(FindGpu(FakeGpu()->driver(), "GPU-" + slice.substr(4))->uuid, slice);
 }
 
 TEST_F(CudaMemoryContract, AGpuThatIsNotVisibleIsNamedWithThoseThatAre) {

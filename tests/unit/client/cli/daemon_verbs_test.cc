@@ -77,11 +77,12 @@ TEST_F(DaemonVerbs, LoadGivesOneJsonObject) {
 
 TEST_F(DaemonVerbs, LoadSaysWhatWasAskedFor) {
   Loading({FakeDaemon::MakeCheckpoint(kActive)});
-  Run({"load", "tiny", "--layout", "fsdp:2", "--mode", "exclusive", "--digest", "off", "--dtype",
-       "f16", "--keep-fp32", "*.norm", "--timeout", "90s"});
+  Run({"load", "tiny", "--layout", "fsdp:2", "--mode", "exclusive", "--handle", "cuda_ipc",
+       "--digest", "off", "--dtype", "f16", "--keep-fp32", "*.norm", "--timeout", "90s"});
   const v1::LoadCheckpointRequest& sent = daemon_.last_load;
   EXPECT_EQ(sent.source(), (std::filesystem::current_path() / "tiny").string());
   EXPECT_EQ(sent.intended_mode(), v1::ATTACH_MODE_EXCLUSIVE);
+  EXPECT_EQ(sent.handle_kind(), v1::HANDLE_KIND_CUDA_IPC);
   EXPECT_TRUE(sent.skip_digests());
   EXPECT_EQ(sent.dtype_policy().cast_to(), v1::DTYPE_F16);
   EXPECT_EQ(sent.dtype_policy().keep_f32(0), "*.norm");

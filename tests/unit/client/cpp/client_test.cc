@@ -91,6 +91,7 @@ TEST_F(ClientTest, AsksForALoadInTheContractsWords) {
   request.dtype_policy.cast_to = Dtype::kBF16;
   request.dtype_policy.keep_f32 = {"*.norm.*"};
   request.intended_mode = AttachMode::kExclusive;
+  request.handle_kind = HandleKind::kVmmFd;
   request.digests = false;
   request.timeout = std::chrono::milliseconds(1500);
   ASSERT_OK_AND_ASSIGN(const LoadResult result, client.Load(request));
@@ -101,6 +102,7 @@ TEST_F(ClientTest, AsksForALoadInTheContractsWords) {
   EXPECT_EQ(sent.layout().rules(), "fsdp:2");
   EXPECT_EQ(sent.dtype_policy().cast_to(), v1::DTYPE_BF16);
   EXPECT_EQ(sent.intended_mode(), v1::ATTACH_MODE_EXCLUSIVE);
+  EXPECT_EQ(sent.handle_kind(), v1::HANDLE_KIND_VMM_FD);
   EXPECT_TRUE(sent.skip_digests());
   EXPECT_EQ(sent.timeout().nanos(), 500'000'000);
 }

@@ -144,6 +144,22 @@ TEST(AttachRequestOfAnAnswer, NeedsAKindOfMemoryThatCanBeMapped) {
   EXPECT_THAT(ToAttachRequest(response), FailsWith(kDataLoss, reason::kInvalidRequest));
 }
 
+TEST(AttachRequestOfAnAnswer, NeedsADeviceAndAWholeHandleForMemoryThatIsNamed) {
+  v1::AcquireShardResponse response;
+  response.set_mode(v1::ATTACH_MODE_SHARED);
+  response.set_slab_bytes(8192);
+  response.mutable_cuda_ipc()->set_allocation_bytes(2 << 20);
+  response.mutable_cuda_ipc()->set_handle(std::string(64, 'x'));
+  EXPECT_THAT(ToAttachRequest(response), Says("names no device"));
+  response.mutable_cuda_ipc()->set_device_uuid("GPU-1");
+  EXPECT_OK(ToAttachRequest(response));
+  response.mutable_cuda_ipc()->set_handle(std::string(63, 'x'));
+  EXPECT_THAT(ToAttachRequest(response), Says("63 bytes"));
+  response.mutable_cuda_ipc()->set_handle(std::string(64, 'x'));
+  response.mutable_cuda_ipc()->set_allocation_bytes(8191);
+  EXPECT_THAT(ToAttachRequest(response), Says("no place"));
+}
+
 TEST(SourceTable, IsRefusedWhenATensorLiesInAFileThatIsNotListed) {
   v1::InspectCheckpointResponse page;
   page.add_files()->set_path("/a");

@@ -196,6 +196,24 @@ TEST_F(CatalogTest, PrivateAndSharedRequestsMatchTheSameCheckpoint) {
   EXPECT_TRUE(catalog_.FindMatch(other).has_value());
 }
 
+TEST_F(CatalogTest, AKindOfHandleThatTheTierHasByItselfNeedNotBeNamed) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  LoadRequest other = request_;
+  other.kind = HandleKind::kMemfd;
+  EXPECT_TRUE(catalog_.FindMatch(other).has_value());
+  EXPECT_EQ(catalog_.Get("checkpoints/a")->kind, HandleKind::kMemfd);
+}
+
+TEST_F(CatalogTest, AKindOfHandleThatTheMemoryHasNotIsRefused) {
+  LoadRequest other = request_;
+  other.kind = HandleKind::kCudaIpc;
+  EXPECT_THAT(catalog_.CheckKind(other),
+              FailsWith(absl::StatusCode::kFailedPrecondition, reason::kHandleKind));
+  catalog_.Begin("checkpoints/a", other);
+  EXPECT_THAT(catalog_.Allocate(CallOf("checkpoints/a", other), ShardOf(512)),
+              FailsWith(absl::StatusCode::kFailedPrecondition, reason::kHandleKind));
+}
+
 TEST_F(CatalogTest, AnExclusiveRequestDoesNotMatchMemoryThatWasLent) {
   LoadRequest exclusive = request_;
   exclusive.intended = AttachMode::kExclusive;
@@ -210,9 +228,11 @@ TEST_F(CatalogTest, ANearMissNamesEveryFieldThatDiffers) {
   LoadRequest other = RuleRequest("fsdp:1");
   other.policy.cast_to = Dtype::kBF16;
   other.intended = AttachMode::kExclusive;
+  other.kind = HandleKind::kCudaIpc;
   other.digests = false;
-  EXPECT_THAT(catalog_.NearMiss(other), ::testing::ElementsAre("layout", "dtype_policy",
-                                                               "intended_mode", "digests"));
+  EXPECT_THAT(catalog_.NearMiss(other),
+              ::testing::ElementsAre("layout", "dtype_policy", "intended_mode", "handle_kind",
+                                     "digests"));
 }
 
 TEST_F(CatalogTest, ANearMissOfAnEqualRequestIsAboutTheFiles) {

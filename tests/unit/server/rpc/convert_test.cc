@@ -89,10 +89,12 @@ TEST(ConvertProposal, KeepsTheRequest) {
   LoadRequest request = RankRequest(1, 2);
   request.policy = {Dtype::kBF16, {"*.norm.*"}};
   request.intended = AttachMode::kExclusive;
+  request.kind = HandleKind::kCudaIpc;
   request.digests = false;
   request.timeout = std::chrono::milliseconds(1500);
   ASSERT_OK_AND_ASSIGN(const LoadRequest back, FromProto(ToProto(1, "one", request)));
   EXPECT_EQ(RequestDigest(back), RequestDigest(request));
+  EXPECT_EQ(back.kind, request.kind);
   EXPECT_EQ(back.timeout, request.timeout);
 }
 
@@ -111,6 +113,7 @@ PrepareCall RichCall() {
   call.index = std::make_shared<const CheckpointIndex>(std::move(index));
   call.epoch = 9;
   call.request.policy = {Dtype::kF16, {"a"}};
+  call.request.kind = HandleKind::kVmmFd;
   call.request_digests = {3, std::numeric_limits<uint64_t>::max()};
   return call;
 }
@@ -121,6 +124,7 @@ TEST(ConvertPrepare, KeepsTheCall) {
   EXPECT_EQ(back.epoch, call.epoch);
   EXPECT_EQ(back.name, call.name);
   EXPECT_EQ(RequestDigest(back.request), RequestDigest(call.request));
+  EXPECT_EQ(back.request.kind, call.request.kind);
   EXPECT_EQ(back.rank_digest, call.rank_digest);
   EXPECT_EQ(back.plan_digest, call.plan_digest);
   EXPECT_EQ(back.request_digests, call.request_digests);

@@ -125,6 +125,13 @@ TEST(HostileRequest, RefusesAnAttachModeThatIsNone) {
   EXPECT_THAT(FromProto(request), FailsWith(kInvalidArgument, reason::kInvalidRequest));
 }
 
+TEST(HostileRequest, RefusesAKindOfHandleThatIsNone) {
+  v1::LoadCheckpointRequest request;
+  request.mutable_layout()->set_rules("replicate:1");
+  request.set_handle_kind(static_cast<v1::HandleKind>(77));
+  EXPECT_THAT(FromProto(request), FailsWith(kInvalidArgument, reason::kInvalidRequest));
+}
+
 TEST(HostileRequest, RefusesACastToATypeThatIsNone) {
   v1::LoadCheckpointRequest request;
   request.mutable_layout()->set_rules("replicate:1");

@@ -1,0 +1,162 @@
+// The part of the catalog that takes memory for shards, and evicts for it.
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/core/catalog.h"
+
+namespace ckptd {
+namespace {
+
+uint64_t Identity(const PrepareCall& call, const LoadRequest& request) {
+  uint64_t value = RequestDigest(request);
+  for (const SourceFile& file : call.index->files) {
+    value = CombineDigests({value, file.device, file.inode, file.bytes,
+                            static_cast<uint64_t>(file.mtime_ns),
+                            static_cast<uint64_t>(file.ctime_ns), file.header_hash});
+  }
+  return value;
+}
+
+// What the backend says is free on its device, for whoever takes it; unset: not said.
+std::optional<uint64_t> DeviceFree(const absl::Status& refused) {
+  const Facts facts = FactsOf(refused);
+  const auto said = facts.find("device_free_bytes");
+  uint64_t bytes = 0;
+  if (said == facts.end()) return std::nullopt;
+  const std::string& text = said->second;
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), bytes);
+  return read.ec == std::errc() ? std::optional(bytes) : std::nullopt;
+}
+
+}  // namespace
+
+HandleKind Catalog::KindFor(const LoadRequest& request) const {
+  return request.kind.value_or(backend_.kinds().front());
+}
+
+absl::Status Catalog::CheckKind(const LoadRequest& request) const {
+  const std::vector<HandleKind> kinds = backend_.kinds();
+  const HandleKind asked = KindFor(request);
+  if (std::find(kinds.begin(), kinds.end(), asked) != kinds.end()) return absl::OkStatus();
+  std::vector<std::string_view> names;
+  for (const HandleKind kind : kinds) names.push_back(NameOf(kind));
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
+                   fmt::format("loading {}: memory of rank {} is in {} and cannot be handed out as "
+                               "{}, only as {}; ask for none, or use another daemon",
+                               request.source, rank_,
+                               backend_.device().empty() ? "the host" : backend_.device(),
+                               NameOf(asked), fmt::join(names, " or ")));
+}
+
+bool Catalog::Evictable(const Entry& entry) {
+  return entry.info.state == CheckpointState::kActive && !entry.info.pinned &&
+         entry.info.leases == 0 && entry.info.slab_bytes > 0;
+}
+
+// What cannot fit even then costs nobody its checkpoint.
+bool Catalog::EvictionHelps(uint64_t bytes, uint64_t budget,
+                            std::optional<uint64_t> device_free) const {
+  uint64_t held = 0;
+  uint64_t evictable = 0;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.memory == nullptr) continue;
+    if (!Evictable(entry)) {
+      held += entry.info.slab_bytes;
+      continue;
+    }
+    // Of a GPU, all that its allocation takes.
+    for (const Segment& segment : entry.memory->Segments()) evictable += segment.bytes;
+  }
+  if (bytes > budget - std::min(budget, held)) return false;
+  // Others may have what the budget would allow.
+  return !device_free.has_value() || bytes <= *device_free + evictable;
+}
+
+std::shared_ptr<ShardMemory> Catalog::EvictOne() {
+  Entry* victim = nullptr;
+  for (auto& [name, entry] : entries_) {
+    if (!Evictable(entry)) continue;
+    if (victim == nullptr || entry.last_used < victim->last_used) victim = &entry;
+  }
+  if (victim == nullptr) return nullptr;
+  Log(LogLevel::kInfo, "{}: evicted, {:.1f} MB", victim->info.name,
+      static_cast<double>(victim->info.slab_bytes) / 1e6);
+  std::shared_ptr<ShardMemory> memory = std::move(victim->memory);
+  entries_.erase(victim->info.name);
+  changed_.NotifyAll();
+  return memory;
+}
+
+std::string Catalog::Occupants() const {
+  uint64_t leased = 0;
+  uint64_t pinned = 0;
+  uint64_t loading = 0;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.info.state == CheckpointState::kLoading) {
+      loading += entry.info.slab_bytes;
+    } else if (entry.info.state == CheckpointState::kActive) {
+      (entry.info.leases > 0 ? leased : pinned) += entry.info.slab_bytes;
+    }
+  }
+  return fmt::format("of the resident checkpoints {} bytes are leased, {} pinned, {} loading",
+                     leased, pinned, loading);
+}
+
+absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
+                                                                const LoadRequest& request) {
+  const uint64_t budget = backend_.Usage().budget;
+  for (;;) {
+    auto slab = backend_.Allocate(bytes, request.intended, KindFor(request));
+    if (slab.ok() || slab.status().code() != absl::StatusCode::kResourceExhausted) return slab;
+    const std::optional<uint64_t> device_free = DeviceFree(slab.status());
+    std::shared_ptr<ShardMemory> evicted;
+    std::string occupants;
+    {
+      MutexLock lock(mutex_);
+      if (EvictionHelps(bytes, budget, device_free)) evicted = EvictOne();
+      occupants = Occupants();
+    }
+    if (evicted == nullptr) {
+      return MakeError(slab.status().code(), reason::kNoMemory,
+                       MessageOf(slab.status()) + "; " + occupants, FactsOf(slab.status()));
+    }
+  }
+}
+
+absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall& call,
+                                                               Shard shard) {
+  CKPTD_RETURN_IF_ERROR(CheckKind(call.request));
+  std::unique_ptr<Slab> slab;
+  if (shard.plan.slab_bytes > 0) {
+    CKPTD_ASSIGN_OR_RETURN(slab, AllocateEvicting(shard.plan.slab_bytes, call.request));
+  }
+  auto memory =
+      std::make_shared<ShardMemory>(backend_, std::move(slab), KindFor(call.request));
+  MutexLock lock(mutex_);
+  Entry* entry = Find(call.name);
+  if (entry == nullptr || entry->info.state != CheckpointState::kLoading) {
+    return CheckpointNotFound(call.name);
+  }
+  shard.plan.ops = {};
+  entry->info.slab_bytes = shard.plan.slab_bytes;
+  entry->info.tensor_count = shard.plan.tensors.size();
+  entry->info.plan_digest = call.plan_digest;
+  entry->info.epoch = call.epoch;
+  entry->info.identity = Identity(call, entry->request);
+  entry->files = call.index->files;
+  entry->request_digests = call.request_digests;
+  entry->memory = memory;
+  entry->shard = std::make_shared<Shard>(std::move(shard));
+  Touch(*entry);
+  return memory;
+}
+
+}  // namespace ckptd
