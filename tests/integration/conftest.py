@@ -128,17 +128,34 @@ def source(tmp_path):
     return save(tmp_path / "ein Modell ü" / "model.safetensors", tensors), tensors
 
 
-@pytest.fixture(scope="session")
-def scene(tmp_path_factory):
-    """A group with a checkpoint that hostile tests share: they must leave it healthy."""
+@contextlib.contextmanager
+def scene_on(tier, folder):
     import ckptd
     from faults import sparse
     from noise import Scene
-    path = sparse(tmp_path_factory.mktemp("f") / "m.safetensors", 1 << 20)
-    with Group(tmp_path_factory.mktemp("h"), 2, environment=key_for(())) as group:
+    path = sparse(folder / "m.safetensors", 1 << 20)
+    environment = {**key_for(()), **tier.environment}
+    with Group(folder, 2, *tier.options, environment=environment) as group:
         with ckptd.connect(group.address(0)) as client:
             yield Scene(group, client, path)
         assert group.ready()
+    tier.assert_clean()
+
+
+@pytest.fixture(scope="session")
+def scene(tmp_path_factory):
+    """A group with a checkpoint that hostile tests share: they must leave it healthy."""
+    from tiers import Tier
+    with scene_on(Tier(), tmp_path_factory.mktemp("h")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def gpu_scene(tmp_path_factory, fake_gpus):
+    """The same in GPU memory."""
+    from tiers import Tier
+    with scene_on(Tier(fake_gpus), tmp_path_factory.mktemp("h")) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import time
 import urllib.parse
 
 import ckptd
-from faults import MARK, reply_header
+from faults import MARK, content, reply_header
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -116,7 +116,7 @@ class Scene:
         with ckptd.connect(self.group.address(0)) as client:
             found = client.load(self.path, layout="replicate:2")
             with client.acquire(found) as shard:
-                assert bytes(shard.tensors["mark"].buffer) == MARK
+                assert content(shard.tensors["mark"]) == MARK
         return time.monotonic() - began
 
     def assert_usual(self):

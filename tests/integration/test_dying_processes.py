@@ -22,11 +22,15 @@ from faults import (
 from group import Group, wait_until
 
 STAGES = ["OPENING", "PLANNING", "ALLOCATING", "TRANSFERRING"]
-# On GPUs those in which the driver is at work.
-PLACES = [("host", stage) for stage in STAGES] + [("cuda", stage) for stage in STAGES[2:]]
 HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
 # Longest that anybody may wait once something has died.
 LIMIT = 10
+
+
+def places(*stages):
+    """All stages in host memory; of GPUs some of those in which the driver is at work."""
+    chosen = [("host", stage) for stage in STAGES] + [("cuda", stage) for stage in stages]
+    return pytest.mark.parametrize("memory, stage", chosen, indirect=["memory"])
 
 
 def names(error, rank):
@@ -73,7 +77,7 @@ def assert_heals(group, path):
     assert_nothing_is_left(group)
 
 
-@pytest.mark.parametrize("memory, stage", PLACES, indirect=["memory"])
+@places("ALLOCATING", "TRANSFERRING")
 def test_killing_a_member_ends_the_load_on_all_ranks_with_its_name(start, tmp_path, outcome, stage):
     group = start(3, *HEARTBEATS)
     victim = group.pid(2)
@@ -85,7 +89,7 @@ def test_killing_a_member_ends_the_load_on_all_ranks_with_its_name(start, tmp_pa
     assert_heals(group, path)
 
 
-@pytest.mark.parametrize("memory, stage", PLACES, indirect=["memory"])
+@places("TRANSFERRING")
 def test_a_member_that_stands_still_ends_the_load_on_the_other_ranks(
     start, tmp_path, outcome, stage
 ):
@@ -101,7 +105,7 @@ def test_a_member_that_stands_still_ends_the_load_on_the_other_ranks(
     assert_heals(group, path)
 
 
-@pytest.mark.parametrize("memory, stage", PLACES, indirect=["memory"])
+@places("TRANSFERRING")
 def test_killing_the_leader_ends_the_load_on_all_ranks_with_its_name(
     start, tmp_path, outcome, stage
 ):
@@ -114,7 +118,7 @@ def test_killing_the_leader_ends_the_load_on_all_ranks_with_its_name(
     assert_heals(group, path)
 
 
-@pytest.mark.parametrize("memory, stage", PLACES, indirect=["memory"])
+@places("ALLOCATING")
 def test_a_leader_that_stands_still_ends_the_load_on_the_other_ranks(
     start, tmp_path, outcome, stage
 ):

@@ -7,7 +7,7 @@ import ckptd
 import grpc
 import pytest
 from ckptd import _proto, _rpc
-from faults import Program, resources, sparse, ticket
+from faults import Program, fd_socket_of, resources, sparse, ticket
 from group import wait_until
 from noise import PREFACE, SETTINGS, SPEECHES, callers, doors, dripping, show
 
@@ -20,13 +20,26 @@ def early(unshown):
     """It expires while these tests run; test_hostile_peers.py looks at it in the end."""
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_whatever_callers_say_at_a_door_the_next_client_attaches_as_usual(scene, door):
-    where = doors(scene.group)[door]
+@pytest.fixture
+def place(request):
+    """The scene on the memory that a test asks for, "host" or "cuda"."""
+    return request.getfixturevalue("gpu_scene" if request.param == "cuda" else "scene")
+
+
+both = pytest.mark.parametrize("place", ["host", "cuda"], indirect=True)
+
+
+@pytest.mark.parametrize(
+    "place, door",
+    [*(("host", door) for door in DOORS), ("cuda", "fd"), ("cuda", "memory")],
+    indirect=["place"],
+)
+def test_whatever_callers_say_at_a_door_the_next_client_attaches_as_usual(place, door):
+    where = doors(place.group)[door]
     with contextlib.ExitStack() as noisy:
         for speech in SPEECHES.values():
             noisy.enter_context(callers(where, 1, speech))
-        scene.assert_usual()
+        place.assert_usual()
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -48,42 +61,46 @@ def test_callers_that_drip_bytes_delay_nobody(scene, door):
         scene.assert_usual()
 
 
-def test_callers_that_have_gone_leave_no_descriptor(scene):
-    before = [resources(pid)["fds"] for pid in scene.pids]
-    for where in doors(scene.group).values():
+@both
+def test_callers_that_have_gone_leave_no_descriptor(place):
+    before = [resources(pid)["fds"] for pid in place.pids]
+    for where in doors(place.group).values():
         for speech in SPEECHES.values():
             with callers(where, 3, speech):
                 pass
     wait_until(
-        lambda: all(resources(pid)["fds"] <= fds + 4 for pid, fds in zip(scene.pids, before)),
+        lambda: all(resources(pid)["fds"] <= fds + 4 for pid, fds in zip(place.pids, before)),
         "their connections to be closed",
         10,
     )
 
 
-def test_a_token_that_was_used_is_worthless(scene):
-    reply = ticket(scene.client, scene.checkpoint)
-    path = reply.memfd.fd_socket
+@both
+def test_a_token_that_was_used_is_worthless(place):
+    reply = ticket(place.client, place.checkpoint)
+    path = fd_socket_of(reply)
     assert show(reply.token, path)[0] == 0
     assert show(reply.token, path) == (UNAUTHENTICATED, 0)
-    scene.assert_usual()
+    place.assert_usual()
 
 
-def test_a_token_of_a_lease_that_was_released_is_worthless(scene):
-    reply = ticket(scene.client, scene.checkpoint)
-    scene.client._connection.call(
+@both
+def test_a_token_of_a_lease_that_was_released_is_worthless(place):
+    reply = ticket(place.client, place.checkpoint)
+    place.client._connection.call(
         "ReleaseShard",
         _proto.message("ReleaseShardRequest")(lease=reply.lease),
         "releasing",
         _rpc.Deadline(5),
     )
-    assert show(reply.token, reply.memfd.fd_socket) == (UNAUTHENTICATED, 0)
+    assert show(reply.token, fd_socket_of(reply)) == (UNAUTHENTICATED, 0)
 
 
-def test_a_token_of_one_daemon_is_worthless_at_another(scene):
-    reply = ticket(scene.client, scene.checkpoint)
-    assert show(reply.token, doors(scene.group, 1)["fd"]) == (UNAUTHENTICATED, 0)
-    assert show(reply.token, reply.memfd.fd_socket)[0] == 0
+@both
+def test_a_token_of_one_daemon_is_worthless_at_another(place):
+    reply = ticket(place.client, place.checkpoint)
+    assert show(reply.token, doors(place.group, 1)["fd"]) == (UNAUTHENTICATED, 0)
+    assert show(reply.token, fd_socket_of(reply))[0] == 0
 
 
 # Shows a token as another user; what comes back, if anything, on a line.
@@ -136,7 +153,7 @@ def test_another_user_with_a_token_gets_nothing_even_where_the_door_stands_open(
         for path, mode in modes:
             path.chmod(mode)
     # It was not used up either.
-    assert show(reply.token, reply.memfd.fd_socket)[0] == 0
+    assert show(reply.token, fd_socket_of(reply))[0] == 0
 
 
 def call(address, method, request, **options):

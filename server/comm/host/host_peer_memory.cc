@@ -52,7 +52,7 @@ absl::Status NotImported(const absl::Status& error, const PeerSlab& slab) {
   if (error.code() != absl::StatusCode::kUnavailable) return OfRank(error, slab);
   Facts facts = FactsOf(error);
   facts["rank"] = std::to_string(slab.rank);
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kDeviceFailed,
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRankFailed,
                    fmt::format("mapping the memory of rank {}: {}", slab.rank, MessageOf(error)),
                    facts);
 }

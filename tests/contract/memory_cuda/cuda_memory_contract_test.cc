@@ -17,7 +17,8 @@
 namespace ckptd {
 namespace {
 
-constexpr uint64_t kSegment = 2 << 20;  // the granularity
+constexpr uint64_t kSegment = 4 << 20;  // the recommended granularity
+constexpr uint64_t kMinimum = 2 << 20;  // the least that the driver maps; blocks of cuMemAlloc
 constexpr uint64_t kGpuBytes = uint64_t{256} << 20;
 
 class OnTheFake : public testing::Environment {
@@ -26,6 +27,7 @@ class OnTheFake : public testing::Environment {
   void SetUp() override {
     UseFakeCuda(
         "gpus = 2\nbytes = 0x10000000\nlazy = 1\nfill = 0xcb\ntrace = trace\n"
+        "recommended_granularity = 0x400000\n"
         "name.1 = NVIDIA H100 80GB HBM3 MIG 1g.10gb\n");
     OtherProcess::Start();  // before this one uses the driver, which no fork survives
   }
@@ -73,7 +75,7 @@ class ImportedSlab final : public ClientMemory {
 MemoryCase Descriptors() { return {"FakeCuda", MakeCuda, kSegment, ImportedSlab::Attach}; }
 
 MemoryCase Names() {
-  return {"FakeCudaIpc", MakeCuda, kSegment, SlabElsewhere::Attach, HandleKind::kCudaIpc};
+  return {"FakeCudaIpc", MakeCuda, kMinimum, SlabElsewhere::Attach, HandleKind::kCudaIpc};
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, MemoryContract, testing::Values(Descriptors(), Names()),
@@ -158,10 +160,28 @@ TEST_F(CudaMemoryContract, AGpuThatIsNotVisibleIsNamedWithThoseThatAre) {
 }
 
 TEST_F(CudaMemoryContract, ASizeThatNoAllocationHasIsRefused) {
-  for (const uint64_t bytes : {uint64_t{0}, kSegment - 1, ~uint64_t{0}}) {
+  for (const uint64_t bytes : {uint64_t{0}, kMinimum - 1, ~uint64_t{0}}) {
     EXPECT_FALSE(
         DeviceMemory::Import(UniqueFd(), FakeGpu()->info().uuid, bytes, AttachMode::kShared).ok());
   }
+}
+
+// Another driver may recommend another one.
+TEST_F(CudaMemoryContract, WhatWasMadeElsewhereNeedsOnlyTheLeastGranularity) {
+  const auto device = FakeGpu();
+  CUmemAllocationProp properties = {};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->info().ordinal};
+  CUmemGenericAllocationHandle made = 0;
+  int fd = -1;
+  ASSERT_OK(device->Check(device->driver().MemCreate(&made, kMinimum, &properties, 0), "making"));
+  ASSERT_OK(device->Check(device->driver().MemExportToShareableHandle(
+                              &fd, made, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+                          "exporting"));
+  const UniqueFd descriptor(fd);
+  EXPECT_OK(DeviceMemory::Import(descriptor, device->info().uuid, kMinimum, AttachMode::kShared));
+  device->driver().MemRelease(made);
 }
 
 TEST_F(CudaMemoryContract, ADescriptorOfOtherMemoryIsRefused) {

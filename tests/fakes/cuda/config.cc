@@ -128,6 +128,7 @@ bool Apply(const std::string& key, const std::string& value, Config& config) {
   if (key == "lazy") return Assign(value, config.lazy);
   if (key == "lazy_ms") return Assign(value, config.lazy_ms);
   if (key == "fill") return Assign(value, config.fill);
+  if (key == "recommended_granularity") return Assign(value, config.recommended_granularity);
   if (key == "link_bytes_per_second") return Assign(value, config.link_bytes_per_second);
   if (key == "fault") return AddFault(value, config);
   if (key == "state_dir")

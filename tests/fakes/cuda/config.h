@@ -41,6 +41,7 @@ struct Config {
   bool lazy = false;                        // queued work waits for who waits for it
   std::optional<std::uint64_t> lazy_ms;     // ... or for a worker that comes so much later
   std::optional<unsigned char> fill;        // what fresh device memory holds; none: zeros
+  std::uint64_t recommended_granularity = 0;  // 0: as the minimum
   std::uint64_t link_bytes_per_second = 0;  // host <-> device; 0: no limit
   std::string state_dir;                    // what processes share; empty: nothing
   std::string trace;                        // file; empty: none

@@ -82,11 +82,13 @@ extern "C" {
 
 CUresult CUDAAPI cuMemGetAllocationGranularity(std::size_t* granularity,
                                                const CUmemAllocationProp* prop,
-                                               CUmemAllocationGranularity_flags) {
+                                               CUmemAllocationGranularity_flags which) {
   return Call("cuMemGetAllocationGranularity", {}).Run([&](Call&) -> CUresult {
     if (granularity == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const CUresult good = CheckProperties(prop);
-    if (good == CUDA_SUCCESS) *granularity = kGranularity;
+    const std::uint64_t recommended = driver().config.recommended_granularity;
+    const bool other = which == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED && recommended > 0;
+    if (good == CUDA_SUCCESS) *granularity = other ? recommended : kGranularity;
     return good;
   });
 }
