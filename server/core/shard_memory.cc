@@ -12,6 +12,11 @@ absl::Status ShardMemory::SealLocked() {
   return absl::OkStatus();
 }
 
+void ShardMemory::Filled() {
+  MutexLock lock(mutex_);
+  if (slab_ != nullptr) backend_.Filled(*slab_);
+}
+
 absl::Status ShardMemory::Seal() {
   MutexLock lock(mutex_);
   return SealLocked();

@@ -22,6 +22,8 @@ class ShardMemory {
   ShardMemory(MemoryBackend& backend, std::unique_ptr<Slab> slab, HandleKind kind)
       : backend_(backend), kind_(kind), slab_(std::move(slab)) {}
 
+  // Nobody writes it any more; see MemoryBackend.
+  void Filled();
   // Immutable for clients from now on. Idempotent.
   absl::Status Seal();
   bool sealed() const;

@@ -137,6 +137,9 @@ void AddConfigFlags(CLI::App& app, Config& config) {
       "daemons of a host take them in turn");
   add("staging", config.staging,
       "Pinned host memory that bytes for GPUs go through; needed once, however large the shards are");
+  add("idle", config.idle,
+      "What stays on GPUs while no load runs: keep the context, the staging memory and the kernels, so "
+      "that a load begins at once, or release all but the shards themselves");
   add("host-tier", config.host_tier,
       "Host memory for pristine copies of shards that trainers take over (EXCLUSIVE) from the GPU, so "
       "that they come back without storage: a size, or a share of what is available at start, divided "
@@ -207,6 +210,9 @@ absl::Status CheckConfig(const Config& config) {
   CKPTD_RETURN_IF_ERROR(ParseBytes(config.segment_bytes).status());
   CKPTD_RETURN_IF_ERROR(ParseBytes(config.staging).status());
   CKPTD_RETURN_IF_ERROR(ParseShare(config.memory_budget, 1).status());
+  if (config.idle != "keep" && config.idle != "release") {
+    return Invalid(fmt::format("checking --idle {}: use keep or release", config.idle));
+  }
   CKPTD_ASSIGN_OR_RETURN(const uint64_t host_tier, ParseShare(config.host_tier, 100));
   if (host_tier > 0 && config.memory == "host") {
     return Invalid("checking --host-tier: it lies behind a GPU's memory, and --memory is host; "
@@ -234,6 +240,7 @@ std::map<std::string, std::string> Describe(const Config& config) {
           {"memory", config.memory},
           {"device", config.device},
           {"staging", config.staging},
+          {"idle", config.idle},
           {"host-tier", config.host_tier},
           {"memory-budget", config.memory_budget},
           {"arena", config.arena},

@@ -37,6 +37,7 @@ struct Config {
   std::string memory = "auto";
   std::string device = "auto";
   std::string staging = "64MiB";
+  std::string idle = "keep";
   std::string host_tier = "0";
   std::string memory_budget = "80%";
   std::string arena = "0";

@@ -83,6 +83,7 @@ absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& 
   CKPTD_ASSIGN_OR_RETURN(options.budget_bytes, ParseShare(config.memory_budget, free / sharers));
   CKPTD_ASSIGN_OR_RETURN(options.staging_bytes, ParseBytes(config.staging));
   options.kernels = kernels::KernelImage();
+  options.keep_engine = config.idle == "keep";
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<CudaMemory> memory,
                          CudaMemory::Create(std::move(device), options));
   MemoryTier tier;

@@ -77,6 +77,9 @@ class MemoryBackend {
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended) {
     return Allocate(bytes, intended, kinds().front());
   }
+  // Whoever filled the slab has ended, and it is complete: what only filling needs may go.
+  // Its view can still be read.
+  virtual void Filled(Slab& slab) { (void)slab; }
   // Makes the slab immutable for clients; called once, before the first Export
   // with kShared or kPrivate. Idempotent.
   virtual absl::Status Seal(Slab& slab) = 0;

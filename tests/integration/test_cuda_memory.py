@@ -146,6 +146,33 @@ def test_what_a_killed_trainer_took_comes_back_from_the_host_tier(cuda):
             assert int(newest["restored_bytes"]) == int(newest["bytes_done"]) > 0
 
 
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_a_daemon_at_rest_holds_no_context_and_serves_as_before(start, mode):
+    bench = start(2, daemon=["--idle", "release"])
+    pids = [bench.group.pid(rank) for rank in range(2)]
+
+    def contexts():
+        made, given_back = (
+            [len(bench.fake.calls(f"cuDevicePrimaryCtx{what}", pid=pid, result=0)) for pid in pids]
+            for what in ("Retain", "Release")
+        )
+        return [m - g for m, g in zip(made, given_back)]
+
+    assert contexts() == [0, 0]
+    with bench.trainers(mode) as trainers:
+        assert all(answer["same"] for answer in trainers.ask("compare"))
+        assert contexts() == [0, 0] and bench.held() > 0
+        if mode == "shared":
+            name = bench.group.json("list")["checkpoints"][0]["name"]
+            assert [bench.group.json("verify", name, rank=rank)["mismatched"] for rank in range(2)] == [[], []]
+            assert contexts() == [0, 0]
+            with bench.trainers(mode) as more:
+                assert all(answer["same"] for answer in more.ask("compare"))
+    with bench.trainers(mode) as again:
+        assert all(answer["same"] for answer in again.ask("compare"))
+    assert contexts() == [0, 0]
+
+
 @pytest.mark.parametrize("mode", ["exclusive", "private", "shared"])
 def test_a_killed_trainer_s_memory_comes_back(cuda, mode):
     bench = cuda(1)

@@ -8,6 +8,7 @@
 #include "server/memory/cuda/cuda_lane.h"
 
 namespace ckptd {
+
 absl::Status CudaBytes::Zero() {
   CKPTD_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Make(device()));
   {
@@ -19,12 +20,13 @@ absl::Status CudaBytes::Zero() {
 }
 
 absl::StatusOr<std::unique_ptr<StagingLane>> CudaBytes::OpenLane() {
-  return std::make_unique<CudaLane>(pool_);
+  return std::make_unique<CudaLane>(engine_->pool());
 }
 
 absl::Status CudaBytes::Read(uint64_t offset, std::span<std::byte> out) {
   CKPTD_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Make(device()));
-  CKPTD_ASSIGN_OR_RETURN(StagingPool::Slot* const slot, pool_->Take());
+  StagingPool& pool = *engine_->pool();
+  CKPTD_ASSIGN_OR_RETURN(StagingPool::Slot* const slot, pool.Take());
   absl::Status status;
   for (size_t done = 0; done < out.size() && status.ok();) {
     const std::span<std::byte> via =
@@ -41,9 +43,29 @@ absl::Status CudaBytes::Read(uint64_t offset, std::span<std::byte> out) {
     std::memcpy(out.data() + done, via.data(), via.size());
     done += via.size();
   }
-  if (!status.ok()) static_cast<void>(pool_->Record(*slot, device(), stream.get()));
-  pool_->Give(slot);
+  if (!status.ok()) static_cast<void>(pool.Record(*slot, device(), stream.get()));
+  pool.Give(slot);
   return status;
+}
+
+absl::StatusOr<std::unique_ptr<StagingLane>> RestingBytes::OpenLane() {
+  return absl::FailedPreconditionError("writing a slab: it is complete");
+}
+
+absl::StatusOr<std::shared_ptr<CudaBytes>> RestingBytes::Map() {
+  MutexLock lock(mutex_);
+  if (mapped_ != nullptr) return mapped_;
+  CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaEngine> engine, source_->Get());
+  const CudaGpu gpu = engine->home();
+  CKPTD_ASSIGN_OR_RETURN(CudaAllocation memory,
+                         CudaAllocation::Import(gpu.device, fd_->get(), bytes_, false));
+  mapped_ = std::make_shared<CudaBytes>(std::move(engine), std::move(memory), gpu.kernels);
+  return mapped_;
+}
+
+absl::Status RestingBytes::Read(uint64_t offset, std::span<std::byte> out) {
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaBytes> mapped, Map());
+  return mapped->Read(offset, out);
 }
 
 }  // namespace ckptd

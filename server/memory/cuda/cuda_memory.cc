@@ -35,16 +35,16 @@ class CudaSlab final : public Slab {
            std::shared_ptr<CudaBytes> memory, CudaShare share)
       : books_(std::move(books)),
         asked_(asked),
-        memory_(std::move(memory)),
+        mapped_(std::move(memory)),
         share_(std::move(share)),
-        segments_{{.id = id, .bytes = memory_->bytes()}} {
+        segments_{{.id = id, .bytes = mapped_->bytes()}} {
     MutexLock lock(books_->mutex);
-    books_->used += memory_->bytes();
+    books_->used += segments_[0].bytes;
     books_->owned[id] = share_.fd;
   }
   ~CudaSlab() override {
     MutexLock lock(books_->mutex);
-    books_->used -= memory_->bytes();
+    books_->used -= segments_[0].bytes;
     books_->owned.erase(segments_[0].id);
   }
   CudaSlab(const CudaSlab&) = delete;
@@ -52,20 +52,37 @@ class CudaSlab final : public Slab {
 
   uint64_t bytes() const override { return asked_; }
   const std::vector<Segment>& segments() const override { return segments_; }
-  SlabView view() override { return {{}, memory_}; }
+  SlabView view() override { return {{}, mapped_ != nullptr ? mapped_ : Resting()}; }
   HandleKind kind() const override { return share_.kind; }
   std::string ipc_handle() const override { return share_.ipc_handle; }
   const CudaShare& share() const { return share_; }
+  // From now on its descriptor alone keeps it, but for as long as somebody reads it.
+  void Rest(std::shared_ptr<CudaEngineSource> source) {
+    source_ = std::move(source);
+    mapped_.reset();
+  }
 
   bool sealed = false;
   bool lent_writable = false;
 
  private:
+  // Those who read at the same time share it.
+  std::shared_ptr<StagedMemory> Resting() {
+    std::shared_ptr<StagedMemory> resting = resting_.lock();
+    if (resting == nullptr) {
+      resting = std::make_shared<RestingBytes>(source_, share_.fd, segments_[0].bytes);
+      resting_ = resting;
+    }
+    return resting;
+  }
+
   const std::shared_ptr<CudaMemory::Books> books_;
   const uint64_t asked_;
-  const std::shared_ptr<CudaBytes> memory_;
+  std::shared_ptr<CudaBytes> mapped_;  // null: at rest
   const CudaShare share_;
   const std::vector<Segment> segments_;
+  std::shared_ptr<CudaEngineSource> source_;  // when at rest
+  std::weak_ptr<StagedMemory> resting_;
 };
 
 namespace {
@@ -104,46 +121,37 @@ absl::StatusOr<UniqueFd> Duplicate(const UniqueFd& fd) {
 
 absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(std::shared_ptr<CudaDevice> device,
                                                                CudaMemoryOptions options) {
-  CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<StagingPool> pool,
-                         StagingPool::Create(device, options.staging_bytes));
-  CKPTD_ASSIGN_OR_RETURN(Gpu gpu, WithKernels(std::move(device), options));
-  return std::unique_ptr<CudaMemory>(new CudaMemory(std::move(gpu), options, std::move(pool)));
+  const CudaEngine::Options engine_options = {options.staging_bytes, options.kernels};
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaEngine> engine,
+                         CudaEngine::Start(std::move(device), engine_options));
+  const bool has_kernels = engine->home().kernels != nullptr;
+  auto source =
+      std::make_shared<CudaEngineSource>(engine, engine_options, options.keep_engine);
+  return std::unique_ptr<CudaMemory>(new CudaMemory(std::move(source), has_kernels, options));
 }
 
-absl::StatusOr<CudaMemory::Gpu> CudaMemory::WithKernels(std::shared_ptr<CudaDevice> device,
-                                                        const CudaMemoryOptions& options) {
-  Gpu gpu = {device, nullptr};
-  absl::StatusOr<std::unique_ptr<CudaKernels>> kernels =
-      CudaKernels::Load(std::move(device), options.kernels);
-  if (kernels.ok()) {
-    gpu.kernels = *std::move(kernels);
-  } else if (ReasonOf(kernels.status()) != reason::kNoDevice) {
-    return kernels.status();
-  }
-  return gpu;
-}
-
-CudaMemory::CudaMemory(Gpu gpu, CudaMemoryOptions options, std::shared_ptr<StagingPool> pool)
-    : gpu_(std::move(gpu)),
-      options_(options),
-      pool_(std::move(pool)),
+CudaMemory::CudaMemory(std::shared_ptr<CudaEngineSource> source, bool has_kernels,
+                       const CudaMemoryOptions& options)
+    : source_(std::move(source)),
+      has_kernels_(has_kernels),
+      budget_(options.budget_bytes),
       books_(std::make_shared<Books>()) {}
 
-absl::Status CudaMemory::CheckRoom(uint64_t bytes) const {
-  CKPTD_ASSIGN_OR_RETURN(const uint64_t free, gpu_.device->FreeBytes());
+absl::Status CudaMemory::CheckRoom(const CudaDevice& device, uint64_t bytes) const {
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t free, device.FreeBytes());
   MutexLock lock(books_->mutex);
-  const uint64_t left = options_.budget_bytes - std::min(books_->used, options_.budget_bytes);
+  const uint64_t left = budget_ - std::min(books_->used, budget_);
   if (bytes <= left && bytes <= free) return absl::OkStatus();
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
                    fmt::format("allocating {} bytes on {}: {} bytes of the budget of {} are left, "
                                "{} bytes are free on the GPU; unload a checkpoint, end what else "
                                "uses the GPU, or raise --memory-budget",
-                               bytes, gpu_.device->info().uuid, left, options_.budget_bytes, free),
-                   {{"device", gpu_.device->info().uuid},
+                               bytes, source_->info().uuid, left, budget_, free),
+                   {{"device", source_->info().uuid},
                     {"asked_bytes", std::to_string(bytes)},
                     {"free_bytes", std::to_string(std::min(left, free))},
                     {"device_free_bytes", std::to_string(free)},
-                    {"budget_bytes", std::to_string(options_.budget_bytes)}});
+                    {"budget_bytes", std::to_string(budget_)}});
 }
 
 absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, AttachMode,
@@ -153,10 +161,12 @@ absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, Attac
                      "allocating device memory: 0 bytes asked; a rank that receives nothing needs "
                      "no slab");
   }
-  CKPTD_RETURN_IF_ERROR(CheckRoom(bytes));
-  CKPTD_ASSIGN_OR_RETURN(CudaAllocation allocation, Make(gpu_.device, bytes, kind));
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaEngine> engine, source_->Get());
+  const CudaGpu& gpu = engine->home();
+  CKPTD_RETURN_IF_ERROR(CheckRoom(*gpu.device, bytes));
+  CKPTD_ASSIGN_OR_RETURN(CudaAllocation allocation, Make(gpu.device, bytes, kind));
   CKPTD_ASSIGN_OR_RETURN(CudaShare share, Share(allocation, kind));
-  auto memory = std::make_shared<CudaBytes>(std::move(allocation), pool_, gpu_.kernels);
+  auto memory = std::make_shared<CudaBytes>(engine, std::move(allocation), gpu.kernels);
   // Padding is never written, and the driver promises nothing about old content.
   CKPTD_RETURN_IF_ERROR(memory->Zero());
   uint64_t id = 0;
@@ -165,6 +175,12 @@ absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, Attac
     id = books_->next_id++;
   }
   return std::make_unique<CudaSlab>(books_, id, bytes, std::move(memory), std::move(share));
+}
+
+void CudaMemory::Filled(Slab& slab) {
+  auto* const ours = dynamic_cast<CudaSlab*>(&slab);
+  if (ours == nullptr || source_->keeps() || ours->share().fd == nullptr) return;
+  ours->Rest(source_);
 }
 
 absl::Status CudaMemory::Seal(Slab& slab) {
@@ -197,7 +213,7 @@ absl::StatusOr<SlabHandle> CudaMemory::Export(Slab& slab, AttachMode mode) {
   }
   SlabHandle handle;
   handle.kind = ours->kind();
-  handle.device = gpu_.device->info().uuid;
+  handle.device = source_->info().uuid;
   handle.writable = exclusive;
   handle.ipc_handle = ours->ipc_handle();
   if (ours->share().fd != nullptr) {
@@ -220,21 +236,21 @@ std::vector<uint64_t> CudaMemory::OwnedSegments() const {
 
 MemoryUsage CudaMemory::Usage() const {
   MemoryUsage usage;
-  usage.budget = options_.budget_bytes;
-  usage.staging = pool_->bytes();
+  usage.budget = budget_;
+  const std::shared_ptr<CudaEngine> engine = source_->Running();
+  usage.staging = engine == nullptr ? 0 : engine->pool()->bytes();
   MutexLock lock(books_->mutex);
   usage.used = books_->used;
   return usage;
 }
 
 std::string CudaMemory::tier() const {
-  const int version = gpu_.device->driver().version;
-  return fmt::format("cuda ({}, {}, driver for CUDA {}.{}, budget {:.1f} GB, {} MiB of staging "
-                     "memory, {})",
-                     gpu_.device->info().uuid, gpu_.device->info().name, version / 1000,
-                     version % 1000 / 10, static_cast<double>(options_.budget_bytes) / 1e9,
-                     pool_->bytes() >> 20,
-                     gpu_.kernels != nullptr ? "copy kernels" : "no copy kernels");
+  const int version = source_->driver().version;
+  return fmt::format("cuda ({}, {}, driver for CUDA {}.{}, budget {:.1f} GB, {}, {})",
+                     source_->info().uuid, source_->info().name, version / 1000,
+                     version % 1000 / 10, static_cast<double>(budget_) / 1e9,
+                     has_kernels_ ? "copy kernels" : "no copy kernels",
+                     source_->Running() != nullptr ? "context kept" : "at rest");
 }
 
 absl::StatusOr<UniqueFd> CudaMemory::SegmentFd(uint64_t segment_id) const {
@@ -258,24 +274,13 @@ absl::StatusOr<UniqueFd> CudaMemory::SegmentFd(uint64_t segment_id) const {
                                segment_id));
 }
 
-absl::StatusOr<CudaMemory::Gpu> CudaMemory::GpuOf(const std::string& uuid) {
-  if (uuid == device()) return gpu_;
-  MutexLock lock(peers_mutex_);
-  const auto known = peers_.find(uuid);
-  if (known != peers_.end()) return known->second;
-  const CudaDriver& driver = gpu_.device->driver();
-  CKPTD_ASSIGN_OR_RETURN(GpuInfo info, FindGpu(driver, uuid));
-  CKPTD_ASSIGN_OR_RETURN(auto device, CudaDevice::Open(driver, std::move(info)));
-  CKPTD_ASSIGN_OR_RETURN(Gpu gpu, WithKernels(std::move(device), options_));
-  return peers_.emplace(uuid, std::move(gpu)).first->second;
-}
-
 absl::StatusOr<std::shared_ptr<StagedMemory>> CudaMemory::ImportPeer(
     const std::string& device_uuid, const UniqueFd& fd, uint64_t bytes) {
-  CKPTD_ASSIGN_OR_RETURN(const Gpu gpu, GpuOf(device_uuid));
+  CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaEngine> engine, source_->Get());
+  CKPTD_ASSIGN_OR_RETURN(const CudaGpu gpu, engine->GpuOf(device_uuid));
   CKPTD_ASSIGN_OR_RETURN(CudaAllocation memory,
                          CudaAllocation::Import(gpu.device, fd.get(), bytes, true));
-  return std::make_shared<CudaBytes>(std::move(memory), pool_, gpu.kernels);
+  return std::make_shared<CudaBytes>(std::move(engine), std::move(memory), gpu.kernels);
 }
 
 }  // namespace ckptd

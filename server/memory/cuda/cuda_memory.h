@@ -11,26 +11,26 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/base/mutex.h"
 #include "common/cuda/device.h"
-#include "server/memory/cuda/kernels.h"
-#include "server/memory/cuda/staging_pool.h"
+#include "server/memory/cuda/cuda_engine.h"
 #include "server/memory/memory.h"
 
 namespace ckptd {
 
 struct CudaMemoryOptions {
   uint64_t budget_bytes = 0;
-  uint64_t staging_bytes = uint64_t{64} << 20;  // pinned host memory, once
-  // Code of the copy kernels, kept by the driver; empty: the processor does their work.
+  // As CudaEngine::Options has them.
+  uint64_t staging_bytes = CudaEngine::Options().staging_bytes;
   std::span<const std::byte> kernels = {};
+  // Between loads: false gives all back that the slabs do without, which the next load (or
+  // verification) then starts anew. Slabs for kCudaIpc do not do without.
+  bool keep_engine = true;
 };
 
 // Thread-safe, as far as MemoryBackend says. Slabs may outlive it.
@@ -48,6 +48,7 @@ class CudaMemory final : public MemoryBackend {
   using MemoryBackend::Allocate;
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
                                                  HandleKind kind) override;
+  void Filled(Slab& slab) override;
   absl::Status Seal(Slab& slab) override;
   absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) override;
   void GiveUp(std::unique_ptr<Slab> slab) override;
@@ -55,7 +56,7 @@ class CudaMemory final : public MemoryBackend {
   std::vector<uint64_t> OwnedSegments() const override;
   MemoryUsage Usage() const override;
   std::string tier() const override;
-  std::string device() const override { return gpu_.device->info().uuid; }
+  std::string device() const override { return source_->info().uuid; }
 
   // A descriptor of a segment, for a daemon of our group on this host. NotFound when we
   // do not own it; FailedPrecondition HANDLE_KIND where it has none (kCudaIpc).
@@ -68,24 +69,16 @@ class CudaMemory final : public MemoryBackend {
 
  private:
   struct Books;  // what slabs and backend share
-  struct Gpu {
-    std::shared_ptr<CudaDevice> device;
-    std::shared_ptr<const CudaKernels> kernels;  // null: it has none
-  };
 
-  CudaMemory(Gpu gpu, CudaMemoryOptions options, std::shared_ptr<StagingPool> pool);
-  static absl::StatusOr<Gpu> WithKernels(std::shared_ptr<CudaDevice> device,
-                                         const CudaMemoryOptions& options);
-  absl::StatusOr<Gpu> GpuOf(const std::string& uuid);
-  absl::Status CheckRoom(uint64_t bytes) const;
+  CudaMemory(std::shared_ptr<CudaEngineSource> source, bool has_kernels,
+             const CudaMemoryOptions& options);
+  absl::Status CheckRoom(const CudaDevice& device, uint64_t bytes) const;
 
   friend class CudaSlab;
-  const Gpu gpu_;
-  const CudaMemoryOptions options_;
-  const std::shared_ptr<StagingPool> pool_;
+  const std::shared_ptr<CudaEngineSource> source_;
+  const bool has_kernels_;
+  const uint64_t budget_;
   const std::shared_ptr<Books> books_;
-  Mutex peers_mutex_;
-  std::map<std::string, Gpu> peers_ ABSL_GUARDED_BY(peers_mutex_);  // by UUID
 };
 
 }  // namespace ckptd

@@ -28,6 +28,16 @@ TEST_P(MemoryContract, ASlabsSegmentsAddUpToItsBytes) {
   EXPECT_EQ(slab->bytes(), bytes);
 }
 
+TEST_P(MemoryContract, ASlabThatIsFilledCanStillBeRead) {
+  const uint64_t bytes = segment_ + 512;
+  const std::unique_ptr<Slab> slab = Allocate(bytes);
+  Fill(*slab, 3);
+  for (int twice = 0; twice < 2; ++twice) backend_->Filled(*slab);
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_EQ(Matching(ReadBytes(slab->view(), 0, bytes), 3), bytes);
+  }
+}
+
 TEST_P(MemoryContract, NoBytesAreAnInvalidRequest) {
   EXPECT_THAT(Ask(0),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));

@@ -28,7 +28,8 @@ class OnTheFake : public testing::Environment {
     UseFakeCuda(
         "gpus = 2\nbytes = 0x10000000\nlazy = 1\nfill = 0xcb\ntrace = trace\n"
         "recommended_granularity = 0x400000\n"
-        "name.1 = NVIDIA H100 80GB HBM3 MIG 1g.10gb\n");
+        "name.1 = NVIDIA H100 80GB HBM3 MIG 1g.10gb\n"
+        "twins = " CKPTD_TWINS "\n");
     OtherProcess::Start();  // before this one uses the driver, which no fork survives
   }
   void TearDown() override { OtherProcess::Stop(); }
@@ -72,16 +73,23 @@ class ImportedSlab final : public ClientMemory {
   DeviceMemory memory_;
 };
 
+absl::StatusOr<std::unique_ptr<MemoryBackend>> MakeResting(uint64_t budget) {
+  return CudaMemory::Create(
+      FakeGpu(), {.budget_bytes = budget, .staging_bytes = 8 << 20, .keep_engine = false});
+}
+
+MemoryCase AtRest() { return {"FakeCudaAtRest", MakeResting, kSegment, ImportedSlab::Attach}; }
+
 MemoryCase Descriptors() { return {"FakeCuda", MakeCuda, kSegment, ImportedSlab::Attach}; }
 
 MemoryCase Names() {
   return {"FakeCudaIpc", MakeCuda, kMinimum, SlabElsewhere::Attach, HandleKind::kCudaIpc};
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, MemoryContract, testing::Values(Descriptors(), Names()),
-                         MemoryCaseName);
-INSTANTIATE_TEST_SUITE_P(Backends, OutlivingMemoryContract, testing::Values(Descriptors()),
-                         MemoryCaseName);
+INSTANTIATE_TEST_SUITE_P(Backends, MemoryContract,
+                         testing::Values(Descriptors(), AtRest(), Names()), MemoryCaseName);
+INSTANTIATE_TEST_SUITE_P(Backends, OutlivingMemoryContract,
+                         testing::Values(Descriptors(), AtRest()), MemoryCaseName);
 
 class CudaMemoryContract : public testing::Test {
  protected:

@@ -1,0 +1,69 @@
+#include "server/memory/cuda/cuda_engine.h"
+
+#include <utility>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+// A GPU that this ckptd has no kernels for is served without.
+absl::StatusOr<CudaGpu> WithKernels(std::shared_ptr<CudaDevice> device,
+                                    std::span<const std::byte> code) {
+  CudaGpu gpu = {device, nullptr};
+  absl::StatusOr<std::unique_ptr<CudaKernels>> kernels = CudaKernels::Load(std::move(device), code);
+  if (kernels.ok()) {
+    gpu.kernels = *std::move(kernels);
+  } else if (ReasonOf(kernels.status()) != reason::kNoDevice) {
+    return kernels.status();
+  }
+  return gpu;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<CudaEngine>> CudaEngine::Start(std::shared_ptr<CudaDevice> home,
+                                                              const Options& options) {
+  CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<StagingPool> pool,
+                         StagingPool::Create(home, options.staging_bytes));
+  CKPTD_ASSIGN_OR_RETURN(CudaGpu gpu, WithKernels(std::move(home), options.kernels));
+  return std::shared_ptr<CudaEngine>(new CudaEngine(std::move(gpu), options, std::move(pool)));
+}
+
+absl::StatusOr<CudaGpu> CudaEngine::GpuOf(const std::string& uuid) {
+  if (uuid == home_.device->info().uuid) return home_;
+  MutexLock lock(mutex_);
+  const auto known = peers_.find(uuid);
+  if (known != peers_.end()) return known->second;
+  const CudaDriver& driver = home_.device->driver();
+  CKPTD_ASSIGN_OR_RETURN(GpuInfo info, FindGpu(driver, uuid));
+  CKPTD_ASSIGN_OR_RETURN(auto device, CudaDevice::Open(driver, std::move(info)));
+  CKPTD_ASSIGN_OR_RETURN(CudaGpu gpu, WithKernels(std::move(device), options_.kernels));
+  return peers_.emplace(uuid, std::move(gpu)).first->second;
+}
+
+CudaEngineSource::CudaEngineSource(const std::shared_ptr<CudaEngine>& first,
+                                   CudaEngine::Options options, bool keep)
+    : driver_(first->home().device->driver()),
+      info_(first->home().device->info()),
+      options_(options),
+      kept_(keep ? first : nullptr),
+      running_(first) {}
+
+absl::StatusOr<std::shared_ptr<CudaEngine>> CudaEngineSource::Get() {
+  MutexLock lock(mutex_);
+  std::shared_ptr<CudaEngine> engine = running_.lock();
+  if (engine != nullptr) return engine;
+  CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> device, CudaDevice::Open(driver_, info_));
+  CKPTD_ASSIGN_OR_RETURN(engine, CudaEngine::Start(std::move(device), options_));
+  running_ = engine;
+  return engine;
+}
+
+std::shared_ptr<CudaEngine> CudaEngineSource::Running() const {
+  MutexLock lock(mutex_);
+  return running_.lock();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,81 @@
+// What bytes go through on their way to and from GPUs: contexts, staging memory, kernels.
+// It costs memory on the GPUs and on the host as long as it lives; memory that was
+// exported lives without it.
+#ifndef CKPTD_SERVER_MEMORY_CUDA_CUDA_ENGINE_H_
+#define CKPTD_SERVER_MEMORY_CUDA_CUDA_ENGINE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "common/cuda/device.h"
+#include "server/memory/cuda/kernels.h"
+#include "server/memory/cuda/staging_pool.h"
+
+namespace ckptd {
+
+struct CudaGpu {
+  std::shared_ptr<CudaDevice> device;
+  std::shared_ptr<const CudaKernels> kernels;  // null: it has none
+};
+
+// Thread-safe.
+class CudaEngine {
+ public:
+  struct Options {
+    uint64_t staging_bytes = uint64_t{64} << 20;  // pinned host memory, once
+    // Code of the copy kernels, kept by the driver; empty: the processor does their work.
+    std::span<const std::byte> kernels = {};
+  };
+  // `home`: the GPU of this daemon. Errors: DEVICE_FAILED, NO_MEMORY for the staging memory.
+  static absl::StatusOr<std::shared_ptr<CudaEngine>> Start(std::shared_ptr<CudaDevice> home,
+                                                           const Options& options);
+
+  const CudaGpu& home() const { return home_; }
+  // Any GPU of this host. Errors: NO_DEVICE when this process does not see it.
+  absl::StatusOr<CudaGpu> GpuOf(const std::string& uuid);
+  const std::shared_ptr<StagingPool>& pool() const { return pool_; }
+
+ private:
+  CudaEngine(CudaGpu home, const Options& options, std::shared_ptr<StagingPool> pool)
+      : home_(std::move(home)), options_(options), pool_(std::move(pool)) {}
+
+  const CudaGpu home_;
+  const Options options_;
+  const std::shared_ptr<StagingPool> pool_;
+  Mutex mutex_;
+  std::map<std::string, CudaGpu> peers_ ABSL_GUARDED_BY(mutex_);  // by UUID
+};
+
+// The engine of a process: kept running, or started when somebody needs it and gone with
+// its last user. Thread-safe.
+class CudaEngineSource {
+ public:
+  CudaEngineSource(const std::shared_ptr<CudaEngine>& first, CudaEngine::Options options,
+                   bool keep);
+
+  // Errors: those of CudaDevice::Open and CudaEngine::Start.
+  absl::StatusOr<std::shared_ptr<CudaEngine>> Get();
+  // Null when none runs.
+  std::shared_ptr<CudaEngine> Running() const;
+  bool keeps() const { return kept_ != nullptr; }
+  const GpuInfo& info() const { return info_; }
+  const CudaDriver& driver() const { return driver_; }
+
+ private:
+  const CudaDriver& driver_;
+  const GpuInfo info_;
+  const CudaEngine::Options options_;
+  const std::shared_ptr<CudaEngine> kept_;
+  mutable Mutex mutex_;
+  std::weak_ptr<CudaEngine> running_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_MEMORY_CUDA_CUDA_ENGINE_H_
