@@ -147,8 +147,8 @@ def test_what_a_killed_trainer_took_comes_back_from_the_host_tier(cuda):
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
-def test_a_daemon_at_rest_holds_no_context_and_serves_as_before(start, mode):
-    bench = start(2, daemon=["--idle", "release"])
+def test_a_daemon_at_rest_holds_no_context_and_serves_as_before(cuda, mode):
+    bench = cuda(2, daemon=["--idle", "release"])
     pids = [bench.group.pid(rank) for rank in range(2)]
 
     def contexts():
