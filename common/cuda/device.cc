@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/base/mutex.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 
@@ -48,7 +49,47 @@ absl::StatusOr<GpuInfo> Describe(const CudaDriver& driver, int ordinal) {
   return info;
 }
 
+// Errors of which the driver API's reference says that "the process must be terminated and
+// relaunched", and those of hardware that does not correct itself.
+bool EndsAllUse(CUresult result) {
+  constexpr auto kContained = static_cast<CUresult>(226);  // CUDA 12.8 and later name it
+  switch (result) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+      return true;
+    default:
+      return result == kContained;
+  }
+}
+
+// Never destroyed: threads may outlive main.
+struct FirstFailure {
+  Mutex mutex;
+  absl::Status status ABSL_GUARDED_BY(mutex);
+};
+
+FirstFailure& Failure() {
+  static auto* const failure = new FirstFailure;
+  return *failure;
+}
+
 }  // namespace
+
+std::atomic<bool> CudaDevice::failed_ = false;
+
+absl::Status CudaFailure() {
+  MutexLock lock(Failure().mutex);
+  return Failure().status;
+}
 
 absl::StatusOr<std::vector<GpuInfo>> ListGpus(const CudaDriver& driver) {
   int count = 0;
@@ -79,25 +120,37 @@ absl::StatusOr<GpuInfo> FindGpu(const CudaDriver& driver, std::string_view uuid)
 
 absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Open(const CudaDriver& driver,
                                                              GpuInfo info) {
+  CKPTD_RETURN_IF_ERROR(CudaFailure());
   CUcontext context = nullptr;
   CKPTD_RETURN_IF_ERROR(CudaStatus(driver, driver.DevicePrimaryCtxRetain(&context, info.ordinal),
                                    "making a context on " + info.uuid));
   return std::shared_ptr<CudaDevice>(new CudaDevice(driver, std::move(info), context));
 }
 
-CudaDevice::~CudaDevice() { driver_.DevicePrimaryCtxRelease(info_.ordinal); }
+CudaDevice::~CudaDevice() { driver().DevicePrimaryCtxRelease(info_.ordinal); }
 
 absl::Status CudaDevice::Check(CUresult result, std::string_view doing) const {
   if (result == CUDA_SUCCESS) return absl::OkStatus();
-  return WithFact(CudaStatus(driver_, result, fmt::format("{} on {}", doing, info_.uuid)), "device",
-                  info_.uuid);
+  if (failed_) return CudaFailure();
+  const absl::Status status = WithFact(
+      CudaStatus(driver_, result, fmt::format("{} on {}", doing, info_.uuid)), "device", info_.uuid);
+  if (!EndsAllUse(result)) return status;
+  FirstFailure& first = Failure();
+  MutexLock lock(first.mutex);
+  if (!first.status.ok()) return first.status;
+  first.status = MakeError(status.code(), ReasonOf(status),
+                           MessageOf(status) + "; after such an error this process cannot use "
+                                               "GPUs any more: start it again",
+                           FactsOf(status));
+  failed_ = true;
+  return first.status;
 }
 
 absl::StatusOr<uint64_t> CudaDevice::FreeBytes() const {
   const CudaScope scope(*this);
   size_t free = 0;
   size_t total = 0;
-  CKPTD_RETURN_IF_ERROR(Check(driver_.MemGetInfo(&free, &total), "asking for free memory"));
+  CKPTD_RETURN_IF_ERROR(Check(driver().MemGetInfo(&free, &total), "asking for free memory"));
   return free;
 }
 

@@ -2,6 +2,7 @@
 #ifndef CKPTD_COMMON_CUDA_DEVICE_H_
 #define CKPTD_COMMON_CUDA_DEVICE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -29,16 +30,23 @@ absl::StatusOr<std::vector<GpuInfo>> ListGpus(const CudaDriver& driver);
 // form of the same digits are the same.
 absl::StatusOr<GpuInfo> FindGpu(const CudaDriver& driver, std::string_view uuid);
 
+// After some errors (an illegal address, an uncorrectable ECC error) the driver gives a
+// process the same answer to every call: it must end to use CUDA again. From the first of
+// them on nothing is asked of the driver any more. OK, or that first error, DEVICE_FAILED.
+absl::Status CudaFailure();
+
 // Holds the GPU's primary context, which the process's other users of CUDA share.
 // Thread-safe.
 class CudaDevice {
  public:
+  // Errors: DEVICE_FAILED, also CudaFailure's.
   static absl::StatusOr<std::shared_ptr<CudaDevice>> Open(const CudaDriver& driver, GpuInfo info);
   ~CudaDevice();
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
 
-  const CudaDriver& driver() const { return driver_; }
+  // Refuses everything after a CudaFailure.
+  const CudaDriver& driver() const { return failed_ ? CudaDriver::Refusing() : driver_; }
   const GpuInfo& info() const { return info_; }
   CUcontext context() const { return context_; }
   // As CudaStatus; says which GPU, and carries the fact "device".
@@ -49,6 +57,8 @@ class CudaDevice {
  private:
   CudaDevice(const CudaDriver& driver, GpuInfo info, CUcontext context)
       : driver_(driver), info_(std::move(info)), context_(context) {}
+
+  static std::atomic<bool> failed_;  // of this process
 
   const CudaDriver& driver_;
   const GpuInfo info_;

@@ -17,6 +17,59 @@ absl::Status NoDevice(const std::string& why) {
                    "opening the CUDA driver: " + why);
 }
 
+// Calls visit(name, version of its interface, function) for the whole table.
+template <typename Visit>
+void ForEachFunction(CudaDriver& driver, Visit& visit) {
+  visit("cuGetErrorName", 6000, driver.GetErrorName);
+  visit("cuGetErrorString", 6000, driver.GetErrorString);
+  visit("cuInit", 2000, driver.Init);
+  visit("cuDriverGetVersion", 2020, driver.DriverGetVersion);
+  visit("cuDeviceGetCount", 2000, driver.DeviceGetCount);
+  visit("cuDeviceGet", 2000, driver.DeviceGet);
+  visit("cuDeviceGetName", 2000, driver.DeviceGetName);
+  visit("cuDeviceGetUuid", 11040, driver.DeviceGetUuid);
+  visit("cuDeviceTotalMem", 3020, driver.DeviceTotalMem);
+  visit("cuDeviceGetAttribute", 2000, driver.DeviceGetAttribute);
+  visit("cuDevicePrimaryCtxRetain", 7000, driver.DevicePrimaryCtxRetain);
+  visit("cuDevicePrimaryCtxRelease", 11000, driver.DevicePrimaryCtxRelease);
+  visit("cuCtxPushCurrent", 4000, driver.CtxPushCurrent);
+  visit("cuCtxPopCurrent", 4000, driver.CtxPopCurrent);
+  visit("cuMemGetInfo", 3020, driver.MemGetInfo);
+  visit("cuMemHostAlloc", 2020, driver.MemHostAlloc);
+  visit("cuMemFreeHost", 2000, driver.MemFreeHost);
+  visit("cuMemcpyHtoDAsync", 3020, driver.MemcpyHtoDAsync);
+  visit("cuMemcpyDtoHAsync", 3020, driver.MemcpyDtoHAsync);
+  visit("cuMemcpyDtoDAsync", 3020, driver.MemcpyDtoDAsync);
+  visit("cuMemsetD8Async", 3020, driver.MemsetD8Async);
+  visit("cuMemAlloc", 3020, driver.MemAlloc);
+  visit("cuMemFree", 3020, driver.MemFree);
+  visit("cuMemGetAddressRange", 3020, driver.MemGetAddressRange);
+  visit("cuIpcGetMemHandle", 4010, driver.IpcGetMemHandle);
+  visit("cuIpcOpenMemHandle", 11000, driver.IpcOpenMemHandle);
+  visit("cuIpcCloseMemHandle", 4010, driver.IpcCloseMemHandle);
+  visit("cuMemGetAllocationGranularity", 10020, driver.MemGetAllocationGranularity);
+  visit("cuMemCreate", 10020, driver.MemCreate);
+  visit("cuMemRelease", 10020, driver.MemRelease);
+  visit("cuMemExportToShareableHandle", 10020, driver.MemExportToShareableHandle);
+  visit("cuMemImportFromShareableHandle", 10020, driver.MemImportFromShareableHandle);
+  visit("cuMemAddressReserve", 10020, driver.MemAddressReserve);
+  visit("cuMemAddressFree", 10020, driver.MemAddressFree);
+  visit("cuMemMap", 10020, driver.MemMap);
+  visit("cuMemUnmap", 10020, driver.MemUnmap);
+  visit("cuMemSetAccess", 10020, driver.MemSetAccess);
+  visit("cuStreamCreate", 2000, driver.StreamCreate);
+  visit("cuStreamDestroy", 4000, driver.StreamDestroy);
+  visit("cuStreamQuery", 2000, driver.StreamQuery);
+  visit("cuEventCreate", 2000, driver.EventCreate);
+  visit("cuEventDestroy", 4000, driver.EventDestroy);
+  visit("cuEventRecord", 2000, driver.EventRecord);
+  visit("cuEventQuery", 2000, driver.EventQuery);
+  visit("cuModuleLoadData", 2000, driver.ModuleLoadData);
+  visit("cuModuleUnload", 2000, driver.ModuleUnload);
+  visit("cuModuleGetFunction", 2000, driver.ModuleGetFunction);
+  visit("cuLaunchKernel", 4000, driver.LaunchKernel);
+}
+
 // Looks functions up by the version of their interface that the table is typed for.
 class Lookup {
  public:
@@ -41,56 +94,17 @@ class Lookup {
   std::string missing_;
 };
 
+// Puts functions that only refuse into the table.
+struct Refuse {
+  template <typename... Arguments>
+  void operator()(const char*, int, CUresult (*&function)(Arguments...)) const {
+    function = [](Arguments...) { return CUDA_ERROR_UNKNOWN; };
+  }
+};
+
 std::string FillTable(PFN_cuGetProcAddress_v12000 find, CudaDriver& driver) {
   Lookup look(find);
-  look("cuGetErrorName", 6000, driver.GetErrorName);
-  look("cuGetErrorString", 6000, driver.GetErrorString);
-  look("cuInit", 2000, driver.Init);
-  look("cuDriverGetVersion", 2020, driver.DriverGetVersion);
-  look("cuDeviceGetCount", 2000, driver.DeviceGetCount);
-  look("cuDeviceGet", 2000, driver.DeviceGet);
-  look("cuDeviceGetName", 2000, driver.DeviceGetName);
-  look("cuDeviceGetUuid", 11040, driver.DeviceGetUuid);
-  look("cuDeviceTotalMem", 3020, driver.DeviceTotalMem);
-  look("cuDeviceGetAttribute", 2000, driver.DeviceGetAttribute);
-  look("cuDevicePrimaryCtxRetain", 7000, driver.DevicePrimaryCtxRetain);
-  look("cuDevicePrimaryCtxRelease", 11000, driver.DevicePrimaryCtxRelease);
-  look("cuCtxPushCurrent", 4000, driver.CtxPushCurrent);
-  look("cuCtxPopCurrent", 4000, driver.CtxPopCurrent);
-  look("cuMemGetInfo", 3020, driver.MemGetInfo);
-  look("cuMemHostAlloc", 2020, driver.MemHostAlloc);
-  look("cuMemFreeHost", 2000, driver.MemFreeHost);
-  look("cuMemcpyHtoDAsync", 3020, driver.MemcpyHtoDAsync);
-  look("cuMemcpyDtoHAsync", 3020, driver.MemcpyDtoHAsync);
-  look("cuMemcpyDtoDAsync", 3020, driver.MemcpyDtoDAsync);
-  look("cuMemsetD8Async", 3020, driver.MemsetD8Async);
-  look("cuMemAlloc", 3020, driver.MemAlloc);
-  look("cuMemFree", 3020, driver.MemFree);
-  look("cuMemGetAddressRange", 3020, driver.MemGetAddressRange);
-  look("cuIpcGetMemHandle", 4010, driver.IpcGetMemHandle);
-  look("cuIpcOpenMemHandle", 11000, driver.IpcOpenMemHandle);
-  look("cuIpcCloseMemHandle", 4010, driver.IpcCloseMemHandle);
-  look("cuMemGetAllocationGranularity", 10020, driver.MemGetAllocationGranularity);
-  look("cuMemCreate", 10020, driver.MemCreate);
-  look("cuMemRelease", 10020, driver.MemRelease);
-  look("cuMemExportToShareableHandle", 10020, driver.MemExportToShareableHandle);
-  look("cuMemImportFromShareableHandle", 10020, driver.MemImportFromShareableHandle);
-  look("cuMemAddressReserve", 10020, driver.MemAddressReserve);
-  look("cuMemAddressFree", 10020, driver.MemAddressFree);
-  look("cuMemMap", 10020, driver.MemMap);
-  look("cuMemUnmap", 10020, driver.MemUnmap);
-  look("cuMemSetAccess", 10020, driver.MemSetAccess);
-  look("cuStreamCreate", 2000, driver.StreamCreate);
-  look("cuStreamDestroy", 4000, driver.StreamDestroy);
-  look("cuStreamQuery", 2000, driver.StreamQuery);
-  look("cuEventCreate", 2000, driver.EventCreate);
-  look("cuEventDestroy", 4000, driver.EventDestroy);
-  look("cuEventRecord", 2000, driver.EventRecord);
-  look("cuEventQuery", 2000, driver.EventQuery);
-  look("cuModuleLoadData", 2000, driver.ModuleLoadData);
-  look("cuModuleUnload", 2000, driver.ModuleUnload);
-  look("cuModuleGetFunction", 2000, driver.ModuleGetFunction);
-  look("cuLaunchKernel", 4000, driver.LaunchKernel);
+  ForEachFunction(driver, look);
   return look.missing();
 }
 
@@ -134,6 +148,16 @@ absl::StatusOr<const CudaDriver*> CudaDriver::Load() {
   static const absl::StatusOr<CudaDriver> loaded = Initialize();
   if (!loaded.ok()) return loaded.status();
   return &*loaded;
+}
+
+const CudaDriver& CudaDriver::Refusing() {
+  static const CudaDriver refusing = [] {
+    CudaDriver driver;
+    const Refuse refuse;
+    ForEachFunction(driver, refuse);
+    return driver;
+  }();
+  return refusing;
 }
 
 bool CudaDriver::Present() { return Library().ok(); }

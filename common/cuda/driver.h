@@ -25,6 +25,9 @@ struct CudaDriver {
   // and a process may never need it.
   static bool Present();
 
+  // A driver whose functions all fail with CUDA_ERROR_UNKNOWN, and do nothing.
+  static const CudaDriver& Refusing();
+
   int version = 0;  // 13000 for CUDA 13.0
 
   PFN_cuGetErrorName_v6000 GetErrorName = nullptr;

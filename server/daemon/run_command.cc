@@ -44,6 +44,28 @@ void RaiseFileLimit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+// Returns when the daemon is to stop, and how this process is to end. A daemon whose GPU
+// has failed ends by itself: whoever supervises it starts another one.
+int WaitForTheEnd(const Daemon& daemon, const sigset_t& signals) {
+  constexpr timespec kPoll = {0, 500'000'000};
+  bool failed = false;
+  while (true) {
+    const int signal = ::sigtimedwait(&signals, nullptr, &kPoll);
+    if (signal > 0) {
+      Log(LogLevel::kInfo, "stopping: SIG{}", ::sigabbrev_np(signal));
+      return kExitOk;
+    }
+    const absl::Status health = daemon.Health();
+    if (health.ok()) continue;
+    // One poll later: a load that it broke has told its ranks by then.
+    if (failed) {
+      Log(LogLevel::kError, "stopping: {}", MessageOf(health));
+      return kExitFailed;
+    }
+    failed = true;
+  }
+}
+
 }  // namespace
 
 void PrintError(const absl::Status& status) {
@@ -77,14 +99,12 @@ int RunCommand(const Config& config) {
   }
   std::atomic<bool> stopping = false;
   std::thread announcer([&] { (*daemon)->AnnounceReady([&] { return stopping.load(); }); });
-  int signal = 0;
-  ::sigwait(&signals, &signal);
-  Log(LogLevel::kInfo, "stopping: SIG{}", ::sigabbrev_np(signal));
+  const int status = WaitForTheEnd(**daemon, signals);
   stopping = true;
   announcer.join();
   daemon->reset();
   Log(LogLevel::kInfo, "stopped");
-  return kExitOk;
+  return status;
 }
 
 }  // namespace ckptd

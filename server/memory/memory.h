@@ -101,6 +101,8 @@ class MemoryBackend {
   virtual std::string tier() const = 0;
   // UUID of the GPU whose memory this is; empty: host memory.
   virtual std::string device() const { return ""; }
+  // An error when this process must be started again to allocate or fill memory.
+  virtual absl::Status Health() const { return absl::OkStatus(); }
 };
 
 }  // namespace ckptd

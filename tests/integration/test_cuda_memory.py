@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -171,6 +172,27 @@ def test_a_daemon_at_rest_holds_no_context_and_serves_as_before(cuda, mode):
     with bench.trainers(mode) as again:
         assert all(answer["same"] for answer in again.ask("compare"))
     assert contexts() == [0, 0]
+
+
+def test_a_daemon_whose_gpu_fails_says_so_asks_nothing_more_of_it_and_is_replaced(cuda):
+    bench = cuda(2, "cuMemcpyHtoDAsync nth=1 sticky=700 role=daemon")
+    bench.fake.script()  # daemons that start from now on have sound GPUs
+    bench.group.known_ends = re.compile("exit code 1, restart")
+    before = bench.group.pid(0)
+    answer = bench.group.ctl("load", bench.source, "--layout", "fsdp:2")
+    error = json.loads(answer.stderr.splitlines()[-1])["error"]
+    assert error["reason"] == "DEVICE_FAILED", error
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in error["message"] and "start it again" in error["message"]
+    wait_until(
+        lambda: (lambda infos: infos and infos[0]["pid"] != before)(bench.group.ready()),
+        "another daemon of rank 0",
+        20,
+    )
+    # Its threads may each have been in a call meanwhile; nobody began one afterwards.
+    late = [line["call"] for line in bench.fake.trace(before) if line.get("after_sticky")]
+    assert len(late) <= 4, late
+    with bench.trainers("exclusive") as trainers:
+        assert all(answer["same"] for answer in trainers.ask("compare"))
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "private", "shared"])

@@ -57,6 +57,7 @@ class CudaMemory final : public MemoryBackend {
   MemoryUsage Usage() const override;
   std::string tier() const override;
   std::string device() const override { return source_->info().uuid; }
+  absl::Status Health() const override { return CudaFailure(); }
 
   // A descriptor of a segment, for a daemon of our group on this host. NotFound when we
   // do not own it; FailedPrecondition HANDLE_KIND where it has none (kCudaIpc).
