@@ -14,6 +14,7 @@ from noise import show
 pytest.importorskip("cuda.bindings.driver")
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 CUDA_IPC = 3
+OPEN, CLOSE = "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"
 
 
 def load(bench, rank=0, **options):
@@ -24,8 +25,8 @@ def load(bench, rank=0, **options):
 def assert_each_is_closed_once(bench, pids):
     """What was opened was closed as often, and nothing was copied on a GPU but for `private`."""
     for pid in pids:
-        opened = bench.fake.calls("cuIpcOpenMemHandle", pid, result=0)
-        closed = bench.fake.calls("cuIpcCloseMemHandle", pid, result=0)
+        opened = bench.fake.calls(OPEN, pid, result=0)
+        closed = bench.fake.calls(CLOSE, pid, result=0)
         assert len(opened) == 1 and len(closed) == 1, (opened, closed)
         assert opened[0]["address"] == closed[0]["address"]
 
@@ -54,7 +55,7 @@ def test_readers_share_the_memory_that_they_open(cuda):
         made = [line["address"] for line in bench.fake.calls("cuMemAlloc", pid, result=0)]
         freed = [line["address"] for line in bench.fake.calls("cuMemFree", pid, result=0)]
         assert len(made) == 1 and made == freed
-        assert bench.fake.calls("cuIpcOpenMemHandle", pid) == []
+        assert bench.fake.calls(OPEN, pid) == []
     assert bench.fake.calls("cuMemcpyDtoDAsync") == [] and bench.fake.calls("cuMemcpyDtoD") == []
     assert bench.fake.calls("cuMemCreate") == []
 
@@ -141,6 +142,9 @@ for line in sys.stdin:
         view = shard = None
         gc.collect()
         print("dropped", flush=True)
+    elif line == "spoil\\n":
+        ctypes.memset(view.pointer, first[0] ^ 1, 1)
+        print("spoilt", flush=True)
     else:
         print(ctypes.string_at(view.pointer, view.nbytes) == first, flush=True)
 """
@@ -178,6 +182,18 @@ def test_memory_that_is_open_is_not_freed_whatever_operators_and_other_loads_do(
     assert bench.fake.violations() == []
 
 
+def test_nothing_keeps_a_reader_from_writing_and_verifying_finds_it(keeper):
+    bench, program = keeper
+    with ckptd.connect(bench.group.address(0)) as client:
+        (checkpoint,) = client.list()
+        assert client.verify(checkpoint).mismatched == ()
+        assert program.ask("spoil") == "spoilt"
+        assert len(client.verify(checkpoint).mismatched) == 1
+    assert program.ask("drop") == "dropped"
+    wait_until(lambda: bench.leases() == 0, "its lease to end", 10)
+    bench.unload()
+
+
 def test_a_killed_client_s_lease_ends_and_the_memory_can_go(keeper):
     bench, program = keeper
     os.kill(program.pid, signal.SIGKILL)
@@ -186,13 +202,22 @@ def test_a_killed_client_s_lease_ends_and_the_memory_can_go(keeper):
     wait_until(lambda: bench.held() == 0, "the memory to be free", 10)
 
 
-def test_the_lease_of_a_client_whose_driver_refuses_to_open_ends_at_once(cuda):
-    bench = cuda(1, "cuIpcOpenMemHandle error=201 role=trainer")
+@pytest.mark.parametrize(
+    "fault, reason, says",
+    [
+        ("cuIpcOpenMemHandle error=201", "HANDLE_KIND", "PID namespace"),
+        ("cuMemGetAddressRange error=1", "DEVICE_FAILED", "how large"),
+    ],
+)
+def test_the_lease_of_a_client_whose_driver_refuses_ends_at_once(cuda, fault, reason, says):
+    bench = cuda(1, f"{fault} role=trainer")
     with keeping(bench) as program:
         refused = program.hear()
-        assert refused.startswith("HANDLE_KIND ") and "PID namespace" in refused
+        assert refused.startswith(f"{reason} ") and says in refused
         program.process.communicate(timeout=20)
         assert bench.fake.leaks(program.pid) == 0
+        calls = [bench.fake.calls(name, program.pid, result=0) for name in (OPEN, CLOSE)]
+        assert len(calls[0]) == len(calls[1]), calls
     wait_until(lambda: bench.leases() == 0, "its lease to end", 10)
     bench.unload()
 
