@@ -157,8 +157,8 @@ void AddLoad(CLI::App& app, Context& context) {
       ->check(CLI::IsMember({"shared", "private", "exclusive"}))
       ->capture_default_str();
   verb->add_option("--handle", options->handle,
-                   "How trainers get it; cuda_ipc: GPU memory that any CUDA program opens, at a price "
-                   "(proto/README.md)")
+                   "How trainers get it; cuda_ipc: GPU memory that any CUDA program opens, at a "
+                   "price (proto/README.md)")
       ->check(CLI::IsMember({"auto", "memfd", "vmm_fd", "cuda_ipc"}))
       ->capture_default_str();
   verb->add_option("--digest", options->digest, "Compute a digest of each tensor, for verify")

@@ -90,7 +90,8 @@ absl::StatusOr<CudaAllocation> CudaAllocation::Open(std::shared_ptr<CudaDevice> 
   CUipcMemHandle handle = {};
   if (ipc_handle.size() != sizeof(handle) || bytes == 0) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                     fmt::format("opening device memory: {} bytes by a handle of {}; a handle has {}",
+                     fmt::format("opening device memory: {} bytes by a handle of {}; handles have "
+                                 "{}",
                                  bytes, ipc_handle.size(), sizeof(handle)));
   }
   std::memcpy(&handle, ipc_handle.data(), sizeof(handle));
@@ -122,8 +123,8 @@ absl::Status CudaAllocation::CheckRange() const {
                                        "asking how large opened memory is"));
   if (base == address_ && size >= bytes_) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   fmt::format("opening device memory: {} bytes were announced, {} are there", bytes_,
-                               size - std::min<uint64_t>(size, address_ - base)),
+                   fmt::format("opening device memory: {} bytes were announced, {} are there",
+                               bytes_, size - std::min<uint64_t>(size, address_ - base)),
                    {{"device", device_->info().uuid}});
 }
 

@@ -199,7 +199,8 @@ absl::Status CheckpointServiceImpl::CheckKind(const v1::AcquireShardRequest& req
                                request.name(),
                                device.empty() ? "host memory" : "the memory of " + device,
                                NameOf(info.kind), WhatToTry(info.kind)),
-                   {{"checkpoint", request.name()}, {"handle_kind", std::string(NameOf(info.kind))}});
+                   {{"checkpoint", request.name()},
+                    {"handle_kind", std::string(NameOf(info.kind))}});
 }
 
 void CheckpointServiceImpl::FillHandle(const ShardMemory& memory, AttachMode mode,

@@ -142,8 +142,9 @@ class Shard:
     lease until close(), or until the last view of the memory is gone. Memory
     stays valid as long as anything uses it, closed or not, daemon or not; but of
     handle "cuda_ipc" it is the daemon's, and then close() only lets it go with
-    the last view. handle is how it was handed over. mapping is a Mapping of host memory, and array its bytes; or a DeviceMemory,
-    and array None. copied_bytes is what mode "private" had to copy on a GPU.
+    the last view. handle is how it was handed over. mapping is a Mapping of host
+    memory, and array its bytes; or a DeviceMemory, and array None. copied_bytes is
+    what mode "private" had to copy on a GPU.
     """
 
     def __init__(self, reply, checkpoint: str, table: Table, mapping, lease: _fds.Lease):
