@@ -360,7 +360,7 @@ def test_more_descriptors_than_one_are_refused(daemon, client, source):
     daemon.wait_for(lambda: daemon.leases == 0)
 
 
-@pytest.mark.parametrize("installed,kinds", [(True, [1, 2]), (False, [1])])
+@pytest.mark.parametrize("installed,kinds", [(True, [1, 2, 3]), (False, [1])])
 def test_gpu_memory_is_accepted_where_nvidia_s_bindings_are_installed(
     daemon, client, source, monkeypatch, installed, kinds
 ):
