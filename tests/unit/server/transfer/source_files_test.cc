@@ -1,0 +1,101 @@
+#include "server/transfer/source_files.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <memory>
+#include <ostream>
+#include <vector>
+
+#include "server/transfer/sigbus_guard.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/transfer_world.h"
+
+namespace ckptd {
+
+void PrintTo(ReadWay way, std::ostream* out) {
+  constexpr const char* kNames[] = {"auto", "map", "buffer", "direct"};
+  *out << kNames[static_cast<size_t>(way)];
+}
+
+namespace {
+
+constexpr uint64_t kBytes = 1 << 20;
+
+class SourceFilesTest : public ::testing::Test {
+ protected:
+  SourceFilesTest() {
+    world_.AddBytes(0, kBytes, 1);
+    world_.Finish(kBytes);
+    item_.end = kBytes;
+    items_ = {item_};
+  }
+
+  // What is open of a file: of an empty one nothing is cached, of one in memory all.
+  static std::unique_ptr<OpenSource> Open(bool cached, bool mappable, bool direct) {
+    auto source = std::make_unique<OpenSource>();
+    source->fd = UniqueFd(::memfd_create("source", MFD_CLOEXEC));
+    source->in_memory = cached;
+    if (mappable) {
+      void* const address = ::mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      source->mapping = Mapping(address, kBytes);
+    }
+    if (direct) source->direct = UniqueFd(::memfd_create("direct", MFD_CLOEXEC));
+    return source;
+  }
+  ReadWay WayOf(ReadWay wanted, const OpenSource& source) const {
+    return SourceFiles(world_.index, items_, wanted).WayOf(source, item_);
+  }
+  std::shared_ptr<OpenSource> Acquire(ReadWay wanted) {
+    auto source = SourceFiles(world_.index, items_, wanted).Acquire(0);
+    EXPECT_OK(source);
+    return source.value_or(std::make_shared<OpenSource>());
+  }
+
+  World world_{1, 1};
+  WorkItem item_;
+  std::vector<WorkItem> items_;
+};
+
+TEST_F(SourceFilesTest, WhatIsCachedIsMappedIfItCanBe) {
+  EXPECT_EQ(WayOf(ReadWay::kAuto, *Open(true, true, true)), ReadWay::kMap);
+  EXPECT_EQ(WayOf(ReadWay::kAuto, *Open(true, false, true)), ReadWay::kBuffer);
+}
+
+TEST_F(SourceFilesTest, WhatIsNotCachedIsReadPastTheCacheIfItCanBe) {
+  EXPECT_EQ(WayOf(ReadWay::kAuto, *Open(false, true, true)), ReadWay::kDirect);
+  EXPECT_EQ(WayOf(ReadWay::kAuto, *Open(false, true, false)), ReadWay::kBuffer);
+}
+
+TEST_F(SourceFilesTest, AWayThatWasAskedForIsTakenWhateverIsCached) {
+  for (const bool cached : {false, true}) {
+    for (const ReadWay way : {ReadWay::kMap, ReadWay::kBuffer, ReadWay::kDirect}) {
+      EXPECT_EQ(WayOf(way, *Open(cached, true, true)), way);
+      EXPECT_EQ(WayOf(way, *Open(cached, false, false)), ReadWay::kBuffer);
+    }
+  }
+}
+
+TEST_F(SourceFilesTest, AFileIsOpenForTheWaysThatMayBeTakenAndNoOther) {
+  ASSERT_TRUE(SigbusGuardInForce());
+  EXPECT_TRUE(Acquire(ReadWay::kAuto)->mapping.valid());
+  EXPECT_TRUE(Acquire(ReadWay::kMap)->mapping.valid());
+  EXPECT_FALSE(Acquire(ReadWay::kBuffer)->mapping.valid());
+  EXPECT_FALSE(Acquire(ReadWay::kDirect)->mapping.valid());
+  EXPECT_FALSE(Acquire(ReadWay::kMap)->direct.valid());
+  EXPECT_FALSE(Acquire(ReadWay::kBuffer)->direct.valid());
+  // Some file systems know no O_DIRECT.
+  const UniqueFd direct(::open(world_.index.files[0].path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+  EXPECT_EQ(Acquire(ReadWay::kAuto)->direct.valid(), direct.valid());
+  EXPECT_EQ(Acquire(ReadWay::kDirect)->direct.valid(), direct.valid());
+}
+
+TEST_F(SourceFilesTest, AFileThatWasJustWrittenIsCached) {
+  const auto source = Acquire(ReadWay::kAuto);
+  EXPECT_TRUE(SourceFiles::Cached(*source, item_));
+  EXPECT_EQ(WayOf(ReadWay::kAuto, *source), ReadWay::kMap);
+}
+
+}  // namespace
+}  // namespace ckptd
