@@ -114,6 +114,10 @@ absl::StatusOr<Mapping> ReserveAligned(uint64_t bytes) {
   return Mapping(base, bytes);
 }
 
+void PopulateForWriting(std::span<std::byte> memory) {
+  ::madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE);
+}
+
 absl::StatusOr<Mapping> MapSlab(std::span<const int> fds, std::span<const uint64_t> segment_bytes,
                                 const MapSlabOptions& options) {
   CKPTD_ASSIGN_OR_RETURN(const uint64_t total, CheckSegments(fds, segment_bytes));

@@ -6,12 +6,29 @@
 #include <fmt/format.h>
 
 #include "common/base/logging.h"
+#include "common/base/reasons.h"
 #include "common/base/status.h"
 
 namespace ckptd {
 namespace {
 
 constexpr std::chrono::seconds kMapDeadline{8};
+
+// Pages are made for what a rank announces, so it may announce what its shard takes.
+absl::Status CheckAnnounced(const ReadTarget& target) {
+  if (!target.prepared.device.empty()) return absl::OkStatus();  // no pages of ours
+  uint64_t left = target.plan->slab_bytes;
+  for (const PeerSlab::PeerSegment& segment : target.prepared.segments) {
+    if (segment.bytes > left) {
+      return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                       fmt::format("mapping the memory of rank {}: it announces more than the {} "
+                                   "bytes of its shard; see that all daemons have one version",
+                                   target.who.rank, target.plan->slab_bytes));
+    }
+    left -= segment.bytes;
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -41,6 +58,7 @@ absl::Status PartReader::ReachOne(const ReadTarget& target, TransferTarget& reac
     reached.slab = own->View();
     return absl::OkStatus();
   }
+  CKPTD_RETURN_IF_ERROR(CheckAnnounced(target));
   parts_.peer_memory.KeepOnly(target.who.rank, target.prepared.owned_segments);
   auto view = parts_.peer_memory.Map(
       {target.who.rank, target.who.incarnation, target.prepared.memory_endpoint, target.who.host,

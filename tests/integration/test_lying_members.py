@@ -66,6 +66,7 @@ def refuse(_):
 
 
 SEGMENT = 2 << 20
+HOLE = SEGMENT - 512  # a shard with it and MARK takes a segment
 
 
 @dataclasses.dataclass
@@ -101,6 +102,9 @@ LIES = {
     "has no memory": Lie(sizes=()),
     "has too little memory": Lie(sizes=(4096,)),
     "announces more memory than there is": Lie(sizes=(FAR,)),
+    "announces more memory than its shard takes": Lie(
+        sizes=(2 * SEGMENT,), memory=lambda folder: memfd(2 * SEGMENT)
+    ),
     "has its memory at no address": Lie(endpoint="/nonexistent.sock"),
     "has its memory at the address of something else": Lie(endpoint="workload"),
     "hands out a pipe": Lie(memory=lambda folder: os.pipe()[1]),
@@ -115,7 +119,7 @@ LIES = {
 @pytest.mark.parametrize("kind", LIES)
 def test_a_member_that_lies_fails_the_load_by_name_and_hurts_nobody(tmp_path, kind):
     lie = LIES[kind]
-    path = sparse(tmp_path / "s.safetensors", 1 << 20)
+    path = sparse(tmp_path / "s.safetensors", HOLE)
     with Daemon(tmp_path, ranks=2) as leader, memory_door(
         tmp_path / "liar.sock", [lie.memory(tmp_path)]
     ) as door:
@@ -140,7 +144,7 @@ def test_a_member_that_lies_fails_the_load_by_name_and_hurts_nobody(tmp_path, ki
 
 def test_a_member_that_keeps_to_the_rules_is_served(tmp_path):
     """The lies above are what fails, not the stranger."""
-    path = sparse(tmp_path / "s.safetensors", 1 << 20)
+    path = sparse(tmp_path / "s.safetensors", HOLE)
     fd = memfd(SEGMENT)
     with Daemon(tmp_path, ranks=2) as leader, memory_door(tmp_path / "own.sock", [fd]) as door:
         identity = join_request(leader, host=leader.info()["members"][0]["host"])

@@ -73,7 +73,8 @@ absl::Status CheckDescription(const PeerSlab& slab) {
   return absl::OkStatus();
 }
 
-// All of the segment behind `fd`, writable, its page tables made.
+// All of the segment behind `fd`, writable, without its pages: how large it is says
+// who hands it out, and pages of it would be memory.
 absl::StatusOr<Mapping> MapSegment(const UniqueFd& fd) {
   // Memory that its owner could cut would be a SIGBUS while we write it.
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
@@ -84,7 +85,7 @@ absl::StatusOr<Mapping> MapSegment(const UniqueFd& fd) {
   if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "asking for a segment's size");
   const int fds[] = {fd.get()};
   const uint64_t sizes[] = {static_cast<uint64_t>(info.st_size)};
-  return MapSlab(fds, sizes, {.mode = MapMode::kSharedWritable, .populate = true});
+  return MapSlab(fds, sizes, {.mode = MapMode::kSharedWritable, .populate = false});
 }
 
 absl::Status TooSmall(const PeerSlab::PeerSegment& segment, uint64_t holds) {
@@ -119,7 +120,7 @@ absl::StatusOr<HostPeerMemory::Mappings> HostPeerMemory::MapMissing(
     CKPTD_ASSIGN_OR_RETURN(const std::vector<UniqueFd> fds,
                            FetchPeerSegments(slab.endpoint, secret, ids, deadline));
     for (size_t i = 0; i < count; ++i) {
-      CKPTD_ASSIGN_OR_RETURN(mapped[ids[i]], MapSegment(fds[i]));
+      CKPTD_ASSIGN_OR_RETURN(mapped[ids[i]].mapping, MapSegment(fds[i]));
     }
     done += count;
   }
@@ -173,10 +174,15 @@ absl::StatusOr<SlabView> HostPeerMemory::MapHost(const PeerSlab& slab,
   SlabView view;
   for (const PeerSlab::PeerSegment& segment : slab.segments) {
     const auto fresh = added->find(segment.id);
-    const Mapping& mapping =
-        fresh != added->end() ? fresh->second : peer.mappings.at(segment.id);
-    if (segment.bytes > mapping.bytes()) return OfRank(TooSmall(segment, mapping.bytes()), slab);
-    view.segments.push_back(mapping.span().first(segment.bytes));
+    Mapped& mapped = fresh != added->end() ? fresh->second : peer.mappings.at(segment.id);
+    const uint64_t holds = mapped.mapping.bytes();
+    if (segment.bytes > holds) return OfRank(TooSmall(segment, holds), slab);
+    const std::span<std::byte> used = mapped.mapping.span().first(segment.bytes);
+    if (mapped.populated < used.size()) {
+      PopulateForWriting(used.subspan(mapped.populated));
+      mapped.populated = used.size() / kHugePageBytes * kHugePageBytes;
+    }
+    view.segments.push_back(used);
   }
   peer.mappings.merge(*added);
   return view;
@@ -200,7 +206,7 @@ uint64_t HostPeerMemory::MappedBytes(uint32_t rank) const {
   const auto peer = peers_.find(rank);
   uint64_t bytes = 0;
   if (peer == peers_.end()) return bytes;
-  for (const auto& [id, mapping] : peer->second.mappings) bytes += mapping.bytes();
+  for (const auto& [id, mapped] : peer->second.mappings) bytes += mapped.mapping.bytes();
   return bytes;
 }
 

@@ -50,7 +50,11 @@ class HostPeerMemory final : public PeerMemory {
   uint64_t MappedBytes(uint32_t rank) const;
 
  private:
-  using Mappings = std::map<uint64_t, Mapping>;  // by segment id, whole segments
+  struct Mapped {
+    Mapping mapping;         // of the whole segment
+    uint64_t populated = 0;  // bytes from its start
+  };
+  using Mappings = std::map<uint64_t, Mapped>;  // by segment id
   struct Peer {
     std::string incarnation;
     Mappings mappings;
