@@ -12,12 +12,12 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/layout/rules_parser.h"
 
 namespace ckptd::cli {
 namespace {
 
 constexpr char kUsage[] = "USAGE";
-constexpr size_t kMaxLayoutBytes = 64 << 20;
 constexpr Timeout kMaxTimeout{24LL * 3600 * 1000};
 constexpr Timeout kCallTimeout{30'000};
 
@@ -95,13 +95,13 @@ absl::StatusOr<std::string> ReadLayout(const std::string& argument) {
     return UsageError("reading the layout: it is empty; give fsdp:N, hsdp:RxS, replicate:N or a "
                       "file, as in --layout fsdp:4");
   }
-  if (argument.front() == '@') return ReadSmallFile(argument.substr(1), kMaxLayoutBytes);
+  if (argument.front() == '@') return ReadSmallFile(argument.substr(1), kMaxLayoutTextBytes);
   const size_t start = argument.find_first_not_of(" \t\r\n");
   if (start != std::string::npos && argument[start] == '{') return argument;
   std::error_code ignored;
   if (std::filesystem::is_regular_file(argument, ignored) ||
       std::filesystem::path(argument).extension() == ".json") {
-    return ReadSmallFile(argument, kMaxLayoutBytes);
+    return ReadSmallFile(argument, kMaxLayoutTextBytes);
   }
   return argument;
 }

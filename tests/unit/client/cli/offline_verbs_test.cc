@@ -96,6 +96,18 @@ TEST_F(OfflineVerbs, PlanSaysThatALayoutFileIsMissing) {
   EXPECT_THAT(outcome.err, HasSubstr("none.json"));
 }
 
+TEST_F(OfflineVerbs, FilesFarAboveTheirLimitAreRefusedUnread) {
+  const std::string large = dir_ / "large.json";
+  WriteFile(large, "{");
+  std::filesystem::resize_file(large, uint64_t{4} << 40);
+  const Outcome layout = run_({"plan", model_, "--layout", large});
+  EXPECT_EQ(layout.code, kExitFailed);
+  EXPECT_THAT(layout.err, HasSubstr("more than the 4194304 allowed here"));
+  const Outcome manifest = run_({"verify", model_, "--manifest", large});
+  EXPECT_EQ(manifest.code, kExitFailed);
+  EXPECT_THAT(manifest.err, HasSubstr("more than the 500000000 allowed here"));
+}
+
 TEST_F(OfflineVerbs, PlanTellsAWrongLayout) {
   const Outcome outcome = run_({"plan", model_, "--layout", "fsdp:x", "--output", "json"});
   EXPECT_EQ(outcome.code, kExitUsage);

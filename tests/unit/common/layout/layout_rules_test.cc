@@ -5,6 +5,7 @@
 #include "common/layout/glob.h"
 #include "common/layout/layout.h"
 #include "common/layout/placement_text.h"
+#include "common/layout/rules_parser.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/common/layout/fake_source.h"
 
@@ -117,6 +118,12 @@ void ExpectInvalid(const std::string& text, const std::string& says) {
   const auto rules = LayoutRules::Parse(text);
   EXPECT_THAT(rules, FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid)) << text;
   EXPECT_THAT(rules, Says(says)) << text;
+}
+
+TEST(LayoutText, RefusesTextAboveItsLimitBeforeItLooksAtIt) {
+  const std::string most(kMaxLayoutTextBytes - 11, ' ');
+  EXPECT_OK(LayoutRules::Parse(most + "replicate:1"));
+  ExpectInvalid(most + " replicate:1", "at most 4194304 are read");
 }
 
 TEST(ShortLayout, IsRefusedWhenItIsNoneOfTheThree) {
