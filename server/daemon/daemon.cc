@@ -21,6 +21,10 @@ namespace {
 constexpr std::chrono::milliseconds kReadyPoll{200};
 // Rank-form statements of very large models pass the default 4 MiB.
 constexpr int kMaxWorkloadMessage = 256 << 20;
+// Of what arrives from clients at once. Daemons of the group know each other, and a
+// thousand ranks may state their tensors together: nothing bounds those.
+constexpr size_t kMaxWorkloadBytes = size_t{1} << 30;
+constexpr size_t kMaxAdminBytes = size_t{64} << 20;
 
 std::chrono::nanoseconds Seconds(double seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
@@ -110,11 +114,17 @@ absl::Status Daemon::StartClientServers() {
   checkpoint_service_ = std::make_unique<CheckpointServiceImpl>(*node_, paths_.fd);
   admin_service_ = std::make_unique<AdminServiceImpl>(
       *node_, AdminServiceImpl::Endpoints{paths_.workload, paths_.fd, peer_address_});
-  CKPTD_ASSIGN_OR_RETURN(workload_server_,
-                         GrpcServer::Start({"unix:" + paths_.workload, kMaxWorkloadMessage, 128},
-                                           {checkpoint_service_.get()}));
-  CKPTD_ASSIGN_OR_RETURN(admin_server_, GrpcServer::Start({"unix:" + paths_.admin},
-                                                          {admin_service_.get()}));
+  CKPTD_ASSIGN_OR_RETURN(
+      workload_server_,
+      GrpcServer::Start({.address = "unix:" + paths_.workload,
+                         .max_receive_bytes = kMaxWorkloadMessage,
+                         .max_threads = 128,
+                         .max_held_bytes = kMaxWorkloadBytes},
+                        {checkpoint_service_.get()}));
+  CKPTD_ASSIGN_OR_RETURN(
+      admin_server_,
+      GrpcServer::Start({.address = "unix:" + paths_.admin, .max_held_bytes = kMaxAdminBytes},
+                        {admin_service_.get()}));
   return absl::OkStatus();
 }
 

@@ -46,6 +46,19 @@ absl::StatusOr<UniqueFd> LockBeside(const std::string& path, const std::string& 
   return lock;
 }
 
+// gRPC asks whether a message is too long when all of it is here and unpacked; until
+// then the quota bounds it. A kilobyte may unpack to a megabyte, which no quota counts.
+void LimitMemory(grpc::ServerBuilder& builder, const GrpcServer::Options& options) {
+  grpc::ResourceQuota quota("ckptd");
+  quota.SetMaxThreads(options.max_threads);
+  if (options.max_held_bytes > 0) quota.Resize(options.max_held_bytes);
+  builder.SetResourceQuota(quota);
+  builder.SetMaxReceiveMessageSize(options.max_receive_bytes);
+  for (const auto packed : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder.SetCompressionAlgorithmSupportStatus(packed, false);
+  }
+}
+
 void PrepareBuilder(grpc::ServerBuilder& builder, const GrpcServer::Options& options) {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -55,10 +68,7 @@ void PrepareBuilder(grpc::ServerBuilder& builder, const GrpcServer::Options& opt
     // 10 s for a thread of its own that still polls for writes long done.
     grpc_init();
   });
-  grpc::ResourceQuota quota("ckptd");
-  quota.SetMaxThreads(options.max_threads);
-  builder.SetResourceQuota(quota);
-  builder.SetMaxReceiveMessageSize(options.max_receive_bytes);
+  LimitMemory(builder, options);
   // SO_REUSEPORT would let a second daemon share the port silently.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);

@@ -7,6 +7,7 @@
 #include <grpcpp/server.h>
 
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,9 +24,13 @@ class GrpcServer {
   struct Options {
     // unix:/absolute/path (made 0600) or host:port (port 0: any).
     std::string address;
+    // Of one message; longer ones, and compressed ones, end their call.
     int max_receive_bytes = 4 << 20;
     int max_threads = 64;
     std::shared_ptr<grpc::ServerCredentials> credentials = nullptr;  // null: plain
+    // Of messages that are arriving, on all connections together: what goes beyond ends
+    // calls, not always those that bring it, with ResourceExhausted. 0: any number.
+    size_t max_held_bytes = 0;
   };
   // `services` outlive the server. Errors: FailedPrecondition when another
   // daemon holds the address.

@@ -5,10 +5,11 @@ import os
 
 import ckptd
 import grpc
+import peer
 import pytest
 from ckptd import _proto, _rpc
 from faults import Program, fd_socket_of, resources, sparse, ticket
-from group import wait_until
+from group import sanitized, wait_until
 from noise import PREFACE, SETTINGS, SPEECHES, callers, doors, dripping, show
 
 DOORS = ["workload", "admin", "fd", "memory", "peer"]
@@ -177,6 +178,45 @@ def test_a_message_above_the_limit_is_refused(scene, door, mebibytes):
     )
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, error
     scene.assert_usual()
+
+
+def test_a_message_far_above_the_limit_is_never_held_whole(scene):
+    """gRPC asks for its length when all of it is here."""
+    size = 1200 << 20
+    body = b"\x0a" + varint(size) + bytes(size)
+    before = peak_mebibytes(scene.pids[0])
+    error = call(f"unix:{doors(scene.group)['admin']}", "/ckptd.v1.AdminService/PinCheckpoint", body)
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, error
+    # Sanitizers keep freed memory for a while.
+    assert peak_mebibytes(scene.pids[0]) - before < (600 if sanitized() else 300)
+    scene.assert_usual()
+
+
+@pytest.mark.parametrize("packed", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+@pytest.mark.parametrize(
+    "door, method",
+    [
+        ("workload", "CheckpointService/ListCheckpoints"),
+        ("admin", "AdminService/PinCheckpoint"),
+        ("peer", "GroupService/Join"),
+    ],
+)
+def test_nothing_is_unpacked_for_callers(scene, door, method, packed):
+    """A megabyte may unpack to a gigabyte."""
+    body = b"\x0a" + varint(1 << 20) + bytes(1 << 20)
+    where = doors(scene.group)[door]
+    channel = (
+        peer.connect("{}:{}".format(*where)) if door == "peer" else grpc.insecure_channel(f"unix:{where}")
+    )
+    with channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(f"/ckptd.v1.{method}")(body, timeout=20, compression=packed)
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED, caught.value
+    scene.assert_usual()
+
+
+def peak_mebibytes(pid):
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) >> 10 for line in status if line.startswith("VmHWM"))
 
 
 def varint(value):
