@@ -157,35 +157,38 @@ def test_another_user_with_a_token_gets_nothing_even_where_the_door_stands_open(
     assert show(reply.token, fd_socket_of(reply))[0] == 0
 
 
-def call(address, method, request, **options):
-    """The grpc.RpcError that a call of raw bytes ends with."""
-    with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
-        with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(method)(request, timeout=20, **options)
-        return caught.value
-
-
-@pytest.mark.parametrize("door, mebibytes", [("workload", 257), ("admin", 5)])
-def test_a_message_above_the_limit_is_refused(scene, door, mebibytes):
-    method = {
-        "workload": "CheckpointService/LoadCheckpoint",
-        "admin": "AdminService/PinCheckpoint",
-    }[door]
-    size = mebibytes << 20
-    field = b"\x0a" + varint(size - 16)
-    error = call(
-        f"unix:{doors(scene.group)[door]}", f"/ckptd.v1.{method}", field + bytes(size - 16)
+def call(scene, door, method, request, **options):
+    """The grpc.RpcError that a call of raw bytes ends with, of somebody who may come in."""
+    where = doors(scene.group)[door]
+    unbounded = [("grpc.max_send_message_length", -1)]
+    channel = (
+        peer.connect("{}:{}".format(*where))
+        if door == "peer"
+        else grpc.insecure_channel(f"unix:{where}", options=unbounded)
     )
+    with channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(f"/ckptd.v1.{method}")(request, timeout=20, **options)
+    return caught.value
+
+
+METHODS = {
+    "workload": "CheckpointService/LoadCheckpoint",
+    "admin": "AdminService/PinCheckpoint",
+    "peer": "GroupService/Join",
+}
+
+
+@pytest.mark.parametrize("door, mebibytes", [("workload", 257), ("admin", 5), ("peer", 513)])
+def test_a_message_above_the_limit_is_refused(scene, door, mebibytes):
+    error = call(scene, door, METHODS[door], field_of(mebibytes << 20))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, error
     scene.assert_usual()
 
 
 def test_a_message_far_above_the_limit_is_never_held_whole(scene):
     """gRPC asks for its length when all of it is here."""
-    size = 1200 << 20
-    body = b"\x0a" + varint(size) + bytes(size)
     before = peak_mebibytes(scene.pids[0])
-    error = call(f"unix:{doors(scene.group)['admin']}", "/ckptd.v1.AdminService/PinCheckpoint", body)
+    error = call(scene, "admin", METHODS["admin"], field_of(1200 << 20))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, error
     # Sanitizers keep freed memory for a while.
     assert peak_mebibytes(scene.pids[0]) - before < (600 if sanitized() else 300)
@@ -193,25 +196,17 @@ def test_a_message_far_above_the_limit_is_never_held_whole(scene):
 
 
 @pytest.mark.parametrize("packed", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-@pytest.mark.parametrize(
-    "door, method",
-    [
-        ("workload", "CheckpointService/ListCheckpoints"),
-        ("admin", "AdminService/PinCheckpoint"),
-        ("peer", "GroupService/Join"),
-    ],
-)
-def test_nothing_is_unpacked_for_callers(scene, door, method, packed):
+@pytest.mark.parametrize("door", METHODS)
+def test_nothing_is_unpacked_for_callers(scene, door, packed):
     """A megabyte may unpack to a gigabyte."""
-    body = b"\x0a" + varint(1 << 20) + bytes(1 << 20)
-    where = doors(scene.group)[door]
-    channel = (
-        peer.connect("{}:{}".format(*where)) if door == "peer" else grpc.insecure_channel(f"unix:{where}")
-    )
-    with channel, pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(f"/ckptd.v1.{method}")(body, timeout=20, compression=packed)
-    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED, caught.value
+    error = call(scene, door, METHODS[door], field_of(1 << 20), compression=packed)
+    assert error.code() == grpc.StatusCode.UNIMPLEMENTED, error
     scene.assert_usual()
+
+
+def field_of(size):
+    """The first field of a message, of that many zeros."""
+    return b"\x0a" + varint(size) + bytes(size)
 
 
 def peak_mebibytes(pid):
@@ -240,9 +235,7 @@ def test_a_message_that_is_none_is_an_error(scene, body):
         ("peer", "GroupService/Prepare"),
         ("peer", "GroupService/Abort"),
     ]:
-        where = doors(scene.group)[door]
-        address = f"unix:{where}" if isinstance(where, str) else "{}:{}".format(*where)
-        assert call(address, f"/ckptd.v1.{method}", body).code() != grpc.StatusCode.OK
+        assert call(scene, door, method, body).code() != grpc.StatusCode.OK
     scene.assert_usual()
 
 
