@@ -8,13 +8,13 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
 
 import ckptd
 from group import clean_environment, wait_until
+from program import Program  # noqa: F401  tests take it from here
 
 MARK = bytes(range(1, 65))
 
@@ -238,37 +238,6 @@ def reply_header(stream):
     magic, status, here, to_come = struct.unpack("<4sIII", data)
     assert magic == b"CKP1" and here == len(fds)
     return status, list(fds), to_come
-
-
-class Program:
-    """A child process that runs Python source and says each step it has reached on a line."""
-
-    def __init__(self, source, *arguments, environment=None):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", source, *map(str, arguments)],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-        self.pid = self.process.pid
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.communicate()
-
-    def ask(self, line):
-        self.process.stdin.write(line + "\n")
-        return self.hear()
-
-    def hear(self):
-        line = self.process.stdout.readline()
-        assert line, f"the program ended with {self.process.wait()}"
-        return line.strip()
 
 
 def client_environment():

@@ -1,0 +1,81 @@
+"""The archive: everything in one folder that runs where it is unpacked, with nothing installed."""
+
+import gzip
+import pathlib
+import shutil
+import subprocess
+import sysconfig
+import tarfile
+from typing import Iterable
+
+import wheel as wheels
+
+# What tests/gpu/run uses of the tests, beside its own folder.
+TEST_FILES = ("tests/integration/group.py", "tests/integration/program.py", "tests/testing/fake_cuda.py",
+              "tests/testing/host_view.py")
+BENCHES = ("kernel_bench", "copy_bench")
+FAKES = ("libcuda.so.1", "libckptd_twins.so")
+
+
+def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target)
+
+
+def tracked(root: pathlib.Path, folder: str) -> Iterable[str]:
+    """Files of a folder that are part of the sources."""
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", folder], cwd=root,
+                            check=True, capture_output=True, text=True, timeout=60).stdout.split("\n")
+    return [name for name in listed if name and (root / name).is_file()]
+
+
+def vendor_protobuf(target: pathlib.Path) -> str:
+    """protobuf's Python files without its compiled part, for machines that have none; its version."""
+    installed = pathlib.Path(sysconfig.get_paths()["purelib"])
+    if not (installed / "google/protobuf").is_dir():
+        installed = pathlib.Path(sysconfig.get_paths()["platlib"])
+    about = next(installed.glob("protobuf-*.dist-info"))
+    leave = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(installed / "google/protobuf", target / "google/protobuf", ignore=leave)
+    licence = next(about.rglob("LICENSE*"))
+    _copy(licence, target / about.name / licence.name)
+    _copy(about / "METADATA", target / about.name / "METADATA")
+    return about.name.split("-")[1]
+
+
+def lay_out(root: pathlib.Path, binaries: pathlib.Path, wheel: pathlib.Path, folder: pathlib.Path,
+            commit: str) -> None:
+    """Fills `folder`. `binaries` holds bin/ and fakes/, stripped."""
+    folder.mkdir(parents=True)
+    wheels.unpack(wheel, folder / "python")
+    (folder / "bin").mkdir()
+    for name in ("ckptd", "ckptctl"):
+        (folder / "bin" / name).symlink_to(f"../python/ckptd/bin/{name}")
+    for name in BENCHES:
+        _copy(binaries / "bin" / name, folder / "bin" / name)
+    for name in FAKES:
+        if (binaries / "fakes" / name).exists():
+            _copy(binaries / "fakes" / name, folder / "fakes" / name)
+    for name in (*tracked(root, "tests/gpu"), *TEST_FILES):
+        if not name.endswith((".cc", "CMakeLists.txt")):
+            _copy(root / name, folder / name)
+    vendor_protobuf(folder / "vendored")
+    _copy(root / "LICENSE", folder / "LICENSE")
+    _copy(root / "deploy/packaging/README-archive.md", folder / "README.md")
+    (folder / "COMMIT").write_text(commit + "\n")
+
+
+def pack(folder: pathlib.Path, archive: pathlib.Path, epoch: int) -> None:
+    """The same bytes for the same files: sorted, one time, no names of users."""
+
+    def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = epoch, 0, 0, "", ""
+        executable = entry.isdir() or entry.mode & 0o111
+        entry.mode = 0o755 if executable else 0o644
+        return entry
+
+    with open(archive, "wb") as file, gzip.GzipFile("", "wb", 9, file, epoch) as packed:
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            tar.add(folder, arcname=folder.name, recursive=False, filter=plain)
+            for path in sorted(folder.rglob("*")):
+                tar.add(path, arcname=str(path.relative_to(folder.parent)), recursive=False, filter=plain)

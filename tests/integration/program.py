@@ -1,0 +1,35 @@
+"""A child process that tests talk to, line by line."""
+
+import subprocess
+import sys
+
+
+class Program:
+    """A child process that runs Python source and says each step it has reached on a line."""
+
+    def __init__(self, source, *arguments, environment=None):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", source, *map(str, arguments)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.pid = self.process.pid
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+    def ask(self, line):
+        self.process.stdin.write(line + "\n")
+        return self.hear()
+
+    def hear(self):
+        line = self.process.stdout.readline()
+        assert line, f"the program ended with {self.process.wait()}"
+        return line.strip()
