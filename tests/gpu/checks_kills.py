@@ -1,0 +1,131 @@
+"""SIGKILL at every stage: nothing is lost but what died, and the next load works."""
+
+import os
+import signal
+import time
+
+import ckptd
+import client
+import files
+from bench import SLACK_AFTER_RESTART, leases, unload
+from group import wait_until
+from record import Checks, NotShown
+
+checks = Checks()
+LAYOUT = "fsdp:2"
+ATTEMPTS = 5
+
+
+def size_of(bench) -> int:
+    return (24 << 20) if bench.fake else (2 << 30)
+
+
+def start(bench):
+    """Two daemons that have loaded and unloaded once: (group, source, a client, free memory)."""
+    source = files.sparse(bench.path() / "m.safetensors", size_of(bench), 60)
+    group = bench.group(2)
+    one = bench.client(group.address(0))
+    said = client.ask(one, "load", source=source, layout=LAYOUT)
+    assert "name" in said, said
+    unload(group)
+    return group, source, one, bench.free()
+
+
+def loads_again(bench, group, source):
+    """What every check ends with."""
+    one = bench.client(group.address(0))
+    said = client.ask(one, "load", source=source, layout=LAYOUT)
+    assert "name" in said, said
+    for rank in range(group.ranks):
+        reader = bench.client(group.address(rank))
+        client.ask(reader, "load", source=source, layout=LAYOUT)
+        assert client.ask(reader, "acquire")["tensors"] == 60
+        client.ask(reader, "drop")
+        reader.process.communicate(timeout=30)
+    wait_until(lambda: leases(group) == 0, "the leases to end", 10)
+    unload(group)
+
+
+@checks("clients killed while they attach leave nothing behind")
+def while_attaching(bench):
+    group, source, one, before = start(bench)
+    client.ask(one, "load", source=source, layout=LAYOUT)
+    held = bench.free()
+    for delay in (0, 0.002, 0.005, 0.01, 0.02):
+        victim = bench.client(group.address(0))
+        client.ask(victim, "warm", uuid=bench.uuid)
+        client.ask(victim, "load", source=source, layout=LAYOUT)
+        client.tell(victim, "acquire")
+        end = time.monotonic() + delay  # how far it comes is left to chance on purpose
+        while time.monotonic() < end:
+            pass
+        os.kill(victim.pid, signal.SIGKILL)
+        wait_until(lambda: leases(group) == 0, "the victim's lease to end", 40)
+    bench.comes_back(held)
+    unload(group)
+    facts = bench.comes_back(before)
+    loads_again(bench, group, source)
+    return facts
+
+
+@checks("clients killed after they attached give back leases and memory, in every mode")
+def after_attaching(bench):
+    group, source, one, before = start(bench)
+    for mode in ("shared", "private", "exclusive"):
+        victim = bench.client(group.address(0))
+        client.ask(victim, "load", source=source, layout=LAYOUT, mode=mode)
+        said = client.ask(victim, "acquire", mode=mode)
+        assert said["tensors"] == 60 and (said["copied"] > 0) == (mode == "private"), said
+        os.kill(victim.pid, signal.SIGKILL)
+        wait_until(lambda: leases(group) == 0, f"the lease of the {mode} client to end", 10)
+        unload(group)
+        facts = bench.comes_back(before)
+    loads_again(bench, group, source)
+    return facts
+
+
+def transferring(address, path):
+    with ckptd.connect(address) as watcher:
+        found = [c for c in watcher.list() if c.source == path]
+    if not found:
+        return None
+    state = found[0].state
+    return found[0].progress.stage if state == "LOADING" else state
+
+
+def during_transfer(bench, victim):
+    """Kills the daemon of rank `victim` while bytes move."""
+    group, source, one, before = start(bench)
+    for attempt in range(ATTEMPTS):
+        path = files.sparse(bench.path() / f"m{attempt}.safetensors", size_of(bench), 60)
+        client.tell(one, "load", source=path, layout=LAYOUT)
+        stage = wait_until(
+            lambda: (lambda s: s in ("TRANSFERRING", "ACTIVE", "FAILED") and s)(
+                transferring(group.address(1 - victim), path)),
+            "bytes to move")  # fmt: skip
+        if stage == "TRANSFERRING":
+            break
+        client.hear(one)
+        unload(group)
+    else:
+        raise NotShown(f"{ATTEMPTS} loads were over before they could be hit")
+    begin = time.monotonic()
+    group.kill(victim)
+    said = client.hear(one)
+    heard = time.monotonic() - begin
+    # A load may have been done when its daemon died; then the client has that.
+    assert "reason" in said or "name" in said, said
+    unload(group)
+    facts = bench.comes_back(before, SLACK_AFTER_RESTART)
+    loads_again(bench, group, source)
+    return {"client heard": said.get("reason", "loaded"), "after s": heard, **facts}
+
+
+@checks("a member daemon killed during a transfer ends the load everywhere, and leaks nothing")
+def member(bench):
+    return during_transfer(bench, 1)
+
+
+@checks("the leader killed during a transfer ends the load everywhere, and leaks nothing")
+def leader(bench):
+    return during_transfer(bench, 0)

@@ -1,0 +1,133 @@
+"""Who lets go of what, and when: trainers, daemons, modes."""
+
+import os
+import signal
+
+import client
+import trainer_files
+from bench import SLACK_AFTER_RESTART, TRAINER, leases, unload
+from group import wait_until
+from record import Checks
+
+checks = Checks()
+ask = client.ask
+
+
+def trainers(bench, group, *modes):
+    """A trainer for each mode that has loaded, with its reference beside it: [(program, what it said)]."""
+    source = trainer_files.source(bench)
+    programs = [bench.program(TRAINER, group.address(0), source, mode) for mode in modes]
+    for program in programs:  # they get ready side by side
+        client.tell(program, "reference")
+    for program in programs:
+        told = client.hear(program)
+        assert not told, told
+    said = [ask(program, "load") for program in programs]
+    assert not any("reason" in answer for answer in said), said
+    return list(zip(programs, said))
+
+
+def ends(*programs):
+    """They drop what they have and end in the ordinary way."""
+    for program in programs:
+        ask(program, "drop")
+        program.process.communicate(timeout=30)
+        assert program.process.returncode == 0, program.process.returncode
+
+
+def fine(answer):
+    assert answer.get("same") is True, answer
+
+
+@checks("an exclusive trainer takes the memory without a copy, trains in it, and gives it back", "torch")
+def exclusive(bench):
+    group = bench.group(1)
+    before = bench.free()
+    ((program, said),) = trainers(bench, group, "exclusive")
+    assert (said["mode"], said["copied"], said["copied_bytes"]) == ("exclusive", {}, 0), said
+    assert said["device"] == bench.uuid, said
+    assert ask(program, "inside")["outside"] == 0
+    assert [c["state"] for c in group.json("list")["checkpoints"]] == ["TAKEN"]
+    assert int(group.info()["memory"]["used_bytes"]) == 0
+    fine(ask(program, "compare"))
+    fine(ask(program, "train", steps=3))
+    ends(program)
+    return bench.comes_back(before)
+
+
+@checks("100 optimizer steps in imported memory equal those in PyTorch's own, bit for bit", "torch")
+def many_steps(bench):
+    group = bench.group(1)
+    ((program, _),) = trainers(bench, group, "exclusive")
+    steps = 10 if bench.fake else 100
+    fine(ask(program, "train", steps=steps))
+    return {"steps": steps}
+
+
+@checks("a private trainer copies once, says so, and leaves the daemon's memory as it was", "torch")
+def private(bench):
+    group = bench.group(1)
+    (program, said), (other, second) = trainers(bench, group, "private", "private")
+    assert said["copied_bytes"] > 0 and second["resident"], (said, second)
+    fine(ask(program, "train", steps=2))
+    assert not group.json("verify", group.json("list")["checkpoints"][0]["name"]).get("mismatched")
+    fine(ask(other, "compare"))
+
+
+@checks("readers share one memory, which goes when the last of them and the daemon let go", "torch")
+def shared(bench):
+    group = bench.group(1)
+    before = bench.free()
+    (one, said), (two, again) = trainers(bench, group, "shared", "shared")
+    assert again["resident"] and not said["copied_bytes"] and not again["copied_bytes"]
+    fine(ask(one, "forward"))
+    fine(ask(two, "forward"))
+    assert leases(group) == 2
+    unload(group)  # forced: the readers keep what they have mapped
+    fine(ask(one, "forward"))
+    ends(one, two)
+    wait_until(lambda: leases(group) == 0, "the leases to end", 10)
+    return bench.comes_back(before)
+
+
+@checks("a trainer reads and trains on after its daemon was killed, and the memory goes with it", "torch")
+def daemon_killed(bench):
+    group = bench.group(1)
+    before = bench.free()
+    (program, _), (reader, _) = trainers(bench, group, "exclusive", "shared")
+    group.kill(0)
+    fine(ask(program, "compare"))
+    fine(ask(program, "train", steps=3))
+    fine(ask(reader, "forward"))
+    ends(program, reader)
+    return bench.comes_back(before, SLACK_AFTER_RESTART)
+
+
+@checks("a trainer that was killed finds its weights resident and attaches again", "torch")
+def reattach(bench):
+    group = bench.group(1)
+    ((program, said),) = trainers(bench, group, "private")
+    os.kill(program.pid, signal.SIGKILL)
+    wait_until(lambda: leases(group) == 0, "the lease to end", 10)
+    ((again, second),) = trainers(bench, group, "private")
+    assert second["resident"] and not said["resident"]
+    fine(ask(again, "train", steps=1))
+    return {"first load s": said["seconds"], "re-attached s": second["seconds"]}
+
+
+@checks("unloading gives the memory back to the GPU")
+def unloading(bench):
+    import files
+
+    size = (16 << 20) if bench.fake else (1 << 30)
+    source = files.sparse(bench.path() / "m.safetensors", size, 50)
+    group = bench.group(1)
+    one = bench.client(group.address(0))
+    ask(one, "load", source=source, layout="replicate:1", digest=False)
+    unload(group)  # the first load made the daemon's own memory grow
+    before = bench.free()
+    ask(one, "load", source=source, layout="replicate:1", digest=False)
+    taken = before - bench.free()
+    assert taken >= size * 0.99, f"a load of {size} bytes took {taken} of the GPU"
+    unload(group)
+    return {"taken bytes": taken, "of": size, **bench.comes_back(before)}

@@ -1,0 +1,61 @@
+"""FSDP2 on memory that came from the daemon, and CUDA graphs over it."""
+
+import client
+import trainer_files
+from bench import TRAINER
+from record import Checks, NotShown
+
+checks = Checks()
+
+
+def told_all(programs, verb, **arguments):
+    """The answers of all ranks; every rank is told before the first is waited for."""
+    for program in programs:
+        client.tell(program, verb, **arguments)
+    return [client.hear(program) for program in programs]
+
+
+def fsdp(bench, ranks):
+    source = trainer_files.source(bench)
+    folder = bench.path("store")
+    group = bench.group(ranks)
+    programs = [
+        bench.program(TRAINER, group.address(r), source, "exclusive", r, ranks, folder)
+        for r in range(ranks)
+    ]
+    for said in told_all(programs, "reference"):
+        if said:  # PyTorch alone, without ckptd, failed
+            raise NotShown(f"this PyTorch cannot do it by itself: {said['message']}")
+    for said in told_all(programs, "load"):
+        assert said.get("copied") == {} and said["copied_bytes"] == 0, said
+    allocated = told_all(programs, "count")
+    for said in told_all(programs, "inside"):
+        assert said["inside"] > 0 and said["outside"] == 0, said
+    for said in told_all(programs, "compare") + told_all(programs, "train", steps=5):
+        assert said.get("same") is True, said
+    # FSDP2's first forward is where it would make copies of its own.
+    for said in told_all(programs, "inside"):
+        assert said["outside"] == 0, f"FSDP2 moved parameters out of the daemon's memory: {said}"
+    return {"ranks": ranks, "allocated by PyTorch": [a["allocated"] for a in allocated]}
+
+
+@checks("FSDP2 trains in the daemon's memory on one rank, as it does in its own", "torch")
+def one_rank(bench):
+    return fsdp(bench, 1)
+
+
+@checks("FSDP2 trains in the daemon's memory on two ranks of one GPU, as it does in its own", "torch")
+def two_ranks(bench):
+    return fsdp(bench, 2)
+
+
+@checks("a CUDA graph over imported memory is captured, replayed, and right", "torch on a GPU")
+def graphs(bench):
+    group = bench.group(1)
+    program = bench.program(TRAINER, group.address(0), trainer_files.source(bench), "exclusive")
+    for verb, arguments in (("reference", {}), ("load", {})):
+        said = client.ask(program, verb, **arguments)
+        assert "reason" not in said, said
+    said = client.ask(program, "graph", replays=5)
+    assert said.get("same") is True, said
+    return said

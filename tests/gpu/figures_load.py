@@ -1,0 +1,132 @@
+"""Loads beside other loaders and beside what this machine can do at best."""
+
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+import files
+import place
+from bench import MIB, unload
+from figures_attach import SAMPLE
+from record import Checks, NotShown
+
+checks = Checks()
+LINE = re.compile(r"^\w+ +(\d+) threads ([0-9.]+) s", re.M)
+ENOUGH_SECONDS = 45  # for rounds, after which there is no further one
+SAVE = "import sys, sample; sample.save_for_torch(sys.argv[1], sys.argv[2:])"
+
+
+def nbytes(bench) -> int:
+    return 32 * MIB if bench.fake else (10**9 if bench.quick else 4 * 10**9)
+
+
+def floor(bench, mode, paths):
+    """(seconds, threads) of the fastest way to do it without any loader."""
+    done = subprocess.run(
+        [place.program("copy_bench"), "--gpu", bench.uuid, mode, *paths],
+        env={**os.environ, **bench.environment}, capture_output=True, text=True, timeout=100)  # fmt: skip
+    if done.returncode != 0:
+        raise NotShown(f"copy_bench {mode}: {done.stderr.strip()}")
+    return min((float(seconds), int(threads)) for threads, seconds in LINE.findall(done.stdout))
+
+
+def make_source(bench):
+    folder = bench.path("model")
+    return folder, files.random_files(folder, nbytes(bench), 4, 1 * MIB if bench.fake else 16 * MIB)
+
+
+def samples(bench, group, folder, paths):
+    """loader -> the process that loads by it."""
+    spec = {"files": paths, "folder": str(folder), "address": group.address(0)}
+    made = {
+        "ckptd, digests off": bench.program(SAMPLE, "ckptd", json.dumps({**spec, "digest": False})),
+        "ckptd, digests on": bench.program(SAMPLE, "ckptd", json.dumps(spec)),
+    }
+    if "torch on a GPU" in bench.has and "safetensors" in bench.has:
+        made["safetensors load_file"] = bench.program(SAMPLE, "safetensors", json.dumps(spec))
+        spec["checkpoint"] = str(pathlib.Path(folder) / "model.pt")
+        subprocess.run([sys.executable, "-c", SAVE, spec["checkpoint"], *paths], check=True, timeout=100)
+        made["torch.load, then to the GPU"] = bench.program(SAMPLE, "torch.load", json.dumps(spec))
+    return made
+
+
+def median(values):
+    return statistics.median(values)
+
+
+@checks("a warm load beside the bare copy and other loaders, all with the same bytes", "torch", "numpy")
+def warm(bench):
+    folder, paths = make_source(bench)
+    group = bench.group(1)
+    made = samples(bench, group, folder, paths)
+    total = sum(os.path.getsize(path) for path in paths)
+    found, sums = {name: [] for name in (*made, "floor", "link")}, {}
+    begin, rounds = time.monotonic(), 1 if bench.fake else (2 if bench.quick else 5)
+    for number in range(rounds + 1):
+        if number > 2 and time.monotonic() - begin > ENOUGH_SECONDS:
+            break
+        files.touch(paths)
+        for name, program in made.items():
+            unload(group)
+            said = json.loads(program.ask("go check" if number == 0 else "go"))
+            found[name].append(said["seconds"])
+            sums.setdefault(name, said.get("checksum"))
+        unload(group)
+        found["floor"].append(floor(bench, "warm", paths)[0])
+        found["link"].append(floor(bench, "link", paths)[0])
+    assert len(set(sums.values())) == 1, f"the loaders differ: {sums}"
+    times = {name: median(seconds[1:]) for name, seconds in found.items()}  # the first is dropped
+    report_warm(bench, times, total)
+    return {"bytes": total, "rounds": len(found["floor"]) - 1, "seconds": found}
+
+
+def report_warm(bench, times, total):
+    rate = {name: f"{total / seconds / 1e9:.1f} GB/s" for name, seconds in times.items()}
+    off, on = times["ckptd, digests off"], times["ckptd, digests on"]
+    beside = f"{rate['ckptd, digests off']}; the copy {rate['floor']}"
+    bench.figure(
+        "warm load, digests off, beside the bare pinned copy", times["floor"] / off, "x", ">= 0.95", beside)  # fmt: skip
+    bench.figure(
+        "warm load, digests on, beside the bare pinned copy", times["floor"] / on, "x", None,
+        rate["ckptd, digests on"])  # fmt: skip
+    bench.figure(
+        "warm load, digests off, beside the link alone", times["link"] / off, "x", None, rate["link"])  # fmt: skip
+    for name, target in (("safetensors load_file", 3), ("torch.load, then to the GPU", 5)):
+        what = f"warm load, digests off, faster than {name}"
+        if name in times:
+            bench.figure(what, times[name] / off, "x", f">= {target}", rate[name])
+        else:
+            bench.not_measured(what, "it takes PyTorch on a GPU and the package safetensors")
+
+
+@checks("a cold load beside a raw read of the same storage", "torch", "numpy")
+def cold(bench):
+    folder, paths = make_source(bench)
+    group = bench.group(1)
+    spec = {"files": paths, "folder": str(folder), "address": group.address(0), "digest": False}
+    program = bench.program(SAMPLE, "ckptd", json.dumps(spec))
+    total = sum(os.path.getsize(path) for path in paths)
+    found = {"ckptd": [], "floor": []}
+    begin, past = time.monotonic(), []
+    for number in range(2 if bench.fake or bench.quick else 4):
+        if number > 2 and time.monotonic() - begin > ENOUGH_SECONDS:
+            break
+        unload(group)
+        files.drop_from_page_cache(paths)
+        found["ckptd"].append(json.loads(program.ask("go"))["seconds"])
+        progress = group.json("list")["checkpoints"][0]["progress"]
+        past.append(int(progress.get("direct_bytes", 0)) / total)
+        seconds, threads = floor(bench, "direct", paths)
+        found["floor"].append(seconds)
+    if min(past) < 0.9 and not bench.fake:
+        raise NotShown(f"the page cache could not be emptied: {min(past):.0%} came past it")
+    ours, best = median(found["ckptd"][1:]), median(found["floor"][1:])
+    bench.figure(
+        "cold load, digests off, beside a raw O_DIRECT read", best / ours, "x", ">= 0.95",
+        f"{total / ours / 1e9:.2f} GB/s; the read {total / best / 1e9:.2f} GB/s, {threads} threads")  # fmt: skip
+    return {"bytes": total, "past the page cache": past, "seconds": found}

@@ -1,0 +1,125 @@
+"""What this machine has. Run as a program it opens the driver, and prints what it found as JSON."""
+
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+from typing import Dict, List
+
+# Module -> (package to ask for, what goes without it, whether nothing goes without it).
+MODULES = {
+    "grpc": ("grpcio", "the Python client", True),
+    "google.protobuf": ("protobuf 4.25 or later", "the Python client", True),
+    "cuda.bindings": ("cuda-bindings", "GPU memory in Python", True),
+    "numpy": ("numpy", "expected bytes of slices", False),
+    "torch": ("torch", "trainers and most comparisons", False),
+    "safetensors": ("safetensors", "the comparison with its loader", False),
+}
+
+
+def _version(module: str) -> str:
+    try:
+        if importlib.util.find_spec(module) is None:
+            return ""
+        loaded = importlib.import_module(module)
+        return str(getattr(loaded, "__version__", "there"))
+    except Exception as error:  # a module that is broken is as good as none, and says why
+        print(f"import {module}: {type(error).__name__}: {error}", file=sys.stderr)
+        return ""
+
+
+def _driver() -> dict:
+    import ckptd
+    import ckptd._cuda_driver as cuda
+
+    try:
+        cu = cuda.driver()
+        devices = cuda.visible_devices()
+        number = cuda.ask(cu.cuDriverGetVersion(), "asking for its version", "the driver")
+        found = []
+        for device in devices:
+            raw = cuda.ask(cu.cuDeviceGetName(128, device.handle), "asking for its name", device.uuid)
+            total = cuda.ask(cu.cuDeviceTotalMem(device.handle), "asking for memory", device.uuid)
+            name = bytes(raw).split(b"\0")[0].decode()
+            found.append({"uuid": device.uuid, "name": name, "bytes": int(total)})
+        return {"cuda": f"{number // 1000}.{number % 1000 // 10}", "gpus": found}
+    except ckptd.Error as error:
+        return {"why not": error.message, "gpus": []}
+
+
+def _torch() -> dict:
+    import torch
+
+    nccl = getattr(torch.cuda, "nccl", None)
+    on_gpu = torch.cuda.is_available()
+    version = nccl.version() if on_gpu and nccl else None
+    return {
+        "sees a GPU": on_gpu, "built for CUDA": torch.version.cuda,
+        "NCCL": ".".join(map(str, version)) if version else None}  # fmt: skip
+
+
+def _smi() -> Dict[str, str]:
+    names = ("driver_version", "persistence_mode", "power.limit", "clocks.max.memory", "pcie.link.gen.max")
+    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    if done.returncode != 0:
+        return {}
+    return dict(zip(names, (word.strip() for word in done.stdout.splitlines()[0].split(","))))
+
+
+def _processor() -> str:
+    with open("/proc/cpuinfo") as file:
+        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def probe() -> dict:
+    modules = {name: _version(name) for name in MODULES}
+    usable = all(modules[name] for name, (_, _, needed) in MODULES.items() if needed)
+    return {
+        "python": platform.python_version(), "modules": modules,
+        "kernel": platform.release(), "processor": _processor(), "cores": len(os.sched_getaffinity(0)),
+        "memory bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "driver": _driver() if usable else {"why not": "Python packages are missing", "gpus": []},
+        "torch": _torch() if modules["torch"] else {}, "nvidia-smi": _smi()}  # fmt: skip
+
+
+def lacks(found: dict) -> List[str]:
+    """A sentence for each thing that is missing."""
+    said = [
+        f"no {package}: without it there is no {what}"
+        for name, (package, what, _) in MODULES.items()
+        if not found["modules"][name]
+    ]
+    if not found["driver"]["gpus"]:
+        said.append(f"no GPU: {found['driver'].get('why not', 'the driver shows none')}")
+    return said
+
+
+def unusable(found: dict) -> str:
+    """Why no check with a daemon and a client can be made; empty if they can."""
+    missing = [MODULES[n][0] for n in MODULES if MODULES[n][2] and not found["modules"][n]]
+    if missing:
+        return f"these Python packages are missing: {', '.join(missing)}"
+    return "" if found["driver"]["gpus"] else "there is no GPU"
+
+
+def has(found: dict, fake: bool) -> List[str]:
+    """What checks may need (record.NEEDS)."""
+    known = [name for name in ("torch", "safetensors", "numpy") if found["modules"][name]]
+    if not fake and found["driver"]["gpus"]:
+        known.append("gpu")
+        if found["torch"].get("sees a GPU"):
+            known.append("torch on a GPU")
+        elif "torch" in known:
+            known.remove("torch")  # it cannot use the memory that is to be checked
+    return known
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe()))
