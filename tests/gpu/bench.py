@@ -15,7 +15,7 @@ CLIENT = "import sys, client; client.main(*sys.argv[1:])"
 TRAINER = "import sys, trainer; trainer.main(*sys.argv[1:])"
 MIB = 1 << 20
 # What a driver keeps for itself when contexts grow, in checks on memory that must come back.
-SLACK = 8 * MIB
+SLACK = 32 * MIB
 SLACK_AFTER_RESTART = 64 * MIB
 
 

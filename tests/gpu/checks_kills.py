@@ -17,7 +17,7 @@ ATTEMPTS = 5
 
 
 def size_of(bench) -> int:
-    return (24 << 20) if bench.fake else (2 << 30)
+    return (24 << 20) if bench.fake else (3 << 30 if bench.quick else 6 << 30)
 
 
 def start(bench):
@@ -84,13 +84,20 @@ def after_attaching(bench):
     return facts
 
 
-def transferring(address, path):
-    with ckptd.connect(address) as watcher:
-        found = [c for c in watcher.list() if c.source == path]
-    if not found:
-        return None
-    state = found[0].state
-    return found[0].progress.stage if state == "LOADING" else state
+def caught(bench, group, one, path, watched):
+    """Whether a load of `path` was seen moving bytes, by the daemon of rank `watched`."""
+    with ckptd.connect(group.address(watched)) as watcher:
+
+        def seen():
+            found = [c for c in watcher.list() if c.source == path]
+            if not found:
+                return None
+            loading = found[0].state == "LOADING"
+            return (found[0].progress.stage if loading else found[0].state) in (
+                "TRANSFERRING", "ACTIVE", "FAILED") and found[0]  # fmt: skip
+
+        client.tell(one, "load", source=path, layout=LAYOUT)
+        return wait_until(seen, "bytes to move").state == "LOADING"
 
 
 def during_transfer(bench, victim):
@@ -98,12 +105,7 @@ def during_transfer(bench, victim):
     group, source, one, before = start(bench)
     for attempt in range(ATTEMPTS):
         path = files.sparse(bench.path() / f"m{attempt}.safetensors", size_of(bench), 60)
-        client.tell(one, "load", source=path, layout=LAYOUT)
-        stage = wait_until(
-            lambda: (lambda s: s in ("TRANSFERRING", "ACTIVE", "FAILED") and s)(
-                transferring(group.address(1 - victim), path)),
-            "bytes to move")  # fmt: skip
-        if stage == "TRANSFERRING":
+        if caught(bench, group, one, path, 1 - victim):
             break
         client.hear(one)
         unload(group)

@@ -16,7 +16,7 @@ def told_all(programs, verb, **arguments):
 
 
 def fsdp(bench, ranks):
-    source = trainer_files.source(bench)
+    source = trainer_files.source(bench, ballast=False)
     folder = bench.path("store")
     group = bench.group(ranks)
     programs = [
@@ -44,11 +44,6 @@ def one_rank(bench):
     return fsdp(bench, 1)
 
 
-@checks("FSDP2 trains in the daemon's memory on two ranks of one GPU, as it does in its own", "torch")
-def two_ranks(bench):
-    return fsdp(bench, 2)
-
-
 @checks("a CUDA graph over imported memory is captured, replayed, and right", "torch on a GPU")
 def graphs(bench):
     group = bench.group(1)
@@ -57,5 +52,11 @@ def graphs(bench):
         said = client.ask(program, verb, **arguments)
         assert "reason" not in said, said
     said = client.ask(program, "graph", replays=5)
-    assert said.get("same") is True, said
+    # Sums may run in another order when recorded.
+    assert said.get("same") or said.get("by", 1) < 1e-5, said
     return said
+
+
+@checks("FSDP2 trains in the daemon's memory on two ranks of one GPU, as it does in its own", "torch")
+def two_ranks(bench):
+    return fsdp(bench, 2)

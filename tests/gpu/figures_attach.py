@@ -1,6 +1,8 @@
 """What handing over costs: time and memory, for one to a hundred gigabytes."""
 
 import json
+import os
+import subprocess
 import threading
 import time
 
@@ -18,6 +20,17 @@ def sizes(bench):
     if bench.fake:
         return [8 * MIB, 32 * MIB]
     return [10**9, 4 * 10**9] if bench.quick else [10**9, 10**10, 4 * 10**10, 10**11]
+
+
+def too_large(bench, folder, size):
+    """Why not so much, or an empty text."""
+    if size > bench.free() * 0.93:
+        return "so much of the GPU's memory is not free"
+    kind = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, timeout=10)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if kind.stdout.strip() == "tmpfs" and size > memory / 3:
+        return "files lie in memory here, which has no room for it; use --directory"
+    return ""
 
 
 def allowed_ms(tensors: int) -> float:
@@ -51,8 +64,9 @@ def growing(bench):
     times = {}
     for size in sizes(bench):
         name = f"{size / 1e9:.3g} GB"
-        if size > bench.free() * 0.93:
-            bench.not_measured(f"attach, {name}", "so much is not free")
+        why_not = too_large(bench, folder, size)
+        if why_not:
+            bench.not_measured(f"attach, {name}", why_not)
             continue
         source = files.sparse(folder / f"{size}.safetensors", size, TENSORS)
         times[size], taken = attach(bench, group, source, TENSORS, name)

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -37,6 +38,9 @@ def floor(bench, mode, paths):
 
 def make_source(bench):
     folder = bench.path("model")
+    room = shutil.disk_usage(folder).free
+    if room < 3 * nbytes(bench):
+        raise NotShown(f"{folder} has room for {room / 1e9:.1f} GB alone; use --directory")
     return folder, files.random_files(folder, nbytes(bench), 4, 1 * MIB if bench.fake else 16 * MIB)
 
 

@@ -19,6 +19,7 @@ PYTHON_PATH = place.python_path()
 import machine  # noqa: E402
 import record  # noqa: E402
 import report  # noqa: E402
+from group import clean_environment  # noqa: E402
 from steps import PATIENCE_WITH_FAKE, STEPS, Runner  # noqa: E402
 
 TOTAL_SECONDS = 525  # nine minutes, less what starting and writing take
@@ -133,6 +134,9 @@ def main() -> int:
         for step in STEPS:
             print(step.module + "".join(f"\n  {name}" for name in step.names()))
         return 0
+    # Nothing of a job or a daemon around it.
+    for name in set(os.environ) - set(clean_environment()):
+        del os.environ[name]
     os.environ["PYTHONPATH"] = PYTHON_PATH
     os.environ["CKPTD_BUILD_DIR"] = str(place.BUILD)
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # the archive stays as it was unpacked

@@ -35,7 +35,7 @@ STEPS = (
     Step("checks_kernels", 60, client=False),
     Step("checks_bytes", 75),
     Step("checks_lifetimes", 80),
-    Step("checks_training", 75),
+    Step("checks_training", 90),
     Step("figures_load", 140),
     Step("figures_attach", 80),
     Step("checks_kills", 80),

@@ -22,13 +22,17 @@ from torch import nn  # noqa: E402
 ON_GPU = torch.cuda.is_available()
 HOME = "cuda" if ON_GPU else "cpu"
 WIDTH = 64
+# Elements that no step touches, so that a shard that is lost can be seen from what is free.
+BALLAST = 64 << 20 if ON_GPU else 1 << 10
 
 
 class Net(nn.Module):
     """Awkward sizes: odd numbers of rows, one of a single element."""
 
-    def __init__(self):
+    def __init__(self, ballast):
         super().__init__()
+        if ballast:
+            self.ballast = nn.Parameter(torch.zeros(BALLAST))
         self.embed = nn.Embedding(1001, WIDTH)
         self.up = nn.Linear(WIDTH, 2 * WIDTH + 3)
         self.norm = nn.LayerNorm(WIDTH)
@@ -41,26 +45,25 @@ class Net(nn.Module):
         return self.head(self.norm(x + self.down(torch.relu(self.up(x)))))
 
 
-def numbers():
+def numbers(ballast):
     """The same weights in every process."""
     generator = torch.Generator().manual_seed(7)
-    return {
+    found = {
         name: torch.randn(tensor.shape, generator=generator) * 0.2
-        for name, tensor in Net().state_dict().items()
+        for name, tensor in Net(False).state_dict().items()
     }
+    return {**found, "ballast": torch.arange(BALLAST, dtype=torch.float32)} if ballast else found
 
 
-def write_source(path) -> str:
-    """The checkpoint that trainers load."""
+def write_source(path, ballast) -> str:
+    """The checkpoint that trainers load; those that are wrapped go without ballast."""
     import files
 
-    return files.write(
-        path,
-        {
-            name: files.Tensor("F32", tuple(t.shape), t.contiguous().view(torch.uint8).numpy().tobytes())
-            for name, t in numbers().items()
-        },
-    )
+    tensors = {}
+    for name, tensor in numbers(ballast).items():
+        data = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        tensors[name] = files.Tensor("F32", tuple(tensor.shape), data)
+    return files.write(path, tensors)
 
 
 def local(tensor):
@@ -92,23 +95,23 @@ class Trainer:
             return None
         return torch.optim.AdamW(model.parameters(), lr=0.01)
 
+    def _of_torch(self):
+        model = Net(not self.world)
+        model.load_state_dict(numbers(not self.world))
+        return self._wrap(model.to(HOME))
+
     def reference(self):
-        """PyTorch's own model, trained one step: what it cannot do here is not ckptd's to show."""
-        self.theirs = Net()
-        self.theirs.load_state_dict(numbers())
-        self._wrap(self.theirs.to(HOME))
-        if self.mode != "shared":
-            optimizer = self._optimizer(self.theirs)
-            self._steps(self.theirs, optimizer, 1)
-            self.theirs = Net()
-            self.theirs.load_state_dict(numbers())
-            self._wrap(self.theirs.to(HOME))
+        """PyTorch's own model; one that is wrapped has made a step, to see that PyTorch can do it here."""
+        if self.world:
+            model = self._of_torch()
+            self._steps(model, self._optimizer(model), 1)
+        self.theirs = self._of_torch()
         self.their_optimizer = self._optimizer(self.theirs)
         return {}
 
     def load(self):
         with torch.device("meta"):
-            self.ours = Net()
+            self.ours = Net(not self.world)
         self._wrap(self.ours)
         self.optimizer = self._optimizer(self.ours)
         begin = time.perf_counter()
@@ -212,7 +215,7 @@ def start_group(rank, world, folder):
     store = dist.FileStore(os.path.join(folder, "store"), world)
     backend = "cpu:gloo,cuda:nccl" if ON_GPU and world == 1 else "gloo"
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=60)
+        backend, store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=20)
     )
 
 

@@ -4,14 +4,15 @@ import os
 import subprocess
 import sys
 
-CODE = "import sys, trainer; trainer.write_source(sys.argv[1])"
+CODE = "import sys, trainer; trainer.write_source(sys.argv[1], sys.argv[2] == 'with ballast')"
 
 
-def source(bench) -> str:
+def source(bench, ballast: bool = True) -> str:
     """One file for all checks, which load it into daemons of their own."""
-    path = bench.folder / "trainer.safetensors"
+    name = "with ballast" if ballast else "without"
+    path = bench.folder / f"trainer {name}.safetensors"
     if not path.exists():
         part = path.with_suffix(".part")
-        subprocess.run([sys.executable, "-c", CODE, part], check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", CODE, part, name], check=True, timeout=120)
         os.rename(part, path)
     return str(path)
