@@ -6,7 +6,14 @@ import subprocess
 from typing import List, Tuple
 
 # The parts of the C library, which every machine has.
-OF_THE_SYSTEM = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
+OF_THE_SYSTEM = {
+    "libc.so.6",
+    "libm.so.6",
+    "libpthread.so.0",
+    "libdl.so.2",
+    "librt.so.1",
+    "ld-linux-x86-64.so.2",
+}
 # How a fat binary of the CUDA compiler begins: mark, version, size of its head.
 KERNELS = b"\x50\xed\x55\xba\x01\x00\x10\x00"
 
@@ -16,7 +23,9 @@ class Unfit(Exception):
 
 
 def _readelf(option: str, path: pathlib.Path) -> str:
-    done = subprocess.run(["readelf", "-W", option, str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["readelf", "-W", option, str(path)], capture_output=True, text=True, timeout=60
+    )
     if done.returncode != 0:
         raise Unfit(f"reading {path}: readelf says {done.stderr.strip()}")
     return done.stdout
@@ -42,14 +51,18 @@ def has_kernels(path: pathlib.Path) -> bool:
 
 
 def check(path: pathlib.Path, newest: Tuple[int, int]) -> Tuple[int, int]:
-    """Its C library; raises Unfit if it needs more than one of version `newest`, or symbols are left."""
+    """The C library it needs; raises Unfit if that is later than `newest`, or something else."""
     foreign = sorted(set(needed(path)) - OF_THE_SYSTEM)
     if foreign:
-        raise Unfit(f"{path} needs {', '.join(foreign)}, which other machines may lack; link it statically")
+        raise Unfit(
+            f"{path} needs {', '.join(foreign)}, which other machines may lack; link it statically"
+        )
     version = glibc(path)
     if version > newest:
-        raise Unfit(f"{path} needs glibc {version[0]}.{version[1]}, later than {newest[0]}.{newest[1]}; "
-                    "build on an older system")
+        raise Unfit(
+            f"{path} needs glibc {version[0]}.{version[1]}, later than {newest[0]}.{newest[1]}; "
+            "build on an older system"
+        )
     if not stripped(path):
         raise Unfit(f"{path} still has its symbols")
     return version

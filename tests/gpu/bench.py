@@ -59,8 +59,15 @@ class Bench:
         run_dir = tempfile.mkdtemp(prefix="ckptd-gpu-")
         self._stack.callback(shutil.rmtree, run_dir, True)
         group = Group(
-            run_dir, ranks, "--memory", "cuda", "--device", self.uuid, *options,
-            environment=self.environment)  # fmt: skip
+            run_dir,
+            ranks,
+            "--memory",
+            "cuda",
+            "--device",
+            self.uuid,
+            *options,
+            environment=self.environment,
+        )
         return self.keep(group)
 
     def program(self, code: str, *arguments) -> Program:

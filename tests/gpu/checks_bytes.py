@@ -7,7 +7,7 @@ import client
 import files
 from bench import Bench
 from files import Tensor
-from record import Checks
+from gpu_record import Checks
 
 checks = Checks()
 
@@ -154,7 +154,9 @@ def four_ranks(bench):
 def casts(bench):
     import torch
 
-    tensors = {f"{d}.{i}": finite(d, 65, 33 + i) for d in ("F32", "F16", "BF16", "F64") for i in (0, 1)}
+    tensors = {
+        f"{d}.{i}": finite(d, 65, 33 + i) for d in ("F32", "F16", "BF16", "F64") for i in (0, 1)
+    }
     tensors["norm"], tensors["count"] = finite("F32", 65), some("I64", 9)
     source = files.write(bench.path() / "m.safetensors", tensors)
     group = bench.group(2)
@@ -165,9 +167,13 @@ def casts(bench):
                 bench, group, rank, source, layout="fsdp:2", dtype=goal, keep_fp32=["norm"]
             )
             for name, tensor in tensors.items():
-                own = torch.frombuffer(bytearray(tensor.data), dtype=getattr(torch, TORCH[tensor.dtype]))
+                own = torch.frombuffer(
+                    bytearray(tensor.data), dtype=getattr(torch, TORCH[tensor.dtype])
+                )
                 kept = name == "norm" or not own.is_floating_point()
                 cast = own if kept else own.to(getattr(torch, TORCH[goal]))
                 raw = Tensor(goal, tensor.shape, cast.view(torch.uint8).numpy().tobytes())
-                assert_part(f"{goal}: rank {rank}: {name}", found[name][1], files.part(raw, 0, rank, 2))
+                assert_part(
+                    f"{goal}: rank {rank}: {name}", found[name][1], files.part(raw, 0, rank, 2)
+                )
     return {"to": goals}

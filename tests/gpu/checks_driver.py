@@ -6,7 +6,7 @@ import subprocess
 
 import rawmem
 from bench import MIB, timed
-from record import Checks, NotShown
+from gpu_record import Checks, NotShown
 
 checks = Checks()
 HOLDER = "import rawmem, sys; rawmem.hold(sys.argv[1], int(sys.argv[2]))"
@@ -80,7 +80,9 @@ def import_times(bench):
         os.close(fd)
         rawmem_release(handle)
         found[size] = sorted(seconds)[2]
-        bench.figure(f"driver: import, map and allow access, {size / 1e9:.3g} GB", found[size] * 1e3, "ms")
+        bench.figure(
+            f"driver: import, map and allow access, {size / 1e9:.3g} GB", found[size] * 1e3, "ms"
+        )
     assert found
     return {"granularity": steps}
 

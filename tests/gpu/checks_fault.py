@@ -5,12 +5,14 @@ import subprocess
 import client
 import trainer_files
 from bench import TRAINER
-from record import Checks
+from gpu_record import Checks
 
 checks = Checks()
 
 
-@checks("a write to shared memory ends the writer alone; readers, daemon and bytes stay whole", "torch")
+@checks(
+    "a write to shared memory ends the writer alone; readers, daemon and bytes stay whole", "torch"
+)
 def write(bench):
     source = trainer_files.source(bench)
     group = bench.group(1)

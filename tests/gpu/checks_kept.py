@@ -5,7 +5,7 @@ import subprocess
 
 from bench import MIB
 from checks_driver import HOLDER
-from record import Checks, NotShown
+from gpu_record import Checks, NotShown
 
 checks = Checks()
 
@@ -21,7 +21,10 @@ def smi(query, *more):
     return done.stdout.strip()
 
 
-@checks("a descriptor alone keeps memory while no process has the GPU open (either answer passes)", "gpu")
+@checks(
+    "a descriptor alone keeps memory while no process has the GPU open (either answer passes)",
+    "gpu",
+)
 def nobody(bench):
     gpu = f"--id={bench.uuid}"
     mode = smi("gpu=persistence_mode", gpu)
@@ -33,5 +36,8 @@ def nobody(bench):
     processes = smi("compute-apps=pid", gpu)
     said = json.loads(holder.ask("read"))
     return {
-        "kept": said.get("same") is True, "persistence mode": mode, "MiB more in use": used,
-        "processes that nvidia-smi lists": processes.splitlines()}  # fmt: skip
+        "kept": said.get("same") is True,
+        "persistence mode": mode,
+        "MiB more in use": used,
+        "processes that nvidia-smi lists": processes.splitlines(),
+    }

@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import place
-from record import Checks, NotShown
+from gpu_record import Checks, NotShown
 
 checks = Checks()
 ROW = re.compile(r"^(.+?)\s+([0-9.]+) GB/s moved\s+([0-9.]+)\s+best ([0-9.]+) ms$", re.M)
@@ -15,7 +15,9 @@ NO_TARGET = ("plain copy", "rows of 6 bytes")
 
 def figures(output):
     """(name, GB/s moved, share of the plain copy) of every line."""
-    return [(name.strip(), float(rate), float(share)) for name, rate, share, _ in ROW.findall(output)]
+    return [
+        (name.strip(), float(rate), float(share)) for name, rate, share, _ in ROW.findall(output)
+    ]
 
 
 @checks("the kernels compute what their twins on the host compute, byte for byte")
@@ -24,7 +26,10 @@ def kernels(bench):
     done = subprocess.run(
         [place.program("kernel_bench"), bench.uuid, str(size)],
         env={**os.environ, **bench.environment},
-        capture_output=True, text=True, timeout=55)  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
     if "built without nvcc" in done.stderr:
         raise NotShown("this build has no kernels")
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
@@ -32,5 +37,7 @@ def kernels(bench):
     assert len(rows) > 5, done.stdout
     for name, rate, share in rows:
         target = None if name in NO_TARGET else ">= 0.8"
-        bench.figure(f"kernels: {name}", share, "x a copy on the device", target, f"{rate:.0f} GB/s moved")
+        bench.figure(
+            f"kernels: {name}", share, "x a copy on the device", target, f"{rate:.0f} GB/s moved"
+        )
     return {"MiB": size}

@@ -9,7 +9,7 @@ import client
 import files
 from bench import SLACK_AFTER_RESTART, leases, unload
 from group import wait_until
-from record import Checks, NotShown
+from gpu_record import Checks, NotShown
 
 checks = Checks()
 LAYOUT = "fsdp:2"
@@ -51,21 +51,21 @@ def while_attaching(bench):
     group, source, one, before = start(bench)
     client.ask(one, "load", source=source, layout=LAYOUT)
     held = bench.free()
-    for delay in (0, 0.002, 0.005, 0.01, 0.02):
+    for point in client.DEATHS:
         victim = bench.client(group.address(0))
-        client.ask(victim, "warm", uuid=bench.uuid)
         client.ask(victim, "load", source=source, layout=LAYOUT)
+        client.ask(victim, "die_at", point=point)
         client.tell(victim, "acquire")
-        end = time.monotonic() + delay  # how far it comes is left to chance on purpose
-        while time.monotonic() < end:
-            pass
-        os.kill(victim.pid, signal.SIGKILL)
-        wait_until(lambda: leases(group) == 0, "the victim's lease to end", 40)
+        wait_until(lambda: victim.process.poll() is not None, f"the client to die {point}", 30)
+        assert victim.process.returncode == -signal.SIGKILL, victim.process.returncode
+        wait_until(
+            lambda: leases(group) == 0, f"the lease of a client that died {point} to end", 10
+        )
     bench.comes_back(held)
     unload(group)
     facts = bench.comes_back(before)
     loads_again(bench, group, source)
-    return facts
+    return {"died": list(client.DEATHS), **facts}
 
 
 @checks("clients killed after they attached give back leases and memory, in every mode")
@@ -94,7 +94,10 @@ def caught(bench, group, one, path, watched):
                 return None
             loading = found[0].state == "LOADING"
             return (found[0].progress.stage if loading else found[0].state) in (
-                "TRANSFERRING", "ACTIVE", "FAILED") and found[0]  # fmt: skip
+                "TRANSFERRING",
+                "ACTIVE",
+                "FAILED",
+            ) and found[0]
 
         client.tell(one, "load", source=path, layout=LAYOUT)
         return wait_until(seen, "bytes to move").state == "LOADING"

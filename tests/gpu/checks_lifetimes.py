@@ -7,14 +7,14 @@ import client
 import trainer_files
 from bench import SLACK_AFTER_RESTART, TRAINER, leases, unload
 from group import wait_until
-from record import Checks
+from gpu_record import Checks
 
 checks = Checks()
 ask = client.ask
 
 
 def trainers(bench, group, *modes):
-    """A trainer for each mode that has loaded, with its reference beside it: [(program, what it said)]."""
+    """[(program, what the load said)]: a trainer for each mode, with its reference beside it."""
     source = trainer_files.source(bench)
     programs = [bench.program(TRAINER, group.address(0), source, mode) for mode in modes]
     for program in programs:  # they get ready side by side
@@ -39,7 +39,9 @@ def fine(answer):
     assert answer.get("same") is True, answer
 
 
-@checks("an exclusive trainer takes the memory without a copy, trains in it, and gives it back", "torch")
+@checks(
+    "an exclusive trainer takes the memory without a copy, trains in it, and gives it back", "torch"
+)
 def exclusive(bench):
     group = bench.group(1)
     before = bench.free()
@@ -90,7 +92,10 @@ def shared(bench):
     return bench.comes_back(before)
 
 
-@checks("a trainer reads and trains on after its daemon was killed, and the memory goes with it", "torch")
+@checks(
+    "a trainer reads and trains on after its daemon was killed, and the memory goes with it",
+    "torch",
+)
 def daemon_killed(bench):
     group = bench.group(1)
     before = bench.free()

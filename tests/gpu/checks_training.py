@@ -3,7 +3,7 @@
 import client
 import trainer_files
 from bench import TRAINER
-from record import Checks, NotShown
+from gpu_record import Checks, NotShown
 
 checks = Checks()
 
@@ -57,6 +57,8 @@ def graphs(bench):
     return said
 
 
-@checks("FSDP2 trains in the daemon's memory on two ranks of one GPU, as it does in its own", "torch")
+@checks(
+    "FSDP2 trains in the daemon's memory on two ranks of one GPU, as it does in its own", "torch"
+)
 def two_ranks(bench):
     return fsdp(bench, 2)

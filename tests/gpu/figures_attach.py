@@ -9,7 +9,7 @@ import time
 import client
 import files
 from bench import MIB, unload
-from record import Checks
+from gpu_record import Checks
 
 checks = Checks()
 TENSORS = 300
@@ -26,7 +26,9 @@ def too_large(bench, folder, size):
     """Why not so much, or an empty text."""
     if size > bench.free() * 0.93:
         return "so much of the GPU's memory is not free"
-    kind = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, timeout=10)
+    kind = subprocess.run(
+        ["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, timeout=10
+    )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if kind.stdout.strip() == "tmpfs" and size > memory / 3:
         return "files lie in memory here, which has no room for it; use --directory"
@@ -52,8 +54,12 @@ def attach(bench, group, source, tensors, name):
         client.ask(holder, "drop")
     holder.process.communicate(timeout=30)
     bench.figure(
-        f"attach, {name}, {tensors} tensors", first["seconds"] * 1e3, "ms",
-        f"<= {allowed_ms(tensors):g}", f"later ones {min(later):.2f} to {max(later):.2f} ms")  # fmt: skip
+        f"attach, {name}, {tensors} tensors",
+        first["seconds"] * 1e3,
+        "ms",
+        f"<= {allowed_ms(tensors):g}",
+        f"later ones {min(later):.2f} to {max(later):.2f} ms",
+    )
     return min(later), first["taken"]
 
 
@@ -73,12 +79,19 @@ def growing(bench):
         # Page tables are the driver's; they are the only thing that may grow.
         bench.figure(
             f"the GPU's memory that attaching to {name} took, of the shard",
-            round(max(0, taken) / size, 3), "x", "<= 0", f"{taken} bytes")  # fmt: skip
+            round(max(0, taken) / size, 3),
+            "x",
+            "<= 0",
+            f"{taken} bytes",
+        )
         unload(group)
     least, most = min(times), max(times)
     bench.figure(
         f"attach, {most / 1e9:.3g} GB beside {least / 1e9:.3g} GB, later ones",
-        times[most] / times[least], "x", "<= 2")  # fmt: skip
+        times[most] / times[least],
+        "x",
+        "<= 2",
+    )
 
 
 @checks("attaching to many tensors takes microseconds each")
@@ -91,15 +104,23 @@ def many_tensors(bench):
 
 @checks("a trainer that is started again attaches to what is resident", "torch")
 def in_torch(bench):
-    source = files.sparse(bench.path() / "m.safetensors", 16 * MIB if bench.fake else 10**9, TENSORS)
+    source = files.sparse(
+        bench.path() / "m.safetensors", 16 * MIB if bench.fake else 10**9, TENSORS
+    )
     group = bench.group(1)
-    sample = bench.program(SAMPLE, "ckptd", json.dumps({"address": group.address(0), "files": [source]}))
+    sample = bench.program(
+        SAMPLE, "ckptd", json.dumps({"address": group.address(0), "files": [source]})
+    )
     first = json.loads(sample.ask("go"))
     again = json.loads(sample.ask("go"))
     assert first["tensors"] == again["tensors"] == TENSORS
     bench.figure(
-        f"load_file of what is resident, {TENSORS} tensors", again["seconds"] * 1e3, "ms",
-        f"<= {allowed_ms(TENSORS):g}", "in PyTorch, the second call of a process")  # fmt: skip
+        f"load_file of what is resident, {TENSORS} tensors",
+        again["seconds"] * 1e3,
+        "ms",
+        f"<= {allowed_ms(TENSORS):g}",
+        "in PyTorch, the second call of a process",
+    )
 
 
 class Lowest(threading.Thread):

@@ -14,7 +14,7 @@ import files
 import place
 from bench import MIB, unload
 from figures_attach import SAMPLE
-from record import Checks, NotShown
+from gpu_record import Checks, NotShown
 
 checks = Checks()
 LINE = re.compile(r"^\w+ +(\d+) threads ([0-9.]+) s", re.M)
@@ -30,7 +30,11 @@ def floor(bench, mode, paths):
     """(seconds, threads) of the fastest way to do it without any loader."""
     done = subprocess.run(
         [place.program("copy_bench"), "--gpu", bench.uuid, mode, *paths],
-        env={**os.environ, **bench.environment}, capture_output=True, text=True, timeout=100)  # fmt: skip
+        env={**os.environ, **bench.environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     if done.returncode != 0:
         raise NotShown(f"copy_bench {mode}: {done.stderr.strip()}")
     return min((float(seconds), int(threads)) for threads, seconds in LINE.findall(done.stdout))
@@ -54,7 +58,9 @@ def samples(bench, group, folder, paths):
     if "torch on a GPU" in bench.has and "safetensors" in bench.has:
         made["safetensors load_file"] = bench.program(SAMPLE, "safetensors", json.dumps(spec))
         spec["checkpoint"] = str(pathlib.Path(folder) / "model.pt")
-        subprocess.run([sys.executable, "-c", SAVE, spec["checkpoint"], *paths], check=True, timeout=100)
+        subprocess.run(
+            [sys.executable, "-c", SAVE, spec["checkpoint"], *paths], check=True, timeout=100
+        )
         made["torch.load, then to the GPU"] = bench.program(SAMPLE, "torch.load", json.dumps(spec))
     return made
 
@@ -63,7 +69,9 @@ def median(values):
     return statistics.median(values)
 
 
-@checks("a warm load beside the bare copy and other loaders, all with the same bytes", "torch", "numpy")
+@checks(
+    "a warm load beside the bare copy and other loaders, all with the same bytes", "torch", "numpy"
+)
 def warm(bench):
     folder, paths = make_source(bench)
     group = bench.group(1)
@@ -94,12 +102,26 @@ def report_warm(bench, times, total):
     off, on = times["ckptd, digests off"], times["ckptd, digests on"]
     beside = f"{rate['ckptd, digests off']}; the copy {rate['floor']}"
     bench.figure(
-        "warm load, digests off, beside the bare pinned copy", times["floor"] / off, "x", ">= 0.95", beside)  # fmt: skip
+        "warm load, digests off, beside the bare pinned copy",
+        times["floor"] / off,
+        "x",
+        ">= 0.95",
+        beside,
+    )
     bench.figure(
-        "warm load, digests on, beside the bare pinned copy", times["floor"] / on, "x", None,
-        rate["ckptd, digests on"])  # fmt: skip
+        "warm load, digests on, beside the bare pinned copy",
+        times["floor"] / on,
+        "x",
+        None,
+        rate["ckptd, digests on"],
+    )
     bench.figure(
-        "warm load, digests off, beside the link alone", times["link"] / off, "x", None, rate["link"])  # fmt: skip
+        "warm load, digests off, beside the link alone",
+        times["link"] / off,
+        "x",
+        None,
+        rate["link"],
+    )
     for name, target in (("safetensors load_file", 3), ("torch.load, then to the GPU", 5)):
         what = f"warm load, digests off, faster than {name}"
         if name in times:
@@ -131,6 +153,10 @@ def cold(bench):
         raise NotShown(f"the page cache could not be emptied: {min(past):.0%} came past it")
     ours, best = median(found["ckptd"][1:]), median(found["floor"][1:])
     bench.figure(
-        "cold load, digests off, beside a raw O_DIRECT read", best / ours, "x", ">= 0.95",
-        f"{total / ours / 1e9:.2f} GB/s; the read {total / best / 1e9:.2f} GB/s, {threads} threads")  # fmt: skip
+        "cold load, digests off, beside a raw O_DIRECT read",
+        best / ours,
+        "x",
+        ">= 0.95",
+        f"{total / ours / 1e9:.2f} GB/s; the read {total / best / 1e9:.2f} GB/s, {threads} threads",
+    )
     return {"bytes": total, "past the page cache": past, "seconds": found}

@@ -94,7 +94,7 @@ def touch(paths: Iterable[str]) -> None:
 
 
 def part(tensor: Tensor, dim: int, rank: int, ranks: int):
-    """A rank's chunk along `dim` as PyTorch cuts it, as uint8 array of (*shape, bytes an element)."""
+    """A rank's chunk along `dim` as PyTorch cuts it: uint8 of (*shape, bytes an element)."""
     import numpy
 
     elements = 1

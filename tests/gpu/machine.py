@@ -40,7 +40,9 @@ def _driver() -> dict:
         number = cuda.ask(cu.cuDriverGetVersion(), "asking for its version", "the driver")
         found = []
         for device in devices:
-            raw = cuda.ask(cu.cuDeviceGetName(128, device.handle), "asking for its name", device.uuid)
+            raw = cuda.ask(
+                cu.cuDeviceGetName(128, device.handle), "asking for its name", device.uuid
+            )
             total = cuda.ask(cu.cuDeviceTotalMem(device.handle), "asking for memory", device.uuid)
             name = bytes(raw).split(b"\0")[0].decode()
             found.append({"uuid": device.uuid, "name": name, "bytes": int(total)})
@@ -56,12 +58,20 @@ def _torch() -> dict:
     on_gpu = torch.cuda.is_available()
     version = nccl.version() if on_gpu and nccl else None
     return {
-        "sees a GPU": on_gpu, "built for CUDA": torch.version.cuda,
-        "NCCL": ".".join(map(str, version)) if version else None}  # fmt: skip
+        "sees a GPU": on_gpu,
+        "built for CUDA": torch.version.cuda,
+        "NCCL": ".".join(map(str, version)) if version else None,
+    }
 
 
 def _smi() -> Dict[str, str]:
-    names = ("driver_version", "persistence_mode", "power.limit", "clocks.max.memory", "pcie.link.gen.max")
+    names = (
+        "driver_version",
+        "persistence_mode",
+        "power.limit",
+        "clocks.max.memory",
+        "pcie.link.gen.max",
+    )
     command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
@@ -82,11 +92,16 @@ def probe() -> dict:
     modules = {name: _version(name) for name in MODULES}
     usable = all(modules[name] for name, (_, _, needed) in MODULES.items() if needed)
     return {
-        "python": platform.python_version(), "modules": modules,
-        "kernel": platform.release(), "processor": _processor(), "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "modules": modules,
+        "kernel": platform.release(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
         "memory bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "driver": _driver() if usable else {"why not": "Python packages are missing", "gpus": []},
-        "torch": _torch() if modules["torch"] else {}, "nvidia-smi": _smi()}  # fmt: skip
+        "torch": _torch() if modules["torch"] else {},
+        "nvidia-smi": _smi(),
+    }
 
 
 def lacks(found: dict) -> List[str]:
@@ -110,7 +125,7 @@ def unusable(found: dict) -> str:
 
 
 def has(found: dict, fake: bool) -> List[str]:
-    """What checks may need (record.NEEDS)."""
+    """What checks may need (gpu_record.NEEDS)."""
     known = [name for name in ("torch", "safetensors", "numpy") if found["modules"][name]]
     if not fake and found["driver"]["gpus"]:
         known.append("gpu")

@@ -17,8 +17,8 @@ import place
 PYTHON_PATH = place.python_path()
 
 import machine  # noqa: E402
-import record  # noqa: E402
-import report  # noqa: E402
+import gpu_record  # noqa: E402
+import gpu_report  # noqa: E402
 from group import clean_environment  # noqa: E402
 from steps import PATIENCE_WITH_FAKE, STEPS, Runner  # noqa: E402
 
@@ -29,7 +29,7 @@ examples:
   tests/gpu/run --quick                 smaller and fewer, some two minutes
   tests/gpu/run --only attach           what has this word in its name; --list shows the names
   tests/gpu/run --output /tmp/report    where gpu-report.json and gpu-report.md go
-  tests/gpu/run --fake                  the same on the fake driver, without a GPU: no figures, no report
+  tests/gpu/run --fake                  the same on the fake driver: no GPU, no figures, no report
 
 It needs a GPU that nothing else uses, NVIDIA's driver, and Python with grpcio, protobuf and
 cuda-bindings; PyTorch for most of it. What is missing is said first. Nothing is installed, no
@@ -39,16 +39,35 @@ setting of the GPU is changed, and all that is started ends. Exit status: 0 if n
 
 def arguments():
     parser = argparse.ArgumentParser(
-        prog="tests/gpu/run", description=__doc__, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+        prog="tests/gpu/run",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--quick", action="store_true", help="smaller files, fewer rounds")
-    parser.add_argument("--only", action="append", default=[], metavar="WORD",
-                        help="only checks or steps with this in the name; may be given again")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("."), metavar="DIR",
-                        help="where the two reports go (default: here)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="the JSON report goes there instead")
-    parser.add_argument("--directory", type=pathlib.Path, metavar="DIR",
-                        help="for files of up to 15 GB, removed at the end (default: the system's for temporary ones)")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="WORD",
+        help="only checks or steps with this in the name; may be given again",
+    )
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        default=pathlib.Path("."),
+        metavar="DIR",
+        help="where the two reports go (default: here)",
+    )
+    parser.add_argument(
+        "--json", type=pathlib.Path, metavar="FILE", help="the JSON report goes there instead"
+    )
+    parser.add_argument(
+        "--directory",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="for files of up to 15 GB, removed at the end (default: TMPDIR)",
+    )
     parser.add_argument("--gpu", metavar="UUID", help="which GPU (default: the first visible one)")
     parser.add_argument("--fake", action="store_true", help="use the fake driver of the tests")
     parser.add_argument("--list", action="store_true", help="name all checks and end")
@@ -65,7 +84,8 @@ def fake_environment(folder: pathlib.Path) -> dict:
     options = {"twins": str(twins)} if twins.exists() else {}
     # Slow enough to be hit in the middle of a copy.
     fake = fake_cuda.FakeCuda(
-        folder, gpus=1, bytes=1 << 30, fill=0xCB, link_bytes_per_second=100_000_000, **options)  # fmt: skip
+        folder, gpus=1, bytes=1 << 30, fill=0xCB, link_bytes_per_second=100_000_000, **options
+    )
     return fake.environment()
 
 
@@ -73,7 +93,11 @@ def look_around(environment: dict) -> dict:
     """What the machine has, asked in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-B", str(place.HERE / "machine.py")],
-        env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)  # fmt: skip
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     if done.returncode != 0:
         sys.exit(f"tests/gpu/run: looking at this machine failed:\n{done.stderr[-2000:]}")
     for line in done.stderr.splitlines():
@@ -84,7 +108,7 @@ def look_around(environment: dict) -> dict:
 
 def print_found(found: dict, fake: bool) -> None:
     print("found:")
-    for line in report.facts(found):
+    for line in gpu_report.facts(found):
         print(f"  {line}")
     if "vendored" in PYTHON_PATH:
         print("  protobuf: this Python has none that is new enough; the archive's own copy is used")
@@ -104,14 +128,21 @@ def run(options, folder: pathlib.Path) -> int:
         sys.exit(f"tests/gpu/run: {place.BUILD}/bin lacks {', '.join(programs)}; build first")
     gpus = [gpu["uuid"] for gpu in found["driver"]["gpus"]]
     if options.gpu and options.gpu not in gpus:
-        sys.exit(f"tests/gpu/run: there is no {options.gpu} here, but {', '.join(gpus) or 'no GPU'}")
+        sys.exit(
+            f"tests/gpu/run: there is no {options.gpu} here, but {', '.join(gpus) or 'no GPU'}"
+        )
     unusable = machine.unusable(found)
     if unusable and not gpus:
         print(f"tests/gpu/run: nothing can be shown: {unusable}", file=sys.stderr)
         return 2
     spec = {
-        "fake": options.fake, "quick": options.quick or options.fake, "uuid": options.gpu or gpus[0],
-        "has": machine.has(found, options.fake), "environment": environment, "only": options.only}  # fmt: skip
+        "fake": options.fake,
+        "quick": options.quick or options.fake,
+        "uuid": options.gpu or gpus[0],
+        "has": machine.has(found, options.fake),
+        "environment": environment,
+        "only": options.only,
+    }
     total = TOTAL_SECONDS * (PATIENCE_WITH_FAKE if options.fake else 1)
     runner = Runner(spec, folder, begin + total, unusable)
     try:
@@ -121,11 +152,18 @@ def run(options, folder: pathlib.Path) -> int:
         runner.end()
     outcome = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": place.commit(), "quick": options.quick, "only": options.only, "machine": found,
-        "gpu": spec["uuid"], "seconds": time.monotonic() - begin, "checks": runner.checks,
-        "figures": runner.figures, "fake": options.fake}  # fmt: skip
-    report.conclude(outcome, options.output, options.json)
-    return 1 if any(check["result"] == record.FAILED for check in runner.checks) else 0
+        "commit": place.commit(),
+        "quick": options.quick,
+        "only": options.only,
+        "machine": found,
+        "gpu": spec["uuid"],
+        "seconds": time.monotonic() - begin,
+        "checks": runner.checks,
+        "figures": runner.figures,
+        "fake": options.fake,
+    }
+    gpu_report.conclude(outcome, options.output, options.json)
+    return 1 if any(check["result"] == gpu_record.FAILED for check in runner.checks) else 0
 
 
 def main() -> int:

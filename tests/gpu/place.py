@@ -10,7 +10,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PACKED = (ROOT / "COMMIT").exists()
 # The folder that holds bin/ and fakes/.
-BUILD = ROOT if PACKED else pathlib.Path(os.environ.get("CKPTD_BUILD_DIR", ROOT / "build")).resolve()
+BUILD = (
+    ROOT if PACKED else pathlib.Path(os.environ.get("CKPTD_BUILD_DIR", ROOT / "build")).resolve()
+)
 CLIENT = ROOT / "python" if PACKED else ROOT / "client/python/src"
 FOLDERS = [CLIENT, HERE, ROOT / "tests/integration", ROOT / "tests/testing"]
 OLDEST_PROTOBUF = (4, 25)

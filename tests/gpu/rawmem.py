@@ -1,8 +1,8 @@
 """Device memory without ckptd, in processes of its own; checks_driver.py runs it.
 
-    python rawmem.py make UUID BYTES SOCKET_FD   allocates, writes a mark, sends the descriptor
-    python rawmem.py read UUID BYTES FD [UID]    as that user: imports, reads the mark back
-    python rawmem.py hold UUID BYTES             has them made and read, and never opens the driver
+python rawmem.py make UUID BYTES SOCKET_FD   allocates, writes a mark, sends the descriptor
+python rawmem.py read UUID BYTES FD [UID]    as that user: imports, reads the mark back
+python rawmem.py hold UUID BYTES             has them made and read, and never opens the driver
 """
 
 import array
@@ -41,8 +41,12 @@ def read(uuid, nbytes, fd, uid=None):
         os.setuid(uid)
     device = gpu.Gpu(uuid)
     address = device.map(device.take(fd), nbytes, False)
-    first, last = device.read(address, len(MARK)), device.read(address + nbytes - len(MARK), len(MARK))
-    print(json.dumps({"same": first == MARK and last == MARK, "pid": os.getpid(), "uid": os.getuid()}))
+    first, last = device.read(address, len(MARK)), device.read(
+        address + nbytes - len(MARK), len(MARK)
+    )
+    print(
+        json.dumps({"same": first == MARK and last == MARK, "pid": os.getpid(), "uid": os.getuid()})
+    )
 
 
 def receive(uuid, nbytes):
@@ -65,7 +69,16 @@ def receive(uuid, nbytes):
 
 def reading(uuid, nbytes, fd, *arguments, wrapper=()):
     """What a process says that imports it."""
-    command = [*wrapper, sys.executable, __file__, "read", uuid, str(nbytes), str(fd), *map(str, arguments)]
+    command = [
+        *wrapper,
+        sys.executable,
+        __file__,
+        "read",
+        uuid,
+        str(nbytes),
+        str(fd),
+        *map(str, arguments),
+    ]
     done = subprocess.run(command, pass_fds=[fd], capture_output=True, text=True, timeout=60)
     if done.returncode != 0:
         return {"error": done.stderr.strip()[-600:] or f"ended with {done.returncode}"}

@@ -1,11 +1,11 @@
-"""One step in a process of its own: python step.py MODULE SPEC.json. main.py ends it at its deadline."""
+"""One step in a process of its own, which steps.py ends: python step.py MODULE SPEC.json."""
 
 import importlib
 import json
 import pathlib
 import sys
 
-import record as records
+import gpu_record as records
 from bench import Bench
 
 

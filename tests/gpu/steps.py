@@ -13,7 +13,7 @@ import time
 from typing import List, NamedTuple
 
 import place
-from record import FAILED, NOT_SHOWN
+from gpu_record import FAILED, NOT_SHOWN
 
 LEAST_SECONDS = 10  # with less left, a step is not begun
 PATIENCE_WITH_FAKE = 5  # times as long: processors that do other things as well take the GPU's part
@@ -57,7 +57,9 @@ class Runner:
 
     def run(self, step: Step) -> None:
         only = self._spec["only"]
-        wanted = [n for n in step.names() if not only or any(w in n or w in step.module for w in only)]
+        wanted = [
+            n for n in step.names() if not only or any(w in n or w in step.module for w in only)
+        ]
         if not wanted:
             return
         left = self._deadline - time.monotonic()
@@ -76,14 +78,18 @@ class Runner:
             # A session of its own: whatever it starts can be ended with it.
             self._process = subprocess.Popen(
                 [sys.executable, "-B", str(place.HERE / "step.py"), step.module, str(spec_path)],
-                env={**os.environ, **spec["environment"]}, stdin=subprocess.DEVNULL, stdout=file,
-                stderr=file, start_new_session=True)  # fmt: skip
+                env={**os.environ, **spec["environment"]},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
         seconds = min(step.seconds * (PATIENCE_WITH_FAKE if spec["fake"] else 1), left)
         begun, ended = self._follow(step, results, time.monotonic() + seconds)
         self._sort_out(step, wanted, begun, ended, seconds, log)
 
     def _follow(self, step, results, deadline):
-        """Prints what comes; (the check that did not end, or None; how the process ended, or None)."""
+        """Prints what comes. Answers (check that did not end or None, exit code or None)."""
         begun, at = None, 0
         while True:
             over = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -126,7 +132,10 @@ class Runner:
         print(f"  {check['result']:9} {check['seconds']:6.1f} s  {check['name']}{why}", flush=True)
 
     def _add_reason(self, step, name, result, reason, seconds=0.0) -> None:
-        self._add(step, {"name": name, "result": result, "reason": reason, "seconds": seconds, "facts": {}})
+        self._add(
+            step,
+            {"name": name, "result": result, "reason": reason, "seconds": seconds, "facts": {}},
+        )
 
     def _skip(self, step, names, reason) -> None:
         print(f"\n{step.module}:")
@@ -138,10 +147,16 @@ class Runner:
         done = {check["name"] for check in self.checks}
         tail = log.read_text(errors="replace").strip()[-1500:]
         if begun is not None:
-            how = f"it was not done {seconds:.0f} s after the step began" if code is None else f"the process ended with {code}"
+            how = (
+                f"it was not done {seconds:.0f} s after the step began"
+                if code is None
+                else f"the process ended with {code}"
+            )
             self._add_reason(step, begun, FAILED, f"{how}; its log ends: {tail}", seconds)
         elif code not in (0, None):
-            self._add_reason(step, f"{step.module} ends well", FAILED, f"it ended with {code}: {tail}")
+            self._add_reason(
+                step, f"{step.module} ends well", FAILED, f"it ended with {code}: {tail}"
+            )
         for name in wanted:
             if name not in done and name != begun:
                 self._add_reason(step, name, NOT_SHOWN, "the step ended before it")

@@ -101,7 +101,7 @@ class Trainer:
         return self._wrap(model.to(HOME))
 
     def reference(self):
-        """PyTorch's own model; one that is wrapped has made a step, to see that PyTorch can do it here."""
+        """PyTorch's own model. A wrapped one makes a step first: can PyTorch do it here?"""
         if self.world:
             model = self._of_torch()
             self._steps(model, self._optimizer(model), 1)
@@ -117,9 +117,14 @@ class Trainer:
         begin = time.perf_counter()
         result = ckptd.torch.load_into(self.ours, self.source, mode=self.mode, address=self.address)
         return {
-            "seconds": time.perf_counter() - begin, "mode": result.mode, "copied": result.copied,
-            "replaced": result.replaced, "copied_bytes": result.copied_bytes, "resident": result.resident,
-            "device": result.device}  # fmt: skip
+            "seconds": time.perf_counter() - begin,
+            "mode": result.mode,
+            "copied": result.copied,
+            "replaced": result.replaced,
+            "copied_bytes": result.copied_bytes,
+            "resident": result.resident,
+            "device": result.device,
+        }
 
     def inside(self):
         """Whether every parameter lies in memory that came from the daemon."""

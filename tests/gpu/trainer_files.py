@@ -1,4 +1,4 @@
-"""The checkpoint of trainer.py's model, written by a process of its own: checks stay free of PyTorch."""
+"""The checkpoint of trainer.py's model, written by another process: checks need no PyTorch."""
 
 import os
 import subprocess

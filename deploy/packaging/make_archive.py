@@ -8,11 +8,15 @@ import sysconfig
 import tarfile
 from typing import Iterable
 
-import wheel as wheels
+import make_wheel
 
 # What tests/gpu/run uses of the tests, beside its own folder.
-TEST_FILES = ("tests/integration/group.py", "tests/integration/program.py", "tests/testing/fake_cuda.py",
-              "tests/testing/host_view.py")
+TEST_FILES = (
+    "tests/integration/group.py",
+    "tests/integration/program.py",
+    "tests/testing/fake_cuda.py",
+    "tests/testing/host_view.py",
+)
 BENCHES = ("kernel_bench", "copy_bench")
 FAKES = ("libcuda.so.1", "libckptd_twins.so")
 
@@ -24,13 +28,19 @@ def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
 
 def tracked(root: pathlib.Path, folder: str) -> Iterable[str]:
     """Files of a folder that are part of the sources."""
-    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", folder], cwd=root,
-                            check=True, capture_output=True, text=True, timeout=60).stdout.split("\n")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", folder],
+        cwd=root,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout.split("\n")
     return [name for name in listed if name and (root / name).is_file()]
 
 
-def vendor_protobuf(target: pathlib.Path) -> str:
-    """protobuf's Python files without its compiled part, for machines that have none; its version."""
+def vendor_protobuf(target: pathlib.Path) -> None:
+    """protobuf's Python files without its compiled part, for machines that have none."""
     installed = pathlib.Path(sysconfig.get_paths()["purelib"])
     if not (installed / "google/protobuf").is_dir():
         installed = pathlib.Path(sysconfig.get_paths()["platlib"])
@@ -40,14 +50,18 @@ def vendor_protobuf(target: pathlib.Path) -> str:
     licence = next(about.rglob("LICENSE*"))
     _copy(licence, target / about.name / licence.name)
     _copy(about / "METADATA", target / about.name / "METADATA")
-    return about.name.split("-")[1]
 
 
-def lay_out(root: pathlib.Path, binaries: pathlib.Path, wheel: pathlib.Path, folder: pathlib.Path,
-            commit: str) -> None:
+def lay_out(
+    root: pathlib.Path,
+    binaries: pathlib.Path,
+    wheel: pathlib.Path,
+    folder: pathlib.Path,
+    commit: str,
+) -> None:
     """Fills `folder`. `binaries` holds bin/ and fakes/, stripped."""
     folder.mkdir(parents=True)
-    wheels.unpack(wheel, folder / "python")
+    make_wheel.unpack(wheel, folder / "python")
     (folder / "bin").mkdir()
     for name in ("ckptd", "ckptctl"):
         (folder / "bin" / name).symlink_to(f"../python/ckptd/bin/{name}")
@@ -78,4 +92,9 @@ def pack(folder: pathlib.Path, archive: pathlib.Path, epoch: int) -> None:
         with tarfile.open(fileobj=packed, mode="w") as tar:
             tar.add(folder, arcname=folder.name, recursive=False, filter=plain)
             for path in sorted(folder.rglob("*")):
-                tar.add(path, arcname=str(path.relative_to(folder.parent)), recursive=False, filter=plain)
+                tar.add(
+                    path,
+                    arcname=str(path.relative_to(folder.parent)),
+                    recursive=False,
+                    filter=plain,
+                )

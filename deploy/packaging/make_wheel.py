@@ -30,15 +30,34 @@ def stage(client: pathlib.Path, programs: List[pathlib.Path], folder: pathlib.Pa
 
 
 def build(staged: pathlib.Path, platform: str, output: pathlib.Path, epoch: int) -> pathlib.Path:
-    """The wheel, in `output`. The tag says nothing of the Python: there is nothing compiled for one."""
+    """The wheel, in `output`, for that platform and any Python."""
     before = set(output.glob("*.whl"))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps",
-               "--no-index", "--no-build-isolation", f"--config-settings=--build-option=--plat-name={platform}",
-               "--wheel-dir", str(output), str(staged)]
-    done = subprocess.run(command, env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}, capture_output=True,
-                          text=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        f"--config-settings=--build-option=--plat-name={platform}",
+        "--wheel-dir",
+        str(output),
+        str(staged),
+    ]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     if done.returncode != 0:
-        raise SystemExit(f"deploy/package: building the wheel failed:\n{(done.stdout + done.stderr)[-3000:]}")
+        raise SystemExit(
+            f"deploy/package: building the wheel failed:\n{(done.stdout + done.stderr)[-3000:]}"
+        )
     made = sorted(set(output.glob("*.whl")) - before)
     return made[0] if made else next(output.glob(f"*-py3-none-{platform}.whl"))
 

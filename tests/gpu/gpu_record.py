@@ -57,7 +57,7 @@ class Record:
     def figure(
         self, name: str, value: float, unit: str, target: Optional[str] = None, beside: str = ""
     ) -> None:
-        """target: such as ">= 0.95" or "<= 10", in the same unit; beside: what it was measured against."""
+        """target: such as ">= 0.95", in the same unit; beside: what it was measured against."""
         met = None
         if target is not None:
             sign, bound = target.split()
@@ -86,7 +86,12 @@ class Record:
             traceback.print_exc()
         seconds = time.monotonic() - begin
         self._write(
-            kind="check", name=check.name, result=result, reason=reason, seconds=seconds, facts=facts
+            kind="check",
+            name=check.name,
+            result=result,
+            reason=reason,
+            seconds=seconds,
+            facts=facts,
         )
 
 

@@ -1,0 +1,112 @@
+"""The archive of deploy/package, unpacked, with tests/gpu/run in it on the fake driver."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+
+import pytest
+from group import BINARIES
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NEEDED = [
+    *(BINARIES / name for name in ("ckptd", "ckptctl", "kernel_bench", "copy_bench")),
+    *(BINARIES.parent / "fakes" / name for name in ("libcuda.so.1", "libckptd_twins.so")),
+]
+# What a fake driver, or a PyTorch without a GPU, cannot show.
+NOT_SHOWN = {
+    "a CUDA graph over imported memory is captured, replayed, and right",
+    "a descriptor alone keeps memory while no process has the GPU open (either answer passes)",
+    "memory is imported by another user in another PID namespace",
+}
+PATIENCE = 600  # some 40 s on a machine that does nothing else
+
+pytest.importorskip("cuda.bindings.driver")
+pytestmark = pytest.mark.skipif(
+    not all(path.exists() for path in NEEDED), reason="it takes a build with cuda.h"
+)
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """The folder that the archive of this build becomes."""
+    folder = tmp_path_factory.mktemp("package")
+    command = [sys.executable, "-B", ROOT / "deploy/packaging/main.py", "--without-kernels"]
+    made = subprocess.run(
+        [*command, "--build", BINARIES.parent, "--output", folder],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    (archive,) = folder.glob("*-linux-x86_64.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder)
+    return folder / archive.name[: -len(".tar.gz")]
+
+
+def run(unpacked, where, *options):
+    # PYTHONPATH alone, as where nothing can be installed; this Python has what ckptd needs.
+    environment = {"PATH": os.environ["PATH"], "CKPTD_PYTHON": sys.executable, "TMPDIR": str(where)}
+    return subprocess.run(
+        [unpacked / "tests/gpu/run", *options],
+        cwd=where,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+def test_every_check_of_a_gpu_runs_on_the_fake_driver_from_the_archive(unpacked, tmp_path):
+    done = run(unpacked, tmp_path, "--fake", "--json", "found.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FAKE" in done.stdout
+    found = json.loads((tmp_path / "found.json").read_text())
+    results = {check["name"]: check for check in found["checks"]}
+    listed = run(unpacked, tmp_path, "--list").stdout.splitlines()
+    assert sorted(results) == sorted(line.strip() for line in listed if line.startswith(" "))
+    others = {name for name, check in results.items() if check["result"] != "passed"}
+    assert others <= NOT_SHOWN | set(no_kernels(results)), others
+    # Figures of a fake are no figures, and none of it is a report.
+    assert found["figures"] and all(figure["value"] is None for figure in found["figures"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json"]
+
+
+def no_kernels(results):
+    return [n for n, c in results.items() if c["reason"] == "this build has no kernels"]
+
+
+def test_the_archive_brings_all_of_the_programs_and_says_what_it_is(unpacked):
+    said = subprocess.run([unpacked / "bin/ckptctl", "version"], capture_output=True, text=True)
+    assert said.stdout.startswith("ckptctl ")
+    assert len((unpacked / "COMMIT").read_text().split()[0]) == 40
+    assert "Apache" in (unpacked / "LICENSE").read_text()
+
+
+def test_a_python_without_protobuf_is_given_the_archive_s_own(unpacked, tmp_path):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import place; path = place.python_path();"
+        "import google.protobuf as p; print(p.__file__, path.endswith('vendored'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code, unpacked / "tests/gpu"],
+        env={"PATH": os.environ["PATH"]},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == [
+        str(unpacked / "vendored/google/protobuf/__init__.py"),
+        "True",
+    ], done.stderr
+
+
+def test_without_a_gpu_it_says_so_and_shows_nothing(unpacked, tmp_path):
+    done = run(unpacked, tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "missing: no GPU" in done.stdout and "nothing can be shown" in done.stderr
+    assert list(tmp_path.iterdir()) == []

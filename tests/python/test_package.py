@@ -1,0 +1,134 @@
+"""The wheel with programs in it, and what deploy/package refuses to pack."""
+
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "deploy" / "packaging"))
+
+import elf  # noqa: E402
+import make_wheel  # noqa: E402
+
+PLATFORM = "manylinux_2_36_x86_64"
+STUB = '#!/bin/sh\necho "$0 $$ $*"\n'
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A wheel with two scripts in the place of the programs."""
+    folder = tmp_path_factory.mktemp("wheel")
+    programs = [folder / "ckptd", folder / "ckptctl"]
+    for program in programs:
+        program.write_text(STUB)
+        program.chmod(0o755)
+    staged = make_wheel.stage(ROOT / "client/python", programs, folder)
+    return make_wheel.build(staged, PLATFORM, folder, 1_600_000_000)
+
+
+def test_the_wheel_is_for_its_platform_and_any_python(built):
+    assert built.name.endswith(f"-py3-none-{PLATFORM}.whl")
+    names = zipfile.ZipFile(built).namelist()
+    assert "ckptd/bin/ckptctl" in names and "ckptd/_proto/descriptors.pb" in names
+    assert not any(".data/" in name for name in names)
+
+
+def test_an_installed_program_is_the_process_that_was_started(built, tmp_path):
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--target", tmp_path, built], check=True, timeout=120)
+    process = subprocess.Popen(
+        [tmp_path / "bin" / "ckptctl", "list", "a b"],
+        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    said, _ = process.communicate(timeout=60)
+    program, pid, *words = said.split()
+    assert program == str(tmp_path / "ckptd/bin/ckptctl")
+    assert int(pid) == process.pid and words == ["list", "a", "b"]
+
+
+def test_unpacked_programs_can_be_executed(built, tmp_path):
+    make_wheel.unpack(built, tmp_path)
+    said = subprocess.run(
+        [tmp_path / "ckptd/bin/ckptd"], capture_output=True, text=True, timeout=60
+    )
+    assert said.stdout.startswith(str(tmp_path))
+
+
+def run_entry(tmp_path, built, change):
+    make_wheel.unpack(built, tmp_path)
+    change(tmp_path / "ckptd/bin/ckptd")
+    code = "from ckptd import _programs; _programs.ckptd()"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    "change,advice",
+    [
+        (pathlib.Path.unlink, "install the wheel for your platform"),
+        (lambda path: path.chmod(0o644), "chmod +x"),
+    ],
+)
+def test_a_program_that_is_not_there_is_an_error_that_says_what_to_do(
+    tmp_path, built, change, advice
+):
+    done = run_entry(tmp_path, built, change)
+    assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert advice in done.stderr
+
+
+def test_without_programs_the_wheel_is_for_every_machine(tmp_path):
+    staged = make_wheel.stage(ROOT / "client/python", [], tmp_path)
+    built = make_wheel.build(staged, "any", tmp_path, 1_600_000_000)
+    assert built.name.endswith("-py3-none-any.whl")
+    assert not any("entry_points" in name for name in zipfile.ZipFile(built).namelist())
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """makes(source, *options) -> a stripped shared library."""
+    folder = tmp_path_factory.mktemp("elf")
+
+    def make(source, *options):
+        path = folder / f"made-{len(list(folder.iterdir()))}.so"
+        command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(path), *options]
+        subprocess.run(command, input=source, text=True, check=True, timeout=60)
+        return path
+
+    return make
+
+
+def test_a_library_beyond_the_system_s_is_refused_by_name(library):
+    foreign = library("#include <string>\nstd::string f() { return std::string(99, 'x'); }", "-s")
+    with pytest.raises(elf.Unfit, match="libstdc"):
+        elf.check(foreign, (2, 36))
+
+
+def test_a_later_c_library_is_refused(library):
+    plain = library('#include <cstdio>\nvoid f() { puts("x"); }', "-s", "-nostdlib", "-lc")
+    assert elf.check(plain, (2, 36)) <= (2, 36)
+    with pytest.raises(elf.Unfit, match="glibc"):
+        elf.check(plain, (2, 1))
+
+
+def test_symbols_that_are_left_are_refused(library):
+    with pytest.raises(elf.Unfit, match="symbols"):
+        elf.check(library("int f() { return 1; }", "-nostdlib"), (2, 36))
+
+
+def test_kernels_are_found_by_their_mark(tmp_path):
+    file = tmp_path / "f"
+    file.write_bytes(b"..." + elf.KERNELS)
+    assert elf.has_kernels(file)
+    file.write_bytes(b"...")
+    assert not elf.has_kernels(file)
