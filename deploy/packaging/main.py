@@ -70,8 +70,8 @@ def strip(build: pathlib.Path, folder: pathlib.Path):
 
 
 def check_kernels(folder: pathlib.Path, without: bool) -> None:
-    there = elf.has_kernels(folder / "bin/kernel_bench")
-    if not there and not without:
+    there = [elf.has_kernels(folder / "bin" / name) for name in ("ckptd", "kernel_bench")]
+    if not all(there) and not without:
         raise elf.Unfit(
             "the build has no CUDA kernels: cmake found no nvcc; set CUDA_HOME to a toolkit, "
             "or say --without-kernels"

@@ -30,6 +30,7 @@ class Bench:
         self.figure, self.not_measured = record.figure, record.not_measured
         self._stack = contextlib.ExitStack()
         self._gpu = None
+        self.trained = None  # what one check found for the next
 
     def clean_up(self) -> None:
         """After each check: ends what it started, whatever became of it."""

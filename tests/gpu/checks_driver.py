@@ -17,7 +17,7 @@ def size_of(bench) -> int:
     return 16 * MIB if bench.fake else 1024 * MIB
 
 
-@checks("memory outlives its maker as long as a process holds the descriptor, driver opened or not")
+@checks("memory outlives its maker while a process that opened no driver holds the descriptor")
 def kept_by_descriptor(bench):
     import json
 

@@ -22,7 +22,7 @@ def smi(query, *more):
 
 
 @checks(
-    "a descriptor alone keeps memory while no process has the GPU open (either answer passes)",
+    "a descriptor alone keeps memory while nobody has the GPU open (either answer passes)",
     "gpu",
 )
 def nobody(bench):

@@ -1,6 +1,5 @@
 """What handing over costs: time and memory, for one to a hundred gigabytes."""
 
-import json
 import os
 import subprocess
 import threading
@@ -13,7 +12,6 @@ from gpu_record import Checks
 
 checks = Checks()
 TENSORS = 300
-SAMPLE = "import sys, sample; sample.main(*sys.argv[1:])"
 
 
 def sizes(bench):
@@ -100,27 +98,6 @@ def many_tensors(bench):
     source = files.sparse(bench.path() / "m.safetensors", 16 * MIB if bench.fake else 10**9, count)
     group = bench.group(1)
     attach(bench, group, source, count, "1 GB")
-
-
-@checks("a trainer that is started again attaches to what is resident", "torch")
-def in_torch(bench):
-    source = files.sparse(
-        bench.path() / "m.safetensors", 16 * MIB if bench.fake else 10**9, TENSORS
-    )
-    group = bench.group(1)
-    sample = bench.program(
-        SAMPLE, "ckptd", json.dumps({"address": group.address(0), "files": [source]})
-    )
-    first = json.loads(sample.ask("go"))
-    again = json.loads(sample.ask("go"))
-    assert first["tensors"] == again["tensors"] == TENSORS
-    bench.figure(
-        f"load_file of what is resident, {TENSORS} tensors",
-        again["seconds"] * 1e3,
-        "ms",
-        f"<= {allowed_ms(TENSORS):g}",
-        "in PyTorch, the second call of a process",
-    )
 
 
 class Lowest(threading.Thread):

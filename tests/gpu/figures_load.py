@@ -13,12 +13,13 @@ import time
 import files
 import place
 from bench import MIB, unload
-from figures_attach import SAMPLE
+from figures_attach import allowed_ms
 from gpu_record import Checks, NotShown
 
 checks = Checks()
 LINE = re.compile(r"^\w+ +(\d+) threads ([0-9.]+) s", re.M)
 ENOUGH_SECONDS = 45  # for rounds, after which there is no further one
+SAMPLE = "import sys, sample; sample.main(*sys.argv[1:])"
 SAVE = "import sys, sample; sample.save_for_torch(sys.argv[1], sys.argv[2:])"
 
 
@@ -94,7 +95,21 @@ def warm(bench):
     assert len(set(sums.values())) == 1, f"the loaders differ: {sums}"
     times = {name: median(seconds[1:]) for name, seconds in found.items()}  # the first is dropped
     report_warm(bench, times, total)
+    report_resident(bench, made["ckptd, digests on"])
     return {"bytes": total, "rounds": len(found["floor"]) - 1, "seconds": found}
+
+
+def report_resident(bench, program):
+    """What attaching costs PyTorch, the tensors included."""
+    program.ask("go")  # whatever was unloaded is there again
+    said = json.loads(program.ask("go"))
+    bench.figure(
+        f"load_file of what is resident, {said['tensors']} tensors",
+        said["seconds"] * 1e3,
+        "ms",
+        f"<= {allowed_ms(said['tensors']):g}",
+        "all tensors made in PyTorch",
+    )
 
 
 def report_warm(bench, times, total):

@@ -21,8 +21,8 @@ TWELVE = (
     (
         "memory held by a descriptor alone, in a process that never opened the driver",
         [
-            "memory outlives its maker as long as a process holds the descriptor, driver opened or not",
-            "a descriptor alone keeps memory while no process has the GPU open (either answer passes)",
+            "memory outlives its maker while a process that opened no driver holds the descriptor",
+            "a descriptor alone keeps memory while nobody has the GPU open (either answer passes)",
         ],
         "in the persistence mode that is set",
     ),

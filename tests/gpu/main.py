@@ -180,6 +180,7 @@ def main() -> int:
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # the archive stays as it was unpacked
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     folder = pathlib.Path(tempfile.mkdtemp(prefix="ckptd-gpu-files-", dir=options.directory))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # PyTorch makes one unasked
     try:
         return run(options, folder)
     except KeyboardInterrupt:

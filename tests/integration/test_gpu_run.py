@@ -18,7 +18,7 @@ NEEDED = [
 # What a fake driver, or a PyTorch without a GPU, cannot show.
 NOT_SHOWN = {
     "a CUDA graph over imported memory is captured, replayed, and right",
-    "a descriptor alone keeps memory while no process has the GPU open (either answer passes)",
+    "a descriptor alone keeps memory while nobody has the GPU open (either answer passes)",
     "memory is imported by another user in another PID namespace",
 }
 PATIENCE = 600  # some 40 s on a machine that does nothing else
