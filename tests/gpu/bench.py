@@ -4,10 +4,13 @@ import contextlib
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 import time
 from typing import List, Optional
 
+import client
+import files
 from group import Group, wait_until
 from program import Program
 
@@ -69,7 +72,18 @@ class Bench:
             *options,
             environment=self.environment,
         )
+        self._stack.callback(lambda: print(group.log()[-4000:], file=sys.stderr, flush=True))
         return self.keep(group)
+
+    def warm_group(self, ranks: int, *options) -> Group:
+        """The same after a first load, with which a daemon's own memory grows."""
+        group = self.group(ranks, *options)
+        source = files.sparse(self.path() / "first.safetensors", 8 * MIB, 4)
+        one = self.client(group.address(0))
+        said = client.ask(one, "load", source=source, layout=f"replicate:{ranks}")
+        assert "name" in said, said
+        unload(group)
+        return group
 
     def program(self, code: str, *arguments) -> Program:
         return self.keep(Program(code, *arguments, environment={**os.environ, **self.environment}))

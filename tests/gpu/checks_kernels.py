@@ -22,9 +22,10 @@ def figures(output):
 
 @checks("the kernels compute what their twins on the host compute, byte for byte")
 def kernels(bench):
-    size = 1 if bench.fake else (256 if bench.quick else 1024)
+    # Many times what caches of GPUs hold; the twins on the host take their time.
+    size = 1 if bench.fake else 512
     done = subprocess.run(
-        [place.program("kernel_bench"), bench.uuid, str(size)],
+        [place.program("kernel_bench"), *filter(None, [bench.uuid]), str(size)],
         env={**os.environ, **bench.environment},
         capture_output=True,
         text=True,
@@ -32,6 +33,8 @@ def kernels(bench):
     )
     if "built without nvcc" in done.stderr:
         raise NotShown("this build has no kernels")
+    if "opening the CUDA driver" in done.stderr:
+        raise NotShown(done.stderr.strip())
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
     rows = figures(done.stdout)
     assert len(rows) > 5, done.stdout

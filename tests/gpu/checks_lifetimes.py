@@ -42,7 +42,7 @@ def fine(answer):
 
 @checks("an exclusive trainer takes the memory without a copy, and gives it back", "torch")
 def exclusive(bench):
-    group = bench.group(1)
+    group = bench.warm_group(1)
     before = bench.free()
     ((program, said),) = trainers(bench, group, "exclusive")
     assert (said["mode"], said["copied"], said["copied_bytes"]) == ("exclusive", {}, 0), said
@@ -83,7 +83,7 @@ def private(bench):
 
 @checks("readers share one memory, which goes when the last of them and the daemon let go", "torch")
 def shared(bench):
-    group = bench.group(1)
+    group = bench.warm_group(1)
     before = bench.free()
     (one, said), (two, again) = trainers(bench, group, "shared", "shared")
     assert again["resident"] and not said["copied_bytes"] and not again["copied_bytes"]
@@ -102,7 +102,7 @@ def shared(bench):
     "torch",
 )
 def daemon_killed(bench):
-    group = bench.group(1)
+    group = bench.warm_group(1)
     before = bench.free()
     (program, _), (reader, _) = trainers(bench, group, "exclusive", "shared")
     group.kill(0)

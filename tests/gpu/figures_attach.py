@@ -9,6 +9,7 @@ import client
 import files
 from bench import MIB, unload
 from gpu_record import Checks
+from group import wait_until
 
 checks = Checks()
 TENSORS = 300
@@ -126,6 +127,7 @@ def footprint(bench):
     one = bench.client(group.address(0))
     lowest = Lowest(bench)
     lowest.start()
+    wait_until(lambda: lowest.value is not None, "another thread to see what is free")
     begin = time.monotonic()
     said = client.ask(one, "load", source=source, layout="replicate:1", digest=False)
     assert "name" in said, said

@@ -181,8 +181,11 @@ def print_figures(figures: List[dict]) -> None:
         print(f"  {name:66} {value:>26}   {target.replace('*', ''):28} {beside}".rstrip())
 
 
-def conclude(outcome: dict, folder: pathlib.Path, json_path: Optional[pathlib.Path]) -> None:
+def conclude(
+    outcome: dict, folder: pathlib.Path, json_path: Optional[pathlib.Path], logs: str = ""
+) -> None:
     """Prints the summary; writes the reports, but of a fake run only what was asked for."""
+    failed = any(check["result"] == FAILED for check in outcome["checks"])
     if not outcome["fake"]:
         print_figures(outcome["figures"])
     print(f"\n{counted(outcome['checks'])}, {outcome['seconds']:.0f} s")
@@ -191,6 +194,8 @@ def conclude(outcome: dict, folder: pathlib.Path, json_path: Optional[pathlib.Pa
     if not outcome["fake"]:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "gpu-report.md").write_text(page(outcome))
+        if failed:
+            (folder / "gpu-report.log").write_text(logs)
         json_path = json_path or folder / "gpu-report.json"
         print(f"written: {folder / 'gpu-report.md'} and {json_path}")
     if json_path is not None:

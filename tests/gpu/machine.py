@@ -8,13 +8,13 @@ import subprocess
 import sys
 from typing import Dict, List
 
-# Module -> (package to ask for, what goes without it, whether nothing goes without it).
+# Module -> (package to ask for, what it is needed for, whether nearly all needs it).
 MODULES = {
-    "grpc": ("grpcio", "the Python client", True),
-    "google.protobuf": ("protobuf 4.25 or later", "the Python client", True),
-    "cuda.bindings": ("cuda-bindings", "GPU memory in Python", True),
-    "numpy": ("numpy", "expected bytes of slices", False),
-    "torch": ("torch", "trainers and most comparisons", False),
+    "grpc": ("grpcio", "the Python client, so for all but the kernels", True),
+    "google.protobuf": ("protobuf 4.25 or later", "the same", True),
+    "cuda.bindings": ("cuda-bindings", "GPU memory in Python, so for all but the kernels", True),
+    "numpy": ("numpy", "the expected bytes of slices", False),
+    "torch": ("torch", "trainers, and most of what is compared", False),
     "safetensors": ("safetensors", "the comparison with its loader", False),
 }
 
@@ -107,12 +107,12 @@ def probe() -> dict:
 def lacks(found: dict) -> List[str]:
     """A sentence for each thing that is missing."""
     said = [
-        f"no {package}: without it there is no {what}"
+        f"{package}, for {what}"
         for name, (package, what, _) in MODULES.items()
         if not found["modules"][name]
     ]
     if not found["driver"]["gpus"]:
-        said.append(f"no GPU: {found['driver'].get('why not', 'the driver shows none')}")
+        said.append(f"a GPU: {found['driver'].get('why not', 'the driver shows none')}")
     return said
 
 

@@ -132,13 +132,10 @@ def run(options, folder: pathlib.Path) -> int:
             f"tests/gpu/run: there is no {options.gpu} here, but {', '.join(gpus) or 'no GPU'}"
         )
     unusable = machine.unusable(found)
-    if unusable and not gpus:
-        print(f"tests/gpu/run: nothing can be shown: {unusable}", file=sys.stderr)
-        return 2
     spec = {
         "fake": options.fake,
         "quick": options.quick or options.fake,
-        "uuid": options.gpu or gpus[0],
+        "uuid": options.gpu or (gpus[0] if gpus else ""),
         "has": machine.has(found, options.fake),
         "environment": environment,
         "only": options.only,
@@ -150,20 +147,24 @@ def run(options, folder: pathlib.Path) -> int:
             runner.run(step)
     finally:
         runner.end()
+    results = {check["result"] for check in runner.checks}
+    if not results - {gpu_record.NOT_SHOWN}:
+        print(f"tests/gpu/run: nothing could be shown: {unusable}", file=sys.stderr)
+        return 2
     outcome = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": place.commit(),
         "quick": options.quick,
         "only": options.only,
+        "fake": options.fake,
         "machine": found,
         "gpu": spec["uuid"],
         "seconds": time.monotonic() - begin,
         "checks": runner.checks,
         "figures": runner.figures,
-        "fake": options.fake,
     }
-    gpu_report.conclude(outcome, options.output, options.json)
-    return 1 if any(check["result"] == gpu_record.FAILED for check in runner.checks) else 0
+    gpu_report.conclude(outcome, options.output, options.json, runner.logs())
+    return 1 if gpu_record.FAILED in results else 0
 
 
 def main() -> int:

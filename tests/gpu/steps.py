@@ -17,6 +17,7 @@ from gpu_record import FAILED, NOT_SHOWN
 
 LEAST_SECONDS = 10  # with less left, a step is not begun
 PATIENCE_WITH_FAKE = 5  # times as long: processors that do other things as well take the GPU's part
+_LOG = 100_000  # characters of a step's log that are kept
 _NAME = re.compile(r'^@checks\(\s*"(.+?)"', re.M)
 
 
@@ -125,6 +126,11 @@ class Runner:
             return begun
         self._add(step, line)
         return None
+
+    def logs(self) -> str:
+        """The ends of what the steps, and what they started, said on their error streams."""
+        found = sorted(self._folder.glob("*.log"))
+        return "".join(f"== {p.stem}\n{p.read_text(errors='replace')[-_LOG:]}\n" for p in found)
 
     def _add(self, step, check) -> None:
         self.checks.append({**check, "step": step.module})

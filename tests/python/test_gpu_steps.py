@@ -207,6 +207,7 @@ def test_a_fake_run_writes_no_report(tmp_path):
     report.conclude(outcome(), tmp_path / "out", None)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "gpu-report.json",
+        "gpu-report.log",
         "gpu-report.md",
     ]
 
