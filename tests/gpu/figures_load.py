@@ -24,7 +24,7 @@ SAVE = "import sys, sample; sample.save_for_torch(sys.argv[1], sys.argv[2:])"
 
 
 def nbytes(bench) -> int:
-    return 32 * MIB if bench.fake else (10**9 if bench.quick else 4 * 10**9)
+    return 8 * MIB if bench.fake else (10**9 if bench.quick else 4 * 10**9)
 
 
 def floor(bench, mode, paths):
