@@ -119,6 +119,7 @@ class Trainer:
         return {
             "seconds": time.perf_counter() - begin,
             "mode": result.mode,
+            "nbytes": result.nbytes,
             "copied": result.copied,
             "replaced": result.replaced,
             "copied_bytes": result.copied_bytes,

@@ -1,5 +1,6 @@
 """The wheel with programs in it, and what deploy/package refuses to pack."""
 
+import importlib.util
 import pathlib
 import subprocess
 import sys
@@ -8,7 +9,8 @@ import zipfile
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "deploy" / "packaging"))
+PACKAGING = ROOT / "deploy" / "packaging"
+sys.path.append(str(PACKAGING))
 
 import elf  # noqa: E402
 import make_wheel  # noqa: E402
@@ -132,3 +134,28 @@ def test_kernels_are_found_by_their_mark(tmp_path):
     assert elf.has_kernels(file)
     file.write_bytes(b"...")
     assert not elf.has_kernels(file)
+
+
+@pytest.mark.parametrize(
+    "with_kernels,option,fine",
+    [
+        (("ckptd", "kernel_bench"), False, True),
+        (("kernel_bench",), False, False),
+        ((), False, False),
+        ((), True, True),
+    ],
+)
+def test_a_build_without_kernels_is_packed_only_if_one_says_so(
+    tmp_path, with_kernels, option, fine
+):
+    spec = importlib.util.spec_from_file_location("package_main", PACKAGING / "main.py")
+    package_main = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package_main)
+    (tmp_path / "bin").mkdir()
+    for name in ("ckptd", "kernel_bench"):
+        (tmp_path / "bin" / name).write_bytes(elf.KERNELS if name in with_kernels else b"")
+    if fine:
+        package_main.check_kernels(tmp_path, option)
+    else:
+        with pytest.raises(elf.Unfit, match="--without-kernels"):
+            package_main.check_kernels(tmp_path, option)
