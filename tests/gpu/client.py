@@ -30,9 +30,9 @@ class Holder:
         self.gpu = gpu.Gpu(uuid)
         return {}
 
-    def load(self, source, layout, mode="shared", digest=True):
+    def load(self, source, layout, mode="shared", digest=True, handle=None):
         self.checkpoint = self.client.load(
-            source, layout=layout, mode=mode, digest=digest, timeout=120
+            source, layout=layout, mode=mode, digest=digest, handle=handle, timeout=120
         )
         return {"name": self.checkpoint.name, "resident": self.checkpoint.resident}
 

@@ -84,7 +84,7 @@ def warm(bench):
     found, sums = {name: [] for name in (*made, "floor", "link")}, {}
     begin, rounds = time.monotonic(), 1 if bench.fake else (2 if bench.quick else 5)
     for number in range(rounds + 1):
-        if number > 1 and time.monotonic() - begin > ENOUGH_SECONDS:
+        if number > 2 and time.monotonic() - begin > ENOUGH_SECONDS:
             break
         files.touch(paths)
         for name, program in made.items():

@@ -34,6 +34,17 @@ def write(path, tensors: Dict[str, Tensor]) -> str:
     return str(path)
 
 
+def contents(path):
+    """Yields (name, bytes) of every tensor of a file."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        entries = json.loads(file.read(length))
+        for name, entry in entries.items():
+            begin, end = entry["data_offsets"]
+            file.seek(8 + length + begin)
+            yield name, file.read(end - begin)
+
+
 def sparse(path, nbytes: int, count: int) -> str:
     """`count` tensors of zeros that take no room on the disk."""
     each = nbytes // count // 2

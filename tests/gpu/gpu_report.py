@@ -56,7 +56,11 @@ TWELVE = (
         ["an idle daemon's own memory on the GPU, before a load, in it and after it"],
         "without NCCL",
     ),
-    ("legacy cudaIpc handles", [], "ckptd does not offer them yet"),
+    (
+        "legacy cudaIpc handles",
+        ["clients open a shard by its legacy handle, alike and at once, and its memory comes back"],
+        "what is undefined (memory freed early, its maker killed) is not provoked",
+    ),
     ("UUIDs of GPUs and slices under Kubernetes", [], "no cluster, and MIG is left as it is"),
 )
 

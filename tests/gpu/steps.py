@@ -40,6 +40,7 @@ STEPS = (
     Step("figures_load", 140),
     Step("figures_attach", 80),
     Step("checks_kills", 80),
+    Step("checks_kinds", 45),
     Step("checks_driver", 45),
     Step("checks_kept", 30),
     Step("checks_fault", 45),
