@@ -122,8 +122,9 @@ def test_memory_that_a_killed_exclusive_client_wrote_to_is_never_served_again(
         for _ in range(4 if memory.name == "host" else 2):
             with Program(TAKER, group.address(0), path, environment=memory.client_environment) as taker:
                 assert taker.hear() == "dirty"
+                # The daemon notes it once it has handed the memory over.
+                wait_until(lambda: client.list()[0].state == "TAKEN", "the checkpoint to be taken", 5)
                 taken = client.list()[0]
-                assert taken.state == "TAKEN"
             wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
             with pytest.raises(ckptd.Error) as caught:
                 client.acquire(taken)
