@@ -173,7 +173,20 @@ std::string ToJson(const SourceInfo& source, bool tensors) {
   return Dump(out);
 }
 
-std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warnings) {
+Json PredictionJson(const LoadPrediction& prediction) {
+  Json stages = Json::array();
+  for (const ModelStage& stage : prediction.stages) {
+    stages.push_back({{"stage", stage.stage},
+                      {"where", stage.where},
+                      {"bytes", stage.bytes},
+                      {"bytes_per_second", stage.rate},
+                      {"seconds", stage.seconds}});
+  }
+  return {{"seconds", prediction.seconds}, {"stages", std::move(stages)}};
+}
+
+std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warnings,
+                   const LoadPrediction* prediction) {
   Json ranks = Json::array();
   for (const RankBytes& rank : plan.ranks) {
     ranks.push_back({{"rank", rank.rank},
@@ -182,13 +195,15 @@ std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warn
                      {"tensor_count", rank.tensor_count},
                      {"received_bytes", rank.received_bytes}});
   }
-  return Dump({{"ranks", std::move(ranks)},
-               {"files", FilesJson(plan.files, "read_bytes")},
-               {"storage_bytes", plan.storage_bytes},
-               {"peak_rank_bytes", plan.peak_rank_bytes},
-               {"total_slab_bytes", plan.total_slab_bytes},
-               {"plan_digest", plan.plan_digest},
-               {"warnings", warnings}});
+  Json out = {{"ranks", std::move(ranks)},
+              {"files", FilesJson(plan.files, "read_bytes")},
+              {"storage_bytes", plan.storage_bytes},
+              {"peak_rank_bytes", plan.peak_rank_bytes},
+              {"total_slab_bytes", plan.total_slab_bytes},
+              {"plan_digest", plan.plan_digest},
+              {"warnings", warnings}};
+  if (prediction != nullptr) out["prediction"] = PredictionJson(*prediction);
+  return Dump(out);
 }
 
 std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how,

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "client/cpp/client.h"
 #include "client/cpp/types.h"
+#include "common/layout/load_model.h"
 #include "common/checkpoint/manifest.h"
 
 namespace ckptd::cli {
@@ -22,7 +23,9 @@ std::string ToJson(const std::vector<CheckpointInfo>& checkpoints);
 std::string ToJson(const LoadResult& result);
 // `tensors` says whether the table is wanted.
 std::string ToJson(const SourceInfo& source, bool tensors);
-std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warnings);
+// `prediction` may be null.
+std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warnings,
+                   const LoadPrediction* prediction);
 std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how,
                    const std::vector<ManifestDifference>& differences);
 std::string ToJson(const std::vector<LeaseInfo>& leases);

@@ -1,8 +1,12 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <chrono>
 #include <memory>
+#include <optional>
 
 #include "client/cli/exit_codes.h"
+#include "client/cli/hardware.h"
 #include "client/cli/json_views.h"
 #include "client/cli/offline.h"
 #include "client/cli/table.h"
@@ -19,7 +23,46 @@ struct Options {
   std::string dtype;
   std::vector<std::string> keep_f32;
   bool remote = false;
+  std::string hardware;
+  std::string reader = "rank0";
+  bool cached = false;
 };
+
+absl::StatusOr<LoadPrediction> Predict(const Options& options, const PlanSummary& plan) {
+  CKPTD_ASSIGN_OR_RETURN(const Hardware hardware, FindHardware(options.hardware));
+  LoadShape shape;
+  shape.storage_bytes = plan.storage_bytes;
+  for (const RankBytes& rank : plan.ranks) shape.rank_bytes.push_back(rank.tensor_bytes);
+  const ModelReaders readers = options.reader == "all"        ? ModelReaders::kAll
+                               : options.reader == "per_node" ? ModelReaders::kPerNode
+                                                              : ModelReaders::kRank0;
+  return PredictLoad(hardware, shape,
+                     options.cached ? ModelSource::kPageCache : ModelSource::kStorage, readers,
+                     ModelWay::kDirect);
+}
+
+void PrintPrediction(const Options& options, const LoadPrediction& prediction, std::ostream& out) {
+  const std::string bound = prediction.stages.empty()
+                                ? "nothing: there are no bytes"
+                                : fmt::format("{}, {}", prediction.stages.front().stage,
+                                              prediction.stages.front().where);
+  out << '\n';
+  PrintFields({{"predicted on", options.hardware + " (a model, not a measurement)"},
+               {"load", HumanDuration(std::chrono::duration<double>(prediction.seconds))},
+               {"bound by", bound}},
+              out);
+  Table stages({{"STAGE"},
+                {"WHERE"},
+                {"BYTES", Table::Align::kRight},
+                {"RATE", Table::Align::kRight},
+                {"TAKES", Table::Align::kRight}});
+  for (const ModelStage& stage : prediction.stages) {
+    stages.AddRow({stage.stage, stage.where, HumanBytes(stage.bytes), HumanRate(stage.rate),
+                   HumanDuration(std::chrono::duration<double>(stage.seconds))});
+  }
+  out << '\n';
+  stages.Print(out);
+}
 
 void PrintPlan(const OfflinePlan& plan, std::ostream& out) {
   const PlanSummary& summary = plan.summary;
@@ -62,11 +105,18 @@ absl::StatusOr<OfflinePlan> Plan(const Options& options, const Context& context)
 
 absl::StatusOr<int> Run(const Options& options, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(const OfflinePlan plan, Plan(options, context));
+  std::optional<LoadPrediction> prediction;
+  if (!options.hardware.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(prediction, Predict(options, plan.summary));
+  }
   if (context.json()) {
-    context.io.out << ToJson(plan.summary, plan.warnings) << '\n';
+    context.io.out << ToJson(plan.summary, plan.warnings,
+                             prediction.has_value() ? &*prediction : nullptr)
+                   << '\n';
     return kExitFine;
   }
   PrintPlan(plan, context.io.out);
+  if (prediction.has_value()) PrintPrediction(options, *prediction, context.io.out);
   for (const std::string& warning : plan.warnings) context.Note("warning: " + warning);
   return kExitFine;
 }
@@ -79,7 +129,12 @@ void AddPlan(CLI::App& app, Context& context) {
       "Examples:\n"
       "  ckptctl plan /models/llama --layout fsdp:8\n"
       "  ckptctl plan /models/llama --layout hsdp:2x4 --dtype BF16 --keep-fp32 '*.norm.*'\n"
-      "  ckptctl plan /models/llama --layout @layout.json --output json\n");
+      "  ckptctl plan /models/llama --layout @layout.json --output json\n"
+      "  ckptctl plan /models/llama --layout fsdp:64 --hardware h200x8 --reader all\n\n"
+      "A prediction takes every stage to overlap all others, so the slowest one is the load's\n"
+      "time. The rates of known hardware are assumptions; a file (FILE.json) with yours, in GB/s:\n"
+      "  {\"gpus_per_host\": 8, \"storage\": 12, \"shared_storage\": 0, \"memory\": 80, \"link\": 55,\n"
+      "   \"links\": 240, \"streams\": 5, \"fixed_seconds\": 0.05}\n");
   auto options = std::make_shared<Options>();
   verb->add_option("PATH", options->path, "A .safetensors file, an index.json, or a folder")
       ->required();
@@ -94,6 +149,14 @@ void AddPlan(CLI::App& app, Context& context) {
       ->type_name("GLOB")
       ->allow_extra_args(false);
   verb->add_flag("--remote", options->remote, "Let the daemon plan, with the files as it sees them");
+  verb->add_option("--hardware", options->hardware,
+                   fmt::format("Predict how long the load takes on {}, or on what a file describes",
+                               fmt::join(HardwareNames(), ", ")))
+      ->type_name("NAME|FILE");
+  verb->add_option("--reader", options->reader, "Who reads storage, as the daemons' --reader says")
+      ->check(CLI::IsMember({"rank0", "per_node", "all"}))
+      ->capture_default_str();
+  verb->add_flag("--cached", options->cached, "The files are in the page cache");
   verb->callback([options, &context] {
     context.action = [options, &context] { return Run(*options, context); };
   });

@@ -66,7 +66,7 @@ TEST(JsonViews, GiveTheTensorTableOnlyOnDemand) {
 TEST(JsonViews, GiveEmptyListsAsLists) {
   EXPECT_TRUE(Parse(ToJson(std::vector<CheckpointInfo>()))["checkpoints"].is_array());
   EXPECT_TRUE(Parse(ToJson(std::vector<LeaseInfo>()))["leases"].is_array());
-  EXPECT_TRUE(Parse(ToJson(PlanSummary(), {}))["warnings"].is_array());
+  EXPECT_TRUE(Parse(ToJson(PlanSummary(), {}, nullptr))["warnings"].is_array());
 }
 
 }  // namespace

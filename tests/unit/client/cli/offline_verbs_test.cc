@@ -67,6 +67,46 @@ TEST_F(OfflineVerbs, PlanSaysWhatEachRankGets) {
   EXPECT_EQ(json["plan_digest"].get<std::string>().size(), 16U);
 }
 
+TEST_F(OfflineVerbs, PlanPredictsALoadOnKnownHardware) {
+  const Outcome text = run_({"plan", model_, "--layout", "fsdp:2", "--hardware", "h200x8"});
+  ASSERT_EQ(text.code, kExitFine) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("a model, not a measurement"));
+  EXPECT_THAT(text.out, HasSubstr("bound by:"));
+  const Outcome outcome = run_({"plan", model_, "--layout", "fsdp:16", "--hardware", "h200x8",
+                                "--reader", "all", "--output", "json"});
+  const auto json = nlohmann::json::parse(outcome.out);
+  EXPECT_GT(json["prediction"]["seconds"], 0.0);
+  EXPECT_GE(json["prediction"]["stages"].size(), 4U);
+  EXPECT_FALSE(nlohmann::json::parse(
+                   run_({"plan", model_, "--layout", "fsdp:2", "--output", "json"}).out)
+                   .contains("prediction"));
+}
+
+TEST_F(OfflineVerbs, PlanPredictsALoadOnHardwareOfAFile) {
+  const std::string file = dir_ / "mine.json";
+  std::ofstream(file) << R"({"gpus_per_host": 2, "storage": 1e-6, "memory": 10, "link": 20,
+                            "description": "slow storage", "fixed_seconds": 0})";
+  const Outcome outcome = run_(
+      {"plan", model_, "--layout", "fsdp:2", "--hardware", file, "--output", "json"});
+  ASSERT_EQ(outcome.code, kExitFine) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out);
+  EXPECT_NEAR(json["prediction"]["seconds"], 0.216, 1e-9);
+  EXPECT_EQ(json["prediction"]["stages"][0]["stage"], "storage");
+}
+
+TEST_F(OfflineVerbs, PlanSaysWhatIsWrongWithHardware) {
+  EXPECT_THAT(run_({"plan", model_, "--layout", "fsdp:2", "--hardware", "abacus"}).err,
+              HasSubstr("h200x8"));
+  const std::string file = dir_ / "bad.json";
+  for (const char* const text : {"[]", "{\"link\": -1}", "{\"links\": \"fast\"}", "{\"color\": 1}",
+                                 "{\"gpus_per_host\": 0}", "{\"gpus_per_host\": 1.5}", "{"}) {
+    std::ofstream(file) << text;
+    const Outcome outcome = run_({"plan", model_, "--layout", "fsdp:2", "--hardware", file});
+    EXPECT_EQ(outcome.code, kExitFailed) << text;
+    EXPECT_THAT(outcome.err, HasSubstr("reading the hardware of")) << text;
+  }
+}
+
 TEST_F(OfflineVerbs, PlanWarnsOfWhatRounds) {
   const Outcome outcome = run_({"plan", model_, "--layout", "fsdp:2", "--dtype", "bf16"});
   EXPECT_THAT(outcome.out, HasSubstr("plan digest:"));

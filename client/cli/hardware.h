@@ -1,0 +1,23 @@
+// Hardware by name or from a file, for predictions.
+#ifndef CKPTD_CLIENT_CLI_HARDWARE_H_
+#define CKPTD_CLIENT_CLI_HARDWARE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/layout/load_model.h"
+
+namespace ckptd::cli {
+
+// Names that FindHardware knows.
+std::vector<std::string> HardwareNames();
+
+// A known name, or a JSON file with the fields of Hardware, rates in GB/s. Known rates are
+// assumptions of what such machines reach, not measurements. Errors: InvalidArgument
+// INVALID_REQUEST; those of reading the file.
+absl::StatusOr<Hardware> FindHardware(const std::string& name_or_file);
+
+}  // namespace ckptd::cli
+
+#endif  // CKPTD_CLIENT_CLI_HARDWARE_H_
