@@ -40,6 +40,8 @@ inline constexpr char kDigestMismatch[] = "DIGEST_MISMATCH";           // DataLo
 // Devices.
 inline constexpr char kNoDevice[] = "NO_DEVICE";          // FailedPrecondition: no driver, no such GPU
 inline constexpr char kDeviceFailed[] = "DEVICE_FAILED";  // Unavailable: the driver reports an error
+inline constexpr char kNoNccl[] = "NO_NCCL";              // FailedPrecondition: no library, or too old a one
+inline constexpr char kNcclFailed[] = "NCCL_FAILED";      // Unavailable / Internal: what NCCL answered
 
 // Group.
 inline constexpr char kRankMissing[] = "RANK_MISSING";    // Unavailable / DeadlineExceeded: names the ranks

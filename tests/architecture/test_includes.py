@@ -23,6 +23,7 @@ ALLOWED = {
     "server/transfer": ["server/transfer", *SLAB_VIEW, "common"],
     "server/comm": ["server/comm/peer_memory.h", "server/transfer/transfer.h", "common"],
     "server/comm/host": ["server/comm/host", "server/comm/peer_memory.h", "server/transfer/transfer.h", "common"],
+    "server/comm/nccl": ["server/comm/nccl", "server/comm/peer_memory.h", "server/transfer/transfer.h", "common"],
     "server/core": ["server/core", "server/memory/memory.h", "server/comm/peer_memory.h",
                     "server/transfer/transfer.h", "server/transfer/frames.h", "server/transfer/frame_receiver.h",
                     "common"],
@@ -88,6 +89,8 @@ def test_every_include_follows_the_folder_table():
     ("server/core/x.cc", "server/memory/host/arena.h"),
     ("server/core/x.cc", "grpcpp/server.h"),
     ("client/cpp/x.cc", "server/core/node.h"),
+    ("server/core/x.cc", "nccl.h"),
+    ("server/comm/nccl/x.cc", "server/memory/cuda/cuda_lane.h"),
     ("common/base/x.cc", "common/layout/plan.h"),
 ])
 def test_an_include_that_breaks_the_table_is_found(path, header):

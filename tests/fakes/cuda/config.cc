@@ -1,47 +1,16 @@
 #include "tests/fakes/cuda/config.h"
 
+#include <cctype>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
+
+#include "tests/fakes/cuda/config_text.h"
 
 namespace ckptd::fake_cuda {
 namespace {
 
 constexpr std::uint64_t kMaxGpus = 64;
-
-std::string Trimmed(const std::string& text) {
-  const std::size_t first = text.find_first_not_of(" \t\r");
-  if (first == std::string::npos) return "";
-  return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
-}
-
-std::optional<std::uint64_t> Number(const std::string& text) {
-  if (text.empty() || text[0] == '-') return std::nullopt;
-  char* end = nullptr;
-  const std::uint64_t value = std::strtoull(text.c_str(), &end, 0);
-  if (*end != '\0') return std::nullopt;
-  return value;
-}
-
-bool Assign(const std::string& text, std::uint64_t& out) {
-  const auto value = Number(text);
-  if (value) out = *value;
-  return value.has_value();
-}
-
-template <typename T>
-bool Assign(const std::string& text, std::optional<T>& out) {
-  const auto value = Number(text);
-  if (value) out = static_cast<T>(*value);
-  return value.has_value();
-}
-
-bool Assign(const std::string& text, bool& out) {
-  if (text != "0" && text != "1") return false;
-  out = text == "1";
-  return true;
-}
 
 bool ApplyToFault(const std::string& key, const std::string& value, Fault& fault) {
   if (key == "role") fault.role = value;
@@ -56,15 +25,10 @@ bool ApplyToFault(const std::string& key, const std::string& value, Fault& fault
 }
 
 bool AddFault(const std::string& text, Config& config) {
-  std::istringstream words(text);
   Fault fault;
-  words >> fault.function;
-  std::string word;
-  while (words >> word) {
-    const std::size_t equals = word.find('=');
-    if (equals == std::string::npos) return false;
-    if (!ApplyToFault(word.substr(0, equals), word.substr(equals + 1), fault)) return false;
-  }
+  fault.function = ReadFault(text, [&](const std::string& key, const std::string& value) {
+    return ApplyToFault(key, value, fault);
+  });
   const char* role = std::getenv("CKPTD_FAKE_CUDA_ROLE");
   if (fault.role.empty() || (role != nullptr && fault.role == role)) config.faults.push_back(fault);
   return fault.function.rfind("cu", 0) == 0;
@@ -174,18 +138,9 @@ std::optional<Config> LoadConfig(std::string& wrong) {
   SetGpus("1", config);
   const char* path = std::getenv("CKPTD_FAKE_CUDA");
   if (path == nullptr || *path == '\0') return config;
-  std::ifstream file(path);
-  if (!file) wrong = std::string("cannot open ") + path;
-  std::string line;
-  while (wrong.empty() && std::getline(file, line)) {
-    line = Trimmed(line);
-    if (line.empty() || line[0] == '#') continue;
-    const std::size_t equals = line.find('=');
-    if (equals == std::string::npos ||
-        !Apply(Trimmed(line.substr(0, equals)), Trimmed(line.substr(equals + 1)), config)) {
-      wrong = std::string(path) + ": cannot understand \"" + line + "\"";
-    }
-  }
+  wrong = ReadConfig(path, [&](const std::string& key, const std::string& value) {
+    return Apply(key, value, config);
+  });
   if (!wrong.empty()) return std::nullopt;
   ResolvePaths(std::filesystem::absolute(path).parent_path(), config);
   return config;

@@ -46,15 +46,40 @@ CUresult Streams::Submit(const StreamPtr& stream, Work work) {
   work.not_before = Clock::now() + std::chrono::milliseconds(config.lazy_ms.value_or(0));
   stream->queue.push_back(std::move(work));
   changed_.NotifyAll();
-  if (!config.lazy && !config.lazy_ms) return Finish(End(stream));
+  if (!config.lazy && !config.lazy_ms) Advance(stream, stream->last);
   return driver().sticky;
+}
+
+// Whether the next piece waits, at some remove, for others.
+bool Streams::Held(const Stream& stream) {
+  if (stream.outside) return true;
+  if (stream.queue.empty()) return false;
+  const std::vector<Point>& after = stream.queue.front().after;
+  return std::any_of(after.begin(), after.end(), [](const Point& point) {
+    return point.stream->done < point.number && Held(*point.stream);
+  });
+}
+
+// Runs what is up to and with piece `number`, as far as others let it.
+void Streams::Advance(const StreamPtr& stream, std::uint64_t number) {
+  while (stream->done < number && !Held(*stream)) {
+    if (stream->running) {
+      const std::uint64_t seen = stream->done;
+      changed_.Wait(mutex_, [&] { return stream->done != seen || !stream->running; });
+    } else {
+      RunOne(stream);
+    }
+  }
 }
 
 CUresult Streams::Finish(const Point& point) {
   while (point.stream != nullptr && point.stream->done < point.number) {
-    if (point.stream->running) {
-      const std::uint64_t seen = point.stream->done;
-      changed_.Wait(mutex_, [&] { return point.stream->done != seen; });
+    const Stream& stream = *point.stream;
+    if (stream.running || stream.outside) {
+      const std::uint64_t seen = stream.done;
+      changed_.Wait(mutex_, [&] {
+        return stream.done != seen || (!stream.running && !stream.outside);
+      });
     } else {
       RunOne(point.stream);
     }
@@ -75,8 +100,17 @@ CUresult Streams::Ask(const Point& point) {
   if (point.stream == nullptr || point.stream->done >= point.number) return CUDA_SUCCESS;
   // Not ready this time, whatever happens: a caller that takes the first answer for success
   // is found, and one that polls gets there.
-  if (!driver().config.lazy_ms && !point.stream->running) RunOne(point.stream);
+  if (!driver().config.lazy_ms) Drive(point.stream);
   return CUDA_ERROR_NOT_READY;
+}
+
+// One piece, of this stream or of one that it waits for.
+void Streams::Drive(const StreamPtr& stream) {
+  if (stream->running || stream->outside || stream->queue.empty()) return;
+  for (const Point& point : stream->queue.front().after) {
+    if (point.stream->done < point.number) return Drive(StreamPtr(point.stream));
+  }
+  RunOne(stream);
 }
 
 bool Streams::Busy(Range range) const {
@@ -106,18 +140,43 @@ void Streams::RunOne(const StreamPtr& stream) {
   // Nothing more happens in a context that is lost.
   CUresult result = driver().sticky;
   if (result == CUDA_SUCCESS && work.check) result = work.check();
-  if (result != CUDA_SUCCESS) {
-    driver().Break(result);
-  } else if (work.run) {
+  if (result != CUDA_SUCCESS) driver().Break(result);
+  if (work.start) return Started(stream, work, result);
+  if (result == CUDA_SUCCESS && work.run) {
     mutex_.Unlock();
     WaitForLink(work.link_bytes);
     work.run();
     mutex_.Lock();
   }
-  stream->in_work.clear();
   stream->running = false;
-  stream->done = work.number;
+  Ended(stream, work.number);
+}
+
+void Streams::Started(const StreamPtr& stream, const Work& work, CUresult result) {
+  const bool lost = result != CUDA_SUCCESS;
+  stream->outside = !lost;  // before: it may end at once
+  mutex_.Unlock();
+  work.start(lost);
+  mutex_.Lock();
+  stream->running = false;
+  if (lost) Ended(stream, work.number);
   changed_.NotifyAll();
+}
+
+void Streams::Ended(const StreamPtr& stream, std::uint64_t number) {
+  stream->in_work.clear();
+  stream->done = number;
+  changed_.NotifyAll();
+}
+
+void Streams::EndOutside(const StreamPtr& stream, CUresult error) {
+  if (error != CUDA_SUCCESS) driver().Break(error);
+  stream->outside = false;
+  Ended(stream, stream->done + 1);
+  const Config& config = driver().config;
+  if (config.lazy || config.lazy_ms) return;
+  const std::vector<StreamPtr> streams = all_;
+  for (const StreamPtr& held : streams) Advance(held, held->last);
 }
 
 void Streams::WaitForLink(std::uint64_t bytes) {
@@ -141,7 +200,7 @@ void Streams::WorkerLoop(const StreamPtr& stream) {
   MutexLock lock(mutex_);
   while (true) {
     changed_.Wait(mutex_, [&] {
-      return (!stream->queue.empty() && !stream->running) ||
+      return (!stream->queue.empty() && !stream->running && !stream->outside) ||
              (stream->destroyed && stream->queue.empty());
     });
     if (stream->queue.empty()) return;
@@ -154,7 +213,7 @@ void Streams::WorkerLoop(const StreamPtr& stream) {
 
 void Streams::Sweep() {
   std::erase_if(all_, [](const StreamPtr& stream) {
-    return stream->destroyed && stream->queue.empty() && !stream->running;
+    return stream->destroyed && stream->queue.empty() && !stream->running && !stream->outside;
   });
   changed_.NotifyAll();
 }

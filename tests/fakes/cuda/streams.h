@@ -35,6 +35,9 @@ struct Work {
   std::function<CUresult()> check;
   // Moves the bytes; called without the lock.
   std::function<void()> run;
+  // Instead: begins what others do and end by EndOutside, or, with `lost`, is told that nobody
+  // shall. Called without the lock; must not wait.
+  std::function<void(bool lost)> start;
   std::vector<Range> touches;    // what may not go away before
   std::uint64_t link_bytes = 0;  // how many cross the link to the host
   // Set by the queue:
@@ -51,13 +54,15 @@ struct Stream {
   std::uint64_t last = 0;      // number of the newest piece
   std::uint64_t done = 0;      // pieces 1..done are done
   bool running = false;        // some thread is at piece done + 1, without the lock
+  bool outside = false;        // piece done + 1 was started and is with others
   std::vector<Range> in_work;  // what that piece touches
   bool destroyed = false;
 };
 
 // All streams of the process. Eager: a piece runs within the call that hands
-// it over. Lazy: when somebody waits for it, or asks (one piece a question),
-// or after lazy_ms on the stream's own worker thread.
+// it over; behind work that others do, when that has ended. Lazy: when somebody
+// waits for it, or asks (one piece a question, and never waiting for others), or
+// after lazy_ms on the stream's own worker thread.
 // Every function is called with the driver's lock, which the running of a
 // piece gives up for its time.
 class Streams {
@@ -74,6 +79,8 @@ class Streams {
   CUresult FinishAll(const Context* context);
   // CUDA_ERROR_NOT_READY while it is not done. Asking makes lazy work go on.
   CUresult Ask(const Point& point);
+  // The piece of the stream that others do has ended.
+  void EndOutside(const StreamPtr& stream, CUresult error);
   Point End(const StreamPtr& stream) const { return {stream, stream->last}; }
   // Whether unfinished work touches the range.
   bool Busy(Range range) const;
@@ -82,6 +89,11 @@ class Streams {
 
  private:
   void RunOne(const StreamPtr& stream);
+  void Started(const StreamPtr& stream, const Work& work, CUresult result);
+  void Ended(const StreamPtr& stream, std::uint64_t number);
+  void Drive(const StreamPtr& stream);
+  void Advance(const StreamPtr& stream, std::uint64_t number);
+  static bool Held(const Stream& stream);
   void WaitForLink(std::uint64_t bytes);
   void StartWorker(const StreamPtr& stream);
   void WorkerLoop(const StreamPtr& stream);

@@ -1,0 +1,303 @@
+#include "server/comm/nccl/communicator.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "common/base/mutex.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/cuda/stream.h"
+
+namespace ckptd {
+namespace {
+
+// What a kernel takes is asked for often; who joins or sets up connections, after a while, seldom.
+constexpr int kShortTurns = 500;
+constexpr std::chrono::microseconds kLongPoll{1000};
+
+ncclConfig_t Config(const CommunicatorOptions& options) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;  // else nobody could give up
+  config.minCTAs = 1;
+  config.maxCTAs = options.max_ctas;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+  config.commName = options.name.c_str();
+  config.collnetEnable = 0;
+#endif
+  return config;
+}
+
+absl::Status CheckOptions(const CommunicatorOptions& options) {
+  std::string wrong;
+  if (options.world_size < 2) {
+    wrong = fmt::format("a group of {} does not need NCCL", options.world_size);
+  } else if (options.rank >= options.world_size) {
+    wrong = fmt::format("there is no rank {} in a group of {}", options.rank, options.world_size);
+  } else if (options.max_ctas < Communicator::kLeastCtas ||
+             options.max_ctas > Communicator::kMostCtas) {
+    wrong = fmt::format("{} CTAs are not between {} and {}", options.max_ctas,
+                        Communicator::kLeastCtas, Communicator::kMostCtas);
+  }
+  if (wrong.empty()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                   "joining an NCCL communicator: " + wrong);
+}
+
+// What a call on a thread of its own leaves behind; owned by both threads.
+struct Ending {
+  Mutex mutex;
+  CondVar changed;
+  bool done = false;
+  ncclResult_t result = ncclSuccess;
+};
+
+}  // namespace
+
+Communicator::Communicator(std::shared_ptr<const NcclLibrary> library,
+                           std::shared_ptr<CudaDevice> device, CommunicatorOptions options)
+    : library_(std::move(library)), device_(std::move(device)), options_(std::move(options)) {}
+
+Communicator::~Communicator() { static_cast<void>(Abort()); }
+
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Join(
+    std::shared_ptr<const NcclLibrary> library, std::shared_ptr<CudaDevice> device,
+    CommunicatorOptions options, Deadline deadline) {
+  CKPTD_RETURN_IF_ERROR(WithFact(CheckOptions(options), "rank", std::to_string(options.rank)));
+  std::unique_ptr<Communicator> made(
+      new Communicator(std::move(library), std::move(device), std::move(options)));
+  CKPTD_RETURN_IF_ERROR(made->CreateHandle());
+  CKPTD_RETURN_IF_ERROR(made->AwaitReady("joining the NCCL communicator", made->Others(), deadline,
+                                         reason::kRankMissing));
+  return made;
+}
+
+absl::Status Communicator::CreateHandle() {
+  ncclUniqueId id;
+  std::memcpy(id.internal, options_.id.data(), options_.id.size());
+  ncclConfig_t config = Config(options_);
+  const CudaScope scope(*device_);
+  const ncclResult_t result =
+      library_->CommInitRankConfig(&handle_, static_cast<int>(options_.world_size), id,
+                                   static_cast<int>(options_.rank), &config);
+  if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
+  return Fail(library_->Check(
+      result, fmt::format("joining the NCCL communicator as rank {} on {}", options_.rank,
+                          device_->info().uuid)));
+}
+
+std::set<uint32_t> Communicator::Others() const {
+  std::set<uint32_t> others;
+  for (uint32_t rank = 0; rank < options_.world_size; ++rank) {
+    if (rank != options_.rank) others.insert(rank);
+  }
+  return others;
+}
+
+absl::Status Communicator::Begin() {
+  CKPTD_RETURN_IF_ERROR(error_);
+  if (handle_ == nullptr || in_group_) {
+    return MakeError(absl::StatusCode::kInternal, reason::kNcclFailed,
+                     fmt::format("beginning a group on rank {}: {}", options_.rank,
+                                 in_group_ ? "one is begun already" : "the communicator is closed"));
+  }
+  const CudaScope scope(*device_);
+  CKPTD_RETURN_IF_ERROR(
+      library_->Check(library_->GroupStart(), fmt::format("rank {} begins a group", rank())));
+  in_group_ = true;
+  group_ranks_.clear();
+  return absl::OkStatus();
+}
+
+// NCCL would only find out in a kernel, or not at all.
+absl::Status Communicator::CheckPeer(uint32_t peer, uint64_t bytes) const {
+  CKPTD_RETURN_IF_ERROR(error_);
+  if (in_group_ && peer < options_.world_size && bytes > 0) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInternal, reason::kNcclFailed,
+                   fmt::format("rank {} of {} moves {} bytes with rank {}: {}", options_.rank,
+                               options_.world_size, bytes, peer,
+                               !in_group_   ? "no group was begun"
+                               : bytes == 0 ? "nothing to move"
+                                            : "there is no such rank"));
+}
+
+absl::Status Communicator::Operate(const char* doing, uint32_t peer, ncclResult_t result) {
+  group_ranks_.insert(peer);
+  if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
+  return Fail(library_->Check(result, fmt::format("rank {} {} rank {}", rank(), doing, peer)));
+}
+
+absl::Status Communicator::Send(CUdeviceptr from, uint64_t bytes, uint32_t peer, CUstream stream) {
+  if (absl::Status wrong = CheckPeer(peer, bytes); !wrong.ok()) return Fail(std::move(wrong));
+  const CudaScope scope(*device_);
+  // Bytes, whatever they mean.
+  return Operate("sends to", peer,
+                 library_->Send(reinterpret_cast<const void*>(from), bytes, ncclUint8,
+                                static_cast<int>(peer), handle_, stream));
+}
+
+absl::Status Communicator::Receive(CUdeviceptr to, uint64_t bytes, uint32_t peer,
+                                   CUstream stream) {
+  if (absl::Status wrong = CheckPeer(peer, bytes); !wrong.ok()) return Fail(std::move(wrong));
+  const CudaScope scope(*device_);
+  return Operate("receives from", peer,
+                 library_->Recv(reinterpret_cast<void*>(to), bytes, ncclUint8,
+                                static_cast<int>(peer), handle_, stream));
+}
+
+absl::Status Communicator::Broadcast(CUdeviceptr from, CUdeviceptr to, uint64_t bytes,
+                                     uint32_t root, CUstream stream) {
+  if (absl::Status wrong = CheckPeer(root, bytes); !wrong.ok()) return Fail(std::move(wrong));
+  const CudaScope scope(*device_);
+  group_ranks_.merge(Others());
+  return Operate("takes part in a broadcast from", root,
+                 library_->Broadcast(reinterpret_cast<const void*>(from),
+                                     reinterpret_cast<void*>(to), bytes, ncclUint8,
+                                     static_cast<int>(root), handle_, stream));
+}
+
+absl::Status Communicator::End(Deadline deadline) {
+  CKPTD_RETURN_IF_ERROR(error_);
+  if (!in_group_) {
+    return Fail(MakeError(absl::StatusCode::kInternal, reason::kNcclFailed,
+                          fmt::format("ending a group on rank {}: none was begun", rank())));
+  }
+  in_group_ = false;
+  group_ranks_.erase(options_.rank);
+  const std::string doing = "beginning an exchange";
+  {
+    const CudaScope scope(*device_);
+    const ncclResult_t result = library_->GroupEnd();
+    if (result != ncclSuccess && result != ncclInProgress) {
+      return Fail(library_->Check(result, fmt::format("{} on rank {}", doing, rank())));
+    }
+  }
+  begun_ranks_.insert(group_ranks_.begin(), group_ranks_.end());
+  return AwaitReady(doing, group_ranks_, deadline, reason::kDeadline);
+}
+
+absl::Status Communicator::Look(const std::string& doing, bool& in_progress) {
+  const CudaScope scope(*device_);
+  ncclResult_t state = ncclSuccess;
+  ncclResult_t result = library_->CommGetAsyncError(handle_, &state);
+  if (result == ncclSuccess) result = state;
+  in_progress = result == ncclInProgress;
+  if (in_progress) return absl::OkStatus();
+  return library_->Check(result, fmt::format("{} on rank {} ({})", doing, rank(),
+                                             device_->info().uuid));
+}
+
+absl::Status Communicator::Pause(const std::string& doing, const std::set<uint32_t>& ranks,
+                                 Deadline deadline, const char* reason, int turn) const {
+  if (options_.interrupted) CKPTD_RETURN_IF_ERROR(options_.interrupted());
+  if (std::chrono::steady_clock::now() >= deadline) {
+    return MakeError(
+        absl::StatusCode::kDeadlineExceeded, reason,
+        fmt::format("{} on rank {}: gave up waiting for rank{} {} of {}; look whether their "
+                    "daemons run, and at their logs and GPUs",
+                    doing, rank(), ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
+                    world_size()));
+  }
+  std::this_thread::sleep_for(turn < kShortTurns ? kCudaPoll : kLongPoll);
+  return absl::OkStatus();
+}
+
+absl::Status Communicator::AwaitReady(const std::string& doing, const std::set<uint32_t>& ranks,
+                                      Deadline deadline, const char* reason) {
+  for (int turn = 0;; ++turn) {
+    bool in_progress = false;
+    if (absl::Status now = Look(doing, in_progress); !now.ok()) return Fail(std::move(now));
+    if (!in_progress) return absl::OkStatus();
+    absl::Status end = Pause(doing, ranks, deadline, reason, turn);
+    if (!end.ok()) return Fail(std::move(end));
+  }
+}
+
+absl::Status Communicator::Wait(CUstream stream, Deadline deadline) {
+  CKPTD_RETURN_IF_ERROR(error_);
+  const std::string doing = "exchanging bytes";
+  for (int turn = 0;; ++turn) {
+    CUresult stream_state = CUDA_SUCCESS;
+    {
+      const CudaScope scope(*device_);
+      stream_state = device_->driver().StreamQuery(stream);
+    }
+    // First what NCCL says: its errors leave the stream as it is, or end it early.
+    bool in_progress = false;
+    absl::Status now = handle_ == nullptr ? absl::OkStatus() : Look(doing, in_progress);
+    if (now.ok() && stream_state != CUDA_ERROR_NOT_READY) {
+      now = device_->Check(stream_state, doing);
+      if (now.ok()) {
+        begun_ranks_.clear();
+        return now;
+      }
+    }
+    if (now.ok()) now = Pause(doing, begun_ranks_, deadline, reason::kDeadline, turn);
+    if (!now.ok()) return Fail(std::move(now));
+  }
+}
+
+absl::Status Communicator::Close(Deadline deadline) {
+  CKPTD_RETURN_IF_ERROR(error_);
+  if (handle_ == nullptr) return absl::OkStatus();
+  const std::string doing = "closing the NCCL communicator";
+  {
+    const CudaScope scope(*device_);
+    const ncclResult_t result = library_->CommFinalize(handle_);
+    if (result != ncclSuccess && result != ncclInProgress) {
+      return Fail(library_->Check(result, fmt::format("{} on rank {}", doing, rank())));
+    }
+  }
+  CKPTD_RETURN_IF_ERROR(AwaitReady(doing, Others(), deadline, reason::kDeadline));
+  absl::Status status = EndHandle(library_->CommDestroy, "destroying");
+  return status.ok() ? status : Fail(std::move(status));
+}
+
+absl::Status Communicator::Abort() {
+  if (handle_ == nullptr) return absl::OkStatus();
+  if (std::exchange(in_group_, false)) {
+    // The thread's group would swallow the abort. What is in it is not wanted: with an error in
+    // it NCCL drops all of it.
+    const CudaScope scope(*device_);
+    static_cast<void>(library_->Send(nullptr, 1, ncclUint8, -1, handle_, nullptr));
+    static_cast<void>(library_->GroupEnd());
+  }
+  return EndHandle(library_->CommAbort, "aborting");
+}
+
+absl::Status Communicator::Fail(absl::Status status) {
+  if (!error_.ok()) return error_;
+  error_ = WithFact(status, "rank", std::to_string(rank()));
+  const absl::Status aborted = Abort();
+  if (!aborted.ok()) error_ = WithContext(error_, MessageOf(aborted) + "; before");
+  return error_;
+}
+
+absl::Status Communicator::EndHandle(decltype(&ncclCommAbort) end, const char* doing) {
+  const auto ending = std::make_shared<Ending>();
+  std::thread([ending, end, handle = std::exchange(handle_, nullptr), device = device_,
+               library = library_] {
+    const CudaScope scope(*device);
+    const ncclResult_t result = end(handle);
+    MutexLock lock(ending->mutex);
+    ending->result = result;
+    ending->done = true;
+    ending->changed.NotifyAll();
+  }).detach();
+  const auto deadline = std::chrono::steady_clock::now() + kEndPatience;
+  MutexLock lock(ending->mutex);
+  if (!ending->changed.WaitUntil(ending->mutex, deadline, [&] { return ending->done; })) {
+    return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
+                     fmt::format("{} the NCCL communicator on rank {}: NCCL has not returned for "
+                                 "{} s, and holds {}; start this daemon again",
+                                 doing, rank(), kEndPatience.count(), device_->info().uuid));
+  }
+  return library_->Check(ending->result,
+                         fmt::format("{} the NCCL communicator on rank {}", doing, rank()));
+}
+
+}  // namespace ckptd

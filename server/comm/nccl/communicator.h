@@ -1,0 +1,121 @@
+// One rank's end of an NCCL communicator, and waiting for the others with an end.
+#ifndef CKPTD_SERVER_COMM_NCCL_COMMUNICATOR_H_
+#define CKPTD_SERVER_COMM_NCCL_COMMUNICATOR_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/cuda/device.h"
+#include "server/comm/nccl/nccl_library.h"
+
+namespace ckptd {
+
+struct CommunicatorOptions {
+  NcclUniqueId id{};  // rank 0's, the same on all ranks; good for one communicator
+  uint32_t rank = 0;
+  uint32_t world_size = 0;  // 2 or more: alone there is nobody to talk to
+  // Blocks of the GPU that NCCL's kernels hold, and with them its buffers: 4 to 8.
+  int max_ctas = 8;
+  std::string name;  // in NCCL's log
+  // Asked while something is waited for, on the waiting thread; an error ends the wait with it.
+  std::function<absl::Status()> interrupted;
+};
+
+// Used by one thread at a time: NCCL's groups belong to threads, and nobody else may be in a call
+// on the communicator. All ranks issue the same operations in the same order. Every wait has a
+// deadline and names the ranks that it waits for.
+//
+// After an error of any call the communicator is aborted: its kernels have ended, memory that was
+// being received has unspecified content, other ranks learn it by their own deadlines (or by
+// whoever tells them), and every later call answers that error. There is no other recovery than a
+// new communicator with a new id.
+//
+// NCCL's own calls that end a communicator have no deadline. They are made on a thread of their
+// own; if one does not return within kEndPatience, that thread and NCCL's memory are left behind,
+// and the error says that the daemon must be started again.
+class Communicator {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  static constexpr int kLeastCtas = 4;
+  static constexpr int kMostCtas = 8;
+  static constexpr std::chrono::seconds kEndPatience{5};
+
+  // Returns when all ranks have joined. Errors: InvalidArgument INVALID_REQUEST for options that
+  // cannot be; DeadlineExceeded RANK_MISSING; those of NcclLibrary::Check, also for two ranks on
+  // one GPU; what `interrupted` says. All carry the fact "rank".
+  static absl::StatusOr<std::unique_ptr<Communicator>> Join(
+      std::shared_ptr<const NcclLibrary> library, std::shared_ptr<CudaDevice> device,
+      CommunicatorOptions options, Deadline deadline);
+  // Aborts unless Close was through: peers may still be waiting.
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  // A group: operations of one kernel, which do not wait for each other. On a stream they run
+  // behind what the stream holds, and what is queued on it afterwards runs behind them. Memory is
+  // the device's, and stays until the stream has passed. A failed operation fails the group.
+  absl::Status Begin();
+  absl::Status Send(CUdeviceptr from, uint64_t bytes, uint32_t peer, CUstream stream);
+  absl::Status Receive(CUdeviceptr to, uint64_t bytes, uint32_t peer, CUstream stream);
+  // From `root` to all ranks. `from` is looked at on the root alone; the addresses may be equal.
+  absl::Status Broadcast(CUdeviceptr from, CUdeviceptr to, uint64_t bytes, uint32_t root,
+                         CUstream stream);
+  // Returns when the kernel is in its stream: only then does the stream, or an event in it, wait
+  // for it. The first operation with a peer waits until that peer has come as far.
+  absl::Status End(Deadline deadline);
+
+  // Returns when `stream` has done all that was queued. Errors: DeadlineExceeded DEADLINE names
+  // the ranks of the operations that were begun since the last good Wait, which take part in what
+  // stands still; DEVICE_FAILED; those of NcclLibrary::Check.
+  absl::Status Wait(CUstream stream, Deadline deadline);
+
+  // The clean end, once all streams were waited for: returns when all ranks have called it.
+  absl::Status Close(Deadline deadline);
+  // The unclean one. OK if there was nothing to abort.
+  absl::Status Abort();
+
+  uint32_t rank() const { return options_.rank; }
+  uint32_t world_size() const { return options_.world_size; }
+
+ private:
+  Communicator(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<CudaDevice> device,
+               CommunicatorOptions options);
+
+  absl::Status CreateHandle();
+  absl::Status CheckPeer(uint32_t peer, uint64_t bytes) const;
+  absl::Status Operate(const char* doing, uint32_t peer, ncclResult_t result);
+  // What the communicator itself says by now; kUnavailable... of an error, OK in progress.
+  absl::Status Look(const std::string& doing, bool& in_progress);
+  // Until NCCL is no longer in progress.
+  absl::Status AwaitReady(const std::string& doing, const std::set<uint32_t>& ranks,
+                          Deadline deadline, const char* reason);
+  // One turn of a wait: asks `interrupted`, looks at the deadline, pauses.
+  absl::Status Pause(const std::string& doing, const std::set<uint32_t>& ranks, Deadline deadline,
+                     const char* reason, int turn) const;
+  // Aborts and remembers; answers `status` with the rank.
+  absl::Status Fail(absl::Status status);
+  // ncclCommAbort or ncclCommDestroy, by `end`; the handle is gone afterwards.
+  absl::Status EndHandle(decltype(&ncclCommAbort) end, const char* doing);
+  std::set<uint32_t> Others() const;
+
+  const std::shared_ptr<const NcclLibrary> library_;
+  const std::shared_ptr<CudaDevice> device_;
+  const CommunicatorOptions options_;
+  ncclComm_t handle_ = nullptr;
+  bool in_group_ = false;
+  std::set<uint32_t> group_ranks_;  // of the group that is being made
+  std::set<uint32_t> begun_ranks_;  // of all since the last good Wait
+  absl::Status error_;              // the first one
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_COMM_NCCL_COMMUNICATOR_H_

@@ -1,0 +1,154 @@
+// Daemons' ranks in processes of their own, on the fake driver and the fake NCCL.
+#ifndef CKPTD_TESTS_UNIT_SERVER_COMM_NCCL_GROUP_H_
+#define CKPTD_TESTS_UNIT_SERVER_COMM_NCCL_GROUP_H_
+
+#include <dlfcn.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/cuda/allocation.h"
+#include "common/cuda/stream.h"
+#include "server/comm/nccl/communicator.h"
+#include "server/comm/nccl/environment.h"
+#include "tests/unit/fakes/cuda/world.h"
+
+namespace ckptd {
+
+using fake_cuda::Channel;
+using fake_cuda::Child;
+
+inline Communicator::Deadline In(std::chrono::milliseconds time) {
+  return std::chrono::steady_clock::now() + time;
+}
+// For what must come.
+inline Communicator::Deadline Patiently() { return In(std::chrono::milliseconds(30'000)); }
+
+class NcclWorld : public fake_cuda::World {
+ public:
+  explicit NcclWorld(const std::string& nccl = "", const std::string& cuda = "lazy_ms = 0")
+      : World("gpus = 3\n" + cuda) {
+    std::ofstream(folder() + "/nccl") << nccl << "\ntrace = nccl-trace\n";
+  }
+  Child StartOne(const std::function<void()>& body) const {
+    return Start([&]() noexcept {
+      ::setenv("CKPTD_FAKE_NCCL", (folder() + "/nccl").c_str(), 1);
+      body();
+    });
+  }
+  void Run(const std::function<void()>& body) const {
+    EXPECT_EQ(StartOne(body).Wait(), 0) << "see above what failed in the child";
+  }
+  int NcclTraced(const std::string& text) const {
+    std::ifstream trace(folder() + "/nccl-trace");
+    int count = 0;
+    for (std::string line; std::getline(trace, line);) count += line.find(text) != line.npos;
+    return count;
+  }
+};
+
+// What the body of a rank has.
+struct Member {
+  uint32_t rank = 0;
+  std::shared_ptr<const NcclLibrary> library;
+  std::shared_ptr<CudaDevice> device;
+  NcclUniqueId id{};
+  uint32_t world_size = 0;
+  const Channel* signal = nullptr;
+
+  // One rank, or the test, says it at end 0; one rank hears it.
+  void Say() const { signal->Say(0); }
+  void Hear() const { signal->Hear(1); }
+
+  CommunicatorOptions Options() const {
+    CommunicatorOptions options;
+    options.id = id;
+    options.rank = rank;
+    options.world_size = world_size;
+    options.name = "test";
+    return options;
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> TryJoin(Communicator::Deadline deadline) const {
+    return Communicator::Join(library, device, Options(), deadline);
+  }
+  std::unique_ptr<Communicator> Join() const {
+    auto joined = TryJoin(Patiently());
+    EXPECT_TRUE(joined.ok()) << joined.status();
+    return joined.ok() ? *std::move(joined) : nullptr;
+  }
+  // Device memory of so many equal bytes; the fake's is this process's memory.
+  CudaAllocation Memory(uint64_t bytes, unsigned char value) const {
+    auto memory = CudaAllocation::Create(device, bytes);
+    EXPECT_TRUE(memory.ok()) << memory.status();
+    std::memset(reinterpret_cast<void*>(memory->address()), value, bytes);
+    return *std::move(memory);
+  }
+};
+
+inline unsigned char ByteAt(const CudaAllocation& memory, uint64_t offset) {
+  return reinterpret_cast<const unsigned char*>(memory.address())[offset];
+}
+
+// Ranks with one id, rank r on GPU r.
+class NcclGroup {
+ public:
+  using Body = std::function<void(const Member&)>;
+
+  explicit NcclGroup(const std::string& nccl = "", const std::string& cuda = "lazy_ms = 0")
+      : world_(nccl, cuda) {}
+
+  // Starts `ranks`, of a group of `world_size`; rank 0 is always one of them.
+  void Start(std::vector<uint32_t> ranks, uint32_t world_size, const Body& body) {
+    channels_ = std::vector<Channel>(world_size);
+    for (const uint32_t rank : ranks) {
+      children_.push_back(world_.StartOne([this, rank, world_size, body] {
+        RunMember(rank, world_size, body);
+      }));
+    }
+    NcclUniqueId id{};
+    channels_[0].Receive(0, id.data(), id.size());
+    for (const uint32_t rank : ranks) {
+      if (rank != 0) channels_[rank].Send(0, id.data(), id.size());
+    }
+  }
+  // All ranks of a group to their ends.
+  void Run(uint32_t world_size, const Body& body) {
+    std::vector<uint32_t> ranks(world_size);
+    for (uint32_t rank = 0; rank < world_size; ++rank) ranks[rank] = rank;
+    Start(ranks, world_size, body);
+    for (Child& child : children_) EXPECT_EQ(child.Wait(), 0) << "see above what failed in a rank";
+  }
+  Child& child(size_t index) { return children_[index]; }
+  const Channel& signal() const { return signal_; }
+  const NcclWorld& world() const { return world_; }
+
+ private:
+  void RunMember(uint32_t rank, uint32_t world_size, const Body& body) const {
+    ApplyNcclEnvironment(CleanNcclEnvironment(environ));  // as a daemon does first of all
+    ASSERT_NE(::dlopen(CKPTD_FAKE_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL), nullptr);
+    Member member;
+    member.rank = rank;
+    member.world_size = world_size;
+    member.signal = &signal_;
+    member.library = NcclLibrary::Open({CKPTD_FAKE_NCCL_LIBRARY, {}}).value();
+    const CudaDriver& driver = **CudaDriver::Load();
+    member.device = CudaDevice::Open(driver, ListGpus(driver).value().at(rank)).value();
+    if (rank == 0) {
+      member.id = member.library->MakeUniqueId().value();
+      channels_[0].Send(1, member.id.data(), member.id.size());
+    } else {
+      channels_[rank].Receive(1, member.id.data(), member.id.size());
+    }
+    body(member);
+  }
+
+  const NcclWorld world_;
+  std::vector<Channel> channels_;
+  Channel signal_;
+  std::vector<Child> children_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_TESTS_UNIT_SERVER_COMM_NCCL_GROUP_H_
