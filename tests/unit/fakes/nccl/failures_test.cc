@@ -99,7 +99,7 @@ void DieInTheMiddle(const std::string& config, ncclResult_t expected) {
     unsigned char* memory = Memory(kMany, 1);
     static_cast<void>(self.rank == 0 ? ncclSend(memory, kMany, ncclUint8, 1, comm, stream)
                                      : ncclRecv(memory, kMany, ncclUint8, 0, comm, stream));
-    EXPECT_EQ(Settled(comm), ncclSuccess);
+    static_cast<void>(Settled(comm));  // it may be gone already
     self.Hear();  // that rank 1 is gone
     EXPECT_TRUE(Eventually([&] { return Settled(comm) == expected; }));
     EXPECT_EQ(ncclCommAbort(comm), ncclSuccess);
