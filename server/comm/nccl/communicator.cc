@@ -229,7 +229,7 @@ absl::Status Communicator::Wait(CUstream stream, Deadline deadline) {
     // First what NCCL says: its errors leave the stream as it is, or end it early.
     bool in_progress = false;
     absl::Status now = handle_ == nullptr ? absl::OkStatus() : Look(doing, in_progress);
-    if (now.ok() && stream_state != CUDA_ERROR_NOT_READY) {
+    if (now.ok() && !in_progress && stream_state != CUDA_ERROR_NOT_READY) {
       now = device_->Check(stream_state, doing);
       if (now.ok()) {
         begun_ranks_.clear();

@@ -19,6 +19,8 @@ using fake_cuda::Child;
 using fake_cuda::kPatienceMs;
 using Clock = std::chrono::steady_clock;
 
+constexpr unsigned kMostSeconds = 90;
+
 // Until `done()`; false: not within `patience`.
 template <typename Done>
 bool Eventually(Done done, std::chrono::milliseconds patience = std::chrono::milliseconds(kPatienceMs)) {
@@ -121,6 +123,7 @@ class Ranks : public fake_cuda::World {
   Child StartRank(int rank, int world, const std::function<void(const Rank&)>& body, int gpu,
                   const Channel& channel) const {
     return Start([this, rank, world, body, gpu, &channel] {
+      ::alarm(kMostSeconds);  // whatever it waits for
       ::setenv("CKPTD_FAKE_NCCL", (folder() + "/nccl").c_str(), 1);
       fake_cuda::UseDevice(gpu);
       body({rank, world, &channel, &signal_});

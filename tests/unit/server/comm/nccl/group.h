@@ -19,6 +19,8 @@ namespace ckptd {
 using fake_cuda::Channel;
 using fake_cuda::Child;
 
+constexpr unsigned kMostSeconds = 90;
+
 inline Communicator::Deadline In(std::chrono::milliseconds time) {
   return std::chrono::steady_clock::now() + time;
 }
@@ -33,6 +35,7 @@ class NcclWorld : public fake_cuda::World {
   }
   Child StartOne(const std::function<void()>& body) const {
     return Start([&]() noexcept {
+      ::alarm(kMostSeconds);  // whatever it waits for
       ::setenv("CKPTD_FAKE_NCCL", (folder() + "/nccl").c_str(), 1);
       body();
     });
