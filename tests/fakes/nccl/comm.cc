@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <map>
+#include <thread>
 #include <utility>
 
 #include "tests/fakes/cuda/trace.h"
@@ -60,21 +61,28 @@ Comm::Comm(RankInfo info, CUcontext context, bool blocking)
     : info_(info), context_(context), blocking_(blocking), number_(next_number++) {}
 
 void Comm::Init(const ncclUniqueId& id, const Fault* fault) {
-  init_ = std::thread([this, id, fault] {
-    std::vector<UniqueFd> links;
-    ncclResult_t result = Join(id, info_, stop_, links);
-    if (result == ncclSuccess && !stop_) {
-      engine_ = std::make_shared<Engine>(info_.rank, std::move(links), [this](ncclResult_t said) {
-        said == ncclSuccess ? Report(said) : Fail(said);
-      });
-      engine_->Start();
-    }
-    if (fault != nullptr && fault->hang) return;
-    if (result == ncclSuccess && fault != nullptr && fault->late) {
-      result = Warn(static_cast<ncclResult_t>(*fault->late), "scripted");
-    }
-    Report(result);
-  });
+  std::thread([self = shared_from_this(), id, fault] {
+    self->JoinOthers(id, fault);
+    MutexLock lock(self->mutex_);
+    self->joining_ = false;
+    self->changed_.NotifyAll();
+  }).detach();
+}
+
+void Comm::JoinOthers(const ncclUniqueId& id, const Fault* fault) {
+  std::vector<UniqueFd> links;
+  ncclResult_t result = Join(id, info_, stop_, links);
+  if (result == ncclSuccess && !stop_) {
+    engine_ = std::make_shared<Engine>(info_.rank, std::move(links), [this](ncclResult_t said) {
+      said == ncclSuccess ? Report(said) : Fail(said);
+    });
+    engine_->Start();
+  }
+  if (fault != nullptr && fault->hang) return;
+  if (result == ncclSuccess && fault != nullptr && fault->late) {
+    result = Warn(static_cast<ncclResult_t>(*fault->late), "scripted");
+  }
+  Report(result);
 }
 
 void Comm::InProgress() {
@@ -144,7 +152,10 @@ ncclResult_t Comm::Wait() {
 
 void Comm::Abort() {
   stop_ = true;
-  if (init_.joinable()) init_.join();
+  {
+    MutexLock lock(mutex_);
+    changed_.Wait(mutex_, [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !joining_; });
+  }
   if (engine_ != nullptr) engine_->Abort();
   MutexLock lock(mutex_);
   work_ = nullptr;

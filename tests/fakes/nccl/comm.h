@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "common/base/mutex.h"
@@ -47,6 +46,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   CUevent last_launch = nullptr;
 
  private:
+  void JoinOthers(const ncclUniqueId& id, const Fault* fault);
   void Report(ncclResult_t result);
   void InProgress() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -55,12 +55,12 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const bool blocking_;
   const std::uint64_t number_;
   Stop stop_{false};
-  std::thread init_;
   std::shared_ptr<Engine> engine_;
 
   Mutex mutex_;
   CondVar changed_;
   ncclResult_t state_ ABSL_GUARDED_BY(mutex_) = ncclInProgress;
+  bool joining_ ABSL_GUARDED_BY(mutex_) = true;
   bool said_ ABSL_GUARDED_BY(mutex_) = false;  // that it is in progress
   std::optional<ncclResult_t> result_ ABSL_GUARDED_BY(mutex_);
   std::function<ncclResult_t()> work_ ABSL_GUARDED_BY(mutex_);

@@ -222,7 +222,7 @@ TEST(FakeNcclOrder, MemoryThatIsReadOnlyBreaksTheContextOfWhoReceives) {
     auto* memory = reinterpret_cast<void*>(address);
     static_cast<void>(self.rank == 0 ? ncclSend(memory, 8, ncclUint8, 1, comm, stream)
                                      : ncclRecv(memory, 8, ncclUint8, 0, comm, stream));
-    EXPECT_EQ(Settled(comm), ncclSuccess);
+    static_cast<void>(Settled(comm));  // the context may be lost already
     if (self.rank == 1) {
       EXPECT_TRUE(Eventually([&] { return cuStreamQuery(stream) == CUDA_ERROR_ILLEGAL_ADDRESS; }));
     }
