@@ -85,9 +85,8 @@ absl::Status Communicator::CreateHandle() {
       library_->CommInitRankConfig(&handle_, static_cast<int>(options_.world_size), id,
                                    static_cast<int>(options_.rank), &config);
   if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
-  return Fail(library_->Check(
-      result, fmt::format("joining the NCCL communicator as rank {} on {}", options_.rank,
-                          device_->info().uuid)));
+  return Fail(library_->Check(result, fmt::format("joining the NCCL communicator as rank {} on {}",
+                                                  options_.rank, device_->info().uuid)));
 }
 
 std::set<uint32_t> Communicator::Others() const {
@@ -101,9 +100,10 @@ std::set<uint32_t> Communicator::Others() const {
 absl::Status Communicator::Begin() {
   CKPTD_RETURN_IF_ERROR(error_);
   if (handle_ == nullptr || in_group_) {
-    return MakeError(absl::StatusCode::kInternal, reason::kNcclFailed,
-                     fmt::format("beginning a group on rank {}: {}", options_.rank,
-                                 in_group_ ? "one is begun already" : "the communicator is closed"));
+    return MakeError(
+        absl::StatusCode::kInternal, reason::kNcclFailed,
+        fmt::format("beginning a group on rank {}: {}", options_.rank,
+                    in_group_ ? "one is begun already" : "the communicator is closed"));
   }
   const CudaScope scope(*device_);
   CKPTD_RETURN_IF_ERROR(
@@ -140,8 +140,7 @@ absl::Status Communicator::Send(CUdeviceptr from, uint64_t bytes, uint32_t peer,
                                 static_cast<int>(peer), handle_, stream));
 }
 
-absl::Status Communicator::Receive(CUdeviceptr to, uint64_t bytes, uint32_t peer,
-                                   CUstream stream) {
+absl::Status Communicator::Receive(CUdeviceptr to, uint64_t bytes, uint32_t peer, CUstream stream) {
   if (absl::Status wrong = CheckPeer(peer, bytes); !wrong.ok()) return Fail(std::move(wrong));
   const CudaScope scope(*device_);
   return Operate("receives from", peer,
@@ -154,10 +153,10 @@ absl::Status Communicator::Broadcast(CUdeviceptr from, CUdeviceptr to, uint64_t 
   if (absl::Status wrong = CheckPeer(root, bytes); !wrong.ok()) return Fail(std::move(wrong));
   const CudaScope scope(*device_);
   group_ranks_.merge(Others());
-  return Operate("takes part in a broadcast from", root,
-                 library_->Broadcast(reinterpret_cast<const void*>(from),
-                                     reinterpret_cast<void*>(to), bytes, ncclUint8,
-                                     static_cast<int>(root), handle_, stream));
+  return Operate(
+      "takes part in a broadcast from", root,
+      library_->Broadcast(reinterpret_cast<const void*>(from), reinterpret_cast<void*>(to), bytes,
+                          ncclUint8, static_cast<int>(root), handle_, stream));
 }
 
 absl::Status Communicator::End(Deadline deadline) {
@@ -187,8 +186,8 @@ absl::Status Communicator::Look(const std::string& doing, bool& in_progress) {
   if (result == ncclSuccess) result = state;
   in_progress = result == ncclInProgress;
   if (in_progress) return absl::OkStatus();
-  return library_->Check(result, fmt::format("{} on rank {} ({})", doing, rank(),
-                                             device_->info().uuid));
+  return library_->Check(result,
+                         fmt::format("{} on rank {} ({})", doing, rank(), device_->info().uuid));
 }
 
 absl::Status Communicator::Pause(const std::string& doing, const std::set<uint32_t>& ranks,

@@ -92,7 +92,7 @@ class Communicator {
   absl::Status CreateHandle();
   absl::Status CheckPeer(uint32_t peer, uint64_t bytes) const;
   absl::Status Operate(const char* doing, uint32_t peer, ncclResult_t result);
-  // What the communicator itself says by now; kUnavailable... of an error, OK in progress.
+  // What NCCL says of the communicator by now; OK also while it is in progress.
   absl::Status Look(const std::string& doing, bool& in_progress);
   // Until NCCL is no longer in progress.
   absl::Status AwaitReady(const std::string& doing, const std::set<uint32_t>& ranks,

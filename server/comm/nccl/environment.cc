@@ -18,11 +18,16 @@ constexpr std::string_view kSetting = "CKPTD_NCCL_LIBRARY";
 // What describes the machine: which ways there are between its GPUs and to other hosts. Not
 // NCCL_DEBUG_FILE, which the trainer's NCCL writes.
 constexpr std::string_view kAllowed[] = {
-    "NCCL_CONF_FILE",       "NCCL_CUMEM_ENABLE",        "NCCL_CUMEM_HOST_ENABLE", "NCCL_DEBUG",
-    "NCCL_DEBUG_SUBSYS",    "NCCL_IGNORE_CPU_AFFINITY", "NCCL_MNNVL_ENABLE",      "NCCL_NET",
-    "NCCL_NET_GDR_LEVEL",   "NCCL_NET_PLUGIN",          "NCCL_OOB_NET_ENABLE",    "NCCL_OOB_NET_IFNAME",
-    "NCCL_P2P_DISABLE",     "NCCL_P2P_LEVEL",           "NCCL_PXN_DISABLE",       "NCCL_SHM_DISABLE",
-    "NCCL_SOCKET_FAMILY",   "NCCL_SOCKET_IFNAME",       "NCCL_TOPO_FILE",
+    "NCCL_CONF_FILE",         "NCCL_CUMEM_ENABLE",
+    "NCCL_CUMEM_HOST_ENABLE", "NCCL_DEBUG",
+    "NCCL_DEBUG_SUBSYS",      "NCCL_IGNORE_CPU_AFFINITY",
+    "NCCL_MNNVL_ENABLE",      "NCCL_NET",
+    "NCCL_NET_GDR_LEVEL",     "NCCL_NET_PLUGIN",
+    "NCCL_OOB_NET_ENABLE",    "NCCL_OOB_NET_IFNAME",
+    "NCCL_P2P_DISABLE",       "NCCL_P2P_LEVEL",
+    "NCCL_PXN_DISABLE",       "NCCL_SHM_DISABLE",
+    "NCCL_SOCKET_FAMILY",     "NCCL_SOCKET_IFNAME",
+    "NCCL_TOPO_FILE",
 };
 constexpr std::string_view kAllowedFamily = "NCCL_IB_";
 

@@ -22,10 +22,11 @@ std::string VersionName(int version) {
 }
 
 absl::Status NoNccl(const std::string& why) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
-                   fmt::format("opening NCCL: {}; install libnccl2 of NVIDIA's packages or the Python "
-                               "package nvidia-nccl-cu13, or name the library with its path",
-                               why));
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
+      fmt::format("opening NCCL: {}; install libnccl2 of NVIDIA's packages or the Python "
+                  "package nvidia-nccl-cu13, or name the library with its path",
+                  why));
 }
 
 // The NCCL of each Python version in an environment, in the order of their names.

@@ -77,9 +77,8 @@ CUresult Streams::Finish(const Point& point) {
     const Stream& stream = *point.stream;
     if (stream.running || stream.outside) {
       const std::uint64_t seen = stream.done;
-      changed_.Wait(mutex_, [&] {
-        return stream.done != seen || (!stream.running && !stream.outside);
-      });
+      changed_.Wait(mutex_,
+                    [&] { return stream.done != seen || (!stream.running && !stream.outside); });
     } else {
       RunOne(point.stream);
     }

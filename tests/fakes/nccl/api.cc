@@ -40,7 +40,8 @@ ncclResult_t CommCall(const char* function, ncclComm_t handle, Fields fields, Bo
   if (comm == nullptr) return Warn(ncclInvalidArgument, "no such communicator");
   fields.emplace_back("comm", comm->number());
   fields.emplace_back("rank", comm->rank());
-  return Call(function, comm->rank(), fields, [&](const Fault* fault) { return body(comm, fault); });
+  return Call(function, comm->rank(), fields,
+              [&](const Fault* fault) { return body(comm, fault); });
 }
 
 std::size_t SizeOf(ncclDataType_t type) {
@@ -110,10 +111,15 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 
 const char* ncclGetErrorString(ncclResult_t result) {
-  constexpr const char* kTexts[] = {
-      "no error",      "unhandled cuda error", "unhandled system error", "internal error",
-      "invalid argument", "invalid usage",     "remote process exited or there was a network error",
-      "NCCL operation in progress", "timeout"};
+  constexpr const char* kTexts[] = {"no error",
+                                    "unhandled cuda error",
+                                    "unhandled system error",
+                                    "internal error",
+                                    "invalid argument",
+                                    "invalid usage",
+                                    "remote process exited or there was a network error",
+                                    "NCCL operation in progress",
+                                    "timeout"};
   return result >= 0 && result < ncclNumResults ? kTexts[result] : "unknown result code";
 }
 
@@ -215,8 +221,8 @@ ncclResult_t ncclSend(const void* from, std::size_t count, ncclDataType_t type, 
   });
 }
 
-ncclResult_t ncclRecv(void* to, std::size_t count, ncclDataType_t type, int peer,
-                      ncclComm_t handle, cudaStream_t stream) {
+ncclResult_t ncclRecv(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t handle,
+                      cudaStream_t stream) {
   const std::size_t bytes = count * SizeOf(type);
   const Fields fields = {{"bytes", bytes}, {"peer", peer}, {"stream", stream}};
   return CommCall("ncclRecv", handle, fields, [&](const CommPtr& comm, const Fault* fault) {

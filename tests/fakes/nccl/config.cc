@@ -30,8 +30,8 @@ bool ApplyToFault(const std::string& key, const std::string& value, Fault& fault
 
 bool AddFault(const std::string& text, Config& config) {
   Fault fault;
-  fault.function = fake_cuda::ReadFault(
-      text, [&](const std::string& key, const std::string& value) {
+  fault.function =
+      fake_cuda::ReadFault(text, [&](const std::string& key, const std::string& value) {
         return ApplyToFault(key, value, fault);
       });
   const char* role = std::getenv("CKPTD_FAKE_NCCL_ROLE");
@@ -60,10 +60,9 @@ Config Load() {
   config.version = NCCL_VERSION_CODE;
   const char* path = std::getenv("CKPTD_FAKE_NCCL");
   if (path == nullptr || *path == '\0') return config;
-  const std::string wrong =
-      fake_cuda::ReadConfig(path, [&](const std::string& key, const std::string& value) {
-        return Apply(key, value, config);
-      });
+  const std::string wrong = fake_cuda::ReadConfig(
+      path,
+      [&](const std::string& key, const std::string& value) { return Apply(key, value, config); });
   if (!wrong.empty()) {
     std::fprintf(stderr, "fake libnccl: %s\n", wrong.c_str());
     std::_Exit(1);

@@ -39,7 +39,8 @@ std::vector<cuFakeRange> Ranges(const std::vector<Op>& ops, int rank) {
     if (bytes > 0) ranges.push_back({reinterpret_cast<CUdeviceptr>(address), bytes, write});
   };
   for (const Op& op : ops) {
-    const bool reads = op.kind == OpKind::kSend || (op.kind == OpKind::kBroadcast && op.peer == rank);
+    const bool reads =
+        op.kind == OpKind::kSend || (op.kind == OpKind::kBroadcast && op.peer == rank);
     if (reads) add(op.from, op.bytes, false);
     if (op.kind != OpKind::kSend) add(op.to, op.bytes, true);
   }
@@ -115,7 +116,8 @@ ncclResult_t Run(Group& done) {
     if (comm->blocking() != done.ops.front().first->blocking()) {
       return Warn(ncclInvalidArgument, "blocking and non-blocking communicators in one group");
     }
-    if (!SelfMatched(*comm, ops)) return Warn(ncclInvalidUsage, "a send to oneself without its recv");
+    if (!SelfMatched(*comm, ops))
+      return Warn(ncclInvalidUsage, "a send to oneself without its recv");
   }
   for (auto& [comm, ops] : done.ops) {
     if (comm->blocking()) {
@@ -156,8 +158,8 @@ ncclResult_t GroupError(ncclResult_t error) {
 ncclResult_t AddOp(const CommPtr& comm, const Op& op) {
   GroupStart();
   auto& all = group().ops;
-  auto found = std::find_if(all.begin(), all.end(),
-                            [&](const auto& one) { return one.first == comm; });
+  auto found =
+      std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.first == comm; });
   if (found == all.end()) found = all.insert(all.end(), {comm, {}});
   found->second.push_back(op);
   return GroupEnd();

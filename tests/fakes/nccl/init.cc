@@ -50,7 +50,8 @@ ncclResult_t AboutGpu(RankInfo& info, CUcontext& context) {
 ncclResult_t ReadConfig(const ncclConfig_t* config, bool& blocking) {
   int chosen = 1;
   if (config != nullptr) {
-    if (config->magic != NCCL_API_MAGIC) return Warn(ncclInvalidArgument, "a config of no initializer");
+    if (config->magic != NCCL_API_MAGIC)
+      return Warn(ncclInvalidArgument, "a config of no initializer");
     if (config->blocking != NCCL_CONFIG_UNDEF_INT) chosen = config->blocking;
     const auto wrong = [](int ctas) { return ctas != NCCL_CONFIG_UNDEF_INT && ctas <= 0; };
     if (wrong(config->minCTAs) || wrong(config->maxCTAs) || config->minCTAs > config->maxCTAs) {

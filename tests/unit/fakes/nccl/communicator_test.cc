@@ -199,8 +199,9 @@ TEST(FakeNcclComm, ASendToOneselfNeedsItsReceive) {
 }
 
 TEST(FakeNcclComm, ScriptedAnswersComeInsteadOfTheWork) {
-  const Ranks world("fault = ncclGetUniqueId nth=2 error=2\n"
-                    "fault = ncclCommInitRankConfig rank=0 error=3");
+  const Ranks world(
+      "fault = ncclGetUniqueId nth=2 error=2\n"
+      "fault = ncclCommInitRankConfig rank=0 error=3");
   world.RunRanks(1, [](const Rank& self) {
     ncclUniqueId id = self.Id();
     EXPECT_EQ(ncclGetUniqueId(&id), ncclSystemError);

@@ -37,8 +37,7 @@ TEST(FakeNcclFailures, UnlikeRootsStandStillAndAreReported) {
     StandsStill(self, [&](ncclComm_t comm, CUstream stream) {
       unsigned char* memory = Memory(64, 0);
       // Each expects the other to send.
-      static_cast<void>(
-          ncclBroadcast(memory, memory, 64, ncclUint8, 1 - self.rank, comm, stream));
+      static_cast<void>(ncclBroadcast(memory, memory, 64, ncclUint8, 1 - self.rank, comm, stream));
     });
   });
   EXPECT_GE(world.NcclTraced("violation: ranks differ in root or size"), 1);
@@ -100,7 +99,7 @@ void DieInTheMiddle(const std::string& config, ncclResult_t expected) {
     static_cast<void>(self.rank == 0 ? ncclSend(memory, kMany, ncclUint8, 1, comm, stream)
                                      : ncclRecv(memory, kMany, ncclUint8, 0, comm, stream));
     static_cast<void>(Settled(comm));  // it may be gone already
-    self.Hear();  // that rank 1 is gone
+    self.Hear();                       // that rank 1 is gone
     EXPECT_TRUE(Eventually([&] { return Settled(comm) == expected; }));
     EXPECT_EQ(ncclCommAbort(comm), ncclSuccess);
     EXPECT_TRUE(Done(stream));
@@ -120,8 +119,9 @@ TEST(FakeNcclFailures, APeersDeathIsSilentOrAnError) {
 }
 
 TEST(FakeNcclFailures, JoiningFailsLateOrNever) {
-  const Ranks world("fault = ncclCommInitRankConfig nth=1 late=3\n"
-                    "fault = ncclCommInitRankConfig nth=2 hang=1");
+  const Ranks world(
+      "fault = ncclCommInitRankConfig nth=1 late=3\n"
+      "fault = ncclCommInitRankConfig nth=2 hang=1");
   world.RunRanks(1, [](const Rank& self) {
     ncclUniqueId id = self.Id();
     ncclComm_t comm = nullptr;

@@ -23,7 +23,8 @@ constexpr unsigned kMostSeconds = 90;
 
 // Until `done()`; false: not within `patience`.
 template <typename Done>
-bool Eventually(Done done, std::chrono::milliseconds patience = std::chrono::milliseconds(kPatienceMs)) {
+bool Eventually(Done done,
+                std::chrono::milliseconds patience = std::chrono::milliseconds(kPatienceMs)) {
   for (const auto end = Clock::now() + patience; !done();) {
     if (Clock::now() > end) return false;
     std::this_thread::yield();
@@ -61,8 +62,8 @@ inline ncclConfig_t NonBlocking() {
 }
 
 // The communicator's answer once it is not in progress; ncclInProgress: it stays so.
-inline ncclResult_t Settled(ncclComm_t comm,
-                            std::chrono::milliseconds patience = std::chrono::milliseconds(kPatienceMs)) {
+inline ncclResult_t Settled(
+    ncclComm_t comm, std::chrono::milliseconds patience = std::chrono::milliseconds(kPatienceMs)) {
   ncclResult_t state = ncclInProgress;
   static_cast<void>(Eventually(
       [&] {

@@ -13,7 +13,9 @@ INSTANTIATE_TEST_SUITE_P(Modes, FakeNcclTransfer,
                          ::testing::Values("lazy = 0", "lazy = 1", "lazy_ms = 1"),
                          [](const auto& mode) {
                            const std::string text = mode.param;
-                           return text == "lazy = 0" ? "eager" : text == "lazy = 1" ? "lazy" : "late";
+                           return text == "lazy = 0"   ? "eager"
+                                  : text == "lazy = 1" ? "lazy"
+                                                       : "late";
                          });
 
 TEST_P(FakeNcclTransfer, GroupedSendsReachTheirReceivers) {
@@ -90,9 +92,8 @@ TEST(FakeNcclOrder, AGroupIsNotInItsStreamBeforeNcclWasAskedTwice) {
     const CUstream stream = NewStream();
     unsigned char* memory = Memory(8, self.rank == 0 ? 5 : 0);
     ncclResult_t state = ncclSuccess;
-    const ncclResult_t begun = self.rank == 0
-                                   ? ncclSend(memory, 8, ncclUint8, 1, comm, stream)
-                                   : ncclRecv(memory, 8, ncclUint8, 0, comm, stream);
+    const ncclResult_t begun = self.rank == 0 ? ncclSend(memory, 8, ncclUint8, 1, comm, stream)
+                                              : ncclRecv(memory, 8, ncclUint8, 0, comm, stream);
     EXPECT_EQ(begun, ncclInProgress);
     EXPECT_EQ(cuStreamQuery(stream), CUDA_SUCCESS) << "who waits for the stream alone is found";
     EXPECT_EQ(ncclCommGetAsyncError(comm, &state), ncclSuccess);

@@ -32,7 +32,9 @@ INSTANTIATE_TEST_SUITE_P(Drivers, CommunicatorModes,
                          ::testing::Values("lazy = 0", "lazy = 1", "lazy_ms = 1"),
                          [](const auto& mode) {
                            const std::string text = mode.param;
-                           return text == "lazy = 0" ? "eager" : text == "lazy = 1" ? "lazy" : "late";
+                           return text == "lazy = 0"   ? "eager"
+                                  : text == "lazy = 1" ? "lazy"
+                                                       : "late";
                          });
 
 TEST_P(CommunicatorModes, SlicesAndReplicasReachTheirRanks) {

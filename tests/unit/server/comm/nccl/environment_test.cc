@@ -24,15 +24,15 @@ NcclEnvironment Clean(std::vector<const char*> environment) {
 TEST(NcclEnvironment, WhatDescribesTheMachineIsKept) {
   const NcclEnvironment clean =
       Clean({"NCCL_SOCKET_IFNAME=eth0", "NCCL_IB_HCA=mlx5_0", "NCCL_DEBUG=", "PATH=/bin"});
-  EXPECT_THAT(clean.kept, UnorderedElementsAre(Pair("NCCL_SOCKET_IFNAME", "eth0"),
-                                               Pair("NCCL_IB_HCA", "mlx5_0"),
-                                               Pair("NCCL_DEBUG", "")));
+  EXPECT_THAT(clean.kept,
+              UnorderedElementsAre(Pair("NCCL_SOCKET_IFNAME", "eth0"),
+                                   Pair("NCCL_IB_HCA", "mlx5_0"), Pair("NCCL_DEBUG", "")));
   EXPECT_THAT(clean.dropped, IsEmpty());
 }
 
 TEST(NcclEnvironment, WhatIsTheTrainersIsDropped) {
-  const NcclEnvironment clean =
-      Clean({"NCCL_COMM_ID=10.0.0.1:1234", "NCCL_HOSTID=pod", "NCCL_MAX_CTAS=32", "NCCL_ALGO=Ring"});
+  const NcclEnvironment clean = Clean(
+      {"NCCL_COMM_ID=10.0.0.1:1234", "NCCL_HOSTID=pod", "NCCL_MAX_CTAS=32", "NCCL_ALGO=Ring"});
   EXPECT_THAT(clean.dropped,
               ElementsAre("NCCL_ALGO", "NCCL_COMM_ID", "NCCL_HOSTID", "NCCL_MAX_CTAS"));
   EXPECT_THAT(clean.kept, IsEmpty());
@@ -56,9 +56,9 @@ TEST(NcclEnvironment, ThePrefixPassesAnythingOnOverTheTrainersAndOurs) {
 }
 
 TEST(NcclEnvironment, NobodyMakesItBlock) {
-  EXPECT_EQ(Clean({"CKPTD_NCCL_COMM_BLOCKING=1", "NCCL_COMM_BLOCKING=1"})
-                .set.at("NCCL_COMM_BLOCKING"),
-            "0");
+  EXPECT_EQ(
+      Clean({"CKPTD_NCCL_COMM_BLOCKING=1", "NCCL_COMM_BLOCKING=1"}).set.at("NCCL_COMM_BLOCKING"),
+      "0");
 }
 
 TEST(NcclEnvironment, TheSettingThatNamesTheLibraryIsNotNccls) {

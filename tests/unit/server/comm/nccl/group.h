@@ -105,9 +105,8 @@ class NcclGroup {
   void Start(std::vector<uint32_t> ranks, uint32_t world_size, const Body& body) {
     channels_ = std::vector<Channel>(world_size);
     for (const uint32_t rank : ranks) {
-      children_.push_back(world_.StartOne([this, rank, world_size, body] {
-        RunMember(rank, world_size, body);
-      }));
+      children_.push_back(
+          world_.StartOne([this, rank, world_size, body] { RunMember(rank, world_size, body); }));
     }
     NcclUniqueId id{};
     channels_[0].Receive(0, id.data(), id.size());

@@ -1,13 +1,12 @@
 // Which library is found, and what is refused. Each body runs in a process of its own: libraries
 // and the fakes' configurations are read once.
-#include "server/comm/nccl/nccl_library.h"
-
 #include <gmock/gmock.h>
 
 #include <filesystem>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/comm/nccl/nccl_library.h"
 #include "tests/unit/server/comm/nccl/group.h"
 
 namespace ckptd {
@@ -27,7 +26,8 @@ TEST(NcclLibrary, AnExplicitPathIsTheOnlyOne) {
     const absl::Status missing = NcclLibrary::Open({"/nowhere/libnccl.so.2", {}}).status();
     EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(ReasonOf(missing), reason::kNoNccl);
-    EXPECT_THAT(MessageOf(missing), AllOf(HasSubstr("/nowhere/libnccl.so.2"), HasSubstr("install")));
+    EXPECT_THAT(MessageOf(missing),
+                AllOf(HasSubstr("/nowhere/libnccl.so.2"), HasSubstr("install")));
   });
 }
 
@@ -83,8 +83,9 @@ TEST(NcclLibrary, ItsErrorsSayWhatNcclSaid) {
     const absl::Status status = library->MakeUniqueId().status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_EQ(ReasonOf(status), reason::kNcclFailed);
-    EXPECT_THAT(MessageOf(status), AllOf(HasSubstr("making NCCL's unique id"),
-                                         HasSubstr("unhandled system error"), HasSubstr("scripted")));
+    EXPECT_THAT(MessageOf(status),
+                AllOf(HasSubstr("making NCCL's unique id"), HasSubstr("unhandled system error"),
+                      HasSubstr("scripted")));
     EXPECT_EQ(ReasonOf(library->Check(ncclRemoteError, "x")), reason::kRankLost);
     EXPECT_EQ(ReasonOf(library->Check(ncclUnhandledCudaError, "x")), reason::kDeviceFailed);
     EXPECT_EQ(library->Check(ncclInvalidUsage, "x").code(), absl::StatusCode::kInternal);
