@@ -205,8 +205,9 @@ void Streams::WorkerLoop(const StreamPtr& stream) {
     if (stream->queue.empty()) return;
     const Clock::time_point due = stream->queue.front().not_before;
     // Somebody who waits may run it before: then look again.
-    changed_.WaitUntil(mutex_, due, [&] { return stream->queue.empty() || stream->running; });
-    if (!stream->queue.empty() && !stream->running && Clock::now() >= due) RunOne(stream);
+    const auto taken = [&] { return stream->queue.empty() || stream->running || stream->outside; };
+    changed_.WaitUntil(mutex_, due, taken);
+    if (!taken() && Clock::now() >= due) RunOne(stream);
   }
 }
 
