@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <tuple>
@@ -22,15 +21,6 @@ namespace {
 absl::Status TooManyBytes() {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch,
                    "the bytes of the shard do not fit 64 bits");
-}
-
-// Where a tensor begins in the files: the order of the slab.
-FilePlace PlaceOf(const TensorEntry& source) {
-  FilePlace first{std::numeric_limits<uint32_t>::max(), std::numeric_limits<uint64_t>::max()};
-  for (const Piece& piece : source.pieces) {
-    first = std::min(first, FilePlace{piece.file, piece.offset});
-  }
-  return first;
 }
 
 // Leaves out what lies on meshes without the rank: it lacks those tensors.
@@ -165,6 +155,10 @@ absl::StatusOr<PlannedRank> CohortPlan::Plan(uint32_t rank, const PlannedRank* l
                                         BitsOf(kinds_[k].to) < BitsOf(kinds_[k].from));
     Spell(kinds_[k], *part, spelling);
   }
+  Spelling content = spelling;  // nothing in it names the rank yet
+  content.Number(out.slab_bytes);
+  content.Number(digest_);
+  out.content = content.Digest();
   spelling.Number(rank);
   spelling.Number(out.slab_bytes);
   spelling.Number(digest_);

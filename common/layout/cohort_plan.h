@@ -30,6 +30,7 @@ struct PlannedRank {
   uint64_t slab_bytes = 0;    // as in RankPlan
   uint64_t tensor_bytes = 0;
   uint64_t digest = 0;
+  uint64_t content = 0;       // of all but the rank: equal for replicas, whose slabs are equal
   uint64_t copies = 0;        // RankPlan::ops.size()
   size_t tensors = 0;         // RankPlan::tensors.size()
   bool casts_down = false;    // some bytes become fewer

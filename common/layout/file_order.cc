@@ -15,11 +15,19 @@ struct Extent {
   uint64_t end = 0;
 };
 
+using Sources = std::vector<std::pair<FilePlace, const TensorEntry*>>;
+
+void SortByPlace(Sources& sources) {
+  const auto before = [](const auto& a, const auto& b) { return a.first < b.first; };
+  if (!std::is_sorted(sources.begin(), sources.end(), before)) {
+    std::sort(sources.begin(), sources.end(), before);
+  }
+}
+
 // Every source tensor of the cohorts once, by place.
-std::vector<std::pair<FilePlace, const TensorEntry*>> SourcesOf(
-    const CheckpointIndex& index, std::span<const CohortPlan* const> cohorts) {
+Sources SourcesOf(const CheckpointIndex& index, std::span<const CohortPlan* const> cohorts) {
   std::vector<bool> seen(index.tensors.size());
-  std::vector<std::pair<FilePlace, const TensorEntry*>> sources;
+  Sources sources;
   for (const CohortPlan* cohort : cohorts) {
     for (const CohortPlan::Item& item : cohort->items()) {
       const auto at = static_cast<size_t>(item.source - index.tensors.data());
@@ -27,10 +35,7 @@ std::vector<std::pair<FilePlace, const TensorEntry*>> SourcesOf(
       seen[at] = true;
     }
   }
-  const auto before = [](const auto& a, const auto& b) { return a.first < b.first; };
-  if (!std::is_sorted(sources.begin(), sources.end(), before)) {
-    std::sort(sources.begin(), sources.end(), before);
-  }
+  SortByPlace(sources);
   return sources;
 }
 
@@ -54,13 +59,10 @@ void ForbidCuts(const Extent* first, const Extent* last, std::vector<int64_t>& f
   }
 }
 
-}  // namespace
-
-std::vector<PlaceInOrder> OrderInFiles(const CheckpointIndex& index,
-                                       std::span<const CohortPlan* const> cohorts) {
+std::vector<PlaceInOrder> OrderOf(const Sources& sources) {
   std::vector<PlaceInOrder> order;
   std::vector<Extent> extents;
-  for (const auto& [place, tensor] : SourcesOf(index, cohorts)) {
+  for (const auto& [place, tensor] : sources) {
     if (order.empty() || order.back().place != place) order.push_back({place});
     ++order.back().tensors;
     for (const Piece& piece : tensor->pieces) {
@@ -84,6 +86,20 @@ std::vector<PlaceInOrder> OrderInFiles(const CheckpointIndex& index,
     order[i].can_cut = forbidden == 0;
   }
   return order;
+}
+
+}  // namespace
+
+std::vector<PlaceInOrder> OrderInFiles(const CheckpointIndex& index,
+                                       std::span<const CohortPlan* const> cohorts) {
+  return OrderOf(SourcesOf(index, cohorts));
+}
+
+std::vector<PlaceInOrder> OrderInFiles(const CheckpointIndex& index) {
+  Sources sources;
+  for (const TensorEntry& tensor : index.tensors) sources.emplace_back(PlaceOf(tensor), &tensor);
+  SortByPlace(sources);
+  return OrderOf(sources);
 }
 
 ItemSpan ItemCursor::UpTo(const FilePlace& place) {

@@ -31,6 +31,8 @@ struct PlaceInOrder {
 // All places where tensors of the cohorts begin, ascending.
 std::vector<PlaceInOrder> OrderInFiles(const CheckpointIndex& index,
                                        std::span<const CohortPlan* const> cohorts);
+// The same for all tensors of the index, whoever wants them.
+std::vector<PlaceInOrder> OrderInFiles(const CheckpointIndex& index);
 
 // Follows a cohort's items along that order.
 class ItemCursor {

@@ -118,6 +118,18 @@ std::vector<PlanWindow> GroupPlan::Windows(std::span<const PlannedRank* const> r
   return windows;
 }
 
+std::vector<PlanWindow> GroupPlan::WindowsAt(std::span<const FilePlace> begins) const {
+  std::vector<PlanWindow> windows(begins.size());
+  for (const auto& cohort : cohorts_) {
+    ItemCursor cursor(cohort.get());
+    for (size_t i = 0; i < begins.size(); ++i) {
+      const bool last = i + 1 == begins.size();
+      windows[i].items.push_back(last ? cursor.Rest() : cursor.UpTo(begins[i + 1]));
+    }
+  }
+  return windows;
+}
+
 GroupPlan::Open GroupPlan::OpenWindow(const PlanWindow& window) const {
   Open open;
   open.group_ = this;

@@ -58,6 +58,8 @@ class GroupPlan {
   // the files allow. What other ranks there are makes no difference.
   std::vector<PlanWindow> Windows(std::span<const PlannedRank* const> ranks,
                                   uint64_t copies) const;
+  // The same, cut where the windows of a ScatterOrder begin: one for each of them.
+  std::vector<PlanWindow> WindowsAt(std::span<const FilePlace> begins) const;
   // A window, ready to be planned for one rank after the other. Thread-safe.
   class Open {
    public:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -107,6 +108,14 @@ absl::Status AddCopies(const TensorKind& kind, const LocalGeometry& geometry, Pa
 }
 
 }  // namespace
+
+FilePlace PlaceOf(const TensorEntry& source) {
+  FilePlace first{std::numeric_limits<uint32_t>::max(), std::numeric_limits<uint64_t>::max()};
+  for (const Piece& piece : source.pieces) {
+    first = std::min(first, FilePlace{piece.file, piece.offset});
+  }
+  return first;
+}
 
 absl::Status TooManyCopies() {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch,

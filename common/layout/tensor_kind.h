@@ -29,6 +29,9 @@ struct FilePlace {
   auto operator<=>(const FilePlace&) const = default;
 };
 
+// Where a tensor begins in the files: the order of the slab.
+FilePlace PlaceOf(const TensorEntry& source);
+
 // Views into an index and a layout, which outlive it.
 struct TensorKind {
   const Sharding* sharding = nullptr;

@@ -211,7 +211,7 @@ void Coordinator::ForgetDeparted() {
   for (const auto& departed : present_.Update(now)) {
     if (now.count(departed.first) == 0) rounds_.SetResidents(departed.first, {});
     parts_.load_worker.Post(
-        [this, departed] { parts_.peer_memory.Forget(departed.first, departed.second); });
+        [this, departed] { parts_.peers.memory.Forget(departed.first, departed.second); });
   }
 }
 
@@ -231,7 +231,7 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
   const auto session = parts_.membership.CurrentSession();
   LoadOutcome outcome;
   if (session.has_value()) {
-    LoadRunner runner({parts_.catalog, parts_.membership, parts_.peer_memory, stopping_,
+    LoadRunner runner({parts_.catalog, parts_.membership, parts_.peers, stopping_,
                        parts_.reading, parts_.reader,
                        [this, &load](bool failed) { rounds_.Ending(load.name, failed); }},
                       load, *session);

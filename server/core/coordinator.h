@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/comm/peer_memory.h"
 #include "server/core/catalog.h"
 #include "server/core/membership.h"
 #include "server/core/presence.h"
+#include "server/core/peer_access.h"
 #include "server/core/rounds.h"
 #include "server/core/worker.h"
 
@@ -27,7 +27,7 @@ class Coordinator {
   struct Parts {
     Catalog& catalog;
     Membership& membership;
-    PeerMemory& peer_memory;
+    PeerAccess peers;
     Worker& load_worker;
     Worker& lookup_worker;  // metadata of files; never behind a load
     ReadingOptions reading;

@@ -135,6 +135,8 @@ struct PrepareReply {
   std::string memory_endpoint;
   std::vector<uint64_t> owned_segments;
   std::string device;  // UUID of the GPU whose memory it is; empty: host memory
+  std::string communicator;     // what this rank can join, "NCCL 2.30.7"; empty: none
+  std::string no_communicator;  // why none
 };
 
 struct CommitCall {

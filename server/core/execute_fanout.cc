@@ -16,7 +16,8 @@ ExecuteFanout::ExecuteFanout(std::vector<Member> members, Load load,
                              std::function<Progress()> progress)
     : members_(std::move(members)), load_(std::move(load)), progress_(std::move(progress)) {
   for (const Member& member : members_) {
-    auto stream = member.link->Execute({load_.epoch, load_.name, load_.deadline, member.read});
+    auto stream = member.link->Execute(
+        {load_.epoch, load_.name, load_.deadline, member.read, member.scatter});
     if (!stream.ok()) {
       MutexLock lock(mutex_);
       broken_rank_ = member.rank;
@@ -95,10 +96,10 @@ std::pair<uint32_t, absl::Status> ExecuteFanout::Finish() {
   return first;
 }
 
-// Who still reads for nothing stops then, and answers.
+// Who still works for nothing stops then, and answers.
 void ExecuteFanout::AbortOthers(size_t failed, const absl::Status& why) {
   for (size_t i = 0; i < members_.size(); ++i) {
-    if (i == failed || members_[i].read.empty()) continue;
+    if (i == failed || !members_[i].works()) continue;
     // Who cannot be told is about to be dropped, which ends its stream.
     members_[i].link->Abort(load_.name, why, Clock::now() + kAbortDeadline).IgnoreError();
   }

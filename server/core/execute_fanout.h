@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,6 +25,10 @@ class ExecuteFanout {
     uint32_t rank = 0;
     std::shared_ptr<MemberLink> link;
     ReadOrder read = {};
+    std::optional<ScatterCall> scatter = {};
+
+    // It does something that it must be told to end.
+    bool works() const { return !read.empty() || scatter.has_value(); }
   };
   struct Load {
     uint64_t epoch = 0;

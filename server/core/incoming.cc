@@ -47,13 +47,19 @@ absl::Status Incoming::Take(const FrameHeader& header,
   return receiver->Take(header, pieces);
 }
 
+void Incoming::NoteCarried(uint64_t bytes) {
+  MutexLock lock(mutex_);
+  carried_ += bytes;
+}
+
 absl::StatusOr<std::vector<uint64_t>> Incoming::Finish(const CommitCall& call) {
   uint64_t came = 0;
   {
     MutexLock lock(mutex_);
+    came = carried_;
     if (receiver_ != nullptr) {
       CKPTD_RETURN_IF_ERROR(receiver_->Close(kClosePatience));
-      came = receiver_->placed_bytes();
+      came += receiver_->placed_bytes();
     }
   }
   if (call.tensor_bytes != plan_.tensor_bytes || came != call.streamed_bytes) {

@@ -26,11 +26,15 @@ class Incoming {
   uint64_t epoch() const { return epoch_; }
   const LoadRequest& request() const { return request_; }
   const CheckpointIndex& index() const { return *index_; }
+  const RankPlan& plan() const { return plan_; }
   // No frame can come any more: the load is over.
   bool over() const { return memory_.expired(); }
 
   // As FrameReceiver::Take; Aborted EPOCH_CHANGED when the load is over.
   absl::Status Take(const FrameHeader& header, std::span<const std::span<const std::byte>> pieces);
+
+  // Bytes of tensors that a communicator brought.
+  void NoteCarried(uint64_t bytes);
 
   // Compares what came with what readers say they placed and sent, and gives the
   // digests (none when the load wants none). Errors: Internal COVERAGE, the first
@@ -49,6 +53,7 @@ class Incoming {
   const std::weak_ptr<ShardMemory> memory_;
   Mutex mutex_;
   std::unique_ptr<FrameReceiver> receiver_ ABSL_GUARDED_BY(mutex_);  // made for the first frame
+  uint64_t carried_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ckptd

@@ -18,6 +18,7 @@
 #include "server/core/domain.h"
 #include "server/core/identity.h"
 #include "server/core/reading.h"
+#include "server/core/scatter.h"
 #include "server/transfer/frames.h"
 
 namespace ckptd {
@@ -39,6 +40,7 @@ struct ExecuteCall {
   std::string name;
   Deadline deadline;
   ReadOrder read;  // empty: it reads nothing
+  std::optional<ScatterCall> scatter = {};  // where a communicator brings its bytes
 };
 
 // A reader's introduction to a rank it sends a load's bytes to.

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -14,11 +15,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
-#include "server/comm/peer_memory.h"
 #include "server/core/catalog.h"
 #include "server/core/execute_fanout.h"
 #include "server/core/membership.h"
 #include "server/core/part_reader.h"
+#include "server/core/peer_access.h"
 #include "server/core/progress_meter.h"
 #include "server/core/rounds.h"
 
@@ -29,7 +30,7 @@ class LoadRunner {
   struct Parts {
     Catalog& catalog;
     Membership& membership;
-    PeerMemory& peer_memory;
+    PeerAccess peers;
     const std::atomic<bool>& stopping;
     ReadingOptions reading;
     ReaderPolicy reader = ReaderPolicy::kRank0;
@@ -72,6 +73,10 @@ class LoadRunner {
   std::vector<ReaderShare> Shares() const;
   PartReader MakeReader(const ReaderShare& share) const;
   ReadOrder OrderFor(const ReaderShare& share) const;
+  // What a communicator carries: of the leader's own share what it could not reach, and, where
+  // it is asked for, of all shares. Fills scatters_.
+  absl::Status PlanScatters(const std::vector<ReaderShare>& shares, const PartReader* own);
+  absl::Status PlanScatter(const ReaderShare& share, const std::vector<uint32_t>& ranks);
   void StartMembers(const std::vector<ReaderShare>& shares);
   void Count(const ReadReport& report);
   absl::Status CommitAll();
@@ -96,6 +101,7 @@ class LoadRunner {
   std::shared_ptr<const CheckpointIndex> index_;
   std::shared_ptr<const GroupPlan> plan_;
   std::vector<Participant> participants_;
+  std::map<uint32_t, ScatterCall> scatters_;  // by rank
   std::unique_ptr<ExecuteFanout> fanout_;
   Mutex mutex_;
   std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);

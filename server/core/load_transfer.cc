@@ -1,9 +1,13 @@
 // The transfer of a load: who reads what, the leader's own share, and the sum of
 // all.
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
@@ -29,7 +33,10 @@ PartReader LoadRunner::MakeReader(const ReaderShare& share) const {
     targets.push_back({session_.identities[rank], participant.plan, participant.reply,
                        session_.links[rank]});
   }
-  return PartReader({parts_.catalog, parts_.peer_memory, 0, parts_.membership.secret()},
+  // Several readers leave nothing to a communicator by themselves: each may reach others.
+  const bool several = share.parts > 1 && parts_.reading.comm == CommChoice::kAuto;
+  return PartReader({parts_.catalog, parts_.peers, 0, parts_.membership.secret(),
+                     several ? CommChoice::kHost : parts_.reading.comm},
                     {session_.epoch, load_.name, load_.deadline, plan_}, std::move(targets));
 }
 
@@ -46,10 +53,64 @@ ReadOrder LoadRunner::OrderFor(const ReaderShare& share) const {
   return order;
 }
 
+absl::Status LoadRunner::PlanScatters(const std::vector<ReaderShare>& shares,
+                                      const PartReader* own) {
+  for (const ReaderShare& share : shares) {
+    std::vector<uint32_t> ranks;
+    if (parts_.reading.comm == CommChoice::kNccl) {
+      std::remove_copy(share.targets.begin(), share.targets.end(), std::back_inserter(ranks),
+                       share.rank);
+    } else if (own != nullptr && share.rank == 0) {
+      ranks = own->left();
+    }
+    // Readers of parts are all in one communicator.
+    if (ranks.empty() || share.part > 0) continue;
+    ranks.insert(ranks.begin(), share.rank);
+    CKPTD_RETURN_IF_ERROR(PlanScatter(share, ranks));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LoadRunner::PlanScatter(const ReaderShare& share,
+                                     const std::vector<uint32_t>& ranks) {
+  ScatterCall call;
+  const bool ours = std::count(ranks.begin(), ranks.end(), 0) > 0;
+  const std::string members = fmt::format("{}: {}", session_.epoch, fmt::join(ranks, ", "));
+  CKPTD_ASSIGN_OR_RETURN(call.comm_id, ours ? parts_.peers.comms.IdFor(members)
+                                            : parts_.peers.comms.NewId());
+  call.ranks = ranks;
+  for (uint32_t rank = 0; rank < (share.parts > 1 ? ranks.size() : 1); ++rank) {
+    call.readers.push_back(rank);
+  }
+  call.size = ScatterSizeFor(session_.links.size());
+  const ScatterOrder order = OrderScatter(*index_, call.size);
+  std::vector<const PlannedRank*> plans(ranks.size());
+  for (const Participant& participant : participants_) {
+    const auto at = std::find(ranks.begin(), ranks.end(), participant.rank);
+    if (at != ranks.end()) plans[static_cast<size_t>(at - ranks.begin())] = participant.plan;
+  }
+  const std::vector<ReplicaSet> sets = FindReplicas(plans);
+  call.fanout = FanoutFor(sets.size());
+  for (call.rank = 0; call.rank < ranks.size(); ++call.rank) {
+    call.replicas = {call.rank};
+    for (const ReplicaSet& set : sets) {
+      if (std::binary_search(set.ranks.begin(), set.ranks.end(), call.rank)) {
+        call.replicas = set.ranks;
+      }
+    }
+    const PlannedRank* const plan = plans[call.rank];
+    call.digest = ScatterDigest(call, order, plan == nullptr ? 0 : plan->digest);
+    scatters_[ranks[call.rank]] = call;
+  }
+  return absl::OkStatus();
+}
+
 void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
   std::vector<ExecuteFanout::Member> members;
   for (const Participant& participant : participants_) {
     members.push_back({participant.rank, session_.links[participant.rank]});
+    const auto scatter = scatters_.find(participant.rank);
+    if (scatter != scatters_.end()) members.back().scatter = scatter->second;
   }
   for (const ReaderShare& share : shares) {
     for (ExecuteFanout::Member& member : members) {
@@ -74,7 +135,9 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
     absl::Status broken = fanout_->broken().second;
     return broken.ok() ? Interrupted() : broken;
   };
-  const auto report = reader.Read(options, counters);
+  const auto scatter = scatters_.find(0);
+  const auto report =
+      reader.Read(options, scatter == scatters_.end() ? nullptr : &scatter->second, counters);
   meter_.Detach();
   ShowProgress();
   if (const auto [rank, status] = fanout_->broken(); !status.ok()) return OfRank(rank, status);
@@ -95,6 +158,10 @@ absl::Status LoadRunner::Transfer() {
   if (reads) {
     own.emplace(MakeReader(shares.front()));
     if (const absl::Status reached = own->Reach(); !reached.ok()) return Blame(reached);
+  }
+  if (const absl::Status planned = PlanScatters(shares, own.has_value() ? &*own : nullptr);
+      !planned.ok()) {
+    return Blame(planned);
   }
   CKPTD_RETURN_IF_ERROR(Interrupted());
   Enter(Stage::kTransferring);

@@ -10,6 +10,7 @@
 #include "common/checkpoint/open.h"
 #include "server/core/part_reader.h"
 #include "server/core/rank_side.h"
+#include "server/core/scatter_reader.h"
 
 namespace ckptd {
 namespace {
@@ -81,7 +82,7 @@ absl::Status Interrupted(const MemberReading& parts, const Incoming& incoming,
 
 }  // namespace
 
-absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, const Incoming& incoming,
+absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, Incoming& incoming,
                                          const ExecuteCall& call) {
   CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(incoming.request().source));
   CKPTD_RETURN_IF_ERROR(CheckSameFiles(opened, incoming.index()));
@@ -93,7 +94,9 @@ absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, const Incom
     targets.push_back({target.who, plan->Find(target.who.rank), target.prepared,
                        parts.connect(target.who)});
   }
-  PartReader reader({parts.catalog, parts.peer_memory, parts.rank, parts.secret},
+  // The leader has said what a communicator carries.
+  const CommChoice comm = call.scatter.has_value() ? CommChoice::kNccl : CommChoice::kHost;
+  PartReader reader({parts.catalog, parts.peers, parts.rank, parts.secret, comm},
                     {call.epoch, call.name, call.deadline, plan}, std::move(targets));
   CKPTD_RETURN_IF_ERROR(reader.Reach());
   TransferOptions options;
@@ -105,11 +108,33 @@ absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, const Incom
   options.interrupted = [&] { return Interrupted(parts, incoming, call); };
   const auto counters = std::make_shared<TransferProgress>(reader.target_count());
   parts.own.Begin(call.name, reader.Begun(), counters);
-  auto report = reader.Read(options, *counters);
+  auto report =
+      reader.Read(options, call.scatter.has_value() ? &*call.scatter : nullptr, *counters);
   parts.own.End();
   CKPTD_RETURN_IF_ERROR(report.status());
+  incoming.NoteCarried(reader.carried_bytes());
   CKPTD_RETURN_IF_ERROR(CheckUnchanged(*index));
   return report;
+}
+
+absl::Status ReceiveScatter(const MemberReading& parts, Incoming& incoming,
+                            const ExecuteCall& call) {
+  const ScatterCall& scatter = *call.scatter;
+  const ScatterOrder order = OrderScatter(incoming.index(), scatter.size);
+  CKPTD_RETURN_IF_ERROR(CheckScatterDigest(scatter, order, incoming.plan().digest));
+  ScatterExchange exchange(scatter, order, call.deadline,
+                           [&] { return Interrupted(parts, incoming, call); });
+  ScatterExchange::Own own{&incoming.plan(), nullptr};
+  {
+    const std::shared_ptr<ShardMemory> memory = parts.catalog.LoadingMemory(call.name);
+    if (memory == nullptr) return CheckpointNotFound(call.name);
+    // The slab alone: once the load has failed its entry lets go, which ends the waiting.
+    own.slab = memory->View().staged;
+  }
+  CKPTD_RETURN_IF_ERROR(exchange.SetOwn(std::move(own)));
+  CKPTD_RETURN_IF_ERROR(CarryOut(parts.peers.comms, scatter, call.name, call.deadline, exchange));
+  incoming.NoteCarried(exchange.received_bytes());
+  return absl::OkStatus();
 }
 
 }  // namespace ckptd

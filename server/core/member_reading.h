@@ -1,4 +1,4 @@
-// A member's share of reading, as the leader ordered it.
+// A member's share of a transfer, as the leader ordered it.
 #ifndef CKPTD_SERVER_CORE_MEMBER_READING_H_
 #define CKPTD_SERVER_CORE_MEMBER_READING_H_
 
@@ -8,16 +8,16 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/comm/peer_memory.h"
 #include "server/core/catalog.h"
 #include "server/core/incoming.h"
 #include "server/core/links.h"
+#include "server/core/peer_access.h"
 
 namespace ckptd {
 
 struct MemberReading {
   Catalog& catalog;
-  PeerMemory& peer_memory;
+  PeerAccess peers;
   std::function<std::shared_ptr<MemberLink>(const MemberIdentity&)> connect;
   uint32_t rank = 0;
   std::string secret;  // the group's
@@ -29,8 +29,12 @@ struct MemberReading {
 // Runs on the load worker; stops soon after the load has failed. Errors name this
 // rank's part in them: SOURCE_CHANGED when the files here are not those the leader
 // has read the headers of, PLAN_MISMATCH, those of PartReader.
-absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, const Incoming& incoming,
+absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, Incoming& incoming,
                                          const ExecuteCall& call);
+// Of a rank that reads nothing: takes what a communicator brings, and passes it on. Errors:
+// PLAN_MISMATCH, those of the communicator.
+absl::Status ReceiveScatter(const MemberReading& parts, Incoming& incoming,
+                            const ExecuteCall& call);
 
 }  // namespace ckptd
 

@@ -39,19 +39,22 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
     : options_(std::move(options)),
       backend_(backend),
       peer_memory_(peer_memory),
+      comms_(options_.comms, options_.no_comms, options_.keep_comm),
       catalog_(backend, options_.identity.rank, options_.identity.world_size),
       leases_(catalog_),
       host_tier_(options_.host_tier, options_.reading.threads),
       rank_side_(catalog_, backend,
                  {options_.identity.rank, options_.memory_endpoint,
-                  host_tier_.enabled() ? &host_tier_ : nullptr}) {
+                  host_tier_.enabled() ? &host_tier_ : nullptr, comms_.version(),
+                  comms_.why_none()}) {
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
         Membership::Options{options_.identity, std::make_shared<LocalLink>(rank_side_),
                             options_.connect, options_.heartbeat_interval,
                             options_.heartbeat_timeout});
     coordinator_ = std::make_unique<Coordinator>(
-        Coordinator::Parts{catalog_, *membership_, peer_memory, load_worker_, lookup_worker_,
+        Coordinator::Parts{catalog_, *membership_, {peer_memory, backend, comms_},
+                           load_worker_, lookup_worker_,
                            options_.reading, options_.reader});
   } else {
     follower_ = std::make_unique<Follower>(
@@ -293,12 +296,25 @@ absl::Status Node::Clear(const std::string& name, Deadline deadline) {
 absl::StatusOr<ReadReport> Node::Read(const ExecuteCall& call) {
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<Incoming> incoming,
                          rank_side_.Receive(call.epoch, call.name));
-  auto read = load_worker_.Submit([this, call, incoming] {
-    return ReadForLeader({catalog_, peer_memory_, options_.connect, options_.identity.rank,
-                          group_secret(), options_.reading, stopping_, own_reading_},
-                         *incoming, call);
-  });
+  auto read = load_worker_.Submit(
+      [this, call, incoming] { return ReadForLeader(PartsOfReading(), *incoming, call); });
   return Await(std::move(read), call.deadline, "reading for " + call.name);
+}
+
+MemberReading Node::PartsOfReading() {
+  return {catalog_,        {peer_memory_, backend_, comms_}, options_.connect,
+          options_.identity.rank, group_secret(),            options_.reading,
+          stopping_,       own_reading_};
+}
+
+absl::Status Node::ReceiveScatter(const ExecuteCall& call) {
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<Incoming> incoming,
+                         rank_side_.Receive(call.epoch, call.name));
+  auto done = load_worker_.Submit([this, call, incoming]() -> absl::StatusOr<bool> {
+    CKPTD_RETURN_IF_ERROR(ckptd::ReceiveScatter(PartsOfReading(), *incoming, call));
+    return true;
+  });
+  return Await(std::move(done), call.deadline, "receiving " + call.name).status();
 }
 
 absl::Status Node::Commit(const CommitCall& call, Deadline deadline) {

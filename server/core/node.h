@@ -20,6 +20,7 @@
 #include "server/core/follower.h"
 #include "server/core/key_value.h"
 #include "server/core/lease_table.h"
+#include "server/core/member_reading.h"
 #include "server/core/rank_side.h"
 #include "server/core/worker.h"
 
@@ -42,6 +43,10 @@ class Node {
     std::function<void(const std::string&)> on_secret;
     std::map<std::string, std::string> config;  // effective, for info
     std::string tier_reason;                    // why shards live where they do, for info
+    // Makes communicators with other GPUs; null: none, because of `no_comms`.
+    GroupComms* comms = nullptr;
+    std::string no_comms;
+    bool keep_comm = true;  // between loads
     // Host memory for pristine copies of what clients take over; null: none.
     MemoryBackend* host_tier = nullptr;
   };
@@ -109,6 +114,8 @@ class Node {
   // Reads what the leader asks this rank to read. Errors: those of reading; a source
   // that is not the leader's here.
   absl::StatusOr<ReadReport> Read(const ExecuteCall& call);
+  // Takes what a communicator brings to this rank, which reads nothing.
+  absl::Status ReceiveScatter(const ExecuteCall& call);
   absl::Status Commit(const CommitCall& call, Deadline deadline);
   void Abort(const std::string& name, const absl::Status& why) { rank_side_.Abort(name, why); }
   // The leader's stream broke in the middle of a transfer.
@@ -124,10 +131,12 @@ class Node {
   absl::Status ClaimRequestId(const std::string& request_id, const LoadRequest& request,
                               std::string& known_name);
   absl::Status CheckGroupEpoch(uint64_t epoch);
+  MemberReading PartsOfReading();
 
   const Options options_;
   MemoryBackend& backend_;
   PeerMemory& peer_memory_;
+  CommKeeper comms_;
   Catalog catalog_;
   LeaseTable leases_;
   HostTier host_tier_;

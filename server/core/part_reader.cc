@@ -8,6 +8,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/core/scatter_reader.h"
 
 namespace ckptd {
 namespace {
@@ -36,19 +37,69 @@ PartReader::PartReader(Parts parts, Load load, std::vector<ReadTarget> targets)
     : parts_(std::move(parts)), load_(std::move(load)), targets_(std::move(targets)) {}
 
 absl::Status PartReader::Reach() {
-  for (const ReadTarget& target : targets_) {
-    TransferTarget reached;
-    const absl::Status status = ReachOne(target, reached);
-    if (!status.ok()) {
-      const uint32_t rank = target.who.rank;
-      if (FactsOf(status).count("rank") > 0) return status;
-      return WithFact(WithContext(status, fmt::format("rank {}", rank)), "rank",
-                      std::to_string(rank));
-    }
-    reached_.push_back(std::move(reached));
+  std::map<size_t, std::string> far;
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    const ReadTarget& target = targets_[i];
+    const uint32_t rank = target.who.rank;
+    reached_.emplace_back();
     ranks_.push_back(target.plan);
+    if (parts_.comm == CommChoice::kNccl && rank != parts_.rank) {
+      far[i] = "asked for";
+      continue;
+    }
+    const absl::Status status = ReachOne(target, reached_.back());
+    if (status.ok()) continue;
+    if (status.code() == absl::StatusCode::kFailedPrecondition) {
+      far[i] = MessageOf(status);
+      continue;
+    }
+    if (FactsOf(status).count("rank") > 0) return status;
+    return WithFact(WithContext(status, fmt::format("rank {}", rank)), "rank",
+                    std::to_string(rank));
+  }
+  return ReachFar(far);
+}
+
+bool PartReader::MayLeave(const ReadTarget& target) const {
+  return parts_.comm != CommChoice::kHost && !parts_.peers.comms.version().empty() &&
+         target.prepared.communicator == parts_.peers.comms.version();
+}
+
+absl::Status PartReader::ReachFar(const std::map<size_t, std::string>& why) {
+  bool leave = true;  // all or none: what is carried step by step is not streamed
+  for (const auto& [i, reason] : why) {
+    const ReadTarget& target = targets_[i];
+    const bool may = MayLeave(target);
+    leave = leave && may;
+    if (may || parts_.comm != CommChoice::kNccl) continue;
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
+        fmt::format("reaching rank {} by --comm nccl: rank {} has {}, that rank {}; install the "
+                    "same NCCL on every rank, or use --comm auto",
+                    target.who.rank, parts_.rank,
+                    parts_.peers.comms.version().empty() ? parts_.peers.comms.why_none()
+                                                   : parts_.peers.comms.version(),
+                    target.prepared.communicator.empty() ? target.prepared.no_communicator
+                                                         : target.prepared.communicator),
+        {{"rank", std::to_string(target.who.rank)}});
+  }
+  for (const auto& [i, reason] : why) {
+    const ReadTarget& target = targets_[i];
+    Log(LogLevel::kInfo, "{}: rank {} gets its bytes {}: {}", load_.name, target.who.rank,
+        leave ? "by " + parts_.peers.comms.version() : "in streams", reason);
+    if (leave) {
+      left_.push_back(target.who.rank);
+      continue;
+    }
+    sinks_.push_back(target.link->OpenSink(
+        {load_.epoch, load_.name, parts_.secret, parts_.rank, load_.deadline}));
+    reached_[i].sink = sinks_.back().get();
   }
   return absl::OkStatus();
+}
+
+bool PartReader::IsLeft(uint32_t rank) const {
+  return std::binary_search(left_.begin(), left_.end(), rank);
 }
 
 absl::Status PartReader::ReachOne(const ReadTarget& target, TransferTarget& reached) {
@@ -59,21 +110,13 @@ absl::Status PartReader::ReachOne(const ReadTarget& target, TransferTarget& reac
     return absl::OkStatus();
   }
   CKPTD_RETURN_IF_ERROR(CheckAnnounced(target));
-  parts_.peer_memory.KeepOnly(target.who.rank, target.prepared.owned_segments);
-  auto view = parts_.peer_memory.Map(
+  parts_.peers.memory.KeepOnly(target.who.rank, target.prepared.owned_segments);
+  auto view = parts_.peers.memory.Map(
       {target.who.rank, target.who.incarnation, target.prepared.memory_endpoint, target.who.host,
        target.prepared.device, target.prepared.segments},
       std::min<Deadline>(load_.deadline, Clock::now() + kMapDeadline));
-  if (view.ok()) {
-    reached.slab = *std::move(view);
-    return absl::OkStatus();
-  }
-  if (view.status().code() != absl::StatusCode::kFailedPrecondition) return view.status();
-  Log(LogLevel::kInfo, "{}: rank {} gets its bytes in streams: {}", load_.name, target.who.rank,
-      MessageOf(view.status()));
-  sinks_.push_back(target.link->OpenSink(
-      {load_.epoch, load_.name, parts_.secret, parts_.rank, load_.deadline}));
-  reached.sink = sinks_.back().get();
+  CKPTD_RETURN_IF_ERROR(view.status());
+  reached.slab = *std::move(view);
   return absl::OkStatus();
 }
 
@@ -81,15 +124,19 @@ ReadReport PartReader::Begun() const {
   ReadReport report;
   report.reader = parts_.rank;
   for (size_t i = 0; i < reached_.size(); ++i) {
-    report.filled.push_back({targets_[i].who.rank, 0, reached_[i].sink != nullptr, {}});
+    const uint32_t rank = targets_[i].who.rank;
+    report.filled.push_back({rank, 0, reached_[i].sink != nullptr || IsLeft(rank), {}});
   }
   return report;
 }
 
 absl::StatusOr<ReadReport> PartReader::Read(const TransferOptions& options,
+                                            const ScatterCall* scatter,
                                             TransferProgress& progress) {
   CKPTD_ASSIGN_OR_RETURN(TransferResult result,
-                         RunTransfer(*load_.plan, ranks_, reached_, options, progress));
+                         scatter != nullptr
+                             ? Scatter(options, *scatter, progress)
+                             : RunTransfer(*load_.plan, ranks_, reached_, options, progress));
   ReadReport report = Begun();
   report.storage_bytes = result.storage_bytes;
   report.mapped_bytes = progress.mapped_bytes;
@@ -100,6 +147,22 @@ absl::StatusOr<ReadReport> PartReader::Read(const TransferOptions& options,
   }
   sinks_.clear();
   return report;
+}
+
+absl::StatusOr<TransferResult> PartReader::Scatter(const TransferOptions& options,
+                                                   const ScatterCall& call,
+                                                   TransferProgress& progress) {
+  ScatterReader::Parts parts{parts_.peers.backend, parts_.peers.comms, load_.name, load_.deadline,
+                             *load_.plan};
+  ScatterReader reader(std::move(parts), call);
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    const uint32_t rank = targets_[i].who.rank;
+    reader.Add({rank, i, targets_[i].plan, reached_[i].slab, rank == parts_.rank});
+  }
+  CKPTD_ASSIGN_OR_RETURN(TransferResult result, reader.Run(options, progress));
+  carried_bytes_ = reader.carried_bytes();
+  result.done.resize(targets_.size());
+  return result;
 }
 
 }  // namespace ckptd

@@ -4,15 +4,16 @@
 #define CKPTD_SERVER_CORE_PART_READER_H_
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/comm/peer_memory.h"
 #include "server/core/catalog.h"
 #include "server/core/links.h"
+#include "server/core/peer_access.h"
 #include "server/transfer/transfer.h"
 
 namespace ckptd {
@@ -30,9 +31,10 @@ class PartReader {
  public:
   struct Parts {
     Catalog& catalog;  // own memory
-    PeerMemory& peer_memory;
+    PeerAccess peers;
     uint32_t rank = 0;
     std::string secret;  // the group's
+    CommChoice comm = CommChoice::kAuto;
   };
   struct Load {
     uint64_t epoch = 0;
@@ -42,17 +44,30 @@ class PartReader {
   };
   PartReader(Parts parts, Load load, std::vector<ReadTarget> targets);
 
-  // Maps, or opens streams to, every target. Errors name the rank.
+  // Maps, or opens streams to, every target; where a communicator may bring the bytes, those
+  // that need it are left. Errors name the rank.
   absl::Status Reach();
+  // After Reach: the ranks that are left to a communicator, ascending.
+  const std::vector<uint32_t>& left() const { return left_; }
   size_t target_count() const { return targets_.size(); }
   // After Reach: the report of Read before anything is done, its ranks in the order
   // of the counters.
   ReadReport Begun() const;
-  // After Reach. `progress` has room for every target.
-  absl::StatusOr<ReadReport> Read(const TransferOptions& options, TransferProgress& progress);
+  // After Reach. `progress` has room for every target. `scatter` is null where nothing was
+  // left.
+  absl::StatusOr<ReadReport> Read(const TransferOptions& options, const ScatterCall* scatter,
+                                  TransferProgress& progress);
+  // After Read: bytes of tensors that a communicator brought to this rank.
+  uint64_t carried_bytes() const { return carried_bytes_; }
 
  private:
   absl::Status ReachOne(const ReadTarget& target, TransferTarget& reached);
+  // Sends to, or leaves, what could not be mapped: `why` says so, per target.
+  absl::Status ReachFar(const std::map<size_t, std::string>& why);
+  bool MayLeave(const ReadTarget& target) const;
+  bool IsLeft(uint32_t rank) const;
+  absl::StatusOr<TransferResult> Scatter(const TransferOptions& options, const ScatterCall& call,
+                                         TransferProgress& progress);
 
   const Parts parts_;
   const Load load_;
@@ -60,6 +75,8 @@ class PartReader {
   std::vector<TransferTarget> reached_;
   std::vector<const PlannedRank*> ranks_;  // of those
   std::vector<std::unique_ptr<TransferSink>> sinks_;
+  std::vector<uint32_t> left_;
+  uint64_t carried_bytes_ = 0;
 };
 
 }  // namespace ckptd

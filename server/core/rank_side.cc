@@ -73,6 +73,13 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
     reply.resident = true;
     return reply;
   }
+  {
+    // What a failed load still holds of its memory, this one may need.
+    MutexLock lock(mutex_);
+    for (auto it = incoming_.begin(); it != incoming_.end();) {
+      it = it->second->over() ? incoming_.erase(it) : std::next(it);
+    }
+  }
   catalog_.Begin(call.name, call.request, since);
   CKPTD_ASSIGN_OR_RETURN(Shard shard, Plan(call));
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,
@@ -81,9 +88,6 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
   if (reply.resident) return reply;
   {
     MutexLock lock(mutex_);
-    for (auto it = incoming_.begin(); it != incoming_.end();) {
-      it = it->second->over() ? incoming_.erase(it) : std::next(it);
-    }
     incoming_[call.name] = std::make_shared<Incoming>(call, std::move(shard.plan), memory);
   }
   for (const Segment& segment : memory->Segments()) {
@@ -91,6 +95,8 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
   }
   reply.owned_segments = backend_.OwnedSegments();
   reply.device = backend_.device();
+  reply.communicator = options_.communicator;
+  reply.no_communicator = options_.no_communicator;
   return reply;
 }
 

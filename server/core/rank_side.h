@@ -26,6 +26,8 @@ class RankSide {
     uint32_t rank = 0;
     std::string memory_endpoint;  // where the leader fetches our descriptors
     HostTier* host_tier = nullptr;  // outlives this; null: none
+    std::string communicator = {};     // as PrepareReply
+    std::string no_communicator = {};
   };
   RankSide(Catalog& catalog, MemoryBackend& backend, Options options)
       : catalog_(catalog), backend_(backend), options_(std::move(options)) {}

@@ -26,6 +26,14 @@ absl::StatusOr<ReadWay> ParseReadWay(std::string_view text) {
                    fmt::format("checking --read {}: use auto, map, buffer or direct", text));
 }
 
+absl::StatusOr<CommChoice> ParseCommChoice(std::string_view text) {
+  if (text == "auto") return CommChoice::kAuto;
+  if (text == "host") return CommChoice::kHost;
+  if (text == "nccl") return CommChoice::kNccl;
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                   fmt::format("checking --comm {}: use auto, host or nccl", text));
+}
+
 std::vector<ReaderShare> ShareReading(ReaderPolicy policy, const std::vector<uint32_t>& ranks,
                                       const std::vector<std::string>& hosts) {
   std::vector<ReaderShare> shares;

@@ -25,13 +25,23 @@ enum class ReaderPolicy : uint8_t {
 // "rank0", "per_node", "all". Errors: InvalidArgument CONFIG_INVALID.
 absl::StatusOr<ReaderPolicy> ParseReaderPolicy(std::string_view text);
 
+// What carries the bytes of a rank that the reader is not.
+enum class CommChoice : uint8_t {
+  kAuto,  // memory that can be mapped is; the others' by communicator, or else in streams
+  kHost,  // never a communicator
+  kNccl,  // a communicator, whoever could be reached otherwise
+};
+// "auto", "host", "nccl". Errors: InvalidArgument CONFIG_INVALID.
+absl::StatusOr<CommChoice> ParseCommChoice(std::string_view text);
+
 // "auto", "map", "buffer", "direct". Errors: InvalidArgument CONFIG_INVALID.
 absl::StatusOr<ReadWay> ParseReadWay(std::string_view text);
 
-// How a daemon reads storage.
+// How a daemon reads storage, and reaches other ranks.
 struct ReadingOptions {
   unsigned threads = 0;  // 0: one per core
   ReadWay way = ReadWay::kAuto;
+  CommChoice comm = CommChoice::kAuto;  // the leader's decides
 };
 
 // One reader's share of a load: part `part` of `parts` of the work of `targets`.

@@ -129,6 +129,12 @@ void AddConfigFlags(CLI::App& app, Config& config) {
   add("reader", config.reader,
       "Who reads storage: rank0 for all, per_node the lowest rank of each host for its host, all "
       "ranks equal parts for all; rank 0's setting counts");
+  add("comm", config.comm,
+      "How bytes reach the GPUs of other ranks: auto writes to those it can map and leaves the others "
+      "to NCCL, or to streams where there is none; host never takes NCCL, nccl always does; rank 0's "
+      "setting counts");
+  add("nccl-library", config.nccl_library,
+      "The libnccl.so.2 to open (the system's if not given, else that of the Python environment)");
   add("memory", config.memory,
       "Where shards live: cuda in the memory of a GPU, host in the machine's; auto takes a GPU if "
       "there is one");
@@ -185,6 +191,11 @@ absl::Status CheckConfig(const Config& config) {
   }
   CKPTD_RETURN_IF_ERROR(ParseReaderPolicy(config.reader).status());
   CKPTD_RETURN_IF_ERROR(ParseReadWay(config.read).status());
+  CKPTD_RETURN_IF_ERROR(ParseCommChoice(config.comm).status());
+  if (config.comm == "nccl" && config.memory == "host") {
+    return Invalid("checking --comm nccl: NCCL carries bytes between GPUs, and --memory is host; "
+                   "leave one of the two out");
+  }
   if (config.peer_auth != "required" && config.peer_auth != "none") {
     return Invalid(fmt::format("checking --peer-auth {}: use required or none", config.peer_auth));
   }
@@ -237,6 +248,8 @@ std::map<std::string, std::string> Describe(const Config& config) {
           {"tls-ca", config.tls_ca},
           {"tls-name", config.tls_name},
           {"reader", config.reader},
+          {"comm", config.comm},
+          {"nccl-library", config.nccl_library},
           {"memory", config.memory},
           {"device", config.device},
           {"staging", config.staging},

@@ -34,6 +34,8 @@ struct Config {
   std::string tls_ca;
   std::string tls_name;     // in every certificate; empty: the address that is dialled
   std::string reader = "rank0";
+  std::string comm = "auto";
+  std::string nccl_library;  // empty: looked for
   std::string memory = "auto";
   std::string device = "auto";
   std::string staging = "64MiB";

@@ -73,6 +73,10 @@ Node::Options Daemon::NodeOptions() {
   options.config = Describe(config_);
   options.tier_reason = memory_.reason;
   options.host_tier = memory_.host_tier.get();
+  options.reading.comm = ParseCommChoice(config_.comm).value();  // checked
+  options.comms = memory_.comms.get();
+  options.no_comms = memory_.no_comms;
+  options.keep_comm = config_.idle == "keep";
   return options;
 }
 

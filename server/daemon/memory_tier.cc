@@ -10,11 +10,15 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/daemon/environment.h"
 #include "server/memory/host/available_memory.h"
 #include "server/memory/host/host_memory.h"
 #ifdef CKPTD_WITH_CUDA
 #include "server/memory/cuda/cuda_memory.h"
 #include "server/memory/cuda/kernels/image.h"
+#endif
+#ifdef CKPTD_WITH_NCCL
+#include "server/comm/nccl/nccl_comms.h"
 #endif
 
 namespace ckptd {
@@ -36,6 +40,13 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
                          HostMemory::Create(std::move(options)));
   MemoryTier tier;
   tier.segment_fd = [memory = memory.get()](uint64_t id) { return memory->OriginalFd(id); };
+  tier.no_comms = "shards live in host memory";
+  if (config.comm == "nccl" && config.world_size > 1) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
+                     fmt::format("using --comm nccl: {} ({}), and NCCL carries bytes between GPUs; "
+                                 "use auto",
+                                 tier.no_comms, reason));
+  }
   tier.reason = std::move(reason);
   tier.backend = std::move(memory);
   return tier;
@@ -70,6 +81,33 @@ absl::StatusOr<GpuInfo> ChooseGpu(const CudaDriver& driver, const Config& config
                                index, gpus.size()));
 }
 
+#ifdef CKPTD_WITH_NCCL
+absl::Status OpenComms(const Config& config, const CudaMemory& memory, MemoryTier& tier) {
+  NcclSearch search;
+  search.path = config.nccl_library;
+  if (const auto active = ReadEnvironment("VIRTUAL_ENV")) {
+    search.python_environments.push_back(*active);
+  }
+  auto library = NcclLibrary::Open(search);
+  if (!library.ok()) {
+    tier.no_comms = MessageOf(library.status());
+    return config.comm == "nccl" ? library.status() : absl::OkStatus();
+  }
+  Log(LogLevel::kInfo, "NCCL {} ({})", (*library)->VersionText(), (*library)->path());
+  tier.comms = std::make_unique<NcclComms>(*std::move(library),
+                                           [&memory] { return memory.Device(); });
+  return absl::OkStatus();
+}
+#else
+absl::Status OpenComms(const Config& config, const CudaMemory&, MemoryTier& tier) {
+  tier.no_comms = "this ckptd was built without NCCL's header";
+  if (config.comm != "nccl") return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
+                   "using --comm nccl: " + tier.no_comms + "; build it with CKPTD_NCCL=ON, or use "
+                   "auto");
+}
+#endif
+
 absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& config,
                                         std::string reason) {
   CKPTD_ASSIGN_OR_RETURN(GpuInfo gpu, ChooseGpu(driver, config));
@@ -93,6 +131,13 @@ absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& 
     return memory->ImportPeer(uuid, fd, bytes);
   };
   tier.reason = std::move(reason);
+  if (config.world_size == 1) {
+    tier.no_comms = "a group of one needs none";
+  } else if (config.comm == "host") {
+    tier.no_comms = "--comm is host";
+  } else {
+    CKPTD_RETURN_IF_ERROR(OpenComms(config, *memory, tier));
+  }
   tier.backend = std::move(memory);
   CKPTD_ASSIGN_OR_RETURN(tier.host_tier, MakeBehind(config));
   return tier;

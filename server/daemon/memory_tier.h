@@ -1,5 +1,5 @@
-// Which memory this daemon keeps shards in, and the backend for it. memory_tier.cc
-// alone names the memory backends.
+// Which memory this daemon keeps shards in, the backend for it, and what carries bytes
+// between such memory. memory_tier.cc alone names these backends.
 #ifndef CKPTD_SERVER_DAEMON_MEMORY_TIER_H_
 #define CKPTD_SERVER_DAEMON_MEMORY_TIER_H_
 
@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/posix.h"
+#include "server/comm/group_comm.h"
 #include "server/comm/host/host_peer_memory.h"
 #include "server/daemon/config.h"
 #include "server/memory/memory.h"
@@ -25,10 +26,13 @@ struct MemoryTier {
   HostPeerMemory::ImportDevice import;  // null: device memory cannot be reached
   // Host memory behind the GPU's, for pristine copies; null: none.
   std::unique_ptr<MemoryBackend> host_tier;
+  // Communicators between GPUs; null: none, because of `no_comms`.
+  std::unique_ptr<GroupComms> comms;
+  std::string no_comms;
 };
 
 // As config.memory asks: "cuda" is an error where there is no GPU, "auto" then means
-// host. Errors: NO_DEVICE, DEVICE_FAILED, NO_MEMORY, CONFIG_INVALID.
+// host; likewise "nccl" of config.comm. Errors: NO_NCCL, NO_DEVICE, DEVICE_FAILED, NO_MEMORY, CONFIG_INVALID.
 absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config);
 
 }  // namespace ckptd

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
@@ -17,6 +18,9 @@
 #include "common/base/status.h"
 #include "server/daemon/commands.h"
 #include "server/daemon/daemon.h"
+#ifdef CKPTD_WITH_NCCL
+#include "server/comm/nccl/environment.h"
+#endif
 
 namespace ckptd {
 namespace {
@@ -42,6 +46,15 @@ void RaiseFileLimit() {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// NCCL's settings are made for the trainer. Before the first thread, and before NCCL.
+void CleanEnvironment() {
+#ifdef CKPTD_WITH_NCCL
+  const NcclEnvironment clean = CleanNcclEnvironment(environ);
+  ApplyNcclEnvironment(clean);
+  Log(LogLevel::kDebug, "NCCL's environment: {}", clean.Text());
+#endif
 }
 
 // Returns when the daemon is to stop, and how this process is to end. A daemon whose GPU
@@ -81,6 +94,7 @@ int RunCommand(const Config& config) {
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGIO, SIG_IGN);  // the ownership check takes leases on memfds
   RaiseFileLimit();
+  CleanEnvironment();
   // Tables of many tensors are large for a moment. glibc would keep that memory: it
   // raises this limit to the largest block that was ever freed.
   ::mallopt(M_MMAP_THRESHOLD, 128 << 10);

@@ -17,6 +17,7 @@
 #include "common/base/handle_kind.h"
 #include "common/base/posix.h"
 #include "server/memory/slab_view.h"
+#include "server/memory/transit.h"
 
 namespace ckptd {
 
@@ -94,6 +95,11 @@ class MemoryBackend {
   // map sealed memory for writing, so memory sealed before this call is never
   // reused.
   virtual void NewReader() = 0;
+  // Memory of its device that counts to its budget. Errors: FailedPrecondition where slabs
+  // are not in a device's memory.
+  virtual absl::StatusOr<std::unique_ptr<TransitMemory>> MakeTransit() {
+    return absl::FailedPreconditionError("passing slabs on: this memory is no device's");
+  }
   // Ids of all segments this backend still owns.
   virtual std::vector<uint64_t> OwnedSegments() const = 0;
   virtual MemoryUsage Usage() const = 0;

@@ -56,6 +56,8 @@ class StagedMemory {
   // Copies [offset, offset + out.size()) to `out`. What a lane staged shows after its
   // Finish.
   virtual absl::Status Read(uint64_t offset, std::span<std::byte> out) = 0;
+  // Where its device has offset 0, for a communicator of that device; 0: nowhere.
+  virtual uint64_t address() const { return 0; }
 };
 
 // Writable bytes of one slab.

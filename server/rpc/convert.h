@@ -55,6 +55,9 @@ v1::PrepareResponse ToProto(const PrepareReply& reply);
 PrepareReply FromProto(const v1::PrepareResponse& response);
 v1::ReadOrder ToProto(const ReadOrder& order);
 absl::StatusOr<ReadOrder> FromProto(const v1::ReadOrder& order);
+v1::Scatter ToProto(const ScatterCall& call);
+// Errors: CheckScatterCall's.
+absl::StatusOr<ScatterCall> FromProto(const v1::Scatter& scatter);
 v1::ExecuteResponse ToProto(const ReadReport& report);
 ReadReport FromProto(const v1::ExecuteResponse& response);
 v1::CommitRequest ToProto(const CommitCall& call);

@@ -6,6 +6,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/rpc/convert.h"
+#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {
@@ -126,6 +127,8 @@ v1::PrepareResponse ToProto(const PrepareReply& reply) {
   out.set_memory_endpoint(reply.memory_endpoint);
   out.mutable_owned_segments()->Add(reply.owned_segments.begin(), reply.owned_segments.end());
   out.set_device_uuid(reply.device);
+  out.set_communicator(reply.communicator);
+  out.set_no_communicator(SendableText(reply.no_communicator));
   return out;
 }
 
@@ -139,6 +142,8 @@ PrepareReply FromProto(const v1::PrepareResponse& response) {
   reply.memory_endpoint = response.memory_endpoint();
   reply.owned_segments = {response.owned_segments().begin(), response.owned_segments().end()};
   reply.device = response.device_uuid();
+  reply.communicator = response.communicator();
+  reply.no_communicator = response.no_communicator();
   return reply;
 }
 

@@ -56,6 +56,34 @@ absl::StatusOr<ReadOrder> FromProto(const v1::ReadOrder& order) {
   return out;
 }
 
+v1::Scatter ToProto(const ScatterCall& call) {
+  v1::Scatter out;
+  out.set_communicator_id(call.comm_id);
+  out.set_rank(call.rank);
+  out.mutable_group_ranks()->Add(call.ranks.begin(), call.ranks.end());
+  out.mutable_readers()->Add(call.readers.begin(), call.readers.end());
+  out.mutable_replicas()->Add(call.replicas.begin(), call.replicas.end());
+  out.set_fanout(call.fanout);
+  out.set_step_bytes(call.size.step_bytes);
+  out.set_step_tensors(call.size.step_tensors);
+  out.set_digest(call.digest);
+  return out;
+}
+
+absl::StatusOr<ScatterCall> FromProto(const v1::Scatter& scatter) {
+  ScatterCall out;
+  out.comm_id = scatter.communicator_id();
+  out.rank = scatter.rank();
+  out.ranks = {scatter.group_ranks().begin(), scatter.group_ranks().end()};
+  out.readers = {scatter.readers().begin(), scatter.readers().end()};
+  out.replicas = {scatter.replicas().begin(), scatter.replicas().end()};
+  out.fanout = scatter.fanout();
+  out.size = {scatter.step_bytes(), scatter.step_tensors()};
+  out.digest = scatter.digest();
+  CKPTD_RETURN_IF_ERROR(CheckScatterCall(out));
+  return out;
+}
+
 v1::ExecuteResponse ToProto(const ReadReport& report) {
   v1::ExecuteResponse out;
   out.set_storage_bytes(report.storage_bytes);

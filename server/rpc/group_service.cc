@@ -22,8 +22,9 @@ constexpr std::chrono::seconds kAbortPatience{3};
 // What a member does while bytes are being placed.
 absl::StatusOr<ReadReport> DoPart(Node& node, const ExecuteCall& call) {
   CKPTD_RETURN_IF_ERROR(node.Clear(call.name, call.deadline));
-  if (call.read.empty()) return ReadReport();
-  return node.Read(call);
+  if (!call.read.empty()) return node.Read(call);
+  if (call.scatter.has_value()) CKPTD_RETURN_IF_ERROR(node.ReceiveScatter(call));
+  return ReadReport();
 }
 
 }  // namespace
@@ -121,6 +122,11 @@ grpc::Status GroupServiceImpl::Execute(grpc::ServerContext* context,
     auto order = FromProto(message.read());
     if (!order.ok()) return ToGrpc(order.status());
     call.read = *std::move(order);
+  }
+  if (message.has_scatter()) {
+    auto scatter = FromProto(message.scatter());
+    if (!scatter.ok()) return ToGrpc(scatter.status());
+    call.scatter = *std::move(scatter);
   }
   auto work = std::async(std::launch::async, [&] { return DoPart(**node, call); });
   bool finished = message.finished();

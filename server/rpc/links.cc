@@ -92,9 +92,10 @@ class GrpcExecuteStream final : public ExecuteStream {
   }
 
   // The first message.
-  bool Begin(const ReadOrder& read) {
+  bool Begin(const ExecuteCall& call) {
     v1::ExecuteRequest message = Message();
-    if (!read.empty()) *message.mutable_read() = ToProto(read);
+    if (!call.read.empty()) *message.mutable_read() = ToProto(call.read);
+    if (call.scatter.has_value()) *message.mutable_scatter() = ToProto(*call.scatter);
     return writer_->Write(message);
   }
 
@@ -146,7 +147,7 @@ class GrpcMemberLink final : public MemberLink {
 
   absl::StatusOr<std::unique_ptr<ExecuteStream>> Execute(const ExecuteCall& call) override {
     auto stream = std::make_unique<GrpcExecuteStream>(*stub_, calls_, member_.rank, call);
-    if (stream->Begin(call.read)) return stream;
+    if (stream->Begin(call)) return stream;
     CKPTD_RETURN_IF_ERROR(stream->Finish().status());
     return ExplainPeer(grpc::Status::CANCELLED, member_.rank, "transferring " + call.name);
   }

@@ -84,6 +84,8 @@ absl::StatusOr<std::unique_ptr<FrameReceiver>> FrameReceiver::Make(
   CKPTD_ASSIGN_OR_RETURN(parts->schedule, BuildSchedule(*parts->index, parts->target));
   parts->slabs.emplace_back(slab);
   if (digests) parts->board = std::make_unique<DigestBoard>(parts->target, parts->slabs);
+  // A view of device memory keeps it: this must not, once the load has failed.
+  parts->target[0].slab = {};
   return std::unique_ptr<FrameReceiver>(new FrameReceiver(std::move(parts)));
 }
 
@@ -191,7 +193,9 @@ absl::Status FrameReceiver::Take(const FrameHeader& header,
   MutexLock lock(mutex_);
   placed_ += placed[0];
   if (error_.ok()) error_ = status;
-  if (lane != nullptr) lanes_.push_back(std::move(lane));
+  // Staging memory, too, is for loads that go on.
+  if (!error_.ok()) lanes_.clear();
+  if (lane != nullptr && error_.ok()) lanes_.push_back(std::move(lane));
   if (--busy_ == 0) idle_.NotifyAll();
   return status;
 }
@@ -245,6 +249,7 @@ absl::Status FrameReceiver::Close(std::chrono::nanoseconds patience) {
                         std::chrono::duration_cast<std::chrono::steady_clock::duration>(patience);
   MutexLock lock(mutex_);
   closed_ = true;
+  lanes_.clear();
   const bool idle = idle_.WaitUntil(
       mutex_, deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return busy_ == 0; });
   if (idle) return error_;

@@ -25,7 +25,7 @@ namespace ckptd {
 
 class ItemCopies;
 
-// Thread-safe. Owns its plan; the slab's mappings outlive it.
+// Thread-safe. Owns its plan, and nothing of the slab, which lives while Take or Digests runs.
 class FrameReceiver {
  public:
   // Errors: those of BuildSchedule.

@@ -54,7 +54,7 @@ class Job {
         slabs_(SlabsHere(targets)),
         files_(*source.index, {}, options.way),
         queue_(source, options, slabs_, files_),
-        totals_(targets.size(), 0),
+        totals_(source.counters, 0),
         digests_(options.digests ? targets.size() : 0) {
     for (size_t t = 0; t < digests_.size(); ++t) {
       if (targets[t].sink == nullptr) digests_[t].resize(source.targets[t].tensors);
@@ -86,22 +86,23 @@ class Job {
     MutexLock lock(mutex_);
     result.storage_bytes = storage_bytes_;
     result.done = totals_;
-    if (options_.parts == 1) CKPTD_RETURN_IF_ERROR(CheckTotals());
+    const bool complete = options_.parts == 1 && source_.complete;
+    if (complete) CKPTD_RETURN_IF_ERROR(CheckTotals());
     result.digests = std::move(digests_);
     return result;
   }
 
  private:
   absl::Status CheckTotals() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    for (size_t t = 0; t < totals_.size(); ++t) {
-      const WindowSource::Whole& whole = source_.targets[t];
-      if (totals_[t] == whole.tensor_bytes) continue;
+    for (const WindowSource::Whole& whole : source_.targets) {
+      const uint64_t written = totals_[whole.counters.front()];
+      if (written == whole.tensor_bytes) continue;
       return MakeError(
           absl::StatusCode::kInternal, reason::kCoverage,
           fmt::format("placing the shard of rank {}: {} bytes were written, its tensors "
                       "have {}; this is a defect of the planner, report it with the "
                       "layout",
-                      whole.rank, totals_[t], whole.tensor_bytes),
+                      whole.rank, written, whole.tensor_bytes),
           {{"rank", std::to_string(whole.rank)}});
     }
     return absl::OkStatus();
@@ -120,12 +121,18 @@ class Job {
     ItemWorker worker(slabs, files_, direct_reads);
     std::vector<uint64_t> done(targets_.size());
     std::deque<WindowQueue::Claimed> claimed;
+    Stay stay;
     while (!stop_.load(std::memory_order_relaxed)) {
       CKPTD_RETURN_IF_ERROR(Claim(worker, direct_reads, claimed));
       if (claimed.empty()) break;
       CKPTD_RETURN_IF_ERROR(Poll());
       const WindowQueue::Claimed next = std::move(claimed.front());
       claimed.pop_front();
+      if (next.window != stay.window) {
+        CKPTD_RETURN_IF_ERROR(Leave(slabs, stay));
+        CKPTD_RETURN_IF_ERROR(Enter(next.window, stay));
+      }
+      ++stay.items;
       std::fill(done.begin(), done.end(), 0);
       CKPTD_RETURN_IF_ERROR(worker.Do(next.window, *next.item, done, [this] { return Poll(); }));
       Count(worker, done);
@@ -133,6 +140,27 @@ class Job {
         CKPTD_RETURN_IF_ERROR(Finish(next.window));
       }
     }
+    return Leave(slabs, stay);
+  }
+
+  // A thread's time in one window.
+  struct Stay {
+    std::shared_ptr<TransferWindow> window;
+    size_t items = 0;
+  };
+
+  absl::Status Enter(std::shared_ptr<TransferWindow> window, Stay& stay) {
+    stay = {std::move(window), 0};
+    return source_.user == nullptr ? absl::OkStatus() : source_.user->Enter(stay.window->number);
+  }
+
+  // Where somebody waits for the window: sees to it that what this thread did is in place.
+  absl::Status Leave(SlabWriter& slabs, Stay& stay) {
+    if (source_.user == nullptr || stay.items == 0) return absl::OkStatus();
+    CKPTD_RETURN_IF_ERROR(slabs.Finish());
+    const size_t before = stay.window->items_away.fetch_sub(stay.items, std::memory_order_acq_rel);
+    if (before == stay.items) source_.user->Filled(stay.window->number);
+    stay = {};
     return absl::OkStatus();
   }
 
@@ -144,6 +172,7 @@ class Job {
       if (next.window == nullptr) return absl::OkStatus();
       if (next.item == nullptr) {
         CKPTD_RETURN_IF_ERROR(Finish(next.window));
+        if (source_.user != nullptr) source_.user->Filled(next.window->number);
         continue;
       }
       claimed.push_back(std::move(next));
@@ -185,6 +214,7 @@ class Job {
   }
 
   void Stop(absl::Status status) {
+    if (source_.user != nullptr) source_.user->Stop(status);
     MutexLock lock(mutex_);
     if (error_.ok()) error_ = std::move(status);
     // Last, so that whoever stops because of it finds the true error in place.
@@ -197,11 +227,16 @@ class Job {
     if (worker.way() == ReadWay::kMap) progress_.mapped_bytes += storage_bytes;
     if (worker.way() == ReadWay::kDirect) progress_.direct_bytes += storage_bytes;
     for (size_t t = 0; t < done.size(); ++t) {
-      if (done[t] != 0) progress_.done[t].fetch_add(done[t], std::memory_order_relaxed);
+      if (done[t] == 0) continue;
+      for (const size_t counter : source_.targets[t].counters) {
+        progress_.done[counter].fetch_add(done[t], std::memory_order_relaxed);
+      }
     }
     MutexLock lock(mutex_);
     storage_bytes_ += storage_bytes;
-    for (size_t t = 0; t < done.size(); ++t) totals_[t] += done[t];
+    for (size_t t = 0; t < done.size(); ++t) {
+      for (const size_t counter : source_.targets[t].counters) totals_[counter] += done[t];
+    }
   }
 
   const WindowSource& source_;
@@ -225,17 +260,26 @@ absl::StatusOr<TransferResult> Transfer(const WindowSource& source,
                                         std::span<const TransferTarget> targets,
                                         const TransferOptions& options,
                                         TransferProgress& progress) {
-  const bool digests_fit = !options.digests || options.parts == 1;
-  if (progress.done.size() < targets.size() || options.part >= options.parts || !digests_fit) {
+  const bool digests_fit = !options.digests || (options.parts == 1 && source.user == nullptr);
+  if (progress.done.size() < source.counters || options.part >= options.parts || !digests_fit) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      fmt::format("starting part {} of {} of a transfer: progress has room for {} "
                                  "of {} targets, digests are {}",
-                                 options.part, options.parts, progress.done.size(), targets.size(),
+                                 options.part, options.parts, progress.done.size(), source.counters,
                                  options.digests ? "on" : "off"));
   }
   Job job(source, targets, options, progress);
   CKPTD_RETURN_IF_ERROR(job.Run());
   return job.Result();
+}
+
+// Each target once per view: in every step one of them has its plan.
+std::vector<TransferTarget> ViewsOf(std::span<const StepTarget> targets) {
+  std::vector<TransferTarget> views;
+  for (const StepTarget& target : targets) {
+    for (const SlabView& view : target.views) views.push_back({nullptr, view, nullptr});
+  }
+  return views;
 }
 
 }  // namespace
@@ -254,6 +298,14 @@ absl::StatusOr<TransferResult> RunTransfer(const GroupPlan& group,
                                            TransferProgress& progress) {
   return Transfer(PlansOfGroup(group, ranks, targets, options.window_copies), targets, options,
                   progress);
+}
+
+absl::StatusOr<TransferResult> RunTransfer(const GroupPlan& group, const StepList& steps,
+                                           std::span<const StepTarget> targets,
+                                           const TransferOptions& options,
+                                           TransferProgress& progress, StepUser& user) {
+  const std::vector<TransferTarget> views = ViewsOf(targets);
+  return Transfer(StepsOfGroup(group, steps, targets, user), views, options, progress);
 }
 
 }  // namespace ckptd

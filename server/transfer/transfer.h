@@ -17,9 +17,11 @@
 #include "common/checkpoint/index.h"
 #include "common/layout/group_plan.h"
 #include "common/layout/plan.h"
+#include "common/layout/scatter_order.h"
 #include "server/memory/slab_view.h"
 #include "server/transfer/frames.h"
 #include "server/transfer/read_way.h"
+#include "server/transfer/step_user.h"
 
 namespace ckptd {
 
@@ -87,6 +89,29 @@ absl::StatusOr<TransferResult> RunTransfer(const GroupPlan& group,
                                            std::span<const TransferTarget> targets,
                                            const TransferOptions& options,
                                            TransferProgress& progress);
+
+// The steps of a ScatterOrder that this process reads.
+struct StepList {
+  const ScatterOrder* order = nullptr;
+  std::vector<size_t> steps;  // numbers in it, ascending
+};
+
+// A rank of a group as those steps fill it.
+struct StepTarget {
+  const PlannedRank* rank = nullptr;
+  // Its slab; or several, of which step number i fills number i modulo their count: memory
+  // that only passes a step's bytes on is used again.
+  std::vector<SlabView> views;
+  // Where TransferProgress counts its bytes: once for each rank that gets them from here.
+  std::vector<size_t> counters;
+};
+
+// The same, step by step: `user` is told of each. Without digests, and in one part: several
+// readers do steps of their own.
+absl::StatusOr<TransferResult> RunTransfer(const GroupPlan& group, const StepList& steps,
+                                           std::span<const StepTarget> targets,
+                                           const TransferOptions& options,
+                                           TransferProgress& progress, StepUser& user);
 
 // Zeroes all bytes of a slab that no tensor's local bytes cover: gaps between
 // tensors, padding tails, the end. No byte of an earlier checkpoint stays

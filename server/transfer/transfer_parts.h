@@ -8,6 +8,7 @@
 
 #include "absl/numeric/int128.h"
 #include "absl/status/statusor.h"
+#include "common/layout/scatter_order.h"
 #include "server/transfer/frame_sender.h"
 #include "server/transfer/schedule.h"
 #include "server/transfer/transfer.h"
@@ -18,6 +19,7 @@ namespace ckptd {
 struct TransferParts {
   std::span<const TransferTarget> targets;
   Schedule schedule;            // of all targets
+  std::vector<WorkItem> in_step;    // made only when a step limits them
   std::span<const WorkItem> items;  // those that this process does
   // Targets whose memory is here: `here[i]` is targets[here_at[i]].
   std::vector<TransferTarget> here;
@@ -36,9 +38,9 @@ struct ItemShare {
   absl::uint128 of = 1;
 };
 
-// Errors: those of BuildSchedule.
+// `step`: only what lies in it; null: everything. Errors: those of BuildSchedule.
 absl::Status BuildParts(const CheckpointIndex& index, std::span<const TransferTarget> targets,
-                        const ItemShare& share, TransferParts& parts);
+                        const ItemShare& share, const ScatterStep* step, TransferParts& parts);
 
 }  // namespace ckptd
 

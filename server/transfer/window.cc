@@ -1,5 +1,6 @@
 #include "server/transfer/window.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/status.h"
@@ -11,8 +12,10 @@ WindowSource WholePlans(const CheckpointIndex& index, std::span<const TransferTa
   source.index = &index;
   for (const TransferTarget& target : targets) {
     const RankPlan& plan = *target.plan;
-    source.targets.push_back({plan.rank, plan.tensor_bytes, plan.tensors.size()});
+    source.targets.push_back(
+        {plan.rank, plan.tensor_bytes, plan.tensors.size(), {source.targets.size()}});
   }
+  source.counters = targets.size();
   source.window_bytes = {1};
   source.plan = [targets](size_t, TransferWindow& out) {
     out.targets.assign(targets.begin(), targets.end());
@@ -27,8 +30,10 @@ WindowSource PlansOfGroup(const GroupPlan& group, std::span<const PlannedRank* c
   WindowSource source;
   source.index = &group.index();
   for (const PlannedRank* rank : ranks) {
-    source.targets.push_back({rank->rank, rank->tensor_bytes, rank->tensors});
+    source.targets.push_back(
+        {rank->rank, rank->tensor_bytes, rank->tensors, {source.targets.size()}});
   }
+  source.counters = targets.size();
   auto windows = group.Windows(ranks, copies);
   for (const PlanWindow& window : windows) source.window_bytes.push_back(window.bytes);
   source.plan = [&group, ranks, targets, windows = std::move(windows)](
@@ -42,6 +47,72 @@ WindowSource PlansOfGroup(const GroupPlan& group, std::span<const PlannedRank* c
       out.targets.push_back({&out.plans.back(), targets[i].slab, targets[i].sink});
     }
     return absl::OkStatus();
+  };
+  return source;
+}
+
+namespace {
+
+// Opens windows of a group one after the other; steps of a large tensor share one.
+class WindowOpener {
+ public:
+  WindowOpener(const GroupPlan& group, std::span<const FilePlace> begins)
+      : group_(group), windows_(group.WindowsAt(begins)) {}
+
+  std::shared_ptr<const GroupPlan::Open> Open(size_t window) {
+    if (open_ == nullptr || window != number_) {
+      open_ = std::make_shared<const GroupPlan::Open>(group_.OpenWindow(windows_[window]));
+      number_ = window;
+    }
+    return open_;
+  }
+
+ private:
+  const GroupPlan& group_;
+  const std::vector<PlanWindow> windows_;
+  size_t number_ = 0;
+  std::shared_ptr<const GroupPlan::Open> open_;
+};
+
+}  // namespace
+
+WindowSource StepsOfGroup(const GroupPlan& group, const StepList& steps,
+                          std::span<const StepTarget> targets, StepUser& user) {
+  WindowSource source;
+  source.index = &group.index();
+  source.user = &user;
+  source.complete = steps.steps.size() == steps.order->steps.size();
+  for (const StepTarget& target : targets) {
+    const PlannedRank& rank = *target.rank;
+    const WindowSource::Whole whole = {rank.rank, rank.tensor_bytes, rank.tensors,
+                                       target.counters};
+    source.targets.insert(source.targets.end(), target.views.size(), whole);
+    for (const size_t counter : target.counters) {
+      source.counters = std::max(source.counters, counter + 1);
+    }
+  }
+  for (const size_t step : steps.steps) {
+    source.steps.push_back(steps.order->steps[step]);
+    source.window_bytes.push_back(1);
+  }
+  // One window is made at a time, in order.
+  const auto opener = std::make_shared<WindowOpener>(group, steps.order->windows);
+  source.plan = [opener, targets, &user, ranges = source.steps](
+                    size_t number, TransferWindow& out) -> absl::Status {
+    out.open = opener->Open(ranges[number].window);
+    out.plans.reserve(targets.size() + 1);
+    const RankPlan& nothing = out.plans.emplace_back();
+    std::vector<const RankPlan*> plans;
+    for (const StepTarget& target : targets) {
+      CKPTD_ASSIGN_OR_RETURN(RankPlan plan, out.open->PlanOf(*target.rank));
+      plans.push_back(&out.plans.emplace_back(std::move(plan)));
+      for (size_t view = 0; view < target.views.size(); ++view) {
+        const bool filled = view == number % target.views.size();
+        out.targets.push_back({filled ? plans.back() : &nothing, target.views[view], nullptr});
+        out.numbers.push_back(nullptr);
+      }
+    }
+    return user.Plan(number, plans);
   };
   return source;
 }

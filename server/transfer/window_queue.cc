@@ -44,10 +44,14 @@ absl::StatusOr<WindowQueue::First> WindowQueue::Start() {
 absl::StatusOr<std::shared_ptr<TransferWindow>> WindowQueue::Make(const Share& share) const {
   auto window = std::make_shared<TransferWindow>();
   CKPTD_RETURN_IF_ERROR(source_.plan(share.window, *window));
-  CKPTD_RETURN_IF_ERROR(
-      BuildParts(*source_.index, window->targets, share.items, window->parts));
+  const bool whole = source_.steps.empty();
+  CKPTD_RETURN_IF_ERROR(BuildParts(*source_.index, window->targets, share.items,
+                                   whole ? nullptr : &source_.steps[share.window],
+                                   window->parts));
   files_.Expect(window->parts.items);
+  window->number = share.window;
   window->items_left = window->parts.items.size();
+  window->items_away = window->parts.items.size();
   if (options_.digests) {
     window->board = std::make_unique<DigestBoard>(window->parts.here, slabs_);
   }

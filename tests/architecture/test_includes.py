@@ -9,6 +9,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 SLAB_VIEW = ["server/memory/slab_view.h", "server/memory/block_copy.h"]
+MEMORY = ["server/memory/memory.h", "server/memory/transit.h", *SLAB_VIEW]
+COMM = ["server/comm/peer_memory.h", "server/comm/group_comm.h"]
 
 # Folder prefix -> prefixes it may include. The longest prefix that matches a
 # file decides.
@@ -16,17 +18,17 @@ ALLOWED = {
     "common/base": ["common/base"],
     "common/checkpoint": ["common/checkpoint", "common/base"],
     "common/layout": ["common/layout", "common/checkpoint", "common/base"],
-    "server/memory": ["server/memory/memory.h", *SLAB_VIEW, "common"],
-    "server/memory/host": ["server/memory/host", "server/memory/memory.h", "common"],
+    "server/memory": [*MEMORY, "common"],
+    "server/memory/host": ["server/memory/host", *MEMORY, "common"],
     "common/cuda": ["common/cuda", "common/base"],
-    "server/memory/cuda": ["server/memory/cuda", "server/memory/memory.h", *SLAB_VIEW, "common"],
+    "server/memory/cuda": ["server/memory/cuda", *MEMORY, "common"],
     "server/transfer": ["server/transfer", *SLAB_VIEW, "common"],
-    "server/comm": ["server/comm/peer_memory.h", "server/transfer/transfer.h", "common"],
-    "server/comm/host": ["server/comm/host", "server/comm/peer_memory.h", "server/transfer/transfer.h", "common"],
-    "server/comm/nccl": ["server/comm/nccl", "server/comm/peer_memory.h", "server/transfer/transfer.h", "common"],
-    "server/core": ["server/core", "server/memory/memory.h", "server/comm/peer_memory.h",
-                    "server/transfer/transfer.h", "server/transfer/frames.h", "server/transfer/frame_receiver.h",
-                    "common"],
+    "server/comm": [*COMM, *SLAB_VIEW, "server/transfer/transfer.h", "common"],
+    "server/comm/host": ["server/comm/host", *COMM, *SLAB_VIEW, "server/transfer/transfer.h", "common"],
+    "server/comm/nccl": ["server/comm/nccl", *COMM, *SLAB_VIEW, "common"],
+    "server/core": ["server/core", *MEMORY, *COMM, "server/transfer/transfer.h", "server/transfer/frames.h",
+                    "server/transfer/frame_receiver.h", "server/transfer/slab_spans.h",
+                    "server/transfer/step_user.h", "common"],
     "server/rpc": ["server/rpc", "server/core", "server/transfer/frames.h", "ckptd/v1", "common"],
     "server/daemon": ["server", "ckptd/v1", "common"],
     "client/cpp": ["client/cpp", "ckptd/v1", "common"],

@@ -5,6 +5,7 @@ import os
 import pathlib
 
 import fake_cuda
+import fake_nccl
 from faults import Program, client_environment
 from fsdp_cases import Net, numbers
 from group import Group, save
@@ -52,13 +53,16 @@ class Trainers:
 
 
 class Bench:
-    """A group on fake GPUs, one each, and a checkpoint."""
+    """A group on fake GPUs, one each, and a checkpoint; `nccl`: options of a fake NCCL beside them."""
 
-    def __init__(self, folder, run_dir, ranks, *faults, daemon=(), gpu_bytes=0x10000000):
+    def __init__(self, folder, run_dir, ranks, *faults, daemon=(), gpu_bytes=0x10000000, nccl=None):
         self.folder = folder
         self.fake = fake_cuda.FakeCuda(folder, gpus=max(ranks, 2), bytes=gpu_bytes, fill=0xCB, faults=faults)
         self.source = save(folder / "m.safetensors", numbers(Net()))
         own = self.fake.environment("daemon")
+        self.nccl = None if nccl is None else fake_nccl.FakeNccl(self.fake, **nccl)
+        if self.nccl is not None:
+            own.update(self.nccl.environment())
         self.group = Group(run_dir, ranks, "--memory", "cuda", *daemon, environment=own)
         self.count = 0
 

@@ -15,7 +15,7 @@ import torch
 from cuda_bench import HERE, WHY_NOT
 from faults import Program
 from group import Group, save, wait_until
-from test_fsdp_matrix import run_workers
+from ranks import run_workers
 
 pytest.importorskip("cuda.bindings.driver")
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))

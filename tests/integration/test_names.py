@@ -52,7 +52,7 @@ def ranks(monkeypatch):
     """Two ranks in one process, a thread each."""
     from ckptd.torch import _load
 
-    monkeypatch.setattr(_load, "_rank_and_size", lambda: PLACE.is_at)
+    monkeypatch.setattr(_load, "rank_and_size", lambda: PLACE.is_at)
 
 
 def test_stages_of_a_pipeline_together_hold_every_name(pair, tmp_path):

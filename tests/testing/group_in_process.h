@@ -217,6 +217,8 @@ class GroupInProcess {
   uint32_t size() const { return static_cast<uint32_t>(ranks_.size()); }
   Membership& membership() { return *membership_; }
   PeerMemoryInProcess& peer_memory() { return peer_memory_; }
+  // Rank 0's.
+  PeerAccess peers() { return {peer_memory_, *ranks_[0]->memory, comms_}; }
 
  private:
   std::function<absl::StatusOr<ReadReport>(const ExecuteCall&)> ReaderOf(uint32_t rank) {
@@ -227,7 +229,8 @@ class GroupInProcess {
       for (uint32_t i = 0; i < size(); ++i) peers.Add(i, *ranks_[i]->memory);
       const auto connect = [this](const MemberIdentity& who) { return ranks_[who.rank]->link; };
       OwnReading reading;
-      return ReadForLeader({own.catalog, peers, connect, rank, "", {.threads = 2}, stopping_, reading},
+      const PeerAccess access{peers, *own.memory, comms_};
+      return ReadForLeader({own.catalog, access, connect, rank, "", {.threads = 2}, stopping_, reading},
                            *incoming, call);
     };
   }
@@ -236,6 +239,7 @@ class GroupInProcess {
   const std::atomic<bool> stopping_ = false;
   std::vector<std::unique_ptr<RankInProcess>> ranks_;
   PeerMemoryInProcess peer_memory_;
+  CommKeeper comms_{nullptr, "this test has none", true};
   std::unique_ptr<Membership> membership_;
 };
 

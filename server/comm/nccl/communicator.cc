@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -38,6 +39,9 @@ absl::Status CheckOptions(const CommunicatorOptions& options) {
     wrong = fmt::format("a group of {} does not need NCCL", options.world_size);
   } else if (options.rank >= options.world_size) {
     wrong = fmt::format("there is no rank {} in a group of {}", options.rank, options.world_size);
+  } else if (!options.names.empty() && options.names.size() != options.world_size) {
+    wrong = fmt::format("{} names are given to a group of {}", options.names.size(),
+                        options.world_size);
   } else if (options.max_ctas < Communicator::kLeastCtas ||
              options.max_ctas > Communicator::kMostCtas) {
     wrong = fmt::format("{} CTAs are not between {} and {}", options.max_ctas,
@@ -60,7 +64,10 @@ struct Ending {
 
 Communicator::Communicator(std::shared_ptr<const NcclLibrary> library,
                            std::shared_ptr<CudaDevice> device, CommunicatorOptions options)
-    : library_(std::move(library)), device_(std::move(device)), options_(std::move(options)) {}
+    : library_(std::move(library)),
+      device_(std::move(device)),
+      options_(std::move(options)),
+      interrupted_(options_.interrupted) {}
 
 Communicator::~Communicator() { static_cast<void>(Abort()); }
 
@@ -86,7 +93,7 @@ absl::Status Communicator::CreateHandle() {
                                    static_cast<int>(options_.rank), &config);
   if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
   return Fail(library_->Check(result, fmt::format("joining the NCCL communicator as rank {} on {}",
-                                                  options_.rank, device_->info().uuid)));
+                                                  NameOf(rank()), device_->info().uuid)));
 }
 
 std::set<uint32_t> Communicator::Others() const {
@@ -95,6 +102,16 @@ std::set<uint32_t> Communicator::Others() const {
     if (rank != options_.rank) others.insert(rank);
   }
   return others;
+}
+
+uint32_t Communicator::NameOf(uint32_t rank) const {
+  return rank < options_.names.size() ? options_.names[rank] : rank;
+}
+
+std::string Communicator::NamesOf(const std::set<uint32_t>& ranks) const {
+  std::vector<uint32_t> names;
+  for (const uint32_t rank : ranks) names.push_back(NameOf(rank));
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 absl::Status Communicator::Begin() {
@@ -107,7 +124,7 @@ absl::Status Communicator::Begin() {
   }
   const CudaScope scope(*device_);
   CKPTD_RETURN_IF_ERROR(
-      library_->Check(library_->GroupStart(), fmt::format("rank {} begins a group", rank())));
+      library_->Check(library_->GroupStart(), fmt::format("rank {} begins a group", NameOf(rank()))));
   in_group_ = true;
   group_ranks_.clear();
   return absl::OkStatus();
@@ -128,7 +145,7 @@ absl::Status Communicator::CheckPeer(uint32_t peer, uint64_t bytes) const {
 absl::Status Communicator::Operate(const char* doing, uint32_t peer, ncclResult_t result) {
   group_ranks_.insert(peer);
   if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
-  return Fail(library_->Check(result, fmt::format("rank {} {} rank {}", rank(), doing, peer)));
+  return Fail(library_->Check(result, fmt::format("rank {} {} rank {}", NameOf(rank()), doing, NameOf(peer))));
 }
 
 absl::Status Communicator::Send(CUdeviceptr from, uint64_t bytes, uint32_t peer, CUstream stream) {
@@ -172,7 +189,7 @@ absl::Status Communicator::End(Deadline deadline) {
     const CudaScope scope(*device_);
     const ncclResult_t result = library_->GroupEnd();
     if (result != ncclSuccess && result != ncclInProgress) {
-      return Fail(library_->Check(result, fmt::format("{} on rank {}", doing, rank())));
+      return Fail(library_->Check(result, fmt::format("{} on rank {}", doing, NameOf(rank()))));
     }
   }
   begun_ranks_.insert(group_ranks_.begin(), group_ranks_.end());
@@ -187,18 +204,18 @@ absl::Status Communicator::Look(const std::string& doing, bool& in_progress) {
   in_progress = result == ncclInProgress;
   if (in_progress) return absl::OkStatus();
   return library_->Check(result,
-                         fmt::format("{} on rank {} ({})", doing, rank(), device_->info().uuid));
+                         fmt::format("{} on rank {} ({})", doing, NameOf(rank()), device_->info().uuid));
 }
 
 absl::Status Communicator::Pause(const std::string& doing, const std::set<uint32_t>& ranks,
                                  Deadline deadline, const char* reason, int turn) const {
-  if (options_.interrupted) CKPTD_RETURN_IF_ERROR(options_.interrupted());
+  if (interrupted_) CKPTD_RETURN_IF_ERROR(interrupted_());
   if (std::chrono::steady_clock::now() >= deadline) {
     return MakeError(
         absl::StatusCode::kDeadlineExceeded, reason,
         fmt::format("{} on rank {}: gave up waiting for rank{} {} of {}; look whether their "
                     "daemons run, and at their logs and GPUs",
-                    doing, rank(), ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
+                    doing, NameOf(rank()), ranks.size() == 1 ? "" : "s", NamesOf(ranks),
                     world_size()));
   }
   std::this_thread::sleep_for(turn < kShortTurns ? kCudaPoll : kLongPoll);
@@ -248,7 +265,7 @@ absl::Status Communicator::Close(Deadline deadline) {
     const CudaScope scope(*device_);
     const ncclResult_t result = library_->CommFinalize(handle_);
     if (result != ncclSuccess && result != ncclInProgress) {
-      return Fail(library_->Check(result, fmt::format("{} on rank {}", doing, rank())));
+      return Fail(library_->Check(result, fmt::format("{} on rank {}", doing, NameOf(rank()))));
     }
   }
   CKPTD_RETURN_IF_ERROR(AwaitReady(doing, Others(), deadline, reason::kDeadline));
@@ -270,7 +287,7 @@ absl::Status Communicator::Abort() {
 
 absl::Status Communicator::Fail(absl::Status status) {
   if (!error_.ok()) return error_;
-  error_ = WithFact(status, "rank", std::to_string(rank()));
+  error_ = WithFact(status, "rank", std::to_string(NameOf(rank())));
   const absl::Status aborted = Abort();
   if (!aborted.ok()) error_ = WithContext(error_, MessageOf(aborted) + "; before");
   return error_;
@@ -278,25 +295,34 @@ absl::Status Communicator::Fail(absl::Status status) {
 
 absl::Status Communicator::EndHandle(decltype(&ncclCommAbort) end, const char* doing) {
   const auto ending = std::make_shared<Ending>();
-  std::thread([ending, end, handle = std::exchange(handle_, nullptr), device = device_,
-               library = library_] {
-    const CudaScope scope(*device);
-    const ncclResult_t result = end(handle);
-    MutexLock lock(ending->mutex);
-    ending->result = result;
-    ending->done = true;
-    ending->changed.NotifyAll();
-  }).detach();
+  const ncclComm_t handle = std::exchange(handle_, nullptr);
+  try {
+    std::thread([ending, end, handle, device = device_, library = library_] {
+      const CudaScope scope(*device);
+      const ncclResult_t result = end(handle);
+      MutexLock lock(ending->mutex);
+      ending->result = result;
+      ending->done = true;
+      ending->changed.NotifyAll();
+    }).detach();
+  } catch (const std::system_error& error) {
+    return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
+                     fmt::format("{} the NCCL communicator on rank {}: no thread could be started "
+                                 "({}), so NCCL still holds {}; raise the limit of processes, and "
+                                 "start this daemon again",
+                                 doing, NameOf(rank()), error.what(), device_->info().uuid));
+  }
   const auto deadline = std::chrono::steady_clock::now() + kEndPatience;
   MutexLock lock(ending->mutex);
   if (!ending->changed.WaitUntil(ending->mutex, deadline, [&] { return ending->done; })) {
     return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
                      fmt::format("{} the NCCL communicator on rank {}: NCCL has not returned for "
                                  "{} s, and holds {}; start this daemon again",
-                                 doing, rank(), kEndPatience.count(), device_->info().uuid));
+                                 doing, NameOf(rank()), kEndPatience.count(),
+                                 device_->info().uuid));
   }
   return library_->Check(ending->result,
-                         fmt::format("{} the NCCL communicator on rank {}", doing, rank()));
+                         fmt::format("{} the NCCL communicator on rank {}", doing, NameOf(rank())));
 }
 
 }  // namespace ckptd

@@ -9,6 +9,8 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -21,6 +23,8 @@ struct CommunicatorOptions {
   NcclUniqueId id{};  // rank 0's, the same on all ranks; good for one communicator
   uint32_t rank = 0;
   uint32_t world_size = 0;  // 2 or more: alone there is nobody to talk to
+  // What errors call each rank; empty: its number here.
+  std::vector<uint32_t> names;
   // Blocks of the GPU that NCCL's kernels hold, and with them its buffers: 4 to 8.
   int max_ctas = 8;
   std::string name;  // in NCCL's log
@@ -81,6 +85,10 @@ class Communicator {
   absl::Status Close(Deadline deadline);
   // The unclean one. OK if there was nothing to abort.
   absl::Status Abort();
+  // In place of CommunicatorOptions::interrupted from now on.
+  void Interrupt(std::function<absl::Status()> interrupted) {
+    interrupted_ = std::move(interrupted);
+  }
 
   uint32_t rank() const { return options_.rank; }
   uint32_t world_size() const { return options_.world_size; }
@@ -105,10 +113,14 @@ class Communicator {
   // ncclCommAbort or ncclCommDestroy, by `end`; the handle is gone afterwards.
   absl::Status EndHandle(decltype(&ncclCommAbort) end, const char* doing);
   std::set<uint32_t> Others() const;
+  // For people: what the ranks are called, "3" or "1, 2".
+  uint32_t NameOf(uint32_t rank) const;
+  std::string NamesOf(const std::set<uint32_t>& ranks) const;
 
   const std::shared_ptr<const NcclLibrary> library_;
   const std::shared_ptr<CudaDevice> device_;
   const CommunicatorOptions options_;
+  std::function<absl::Status()> interrupted_;
   ncclComm_t handle_ = nullptr;
   bool in_group_ = false;
   std::set<uint32_t> group_ranks_;  // of the group that is being made

@@ -56,7 +56,9 @@ std::string NcclEnvironment::Text() const {
 
 NcclEnvironment CleanNcclEnvironment(const char* const* environment) {
   NcclEnvironment clean;
-  clean.set = {{"NCCL_NVLS_ENABLE", "0"}, {"NCCL_RAS_ENABLE", "0"}};
+  clean.set = {{"NCCL_MULTI_RANK_GPU_ENABLE", "1"},
+               {"NCCL_NVLS_ENABLE", "0"},
+               {"NCCL_RAS_ENABLE", "0"}};
   for (; *environment != nullptr; ++environment) {
     const std::string_view entry = *environment;
     const size_t equals = std::min(entry.find('='), entry.size());

@@ -17,6 +17,7 @@ struct NcclEnvironment {
   // nobody overrides for NCCL_COMM_BLOCKING=0, but CKPTD_NCCL_<NAME> for
   //   NCCL_RAS_ENABLE=0   its listener is the trainer's: both share the port of a pod
   //   NCCL_NVLS_ENABLE=0  it takes memory, and ckptd reduces nothing
+  //   NCCL_MULTI_RANK_GPU_ENABLE=1  since 2.30: daemons may share a GPU
   std::map<std::string, std::string> set;
   std::vector<std::string> dropped;  // names to unset
 

@@ -9,12 +9,12 @@
 
 namespace ckptd {
 
-absl::Status CudaBytes::Zero() {
+absl::Status CudaSlabBytes::Zero(uint64_t bytes) {
   CKPTD_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Make(device()));
   {
     const CudaScope scope(*device());
     CKPTD_RETURN_IF_ERROR(device()->Check(
-        device()->driver().MemsetD8Async(address(), 0, bytes(), stream.get()), "clearing memory"));
+        device()->driver().MemsetD8Async(address(), 0, bytes, stream.get()), "clearing memory"));
   }
   return stream.Wait(StagingPool::kPatience);
 }
@@ -52,19 +52,19 @@ absl::StatusOr<std::unique_ptr<StagingLane>> RestingBytes::OpenLane() {
   return absl::FailedPreconditionError("writing a slab: it is complete");
 }
 
-absl::StatusOr<std::shared_ptr<CudaBytes>> RestingBytes::Map() {
+absl::StatusOr<std::shared_ptr<CudaSlabBytes>> RestingBytes::Map() {
   MutexLock lock(mutex_);
   if (mapped_ != nullptr) return mapped_;
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaEngine> engine, source_->Get());
   const CudaGpu gpu = engine->home();
   CKPTD_ASSIGN_OR_RETURN(CudaAllocation memory,
                          CudaAllocation::Import(gpu.device, fd_->get(), bytes_, false));
-  mapped_ = std::make_shared<CudaBytes>(std::move(engine), std::move(memory), gpu.kernels);
+  mapped_ = std::make_shared<CudaSlabBytes>(std::move(engine), gpu, std::move(memory));
   return mapped_;
 }
 
 absl::Status RestingBytes::Read(uint64_t offset, std::span<std::byte> out) {
-  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaBytes> mapped, Map());
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaSlabBytes> mapped, Map());
   return mapped->Read(offset, out);
 }
 

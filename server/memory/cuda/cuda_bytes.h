@@ -1,4 +1,4 @@
-// A slab in the memory of a GPU, this daemon's own or a peer's on the same host.
+// Slabs in the memory of a GPU, this daemon's own or a peer's on the same host.
 #ifndef CKPTD_SERVER_MEMORY_CUDA_CUDA_BYTES_H_
 #define CKPTD_SERVER_MEMORY_CUDA_CUDA_BYTES_H_
 
@@ -13,29 +13,39 @@
 
 namespace ckptd {
 
-// Mapped. Thread-safe, as StagedMemory says. Keeps the engine running.
-class CudaBytes final : public StagedMemory {
+// What lanes and kernels reach: an address of one GPU. Thread-safe, as StagedMemory says.
+// Keeps the engine running.
+class CudaBytes : public StagedMemory {
  public:
-  // `kernels` of the memory's device, null: it has none.
-  CudaBytes(std::shared_ptr<CudaEngine> engine, CudaAllocation memory,
-            std::shared_ptr<const CudaKernels> kernels)
-      : engine_(std::move(engine)), kernels_(std::move(kernels)), memory_(std::move(memory)) {}
-
-  // Fills it with zeros, and waits for that.
-  absl::Status Zero();
-
-  uint64_t bytes() const override { return memory_.bytes(); }
   absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() override;
   absl::Status Read(uint64_t offset, std::span<std::byte> out) override;
 
-  CUdeviceptr address() const { return memory_.address(); }
-  const std::shared_ptr<CudaDevice>& device() const { return memory_.device(); }
-  const CudaAllocation& allocation() const { return memory_; }
-  const CudaKernels* kernels() const { return kernels_.get(); }
+  const std::shared_ptr<CudaDevice>& device() const { return gpu_.device; }
+  const CudaKernels* kernels() const { return gpu_.kernels.get(); }
+
+ protected:
+  CudaBytes(std::shared_ptr<CudaEngine> engine, CudaGpu gpu)
+      : engine_(std::move(engine)), gpu_(std::move(gpu)) {}
 
  private:
   const std::shared_ptr<CudaEngine> engine_;  // goes last
-  const std::shared_ptr<const CudaKernels> kernels_;
+  const CudaGpu gpu_;
+};
+
+// A whole slab, mapped.
+class CudaSlabBytes final : public CudaBytes {
+ public:
+  // `gpu` is the memory's.
+  CudaSlabBytes(std::shared_ptr<CudaEngine> engine, CudaGpu gpu, CudaAllocation memory)
+      : CudaBytes(std::move(engine), std::move(gpu)), memory_(std::move(memory)) {}
+
+  // Fills the first `bytes` with zeros, and waits for that.
+  absl::Status Zero(uint64_t bytes);
+
+  uint64_t bytes() const override { return memory_.bytes(); }
+  uint64_t address() const override { return memory_.address(); }
+
+ private:
   const CudaAllocation memory_;
 };
 
@@ -53,13 +63,13 @@ class RestingBytes final : public StagedMemory {
   absl::Status Read(uint64_t offset, std::span<std::byte> out) override;
 
  private:
-  absl::StatusOr<std::shared_ptr<CudaBytes>> Map();
+  absl::StatusOr<std::shared_ptr<CudaSlabBytes>> Map();
 
   const std::shared_ptr<CudaEngineSource> source_;
   const std::shared_ptr<const UniqueFd> fd_;
   const uint64_t bytes_;
   Mutex mutex_;
-  std::shared_ptr<CudaBytes> mapped_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<CudaSlabBytes> mapped_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptd

@@ -11,6 +11,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/memory/cuda/cuda_bytes.h"
+#include "server/memory/cuda/cuda_transit.h"
 
 namespace ckptd {
 
@@ -32,7 +33,7 @@ struct CudaShare {
 class CudaSlab final : public Slab {
  public:
   CudaSlab(std::shared_ptr<CudaMemory::Books> books, uint64_t id, uint64_t asked,
-           std::shared_ptr<CudaBytes> memory, CudaShare share)
+           std::shared_ptr<CudaSlabBytes> memory, CudaShare share)
       : books_(std::move(books)),
         asked_(asked),
         mapped_(std::move(memory)),
@@ -78,7 +79,7 @@ class CudaSlab final : public Slab {
 
   const std::shared_ptr<CudaMemory::Books> books_;
   const uint64_t asked_;
-  std::shared_ptr<CudaBytes> mapped_;  // null: at rest
+  std::shared_ptr<CudaSlabBytes> mapped_;  // null: at rest
   const CudaShare share_;
   const std::vector<Segment> segments_;
   std::shared_ptr<CudaEngineSource> source_;  // when at rest
@@ -166,15 +167,21 @@ absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, Attac
   CKPTD_RETURN_IF_ERROR(CheckRoom(*gpu.device, bytes));
   CKPTD_ASSIGN_OR_RETURN(CudaAllocation allocation, Make(gpu.device, bytes, kind));
   CKPTD_ASSIGN_OR_RETURN(CudaShare share, Share(allocation, kind));
-  auto memory = std::make_shared<CudaBytes>(engine, std::move(allocation), gpu.kernels);
+  auto memory = std::make_shared<CudaSlabBytes>(engine, gpu, std::move(allocation));
   // Padding is never written, and the driver promises nothing about old content.
-  CKPTD_RETURN_IF_ERROR(memory->Zero());
+  CKPTD_RETURN_IF_ERROR(memory->Zero(memory->bytes()));
   uint64_t id = 0;
   {
     MutexLock lock(books_->mutex);
     id = books_->next_id++;
   }
   return std::make_unique<CudaSlab>(books_, id, bytes, std::move(memory), std::move(share));
+}
+
+absl::StatusOr<std::unique_ptr<TransitMemory>> CudaMemory::MakeTransit() {
+  CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaEngine> engine, source_->Get());
+  return std::make_unique<CudaTransit>(
+      std::move(engine), [this](uint64_t bytes) { return Allocate(bytes, AttachMode::kExclusive); });
 }
 
 void CudaMemory::Filled(Slab& slab) {
@@ -253,6 +260,11 @@ std::string CudaMemory::tier() const {
                      source_->Running() != nullptr ? "context kept" : "at rest");
 }
 
+absl::StatusOr<std::shared_ptr<CudaDevice>> CudaMemory::Device() const {
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaEngine> engine, source_->Get());
+  return engine->home().device;
+}
+
 absl::StatusOr<UniqueFd> CudaMemory::SegmentFd(uint64_t segment_id) const {
   std::shared_ptr<const UniqueFd> shared;
   bool owned = false;
@@ -280,7 +292,7 @@ absl::StatusOr<std::shared_ptr<StagedMemory>> CudaMemory::ImportPeer(
   CKPTD_ASSIGN_OR_RETURN(const CudaGpu gpu, engine->GpuOf(device_uuid));
   CKPTD_ASSIGN_OR_RETURN(CudaAllocation memory,
                          CudaAllocation::Import(gpu.device, fd.get(), bytes, true));
-  return std::make_shared<CudaBytes>(std::move(engine), std::move(memory), gpu.kernels);
+  return std::make_shared<CudaSlabBytes>(std::move(engine), gpu, std::move(memory));
 }
 
 }  // namespace ckptd

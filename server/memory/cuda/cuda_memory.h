@@ -53,12 +53,16 @@ class CudaMemory final : public MemoryBackend {
   absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) override;
   void GiveUp(std::unique_ptr<Slab> slab) override;
   void NewReader() override {}
+  // It must not outlive this.
+  absl::StatusOr<std::unique_ptr<TransitMemory>> MakeTransit() override;
   std::vector<uint64_t> OwnedSegments() const override;
   MemoryUsage Usage() const override;
   std::string tier() const override;
   std::string device() const override { return source_->info().uuid; }
   absl::Status Health() const override { return CudaFailure(); }
 
+  // The GPU. Whoever keeps it keeps its context. Errors: DEVICE_FAILED.
+  absl::StatusOr<std::shared_ptr<CudaDevice>> Device() const;
   // A descriptor of a segment, for a daemon of our group on this host. NotFound when we
   // do not own it; FailedPrecondition HANDLE_KIND where it has none (kCudaIpc).
   absl::StatusOr<UniqueFd> SegmentFd(uint64_t segment_id) const;

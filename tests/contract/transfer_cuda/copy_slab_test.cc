@@ -6,10 +6,12 @@
 
 #include "common/base/reasons.h"
 #include "server/memory/cuda/cuda_memory.h"
+#include "server/transfer/frame_receiver.h"
 #include "server/transfer/transfer.h"
 #include "tests/testing/fake_cuda.h"
 #include "tests/testing/slab_bytes.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/transfer_world.h"
 
 namespace ckptd {
 namespace {
@@ -66,6 +68,30 @@ TEST_F(CopySlabTest, GoesToAGpuAndBackAndFromGpuToGpu) {
 
 TEST_F(CopySlabTest, OfNothingDoesNothing) {
   EXPECT_OK(CopySlab(host_.view(), slab_[0]->view(), 0, 2));
+}
+
+// A load that failed must not hold a GPU's memory, nor its staging memory, until the next one.
+TEST(FrameReceiverOnGpu, KeepsNothingOfTheGpuOnceAFrameWasCorrupt) {
+  World world(1, 1);
+  const uint64_t offset = world.AddBytes(0, 400'000, 3);
+  world.AddTensor(0, 0, offset, Dtype::kU8, Dtype::kU8, {1, 1000, 400}, {{}, {1, 1000, 400}});
+  world.Finish(uint64_t{1} << 20);
+  const auto device = FakeGpu(0);
+  const uint64_t before = device->FreeBytes().value();
+  const CudaMemoryOptions options = {
+      .budget_bytes = 64 << 20, .staging_bytes = 12 << 20, .keep_engine = false};
+  auto memory = CudaMemory::Create(device, options).value();
+  auto slab = memory->Allocate(world.plans[0].slab_bytes, AttachMode::kShared).value();
+  const auto receiver = FrameReceiver::Make(std::make_shared<const CheckpointIndex>(world.index),
+                                            world.plans[0], slab->view(), true)
+                            .value();
+  const FrameHeader lie = {0, offset, offset + 1000, 1};
+  const std::span<const std::byte> bytes = std::span(world.Content(0)).subspan(offset, 1000);
+  EXPECT_THAT(receiver->Take(lie, {&bytes, 1}),
+              FailsWith(absl::StatusCode::kDataLoss, reason::kTransferCorrupt));
+  slab.reset();
+  EXPECT_EQ(device->FreeBytes().value(), before);
+  EXPECT_EQ(memory->Usage().staging, 0u);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ class CoordinatorTest : public ::testing::Test {
  protected:
   std::unique_ptr<Coordinator> Start(ReaderPolicy reader = ReaderPolicy::kRank0) {
     return std::make_unique<Coordinator>(
-        Coordinator::Parts{group_.rank(0).catalog, group_.membership(), group_.peer_memory(),
+        Coordinator::Parts{group_.rank(0).catalog, group_.membership(), group_.peers(),
                            load_worker_, lookup_worker_, {.threads = 1}, reader});
   }
   LoadRequest Rules() { return RuleRequest("fsdp:2", source_.path()); }
@@ -148,7 +148,7 @@ TEST_F(CoordinatorTest, ADaemonThatNeverJoinsFailsTheLoadAndNamesItsRank) {
 
 TEST_F(CoordinatorTest, AMemberIsToldWhichDaemonALoadByRuleWaitsFor) {
   GroupInProcess three{3};
-  Coordinator coordinator({three.rank(0).catalog, three.membership(), three.peer_memory(),
+  Coordinator coordinator({three.rank(0).catalog, three.membership(), three.peers(),
                            load_worker_, lookup_worker_, {.threads = 1}, ReaderPolicy::kRank0});
   three.Drop(1);
   ASSERT_OK(coordinator.Propose(2, RuleRequest("fsdp:3", source_.path())));

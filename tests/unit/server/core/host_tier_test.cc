@@ -113,7 +113,7 @@ class TakenShards : public ::testing::Test {
     load.request.digests = digests;
     load.deadline = Soon();
     load.request_digests.assign(group_.size(), RequestDigest(load.request));
-    LoadRunner::Parts parts{group_.rank(0).catalog, group_.membership(), group_.peer_memory(),
+    LoadRunner::Parts parts{group_.rank(0).catalog, group_.membership(), group_.peers(),
                             stopping_, {.threads = 2}};
     return LoadRunner(parts, load, group_.membership().CurrentSession().value()).Run();
   }

@@ -33,7 +33,7 @@ class LoadHostsTest : public ::testing::TestWithParam<ReaderPolicy> {
     load.request = RuleRequest(rules, source_.path());
     load.deadline = Soon();
     load.request_digests.assign(group_.size(), RequestDigest(load.request));
-    LoadRunner::Parts parts{group_.rank(0).catalog, group_.membership(), group_.peer_memory(),
+    LoadRunner::Parts parts{group_.rank(0).catalog, group_.membership(), group_.peers(),
                             stopping_, {.threads = 2}, policy};
     return LoadRunner(parts, load, group_.membership().CurrentSession().value()).Run();
   }

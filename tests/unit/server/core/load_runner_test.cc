@@ -47,7 +47,7 @@ class LoadRunnerTest : public ::testing::Test {
   }
 
   LoadOutcome Run(const ReadyLoad& load) {
-    LoadRunner::Parts parts{group_.rank(0).catalog, group_.membership(), group_.peer_memory(),
+    LoadRunner::Parts parts{group_.rank(0).catalog, group_.membership(), group_.peers(),
                             stopping_, {.threads = 2}};
     return LoadRunner(parts, load, group_.membership().CurrentSession().value()).Run();
   }

@@ -194,7 +194,24 @@ TEST(Communicator, AnAbortThatNeverReturnsIsLeftBehindAndSaid) {
   EXPECT_EQ(group.child(0).Wait(), 0);
 }
 
-TEST(Communicator, TwoRanksOnOneGpuAreRefusedByName) {
+TEST(Communicator, TwoRanksMayShareAGpu) {
+  NcclGroup group;
+  group.Run(2, [](const Member& self) {
+    Member crowded = self;
+    const CudaDriver& driver = **CudaDriver::Load();
+    crowded.device = CudaDevice::Open(driver, ListGpus(driver).value().front()).value();
+    const auto comm = crowded.Join();
+    ASSERT_NE(comm, nullptr);
+    const CudaStream stream = *CudaStream::Make(crowded.device);
+    const CudaAllocation memory = crowded.Memory(kBytes, self.rank == 0 ? 9 : 0);
+    const absl::Status status = Exchange(*comm, crowded, memory, stream.get(), Patiently());
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(ByteAt(memory, kBytes - 1), 9);
+  });
+}
+
+TEST(Communicator, TwoRanksOnOneGpuAreRefusedByNameWhereNcclDoesNotOfferIt) {
+  ::setenv("CKPTD_NCCL_MULTI_RANK_GPU_ENABLE", "0", 1);
   NcclGroup group;
   group.Run(2, [](const Member& self) {
     Member crowded = self;
@@ -203,6 +220,38 @@ TEST(Communicator, TwoRanksOnOneGpuAreRefusedByName) {
     const absl::Status status = crowded.TryJoin(Patiently()).status();
     EXPECT_EQ(ReasonOf(status), reason::kNcclFailed);
     EXPECT_THAT(MessageOf(status), AllOf(HasSubstr("GPU-"), HasSubstr("two ranks use one GPU")));
+  });
+  ::unsetenv("CKPTD_NCCL_MULTI_RANK_GPU_ENABLE");
+}
+
+TEST(Communicator, ErrorsCallRanksByTheirNames) {
+  NcclGroup group;
+  group.Run(2, [](const Member& self) {
+    CommunicatorOptions options = self.Options();
+    options.names = {4, 7};
+    const auto comm = *Communicator::Join(self.library, self.device, options, Patiently());
+    if (self.rank == 1) {
+      self.Hear();
+      return;
+    }
+    const absl::Status status = comm->Close(In(kShort));
+    EXPECT_THAT(MessageOf(status), AllOf(HasSubstr("on rank 4"), HasSubstr("rank 7 of 2")));
+    EXPECT_EQ(FactsOf(status).at("rank"), "4");
+    self.Say();
+  });
+}
+
+TEST(Communicator, IsInterruptedByWhoUsesItNow) {
+  NcclGroup group;
+  group.Run(2, [](const Member& self) {
+    const auto comm = self.Join();
+    if (self.rank == 1) {
+      self.Hear();
+      return;
+    }
+    comm->Interrupt([] { return absl::CancelledError("the load is over"); });
+    EXPECT_EQ(comm->Close(Patiently()).message(), "the load is over");
+    self.Say();
   });
 }
 

@@ -1,0 +1,37 @@
+// Communicators of NCCL behind the seam of server/comm.
+#ifndef CKPTD_SERVER_COMM_NCCL_NCCL_COMMS_H_
+#define CKPTD_SERVER_COMM_NCCL_NCCL_COMMS_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "common/cuda/device.h"
+#include "server/comm/group_comm.h"
+#include "server/comm/nccl/nccl_library.h"
+
+namespace ckptd {
+
+class NcclComms final : public GroupComms {
+ public:
+  // `device` gives the GPU whose memory is carried, for as long as a communicator lives.
+  using Device = std::function<absl::StatusOr<std::shared_ptr<CudaDevice>>()>;
+  NcclComms(std::shared_ptr<const NcclLibrary> library, Device device)
+      : library_(std::move(library)), device_(std::move(device)) {}
+
+  std::string version() const override { return "NCCL " + library_->VersionText(); }
+  absl::StatusOr<std::string> MakeId() override;
+  // Errors besides: InvalidArgument INVALID_REQUEST for an id or names that cannot be.
+  absl::StatusOr<std::unique_ptr<GroupComm>> Join(GroupCommOptions options,
+                                                  GroupComm::Deadline deadline) override;
+
+ private:
+  const std::shared_ptr<const NcclLibrary> library_;
+  const Device device_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_COMM_NCCL_NCCL_COMMS_H_

@@ -1,0 +1,47 @@
+// The communicator that this daemon holds, during a load and, if it is to be kept, until the
+// group changes.
+#ifndef CKPTD_SERVER_CORE_COMM_KEEPER_H_
+#define CKPTD_SERVER_CORE_COMM_KEEPER_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/comm/group_comm.h"
+
+namespace ckptd {
+
+// The load worker's, but for version().
+class CommKeeper {
+ public:
+  // `comms` outlives it; null: this daemon has none, because of `why_none`.
+  CommKeeper(GroupComms* comms, std::string why_none, bool keep)
+      : comms_(comms), why_none_(std::move(why_none)), keep_(keep) {}
+
+  // Empty: none.
+  std::string version() const { return comms_ == nullptr ? "" : comms_->version(); }
+  const std::string& why_none() const { return why_none_; }
+
+  // The leader's: the id of the communicator it holds for `members`, a text that names their
+  // processes, or of a new one.
+  absl::StatusOr<std::string> IdFor(const std::string& members);
+  // The id of a communicator that this daemon does not join.
+  absl::StatusOr<std::string> NewId();
+  // The one with that id, joined if it is not held yet; it belongs to this.
+  absl::StatusOr<GroupComm*> Join(GroupCommOptions options, GroupComm::Deadline deadline);
+  // What it was joined for has ended so. After an error it is of no more use.
+  void Done(const absl::Status& status);
+
+ private:
+  GroupComms* const comms_;
+  const std::string why_none_;
+  const bool keep_;
+  std::string id_;
+  std::string members_;
+  std::unique_ptr<GroupComm> held_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_COMM_KEEPER_H_

@@ -1,0 +1,135 @@
+// One rank's part in a scatter: sends the steps that it reads, receives the others straight
+// into its slab, and passes on what its replicas need.
+#ifndef CKPTD_SERVER_CORE_SCATTER_EXCHANGE_H_
+#define CKPTD_SERVER_CORE_SCATTER_EXCHANGE_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/base/mutex.h"
+#include "server/comm/group_comm.h"
+#include "server/core/domain.h"
+#include "server/core/scatter.h"
+#include "server/memory/transit.h"
+#include "server/transfer/slab_spans.h"
+#include "server/transfer/step_user.h"
+
+namespace ckptd {
+
+// Run is one thread's; a transfer's threads fill steps meanwhile, where this rank reads.
+class ScatterExchange final : public StepUser {
+ public:
+  // Steps of a reader that are filled while others are sent.
+  static constexpr size_t kViews = 2;
+  // How long the others may take for one exchange, and for the first, which connects them.
+  static constexpr std::chrono::seconds kStepPatience{8};
+  static constexpr std::chrono::seconds kFirstPatience{30};
+
+  // What this rank receives. Null plan: nothing, it has its shard.
+  struct Own {
+    const RankPlan* plan = nullptr;
+    std::shared_ptr<StagedMemory> slab;
+  };
+  // Slabs that a reader fills for others.
+  struct Outlet {
+    std::vector<uint32_t> replicas;  // ranks of the communicator
+    size_t target = 0;               // of the transfer
+    uint64_t slab_bytes = 0;
+    bool own = false;                // the reader's own slab, which stays
+  };
+  // `call` and `order` outlive it.
+  ScatterExchange(const ScatterCall& call, const ScatterOrder& order, Deadline deadline,
+                  std::function<absl::Status()> interrupted);
+
+  // Before Run: what it receives. Errors: SlabSpans::Of's.
+  absl::Status SetOwn(Own own);
+  // Before the transfer: where it sends what it reads. `transit`: one for each view, for
+  // outlets that are not the own slab.
+  void SetOutlets(std::vector<Outlet> outlets,
+                  std::vector<std::unique_ptr<TransitMemory>> transit);
+  // Of an outlet, for the transfer to fill: its slabs, by view.
+  std::vector<SlabView> ViewsOf(size_t outlet) const { return outlets_[outlet].views; }
+  // The steps that this rank reads.
+  std::vector<size_t> OwnSteps() const;
+
+  // All exchanges, in order. On an error, here or from Stop, the transfer's threads are let
+  // go with it. Errors: those of `comm`.
+  absl::Status Run(GroupComm& comm);
+  // For GroupComm's waits: `interrupted`, and what Stop was told.
+  absl::Status Interrupted() const;
+  // Bytes of tensors that came. Thread-safe.
+  uint64_t received_bytes() const { return received_.load(std::memory_order_relaxed); }
+
+  absl::Status Plan(size_t step, std::span<const RankPlan* const> plans) override;
+  absl::Status Enter(size_t step) override;
+  void Filled(size_t step) override;
+  // Ends Run with `status`, too.
+  void Stop(const absl::Status& status) override;
+
+ private:
+  struct Stream {
+    Outlet outlet;
+    std::vector<uint32_t> peers;
+    std::vector<SlabView> views;
+  };
+  // A step that this rank reads.
+  struct Reading {
+    std::vector<StepShare> shares;  // per outlet
+    bool shown = false;
+    bool filled = false;
+  };
+  // Something to send or receive in one exchange.
+  struct Passing {
+    std::shared_ptr<StagedMemory> memory;
+    std::vector<SlabSpan> spans;
+    std::vector<uint32_t> to;
+    std::optional<uint32_t> from;
+    std::optional<uint32_t> root;  // of a broadcast, instead of both
+  };
+
+  absl::Status Show(size_t step, const Reading& reading) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Reading> AwaitFilled(size_t step);
+  // The exchange of one step per reader.
+  absl::Status Exchange(GroupComm& comm, size_t turn);
+  absl::Status AddOwnStep(size_t step, std::vector<Passing>& passings);
+  // What comes of that reader's step, which returns the bytes of tensors in it, and what is
+  // passed on of the one before.
+  uint64_t AddOthersStep(size_t reader, size_t turn, std::vector<Passing>& passings);
+  // The step of that reader which reaches this rank in a turn, if any.
+  std::optional<size_t> ArrivingStep(size_t reader, size_t turn) const;
+  absl::Status Issue(GroupComm& comm, const std::vector<Passing>& passings, size_t turn);
+  bool Broadcasts() const { return call_.replicas.size() == call_.ranks.size(); }
+  Deadline Patience(size_t turn) const;
+
+  const ScatterCall& call_;
+  const ScatterOrder& order_;
+  const Deadline deadline_;
+  const std::function<absl::Status()> interrupted_;
+  const std::optional<size_t> turn_of_;  // this rank's place among the readers
+  Own own_;
+  std::optional<SlabSpans> own_spans_;
+  std::vector<Stream> outlets_;
+  std::vector<std::unique_ptr<TransitMemory>> transit_;
+  std::vector<uint32_t> delays_;       // per reader, how many turns later its steps come here
+  std::map<size_t, Passing> pass_on_;  // by reader, what came in the last exchange
+  std::atomic<uint64_t> received_ = 0;
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  absl::Status error_ ABSL_GUARDED_BY(mutex_);
+  std::map<size_t, Reading> readings_ ABSL_GUARDED_BY(mutex_);  // planned, and not yet sent
+  size_t sent_ ABSL_GUARDED_BY(mutex_) = 0;  // steps of this reader
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_SCATTER_EXCHANGE_H_

@@ -1,0 +1,139 @@
+#include "server/core/scatter_reader.h"
+
+#include <algorithm>
+#include <future>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+// Thousands of ranks, each with a library to start, may take their time.
+constexpr std::chrono::seconds kJoinPatience{60};
+
+}  // namespace
+
+absl::Status CheckScatterDigest(const ScatterCall& call, const ScatterOrder& order,
+                                uint64_t rank_digest) {
+  const uint64_t ours = ScatterDigest(call, order, rank_digest);
+  if (ours == call.digest) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
+                   fmt::format("taking part in a scatter: the digest of this rank's order of "
+                               "operations is {}, the leader's {}; run the same ckptd on every "
+                               "rank",
+                               HexDigest(ours), HexDigest(call.digest)));
+}
+
+absl::Status CarryOut(CommKeeper& comms, const ScatterCall& call, const std::string& name,
+                      Deadline deadline, ScatterExchange& exchange) {
+  const absl::StatusOr<GroupComm*> comm =
+      comms.Join({call.comm_id, call.rank, call.ranks, name,
+                  [&exchange] { return exchange.Interrupted(); }},
+                 std::min<Deadline>(deadline, Clock::now() + kJoinPatience));
+  absl::Status status = comm.status();
+  if (status.ok()) {
+    status = exchange.Run(**comm);
+  } else {
+    exchange.Stop(status);
+  }
+  comms.Done(status);
+  return status;
+}
+
+ScatterReader::ScatterReader(Parts parts, const ScatterCall& call)
+    : parts_(std::move(parts)),
+      call_(call),
+      order_(OrderScatter(parts_.plan.index(), call.size)) {}
+
+const ScatterReader::Target* ScatterReader::Own() const {
+  const auto own = std::find_if(targets_.begin(), targets_.end(),
+                                [](const Target& target) { return target.own; });
+  return own == targets_.end() ? nullptr : &*own;
+}
+
+absl::StatusOr<RankPlan> ScatterReader::WholePlan(const PlannedRank& rank) const {
+  const PlannedRank* const one = &rank;
+  const auto windows =
+      parts_.plan.Windows({&one, 1}, std::numeric_limits<uint64_t>::max());
+  return parts_.plan.OpenWindow(windows.front()).PlanOf(rank);
+}
+
+absl::Status ScatterReader::Connect(ScatterExchange& exchange) {
+  std::vector<const PlannedRank*> plans(call_.ranks.size());
+  std::vector<const Target*> at(call_.ranks.size());
+  for (const Target& target : targets_) {
+    const auto rank = std::find(call_.ranks.begin(), call_.ranks.end(), target.rank);
+    if (target.own || target.slab.empty()) {
+      if (rank == call_.ranks.end()) continue;  // mapped, or its slab has no bytes
+      const auto number = static_cast<size_t>(rank - call_.ranks.begin());
+      plans[number] = target.plan;
+      at[number] = &target;
+      continue;
+    }
+    step_targets_.push_back({target.plan, {target.slab}, {target.counter}});
+  }
+  std::vector<ScatterExchange::Outlet> outlets;
+  const std::vector<ReplicaSet> sets = FindReplicas(plans);
+  std::vector<size_t> target_of;
+  for (const ReplicaSet& set : sets) {
+    ScatterExchange::Outlet outlet;
+    outlet.replicas = set.ranks;
+    outlet.target = step_targets_.size();
+    outlet.slab_bytes = set.plan->slab_bytes;
+    outlet.own = std::binary_search(set.ranks.begin(), set.ranks.end(), call_.rank);
+    StepTarget target;
+    target.rank = set.plan;
+    for (const uint32_t rank : set.ranks) target.counters.push_back(at[rank]->counter);
+    step_targets_.push_back(std::move(target));
+    outlets.push_back(std::move(outlet));
+  }
+  std::vector<std::unique_ptr<TransitMemory>> transit;
+  for (size_t view = 0; view < ScatterExchange::kViews; ++view) {
+    CKPTD_ASSIGN_OR_RETURN(transit.emplace_back(), parts_.backend.MakeTransit());
+  }
+  exchange.SetOutlets(outlets, std::move(transit));
+  for (size_t i = 0; i < outlets.size(); ++i) {
+    step_targets_[outlets[i].target].views = exchange.ViewsOf(i);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TransferResult> ScatterReader::Run(TransferOptions options,
+                                                  TransferProgress& progress) {
+  const Target* const own = Own();
+  CKPTD_RETURN_IF_ERROR(
+      CheckScatterDigest(call_, order_, own == nullptr ? 0 : own->plan->digest));
+  ScatterExchange exchange(call_, order_, parts_.deadline, options.interrupted);
+  if (own != nullptr) {
+    ScatterExchange::Own mine;
+    mine.slab = own->slab.staged;
+    if (call_.readers.size() > 1) {
+      CKPTD_ASSIGN_OR_RETURN(own_plan_, WholePlan(*own->plan));
+      mine.plan = &own_plan_;
+    }
+    CKPTD_RETURN_IF_ERROR(exchange.SetOwn(std::move(mine)));
+  }
+  CKPTD_RETURN_IF_ERROR(Connect(exchange));
+  options.digests = false;  // each rank has its own, of what came
+  options.part = 0;
+  options.parts = 1;
+  const StepList steps{&order_, exchange.OwnSteps()};
+  auto transfer = std::async(std::launch::async, [&] {
+    auto result =
+        RunTransfer(parts_.plan, steps, step_targets_, options, progress, exchange);
+    if (!result.ok()) exchange.Stop(result.status());
+    return result;
+  });
+  const absl::Status carried = CarryOut(parts_.comms, call_, parts_.name, parts_.deadline, exchange);
+  absl::StatusOr<TransferResult> result = transfer.get();
+  CKPTD_RETURN_IF_ERROR(carried);
+  carried_bytes_ = exchange.received_bytes();
+  return result;
+}
+
+}  // namespace ckptd

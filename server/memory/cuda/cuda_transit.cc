@@ -1,0 +1,48 @@
+#include "server/memory/cuda/cuda_transit.h"
+
+#include <atomic>
+#include <utility>
+
+#include "common/base/status.h"
+#include "server/memory/cuda/cuda_bytes.h"
+
+namespace ckptd {
+namespace {
+
+// A slab that lies where its first byte would be if all of it were there.
+class CudaView final : public CudaBytes {
+ public:
+  CudaView(std::shared_ptr<CudaEngine> engine, uint64_t bytes)
+      : CudaBytes(engine, engine->home()), bytes_(bytes) {}
+
+  uint64_t bytes() const override { return bytes_; }
+  uint64_t address() const override { return address_.load(std::memory_order_acquire); }
+  // Unsigned: it may lie before the first address, what is shown does not.
+  void LieAt(uint64_t address) { address_.store(address, std::memory_order_release); }
+
+ private:
+  const uint64_t bytes_;
+  std::atomic<uint64_t> address_ = 0;
+};
+
+}  // namespace
+
+absl::Status CudaTransit::Reserve(uint64_t bytes) {
+  if (slab_ != nullptr && slab_->bytes() >= bytes) {
+    // Padding between tensors is sent along, and must not show what passed before.
+    return static_cast<CudaSlabBytes&>(*slab_->view().staged).Zero(bytes);
+  }
+  slab_.reset();  // first, so that both need not fit
+  CKPTD_ASSIGN_OR_RETURN(slab_, allocate_(bytes));
+  return absl::OkStatus();
+}
+
+std::shared_ptr<StagedMemory> CudaTransit::NewView(uint64_t slab_bytes) {
+  return std::make_shared<CudaView>(engine_, slab_bytes);
+}
+
+void CudaTransit::Show(StagedMemory& view, uint64_t begin, uint64_t at) {
+  static_cast<CudaView&>(view).LieAt(slab_->view().staged->address() + at - begin);
+}
+
+}  // namespace ckptd

@@ -1,0 +1,53 @@
+// Where in a rank's slab the bytes of one step land: what is sent to that rank, and what
+// it receives. Both sides ask the same question of the same plan.
+#ifndef CKPTD_SERVER_TRANSFER_SLAB_SPANS_H_
+#define CKPTD_SERVER_TRANSFER_SLAB_SPANS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/layout/plan.h"
+#include "common/layout/scatter_order.h"
+
+namespace ckptd {
+
+struct SlabSpan {
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  bool operator==(const SlabSpan&) const = default;
+};
+
+struct StepShare {
+  // Ascending, apart from each other. Short padding between two tensors that both lie in
+  // the step is part of a span: whoever sends it has zeros there.
+  std::vector<SlabSpan> spans;
+  uint64_t tensor_bytes = 0;  // without padding
+};
+
+// Thread-safe once made. The plan outlives it.
+class SlabSpans {
+ public:
+  // Padding up to this joins two spans: a message costs more than its bytes.
+  static constexpr uint64_t kJoinGap = 4096;
+
+  // Errors: Internal COVERAGE for copies that cannot be.
+  static absl::StatusOr<SlabSpans> Of(const RankPlan& plan);
+
+  // What the rank receives of a step.
+  StepShare In(const ScatterStep& step) const;
+
+ private:
+  explicit SlabSpans(const RankPlan& plan) : plan_(&plan) {}
+  void Append(const CopyOp& op, const ScatterStep& step, std::vector<SlabSpan>& out) const;
+  std::vector<SlabSpan> Join(std::vector<SlabSpan> parts) const;
+  bool OnlyPadding(uint64_t from, uint64_t to) const;
+
+  const RankPlan* plan_;
+  std::vector<uint64_t> reach_;      // per op, the furthest end among its file's ops up to it
+  std::vector<uint32_t> by_offset_;  // tensors that have bytes, in the order of the slab
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_TRANSFER_SLAB_SPANS_H_

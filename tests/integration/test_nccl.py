@@ -1,0 +1,202 @@
+"""Daemons whose bytes travel by NCCL: real processes, over the fake NCCL and the fake driver."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import fake_cuda
+import fake_nccl
+import pytest
+import torch
+from group import BINARIES, clean_environment, save, wait_until
+
+pytest.importorskip("cuda.bindings.driver")
+pytestmark = pytest.mark.skipif(fake_nccl.why_not() is not None, reason=str(fake_nccl.why_not()))
+
+NCCL = ("--comm", "nccl")
+HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
+# Longest that anybody may wait once something has died.
+LIMIT = 10
+
+
+def exchanged(bench, call="ncclSend"):
+    """What was asked of NCCL so far, as dicts."""
+    return [json.loads(line) for line in bench.nccl.trace(f'"{call}"')]
+
+
+def tensor_bytes(state):
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
+def sample(folder, rows=257, count=12):
+    """(path, state dict) of a checkpoint of some MB, in two files, with rows that no world size divides."""
+    generator = torch.Generator().manual_seed(5)
+    state = {f"layer.{i}.weight": torch.randn(rows + i, 300, generator=generator) for i in range(count)}
+    state |= {f"layer.{i}.norm": torch.randn(7, generator=generator) for i in range(count)}
+    return save(folder / "n.safetensors", state), state
+
+
+def load(bench, source, layout, *options):
+    """Loads and verifies on every rank; the checkpoint, as rank 0 shows it."""
+    answer = bench.group.ctl("load", source, "--layout", layout, *options)
+    assert answer.returncode == 0, f"{answer.stderr}\n{bench.group.log()}"
+    loaded = json.loads(answer.stdout)
+    name = loaded.get("checkpoint", loaded)["name"]
+    for rank in range(bench.group.ranks):
+        assert bench.group.json("verify", name, rank=rank)["mismatched"] == []
+    return bench.group.json("get", name)
+
+
+@pytest.mark.parametrize("reader", ["rank0", "per_node", "all"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_trainers_get_the_bytes_that_pytorch_would_have_given_them(cuda, ranks, reader):
+    bench = cuda(ranks, daemon=(*NCCL, "--reader", reader), nccl={})
+    with bench.trainers("exclusive") as trainers:
+        assert all(answer["same"] for answer in trainers.ask("compare"))
+        assert all(answer["same"] for answer in trainers.ask("train"))
+        trainers.ask("drop")
+        assert trainers.end() == [0] * ranks
+    assert exchanged(bench), "nothing travelled by NCCL"
+
+
+@pytest.mark.parametrize("reader", ["rank0", "all"])
+@pytest.mark.parametrize("layout", ["fsdp:4", "hsdp:2x2", "replicate:4"])
+def test_storage_is_read_once_and_each_slice_sent_once(cuda, tmp_path, layout, reader):
+    bench = cuda(4, daemon=(*NCCL, "--reader", reader), nccl={})
+    source, state = sample(tmp_path)
+    checkpoint = load(bench, source, layout)
+    assert int(checkpoint["progress"]["storage_bytes"]) == tensor_bytes(state)
+    copies = {"fsdp:4": 1, "hsdp:2x2": 2, "replicate:4": 4}[layout]
+    received = exchanged(bench, "ncclRecv")
+    if layout == "replicate:4":
+        # The library knows best how to bring the same to all.
+        assert not received and exchanged(bench, "ncclBroadcast")
+        return
+    moved = sum(line["bytes"] for line in received)
+    # Every rank's shard but the parts that it reads itself; padding between tensors is sent along.
+    most = tensor_bytes(state) * copies * (3 / 4) * 1.02
+    assert most * 0.95 < moved <= most
+    assert moved == sum(line["bytes"] for line in exchanged(bench, "ncclSend"))
+    if layout == "hsdp:2x2" and reader == "rank0":
+        # One replica of each shard is sent to by the reader, it passes on to the other.
+        by_reader = sum(line["bytes"] for line in exchanged(bench, "ncclSend") if line["rank"] == 0)
+        assert by_reader <= tensor_bytes(state) * 1.02
+
+
+def test_by_itself_nccl_carries_only_what_cannot_be_mapped(cuda, tmp_path):
+    source, _ = sample(tmp_path, count=2)
+    bench = cuda(2, nccl={})
+    load(bench, source, "fsdp:2")
+    assert not exchanged(bench)
+    bench.unload()
+    # Memory of this kind has no descriptor that another daemon could map.
+    load(bench, source, "fsdp:2", "--handle", "cuda_ipc")
+    assert exchanged(bench) and "rank 1 gets its bytes by NCCL" in bench.group.log()
+
+
+def test_a_communicator_is_kept_for_the_next_load_or_given_back_as_configured(cuda, tmp_path):
+    source, _ = sample(tmp_path, count=2)
+    bench = cuda(2, daemon=NCCL, nccl={})
+    for _ in range(3):
+        load(bench, source, "fsdp:2")
+        bench.unload()
+    assert len(exchanged(bench, "ncclCommInitRankConfig")) == 2
+
+
+def test_with_idle_release_nothing_is_left_of_it_between_loads(cuda, tmp_path):
+    source, _ = sample(tmp_path, count=2)
+    bench = cuda(2, daemon=(*NCCL, "--idle", "release"), nccl={})
+    for _ in range(2):
+        load(bench, source, "fsdp:2")
+        bench.unload()
+    assert len(exchanged(bench, "ncclCommInitRankConfig")) == 4
+    assert len(exchanged(bench, "ncclCommDestroy")) == 4
+
+
+def test_the_trainers_environment_does_not_reach_the_daemons_nccl(cuda, tmp_path, monkeypatch):
+    # Either would end in a violation: ids of somebody else, and calls that never return.
+    monkeypatch.setenv("NCCL_COMM_ID", "127.0.0.1:1")
+    monkeypatch.setenv("NCCL_COMM_BLOCKING", "1")
+    bench = cuda(2, daemon=NCCL, nccl={})
+    load(bench, sample(tmp_path, count=1)[0], "fsdp:2")
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (("--memory", "host", "--comm", "nccl"), "--memory is host"),
+        (("--memory", "cuda", "--comm", "nccl", "--nccl-library", "/nowhere/libnccl.so.2"), "/nowhere/libnccl.so.2"),
+        (("--comm", "rdma"), "use auto, host or nccl"),
+    ],
+)
+def test_what_cannot_be_had_is_an_error_at_the_start(tmp_path, options, said):
+    fake = fake_cuda.FakeCuda(tmp_path, gpus=1, bytes=0x10000000)
+    answer = subprocess.run(
+        [BINARIES / "ckptd", "run", "--world-size", "2", "--run-dir", str(tmp_path / "r"), *options],
+        env={**clean_environment(), **fake.environment("daemon"), "CKPTD_GROUP_KEY": "k" * 32},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert answer.returncode in (1, 2) and said in answer.stderr
+
+
+def slow(cuda, *faults, ranks=4, **options):
+    """A bench on which a load of sample() takes some seconds."""
+    return cuda(ranks, daemon=(*NCCL, *HEARTBEATS), nccl={"link_bytes_per_second": 1500000, "faults": faults, **options})
+
+
+def begin(bench, source, layout="fsdp:4"):
+    """A load that is under way: something has been asked of NCCL."""
+    answer = bench.group.json("load", source, "--layout", layout, "--no-wait")
+    wait_until(lambda: exchanged(bench, "ncclGroupEnd"), "the first exchange")
+    return answer.get("checkpoint", answer)["name"]
+
+
+def failure(bench, name, since, rank=0):
+    """How the load ended, in time."""
+    def ended():
+        found = bench.group.json("get", name, rank=rank)
+        return found if found["state"] != "LOADING" else None
+    found = wait_until(ended, f"the load to end:\n{bench.group.log()}", LIMIT)
+    assert time.monotonic() - since < LIMIT
+    assert found["state"] == "FAILED", found
+    return found["failure"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", [1, 3])
+def test_a_rank_that_is_lost_in_the_middle_is_named_and_the_next_load_works(cuda, tmp_path, number, victim):
+    bench = slow(cuda)
+    source, _ = sample(tmp_path)
+    name = begin(bench, source)
+    pid = bench.group.pid(victim)
+    since = time.monotonic()
+    os.kill(pid, number)
+    try:
+        for rank in {0, 2}:
+            why = failure(bench, name, since, rank)
+            assert f"rank {victim}" in why["message"], why
+    finally:
+        if number == signal.SIGSTOP:
+            os.kill(pid, signal.SIGCONT)
+    wait_until(bench.group.ready, "the group to be complete again")
+    load(bench, sample(tmp_path, count=1)[0], "fsdp:4")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "ncclRecv rank=2 nth=1 after_bytes=1000 late=6",
+        "ncclSend rank=0 nth=2 error=3",
+        "ncclCommInitRankConfig rank=1 nth=1 error=2",
+    ],
+)
+def test_what_nccl_answers_ends_the_load_on_all_ranks_and_the_next_one_works(cuda, tmp_path, fault):
+    bench = cuda(4, daemon=(*NCCL, *HEARTBEATS), nccl={"faults": [fault]})
+    source, _ = sample(tmp_path)
+    since = time.monotonic()
+    answer = bench.group.ctl("load", source, "--layout", "fsdp:4")
+    assert answer.returncode == 1 and "NCCL" in answer.stderr, answer.stderr
+    assert time.monotonic() - since < LIMIT
+    load(bench, source, "fsdp:4")

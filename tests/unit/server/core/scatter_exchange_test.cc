@@ -1,0 +1,333 @@
+// Ranks in threads, files on disk: what arrives over a communicator is what a transfer into
+// mapped memory would have placed.
+#include "server/core/scatter_exchange.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <thread>
+
+#include "common/base/reasons.h"
+#include "server/core/scatter_reader.h"
+#include "tests/testing/comms_in_process.h"
+#include "tests/testing/random_source.h"
+#include "tests/testing/small_memory.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+constexpr uint32_t kRanks = 6;
+
+// Gives nothing but memory in transit.
+class TransitBackend final : public MemoryBackend {
+ public:
+  std::vector<HandleKind> kinds() const override { return {HandleKind::kVmmFd}; }
+  absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t, AttachMode, HandleKind) override {
+    return absl::UnimplementedError("");
+  }
+  absl::Status Seal(Slab&) override { return absl::UnimplementedError(""); }
+  absl::StatusOr<SlabHandle> Export(Slab&, AttachMode) override {
+    return absl::UnimplementedError("");
+  }
+  void GiveUp(std::unique_ptr<Slab>) override {}
+  void NewReader() override {}
+  absl::StatusOr<std::unique_ptr<TransitMemory>> MakeTransit() override {
+    return std::make_unique<TransitInProcess>();
+  }
+  std::vector<uint64_t> OwnedSegments() const override { return {}; }
+  MemoryUsage Usage() const override { return {}; }
+  std::string tier() const override { return "transit"; }
+};
+
+class ScatterWorld {
+ public:
+  ScatterWorld(uint64_t seed, const std::string& layout) {
+    RandomSource source(seed, 80);
+    folder_ = testing::TempDir() + "scatterXXXXXX";
+    EXPECT_NE(::mkdtemp(folder_.data()), nullptr);
+    for (SourceFile& file : source.index.files) WriteFile(file);
+    index = std::make_shared<const CheckpointIndex>(std::move(source.index));
+    const LayoutRules rules = LayoutRules::Parse(layout).value();
+    std::vector<uint32_t> numbers(kRanks);
+    std::iota(numbers.begin(), numbers.end(), 0u);
+    group.emplace(GroupPlan::Make(index, rules.ForRanks(*index, numbers).value(), {}).value());
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      plans.push_back(PlanRank(*index, rules.ForRank(*index, rank).value(), {}).value());
+      slabs.push_back(std::make_shared<BytesInProcess>(plans.back().slab_bytes, std::byte{0xee}));
+    }
+  }
+  ~ScatterWorld() { std::filesystem::remove_all(folder_); }
+
+  std::vector<std::vector<std::byte>> Expected() const {
+    std::vector<std::vector<std::byte>> expected;
+    std::vector<TransferTarget> targets;
+    for (const RankPlan& plan : plans) expected.emplace_back(plan.slab_bytes, std::byte{0xee});
+    for (uint32_t r = 0; r < kRanks; ++r) targets.push_back({&plans[r], {{expected[r]}}, nullptr});
+    TransferProgress progress(kRanks);
+    EXPECT_OK(RunTransfer(*index, targets, {}, progress).status());
+    return expected;
+  }
+  void ExpectTensors() const {
+    const auto expected = Expected();
+    for (uint32_t r = 0; r < kRanks; ++r) {
+      for (const PlannedTensor& tensor : plans[r].tensors) {
+        const auto begin = static_cast<ptrdiff_t>(tensor.offset);
+        const auto end = begin + static_cast<ptrdiff_t>(tensor.bytes);
+        EXPECT_TRUE(std::equal(expected[r].begin() + begin, expected[r].begin() + end,
+                               slabs[r]->content().begin() + begin))
+            << "rank " << r << ", " << tensor.name;
+      }
+    }
+  }
+  // Padding has what it had before, or zeros.
+  void ExpectCleanPadding() const {
+    for (uint32_t r = 0; r < kRanks; ++r) {
+      std::vector<bool> padding(plans[r].slab_bytes, true);
+      for (const PlannedTensor& tensor : plans[r].tensors) {
+        std::fill_n(padding.begin() + static_cast<ptrdiff_t>(tensor.offset), tensor.bytes, false);
+      }
+      for (uint64_t at = 0; at < plans[r].slab_bytes; ++at) {
+        const std::byte byte = slabs[r]->content()[at];
+        ASSERT_TRUE(!padding[at] || byte == std::byte{0} || byte == std::byte{0xee})
+            << "rank " << r << ", byte " << at;
+      }
+    }
+  }
+  // The call of each rank, as a leader makes it.
+  std::vector<ScatterCall> Calls(size_t readers, const ScatterSize& size) const {
+    const ScatterOrder order = OrderScatter(*index, size);
+    std::vector<const PlannedRank*> planned;
+    for (uint32_t rank = 0; rank < kRanks; ++rank) planned.push_back(group->Find(rank));
+    const std::vector<ReplicaSet> sets = FindReplicas(planned);
+    std::vector<ScatterCall> calls(kRanks);
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      ScatterCall& call = calls[rank];
+      call.comm_id = "1";
+      call.rank = rank;
+      call.ranks.resize(kRanks);
+      std::iota(call.ranks.begin(), call.ranks.end(), 0u);
+      call.readers.resize(readers);
+      std::iota(call.readers.begin(), call.readers.end(), 0u);
+      for (const ReplicaSet& set : sets) {
+        const bool in = std::binary_search(set.ranks.begin(), set.ranks.end(), rank);
+        if (in) call.replicas = set.ranks;
+      }
+      call.fanout = FanoutFor(sets.size());
+      call.size = size;
+      call.digest = ScatterDigest(call, order, plans[rank].digest);
+    }
+    return calls;
+  }
+
+  struct Outcome {
+    absl::Status status;
+    uint64_t storage_bytes = 0;
+    uint64_t carried_bytes = 0;
+    std::vector<uint64_t> done;
+  };
+  Outcome Run(const ScatterCall& call, CommsInProcess& comms,
+              const std::function<absl::Status()>& interrupted) {
+    CommKeeper keeper(&comms, "", false);
+    const bool reads =
+        std::count(call.readers.begin(), call.readers.end(), call.rank) > 0;
+    return reads ? Read(call, keeper, interrupted) : Receive(call, keeper, interrupted);
+  }
+
+  std::shared_ptr<const CheckpointIndex> index;
+  std::optional<GroupPlan> group;
+  std::vector<RankPlan> plans;
+  std::vector<std::shared_ptr<BytesInProcess>> slabs;
+
+ private:
+  void WriteFile(SourceFile& file) const {
+    const std::string path = folder_ + "/" + std::filesystem::path(file.path).filename().string();
+    std::mt19937 random(static_cast<unsigned>(file.bytes));
+    std::string content(file.bytes, '\0');
+    for (char& c : content) c = static_cast<char>(random());
+    std::ofstream(path, std::ios::binary) << content;
+    file = {};
+    file.path = path;
+    file.bytes = content.size();
+  }
+
+  Outcome Read(const ScatterCall& call, CommKeeper& keeper,
+               const std::function<absl::Status()>& interrupted) {
+    TransitBackend backend;
+    ScatterReader reader({backend, keeper, "c", Clock::now() + std::chrono::seconds(60), *group},
+                         call);
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      const bool own = rank == call.rank;
+      reader.Add({rank, rank, group->Find(rank), own ? SlabView{{}, slabs[rank]} : SlabView(), own});
+    }
+    TransferProgress progress(kRanks);
+    TransferOptions options;
+    options.threads = 3;
+    options.interrupted = interrupted;
+    const auto result = reader.Run(options, progress);
+    if (!result.ok()) return {result.status(), 0, 0, {}};
+    return {absl::OkStatus(), result->storage_bytes, reader.carried_bytes(), result->done};
+  }
+  Outcome Receive(const ScatterCall& call, CommKeeper& keeper,
+                  const std::function<absl::Status()>& interrupted) {
+    const ScatterOrder order = OrderScatter(*index, call.size);
+    absl::Status status = CheckScatterDigest(call, order, plans[call.rank].digest);
+    if (!status.ok()) return {status, 0, 0, {}};
+    const Deadline deadline = Clock::now() + std::chrono::seconds(60);
+    ScatterExchange exchange(call, order, deadline, interrupted);
+    status = exchange.SetOwn({&plans[call.rank], slabs[call.rank]});
+    if (status.ok()) status = CarryOut(keeper, call, "c", deadline, exchange);
+    return {status, 0, exchange.received_bytes(), {}};
+  }
+
+  std::string folder_;
+};
+
+// All ranks to their ends. Once one has failed, the others are told, as by the leader.
+std::vector<ScatterWorld::Outcome> RunAll(ScatterWorld& world, const std::vector<ScatterCall>& calls,
+                                          CommsWorld& wires, uint32_t failing = kRanks,
+                                          size_t fail_at = SIZE_MAX) {
+  std::vector<ScatterWorld::Outcome> outcomes(calls.size());
+  std::atomic<bool> failed = false;
+  const auto interrupted = [&failed] {
+    return failed ? absl::CancelledError("another rank failed") : absl::OkStatus();
+  };
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < calls.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      CommsInProcess comms(wires);
+      if (rank == failing) comms.fail_at = fail_at;
+      outcomes[rank] = world.Run(calls[rank], comms, interrupted);
+      if (!outcomes[rank].status.ok()) failed = true;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+struct ScatterCase {
+  uint64_t seed = 1;
+  size_t layout = 0;
+  size_t readers = 1;
+};
+
+class Scatters : public testing::TestWithParam<ScatterCase> {};
+
+TEST_P(Scatters, BringEveryRankItsBytesAndReadThemOnce) {
+  ScatterWorld world(GetParam().seed, SixRankLayouts()[GetParam().layout]);
+  CommsWorld wires;
+  const auto outcomes = RunAll(world, world.Calls(GetParam().readers, {200, 6}), wires);
+  uint64_t storage_bytes = 0;
+  std::vector<uint64_t> done(kRanks);
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    ASSERT_OK(outcomes[rank].status);
+    storage_bytes += outcomes[rank].storage_bytes;
+    for (size_t r = 0; r < outcomes[rank].done.size(); ++r) done[r] += outcomes[rank].done[r];
+  }
+  world.ExpectTensors();
+  world.ExpectCleanPadding();
+  const std::vector<uint64_t> read = world.group->ReadBytes();
+  EXPECT_EQ(storage_bytes, std::accumulate(read.begin(), read.end(), uint64_t{0}));
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(done[rank], world.plans[rank].tensor_bytes) << "rank " << rank;
+  }
+}
+
+// Nothing goes to a rank twice: what comes to it is its tensors, and short padding.
+TEST_P(Scatters, SendEachRankWhatItNeedsAndNoMore) {
+  ScatterWorld world(GetParam().seed, SixRankLayouts()[GetParam().layout]);
+  CommsWorld wires;
+  const auto outcomes = RunAll(world, world.Calls(GetParam().readers, {200, 6}), wires);
+  std::vector<uint64_t> came(kRanks);
+  for (const CommsWorld::Sent& one : wires.sent()) came[one.to] += one.bytes;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    ASSERT_OK(outcomes[rank].status);
+    const uint64_t carried = outcomes[rank].carried_bytes;
+    EXPECT_GE(came[rank], carried) << "rank " << rank;
+    EXPECT_LE(came[rank], carried + kSlabAlignment * world.plans[rank].tensors.size());
+    if (GetParam().readers == 1) {
+      EXPECT_EQ(carried, rank == 0 ? 0 : world.plans[rank].tensor_bytes);
+    }
+  }
+}
+
+std::vector<ScatterCase> Cases() {
+  std::vector<ScatterCase> cases;
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    for (size_t layout = 0; layout < SixRankLayouts().size(); ++layout) {
+      for (const size_t readers : {size_t{1}, size_t{kRanks}}) {
+        cases.push_back({seed, layout, readers});
+      }
+    }
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Random, Scatters, testing::ValuesIn(Cases()), [](const auto& one) {
+  return "seed" + std::to_string(one.param.seed) + "layout" + std::to_string(one.param.layout) +
+         (one.param.readers == 1 ? "" : "all");
+});
+
+class FailingScatters : public testing::TestWithParam<uint32_t> {};
+
+TEST_P(FailingScatters, EndOnAllRanksWithTheReason) {
+  ScatterWorld world(2, "hsdp:2x3");
+  CommsWorld wires;
+  const uint32_t failing = GetParam();
+  const auto outcomes = RunAll(world, world.Calls(1, {200, 6}), wires, failing, 3);
+  EXPECT_THAT(outcomes[failing].status,
+              FailsWith(absl::StatusCode::kUnavailable, reason::kNcclFailed));
+  EXPECT_FALSE(outcomes[0].status.ok());
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, FailingScatters, testing::Values(0u, 1u, 4u));
+
+TEST(ScatterReaderTest, EndsWhenItsFilesCannotBeRead) {
+  ScatterWorld world(2, "fsdp:6");
+  std::filesystem::remove(world.index->files[0].path);
+  CommsWorld wires;
+  const auto outcomes = RunAll(world, world.Calls(1, {200, 6}), wires);
+  EXPECT_THAT(outcomes[0].status,
+              FailsWith(absl::StatusCode::kNotFound, reason::kSourceNotFound));
+}
+
+TEST(ScatterReaderTest, RefusesAnOrderThatIsNotItsOwnBeforeTheFirstOperation) {
+  ScatterWorld world(2, "fsdp:6");
+  CommsWorld wires;
+  std::vector<ScatterCall> calls = world.Calls(1, {200, 6});
+  for (ScatterCall& call : calls) call.size.step_bytes = 300;
+  for (const auto& outcome : RunAll(world, calls, wires)) {
+    EXPECT_THAT(outcome.status, FailsWith(absl::StatusCode::kInternal, reason::kPlanMismatch));
+  }
+  EXPECT_TRUE(wires.sent().empty());
+}
+
+TEST(CommKeeper, GoesOnWithACommunicatorUntilItsMembersChangeOrItFails) {
+  CommsWorld wires;
+  CommsInProcess comms(wires);
+  CommKeeper keeper(&comms, "", /*keep=*/true);
+  const auto use = [&](const std::string& members, const absl::Status& end) {
+    GroupCommOptions options;
+    options.id = keeper.IdFor(members).value();
+    ASSERT_OK(keeper.Join(options, Clock::now()).status());
+    keeper.Done(end);
+  };
+  use("a", absl::OkStatus());
+  use("a", absl::OkStatus());
+  EXPECT_EQ(comms.joined, 1u);
+  use("b", absl::OkStatus());
+  EXPECT_EQ(comms.joined, 2u);
+  use("b", absl::CancelledError("it failed"));
+  use("b", absl::OkStatus());
+  EXPECT_EQ(comms.joined, 3u);
+}
+
+TEST(CommKeeper, WithoutALibrarySaysWhy) {
+  CommKeeper keeper(nullptr, "there is no GPU here", true);
+  EXPECT_EQ(keeper.version(), "");
+  EXPECT_THAT(keeper.IdFor("a"), FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNoNccl));
+  EXPECT_THAT(keeper.Join({}, Clock::now()), Says("there is no GPU here"));
+}
+
+}  // namespace
+}  // namespace ckptd
