@@ -44,5 +44,9 @@ class WheelOfPrograms(bdist_wheel):
 setup(
     distclass=DistributionOfPrograms,
     cmdclass={"build_py": BuildWithDescriptors, "bdist_wheel": WheelOfPrograms},
-    entry_points={"console_scripts": [f"{name} = ckptd._programs:{name}" for name in PROGRAMS]},
+    entry_points={
+        "console_scripts": [f"{name} = ckptd._programs:{name}" for name in PROGRAMS],
+        # Called at the end of `import torch`; does nothing without CKPTD_PATCH.
+        "torch.backends": ["ckptd = ckptd._autopatch:on_torch_import"],
+    },
 )

@@ -15,7 +15,7 @@ import threading
 import grpc
 import numpy as np
 from ckptd import _dtypes, _proto
-from fake_slab import Refusal, Slab, cast, local_indices, read_file
+from fake_slab import Refusal, Slab, cast, joined, local_indices, read_file
 
 
 class FakeDaemon:
@@ -263,6 +263,8 @@ class FakeDaemon:
             if sharding.HasField("mesh"):
                 lists, padded = local_indices(sharding, layout.meshes, shape, self.rank)
                 array = array[np.ix_(*lists)] if shape else array
+            elif sharding.boxes:
+                array = joined(array, sharding.boxes)
             count = array.size
             if padded is not None:
                 others = [

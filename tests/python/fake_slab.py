@@ -73,6 +73,15 @@ def local_indices(sharding, meshes, shape, rank):
     return lists, padded
 
 
+def joined(array, boxes):
+    """The parts of `array` in `boxes`, one after another along dimension 0."""
+    parts = []
+    for box in boxes:
+        index = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.extents))
+        parts.append(array[index])
+    return np.concatenate(parts) if array.ndim else array
+
+
 def cast(array, source, target):
     if not target or target == source.number:
         return array, source

@@ -4,11 +4,14 @@ With CKPTD_TEST_ADDRESS (holding {rank}) the cases run against real daemons, one
 per rank, instead of a fake one in each process; with CKPTD_TEST_HOST_VIEW (the folder of
 host_view) memory of fake GPUs is taken for the host's.
 
+CKPTD_TEST_CASES names another module of cases than fsdp_cases.
+
 Writes FOLDER/rank-RANK.json: case name -> null, or the traceback of its failure.
 """
 
 import contextlib
 import datetime
+import importlib
 import json
 import os
 import sys
@@ -20,7 +23,9 @@ def main(folder, rank, world, only):
     import torch
     import torch.distributed as dist
     from fake_daemon import FakeDaemon
-    from fsdp_cases import CASES, Bench
+    from fsdp_cases import Bench
+
+    cases = importlib.import_module(os.environ.get("CKPTD_TEST_CASES", "fsdp_cases")).CASES
 
     if "CKPTD_TEST_HOST_VIEW" in os.environ:
         sys.path.append(os.environ["CKPTD_TEST_HOST_VIEW"])
@@ -39,7 +44,7 @@ def main(folder, rank, world, only):
     daemon = contextlib.nullcontext() if real else FakeDaemon(folder, rank, world, 4096)
     with daemon:
         address = real.replace("{rank}", str(rank)) if real else daemon.path
-        for case in CASES[world]:
+        for case in cases[world]:
             if only and case.__name__ not in only:
                 continue
             torch.manual_seed(0)

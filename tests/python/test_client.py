@@ -7,6 +7,7 @@ import threading
 import time
 
 import ckptd
+import numpy as np
 import pytest
 from fake_daemon import FakeDaemon, Refusal
 
@@ -253,3 +254,15 @@ def test_threads_can_share_a_client(client, source):
     for thread in threads:
         thread.join(30)
     assert failures == []
+
+
+def test_a_rank_gets_the_boxes_it_states_one_after_another(client, source):
+    path, tensors = source
+    layout = ckptd.RankLayout(0, 1)
+    layout.shardings.append(ckptd.Sharding(boxes=(((3, 5), (2, 7)), ((0, 5), (1, 7)))))
+    layout.add("big", (300, 400), 0)
+    with client.acquire(client.load(path, layout=layout)) as shard:
+        big = tensors["big"]
+        assert np.array_equal(
+            shard.tensors["big"].numpy(), np.concatenate([big[3:5, 5:12], big[0:1, 5:12]])
+        )

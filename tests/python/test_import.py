@@ -1,5 +1,6 @@
 """What importing costs, and what the package offers."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -23,6 +24,20 @@ def run(program, *arguments, **environment):
 @pytest.mark.parametrize("module", ["torch", "grpc", "numpy", "google.protobuf"])
 def test_importing_the_package_does_not_import(module):
     assert run(f"import sys, ckptd; print({module!r} in sys.modules)") == "False"
+
+
+def test_importing_the_loading_functions_imports_no_library_they_stand_in_for():
+    pytest.importorskip("torch")
+    libraries = "{'accelerate', 'transformers', 'safetensors'}"
+    program = f"import sys, ckptd.torch, ckptd.accelerate; print(sorted({libraries} & set(sys.modules)))"
+    assert run(program) == "[]"
+
+
+@pytest.mark.parametrize("module", ["torch", "accelerate"])
+def test_every_loading_function_is_there_under_its_name(module):
+    pytest.importorskip("torch")
+    loaded = importlib.import_module(f"ckptd.{module}")
+    assert [name for name in loaded.__all__ if not callable(getattr(loaded, name, None))] == []
 
 
 def test_every_public_name_exists():

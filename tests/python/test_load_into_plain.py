@@ -336,7 +336,7 @@ def test_a_model_on_another_device_is_refused(make, monkeypatch):
         type = "xpu"
 
     model = on_meta()
-    targets = _load._list_targets(model, None)
+    targets = _load.list_targets(model, None)
     monkeypatch.setattr(targets[0], "tensor", type("T", (), {"is_meta": False, "device": Elsewhere()})())
     with pytest.raises(ckptd.Unimplemented, match="belongs on"):
         _load._check_devices(targets)

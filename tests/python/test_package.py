@@ -93,7 +93,18 @@ def test_without_programs_the_wheel_is_for_every_machine(tmp_path):
     staged = make_wheel.stage(ROOT / "client/python", [], tmp_path)
     built = make_wheel.build(staged, "any", tmp_path, 1_600_000_000)
     assert built.name.endswith("-py3-none-any.whl")
-    assert not any("entry_points" in name for name in zipfile.ZipFile(built).namelist())
+    assert "console_scripts" not in declared(built)
+
+
+def test_the_wheel_lets_torch_call_it_at_its_import(built):
+    assert "[torch.backends]\nckptd = ckptd._autopatch:on_torch_import" in declared(built)
+
+
+def declared(wheel):
+    """Its entry points, as pip will read them."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith("/entry_points.txt"))
+        return archive.read(name).decode()
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ class Job:
     saved: pathlib.Path  # DCP checkpoint of the same number of ranks
     saved_elsewhere: pathlib.Path  # DCP checkpoint of another number of ranks
     keep: list = dataclasses.field(default_factory=list)  # outlives the clock
+    state: dict = dataclasses.field(default_factory=dict)  # rank 0's, by PREPARE
 
 
 def weight_map(source):
@@ -46,13 +47,40 @@ def full_state(source):
     return state
 
 
+class Accelerator:
+    """What fsdp2_load_full_state_dict looks at."""
+
+    def __init__(self):
+        self.is_main_process = dist.get_rank() == 0
+
+
 def accelerate(job):
     from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
 
-    class Accelerator:
-        is_main_process = dist.get_rank() == 0
+    fsdp2_load_full_state_dict(Accelerator(), job.model, full_state(job.source))
 
-    fsdp2_load_full_state_dict(Accelerator, job.model, full_state(job.source))
+
+def state_in_memory(job):
+    """Before the clock: rank 0 has the values, not views of a file that is read later."""
+    job.state = {name: tensor.clone() for name, tensor in full_state(job.source).items()}
+
+
+def accelerate_from_memory(job):
+    from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
+
+    fsdp2_load_full_state_dict(Accelerator(), job.model, job.state)
+
+
+def ckptd_full_state_dict(job):
+    import ckptd.torch
+
+    ckptd.torch.fsdp2_load_full_state_dict(Accelerator(), job.model, job.source, timeout=120, digest=False)
+
+
+def ckptd_from_memory(job):
+    import ckptd.torch
+
+    ckptd.torch.fsdp2_load_full_state_dict(Accelerator(), job.model, job.state, timeout=120, digest=False)
 
 
 def torch_broadcast(job):
@@ -180,7 +208,10 @@ CONTENDERS = {
     "ckptd, digests off": ckptd_no_digests,
     "ckptd, digests on": ckptd_digests,
     "ckptd, re-attach": ckptd_digests,
+    "ckptd fsdp2_load_full_state_dict": ckptd_full_state_dict,
+    "ckptd, state dict in memory": ckptd_from_memory,
     "accelerate fsdp2_load_full_state_dict": accelerate,
+    "accelerate, state dict in memory": accelerate_from_memory,
     "torch set_model_state_dict, broadcast": torch_broadcast,
     "dcp.load, same layout": dcp_same,
     "dcp.load, resharded": dcp_resharded,
@@ -188,6 +219,8 @@ CONTENDERS = {
     "safetensors get_slice + clone": slice_and_clone,
     "mmap views": mmap_views,
 }
+# What is done before the clock starts.
+PREPARE = {"ckptd, state dict in memory": state_in_memory, "accelerate, state dict in memory": state_in_memory}
 OURS = [name for name in CONTENDERS if name.startswith("ckptd")]
 RIVALS = [name for name in CONTENDERS if name not in (*OURS, SAVE)]
 COLD = ["ckptd, digests off", "safetensors get_slice + clone", "mmap views"]

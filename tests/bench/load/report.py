@@ -50,6 +50,11 @@ def warm(table, found, nbytes, ranks):
         table.at_least(f"vs {name}, digests off", median(found[name]) / off, off_target)
         if on_target:
             table.at_least(f"vs {name}, digests on", median(found[name]) / on, on_target)
+    for ours, theirs, target in (
+        ("ckptd fsdp2_load_full_state_dict", "accelerate fsdp2_load_full_state_dict", 15),
+        ("ckptd, state dict in memory", "accelerate, state dict in memory", 4),
+    ):
+        table.at_least(f"{ours}, vs accelerate's", median(found[theirs]) / median(found[ours]), target)
     views = median(found["mmap views"])
     table.plain("vs mmap views, first load", f"{views / off:.2f} x")
     table.at_least("vs mmap views, re-attach", views / median(found["ckptd, re-attach"]), 3)

@@ -98,6 +98,7 @@ def main(spec_path, rank):
         import accelerate.utils.fsdp_utils  # noqa: F401
     # Some systems take pages back that nobody has used for a few seconds.
     floors.touch_files(spec["warm"][rank::spec["ranks"]])
+    contenders.PREPARE.get(spec["contender"], lambda job: None)(job)
     before = memory()
     start = together()
     contenders.CONTENDERS[spec["contender"]](job)

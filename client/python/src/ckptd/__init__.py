@@ -18,6 +18,9 @@ __version__ = "0.1.0"
 _LAZY = {
     "connect": "_client",
     "Client": "_client",
+    "safe_open": "_safe_open",
+    "patch": "transformers",
+    "unpatch": "transformers",
     "Checkpoint": "_types",
     "Progress": "_types",
     "Plan": "_types",
@@ -73,15 +76,17 @@ if TYPE_CHECKING:
         Unknown,
     )
     from ._layout import Mesh, RankLayout, Sharding
+    from ._safe_open import safe_open
     from ._shard import Shard, TensorView
+    from .transformers import patch, unpatch
     from ._types import Checkpoint, Plan, Progress, RankPlan, Source, SourceTensor, Verification
 
 
 def __getattr__(name: str):
     import importlib
 
-    if name == "torch":
-        return importlib.import_module(".torch", __name__)
+    if name in ("torch", "transformers"):
+        return importlib.import_module(f".{name}", __name__)
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
@@ -90,4 +95,4 @@ def __getattr__(name: str):
 
 
 def __dir__():
-    return sorted([*__all__, "torch"])
+    return sorted([*__all__, "torch", "transformers"])

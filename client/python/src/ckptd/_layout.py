@@ -29,12 +29,15 @@ class Sharding:
     """How tensors lie over a mesh; mesh None is a plain tensor, whole on the rank.
 
     placements: one (kind, dim, split_factor) per mesh dimension. padded_dim: pad
-    with zeros to the shape of chunk 0 along that dimension, as FSDP2 does.
+    with zeros to the shape of chunk 0 along that dimension, as FSDP2 does. boxes:
+    instead of a mesh, (offsets, extents) of parts of the tensor that lie one after
+    another along dimension 0; all of the same extents in the other dimensions.
     """
 
     mesh: Optional[int] = None
     placements: Tuple[Tuple[int, int, int], ...] = ()
     padded_dim: Optional[int] = None
+    boxes: Tuple[Tuple[Tuple[int, ...], Tuple[int, ...]], ...] = ()
 
 
 @dataclass
@@ -95,6 +98,8 @@ class RankLayout:
                 entry.placements.add(kind=kind, dim=dim, split_factor=split_factor)
             if sharding.padded_dim is not None:
                 entry.padded_dim = sharding.padded_dim
+            for offsets, extents in sharding.boxes:
+                entry.boxes.add(offsets=offsets, extents=extents)
         message.names.extend(self.names)
         message.sharding_of.extend(self.sharding_of)
         message.dtypes.extend(self.dtypes)

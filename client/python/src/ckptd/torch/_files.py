@@ -55,10 +55,7 @@ def load_file(
     table, tensors = shard.table, {}
     with _private.quick_dispatch():
         for i, name in enumerate(table.names):
-            shape = table.shapes[i]
-            tensors[name] = _memory.storage_of(shard, i).as_strided(
-                shape, _memory.contiguous_strides(shape)
-            )
+            tensors[name] = _memory.whole(shard, i)
     for alias, index in table.aliases.items():
         tensors[alias] = tensors[table.names[index]]
     return tensors

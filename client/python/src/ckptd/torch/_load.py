@@ -1,17 +1,21 @@
 """load_into: the whole way from a model on meta to a model over the daemon's memory."""
 
 import contextlib
+import functools
 import gc
 import os
 import time
-from typing import List, Optional, Tuple, Union
+from dataclasses import dataclass
+from typing import Callable, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
 
 from .. import _address, _client
 from .._errors import Error, InvalidArgument, Unimplemented
+from .._layout import RankLayout
 from .._rpc import Deadline
+from .._shard import Shard
 from . import _buffers, _memory, _place, _private, _targets
 from ._result import LoadResult
 from ._targets import Target
@@ -20,17 +24,17 @@ _SHOWN = 5  # names in a sentence
 _CONNECT_SECONDS = 10.0
 
 
-class _Clock:
-    """Seconds per stage."""
+class Clock:
+    """Seconds per stage, and "total"."""
 
-    def __init__(self, seconds: dict):
-        self._seconds = seconds
+    def __init__(self) -> None:
+        self.seconds: dict = {}
         self._start = self._last = time.perf_counter()
 
     def lap(self, stage: str) -> None:
         now = time.perf_counter()
-        self._seconds[stage] = now - self._last
-        self._seconds["total"] = now - self._start
+        self.seconds[stage] = now - self._last
+        self.seconds["total"] = now - self._start
         self._last = now
 
 
@@ -77,7 +81,7 @@ def load_into(
     Returns a LoadResult. Raises ckptd.Error; the model is then as it was, except
     for BUFFERS_LEFT, which comes after the weights are in.
     """
-    with _no_collection():
+    with no_collection():
         return _load_into(
             model,
             source,
@@ -96,45 +100,19 @@ def load_into(
 def _load_into(
     model, source, mode, handle, dtype, strict, deadline, digest, address, client, init_buffers
 ) -> LoadResult:
-    seconds: dict = {}
-    clock = _Clock(seconds)
-    targets = _list_targets(model, dtype)
+    clock = Clock()
+    targets = list_targets(model, dtype)
     _check_mode(mode, targets)
     clock.lap("model")
-    rank, world_size = _rank_and_size()
-    own = client or _client.connect(address, min(_CONNECT_SECONDS, deadline.timeout), rank=rank)
+    rank, world_size = rank_and_size()
+    with connected(address, client, deadline, rank) as own:
+        layout_of = functools.partial(_targets.state, targets, rank, world_size, strict)
+        how = How(mode, handle, digest)
+        shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
+    held, left, result.missing = _sort_out(targets, shard.table)
     try:
-        mode = _settle_mode(mode, targets, own)
-        clock.lap("connect")
-        layout = _targets.state(targets, rank, world_size, strict)
-        clock.lap("layout")
-        left = max(deadline.left(), 1e-3)
-        checkpoint = own.load(
-            source, layout=layout, mode=mode, handle=handle, timeout=left, digest=digest
-        )
-        clock.lap("load")
-        shard = own.acquire(checkpoint, mode, timeout=max(deadline.left(), 1e-3))
-        clock.lap("acquire")
-    finally:
-        if client is None:
-            own.close()
-    held, left, missing = _sort_out(targets, shard.table)
-    result = LoadResult(
-        checkpoint.name,
-        mode,
-        sum(shard.table.nbytes),
-        len(shard.table.names),
-        checkpoint.resident,
-        missing,
-        shard.table.unexpected,
-        seconds=seconds,
-        device=shard.device,
-        copied_bytes=shard.copied_bytes,
-        handle=shard.handle,
-    )
-    try:
-        if strict and missing:
-            raise _place.lacks(missing[0])
+        if strict and result.missing:
+            raise _place.lacks(result.missing[0])
         entries = _place.prepare(held, shard)
     except Error:
         shard.close()
@@ -147,7 +125,70 @@ def _load_into(
     return result
 
 
-def _list_targets(model: nn.Module, dtype: Optional[torch.dtype]) -> List[Target]:
+@dataclass(frozen=True)
+class How:
+    """How memory is to be had: as load_into's arguments of these names say."""
+
+    mode: str = "auto"
+    handle: Optional[str] = None
+    digest: bool = True
+
+
+@contextlib.contextmanager
+def connected(address, client, deadline: Deadline, rank: int, patience: float = _CONNECT_SECONDS):
+    """`client`, or one of its own for this rank that is closed afterwards."""
+    own = client or _client.connect(address, min(patience, deadline.timeout), rank=rank)
+    try:
+        yield own
+    finally:
+        if client is None:
+            own.close()
+
+
+def attach(
+    own: _client.Client,
+    source: Union[str, os.PathLike],
+    targets: List[Target],
+    layout_of: Callable[[], RankLayout],
+    how: How,
+    deadline: Deadline,
+    clock: Clock,
+) -> Tuple[Shard, LoadResult]:
+    """This rank's shard of `source`, and what is known of the load before it is placed.
+
+    layout_of states the targets; it is called when the daemon is known to fit them.
+    """
+    mode = _settle_mode(how.mode, targets, own)
+    clock.lap("connect")
+    layout = layout_of()
+    clock.lap("layout")
+    left = max(deadline.left(), 1e-3)
+    checkpoint = own.load(
+        source, layout=layout, mode=mode, handle=how.handle, timeout=left, digest=how.digest
+    )
+    clock.lap("load")
+    shard = own.acquire(checkpoint, mode, timeout=max(deadline.left(), 1e-3))
+    clock.lap("acquire")
+    return shard, LoadResult(
+        checkpoint.name,
+        mode,
+        sum(shard.table.nbytes),
+        len(shard.table.names),
+        checkpoint.resident,
+        [],
+        shard.table.unexpected,
+        seconds=clock.seconds,
+        device=shard.device,
+        copied_bytes=shard.copied_bytes,
+        handle=shard.handle,
+    )
+
+
+def list_targets(model: nn.Module, dtype: Optional[torch.dtype] = None) -> List[Target]:
+    """Every tensor of `model`, each once, with the dtype it is to have.
+
+    Puts FSDP2 into the state between two steps. Raises ckptd.Error.
+    """
     modules = list(model.named_modules(remove_duplicate=False))
     groups = _private.Groups(module for _, module in modules)
     groups.settle()
@@ -157,7 +198,7 @@ def _list_targets(model: nn.Module, dtype: Optional[torch.dtype]) -> List[Target
     return targets
 
 
-def _rank_and_size() -> Tuple[int, int]:
+def rank_and_size() -> Tuple[int, int]:
     """Those of the process group if there is one, else of the launcher's environment."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -237,7 +278,7 @@ def _fits(target: Target, table) -> bool:
 
 
 @contextlib.contextmanager
-def _no_collection():
+def no_collection():
     """Keeps the garbage collector from walking a large model again and again meanwhile."""
     was_on = gc.isenabled()
     gc.disable()

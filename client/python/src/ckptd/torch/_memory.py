@@ -23,6 +23,17 @@ def number_of(dtype: torch.dtype) -> int:
     return _TO_NUMBER.get(dtype, 0)
 
 
+def dtype_of(number: int, name: str) -> torch.dtype:
+    """The torch dtype of a ckptd.v1.Dtype. Raises FailedPrecondition when this PyTorch has none."""
+    row = _dtypes.BY_NUMBER.get(number)
+    if row is None:
+        raise FailedPrecondition(
+            f"making a tensor of {name}: its element type is unknown here; update this package",
+            "DTYPE_UNSUPPORTED",
+        )
+    return torch_dtype(row, name)
+
+
 def is_castable(dtype: torch.dtype) -> bool:
     return number_of(dtype) in _dtypes.CASTABLE
 
@@ -100,3 +111,9 @@ def storage_of(shard: Shard, index: int) -> torch.Tensor:
     row = table.dtypes[index]
     dtype = torch_dtype(row, table.names[index])
     return flat(shard, dtype, table.padded_nbytes[index] * 8 // row.bits, table.offsets[index])
+
+
+def whole(shard: Shard, index: int) -> torch.Tensor:
+    """The tensor in row `index` of the table, over the shard's memory."""
+    shape = shard.table.shapes[index]
+    return storage_of(shard, index).as_strided(shape, contiguous_strides(shape))

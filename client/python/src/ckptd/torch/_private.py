@@ -17,6 +17,8 @@ try:
 except ImportError:  # a torch built without distributed
     FSDPModule = DTensor = None
 
+from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys  # noqa: F401
+
 from .._errors import FailedPrecondition
 
 _PARAM_NAMES = (
@@ -257,6 +259,13 @@ def exchange(param, made) -> None:
     if _HAS_GRAD_DTYPE and (same_dtype or not followed_dtype) and param.is_leaf:
         if param.grad_dtype != grad_dtype:
             param.grad_dtype = grad_dtype
+
+
+def default_store(prefix: str):
+    """The key-value store of the default process group, under a prefix of our own."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return torch.distributed.PrefixStore(prefix, _get_default_store())
 
 
 def in_place_works(param, spec) -> bool:

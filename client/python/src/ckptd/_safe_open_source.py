@@ -1,0 +1,82 @@
+"""One checkpoint on storage as safe_open uses it: its header at once, its memory when asked for."""
+
+import threading
+from typing import Dict, List, Optional
+
+from . import _client
+from ._errors import Error, FailedPrecondition, NotFound
+from ._shard import Shard
+from ._types import SourceTensor
+
+try:
+    from safetensors import SafetensorError
+except ImportError:  # nothing here needs that package; its error is for those who catch it
+
+    class SafetensorError(Exception):
+        """What safetensors raises for files and indices it cannot use."""
+
+
+_CONNECT_SECONDS = 10.0
+
+
+class Source:
+    """A checkpoint as this process's daemon reads it. Thread-safe.
+
+    path: a .safetensors file or an index file. timeout: seconds for a load. Raises
+    FileNotFoundError and SafetensorError as safetensors does for a file that is not
+    there and one that is none; ckptd.Error for all else. The connection is closed after
+    each use, so that processes may fork in between.
+    """
+
+    def __init__(self, path: str, address: Optional[str] = None, timeout: float = 600.0):
+        self.path, self.address, self.timeout = path, address, timeout
+        self._lock = threading.Lock()
+        self._shards: Dict[str, Shard] = {}
+        try:
+            with self.connect() as client:
+                self.contents = client.inspect(path, min(timeout, 60.0))
+        except NotFound as error:
+            if error.reason != "SOURCE_NOT_FOUND":
+                raise
+            raise FileNotFoundError(f"No such file or directory: {path}") from error
+        except Error as error:
+            if error.reason != "SOURCE_INVALID":
+                raise
+            raise SafetensorError(f"Error while deserializing header: {error.message}") from error
+
+    def connect(self) -> _client.Client:
+        return _client.connect(self.address, min(_CONNECT_SECONDS, self.timeout))
+
+    def shard(self, device: str) -> Shard:
+        """All of the source, mapped: loaded at the first call, or found resident. Not copied.
+
+        device: "cpu" for memory that may be written (the daemon's stays as it is), "cuda"
+        for the daemon's GPU memory as it is.
+        """
+        mode = "private" if device == "cpu" else "shared"
+        with self._lock:
+            if mode not in self._shards:
+                with self.connect() as client:
+                    checkpoint = client.load(self.path, mode=mode, timeout=self.timeout)
+                    self._shards[mode] = client.acquire(checkpoint, mode)
+            return self._shards[mode]
+
+    def files(self) -> List[str]:
+        return [path for path, _ in self.contents.files]
+
+    def tensors_of(self, file: Optional[str]) -> Dict[str, SourceTensor]:
+        """Those in one of `files()`, sorted by name; all of them for None."""
+        found = self.contents.tensors
+        return {n: found[n] for n in sorted(found) if file in (None, found[n].file)}
+
+
+def need_host(shard: Shard, file: str) -> None:
+    """Refuses a GPU's memory where only host memory can be used."""
+    if shard.device is not None:
+        raise FailedPrecondition(
+            f"reading {file} into NumPy arrays: the daemon keeps its shards in the memory of GPU "
+            f"{shard.device}; use framework='pt' with device='cuda', or a daemon with --memory "
+            "host",
+            "DEVICE_MISMATCH",
+            {"daemon": shard.device},
+        )

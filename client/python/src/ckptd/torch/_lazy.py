@@ -1,0 +1,256 @@
+"""State dicts whose values stay in the checkpoint until somebody asks for them."""
+
+import collections.abc
+import json
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+
+import torch
+
+from .. import _client
+from .._errors import NotFound
+from . import _load, _memory, _native, _private
+from ._targets import SLOTS
+
+_LOG = logging.getLogger("ckptd")
+_CHUNK = 256 << 20  # bytes of values asked for at once while all are walked through
+_PATIENCE = 5.0  # seconds for a daemon that is just starting
+
+
+@dataclass(frozen=True, **SLOTS)
+class InFile:
+    """A tensor of a checkpoint: where it is, and what it is."""
+
+    source: str
+    name: str
+    dtype: int  # ckptd.v1.Dtype
+    shape: Tuple[int, ...]
+    nbytes: int
+
+
+def entries_of(client: _client.Client, source: Union[str, os.PathLike]) -> Dict[str, InFile]:
+    """What `source` holds, by name, further names of tied tensors included; in file order."""
+    return _entries(client.inspect(source))
+
+
+def _entries(found) -> Dict[str, InFile]:
+    from .._dtypes import BY_NAME
+
+    entries = {}
+    for name, tensor in found.tensors.items():
+        row = BY_NAME.get(tensor.dtype)
+        number = row.number if row else 0
+        entries[name] = InFile(found.source, name, number, tensor.shape, tensor.nbytes)
+    for alias, name in found.aliases.items():
+        held = entries[name]
+        entries[alias] = InFile(held.source, alias, held.dtype, held.shape, held.nbytes)
+    return entries
+
+
+class LazyStateDict(collections.abc.MutableMapping):
+    """name -> tensor of a checkpoint. A state dict for the functions of this package,
+    which spread it without its values ever coming here, and a mapping for others.
+
+    Looking a value up has this rank's daemon load that tensor, whole, into its memory,
+    and gives a torch.Tensor over it that may be written (copy on write). Nothing is kept
+    here: the memory goes with the tensor. values() and items() load some hundred
+    megabytes at a time. Names can be removed, replaced by tensors, and taken over from
+    another one by update(), which reads nothing. Not thread-safe. Raises ckptd.Error
+    where the daemon does, KeyError for a name that is not there.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[str, Any],
+        *,
+        address: Optional[str] = None,
+        client: Optional[_client.Client] = None,
+        timeout: float = 600.0,
+        devices: Optional[Mapping[str, Any]] = None,
+    ):
+        """entries: InFile, or a value. devices: where values go, the host if not named."""
+        self.entries: Dict[str, Any] = dict(entries)
+        self._address, self._client, self._timeout = address, client, timeout
+        self._devices = dict(devices or {})
+
+    def __repr__(self) -> str:
+        left = [e for e in self.entries.values() if isinstance(e, InFile)]
+        sources = sorted({e.source for e in left})
+        return f"<ckptd.torch.LazyStateDict of {len(self)} names, {len(left)} in {sources}>"
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
+
+    def __getitem__(self, name: str) -> Any:
+        entry = self.entries[name]
+        return self._read([name])[name] if isinstance(entry, InFile) else entry
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.entries[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.entries[name]
+
+    def values(self):
+        return _Values(self)
+
+    def items(self):
+        return _Items(self)
+
+    def update(self, other=(), /, **more) -> None:
+        """As dict.update; from another LazyStateDict nothing is read."""
+        if isinstance(other, LazyStateDict):
+            other = other.entries
+        self.entries.update(other, **more)
+
+    def copy(self) -> "LazyStateDict":
+        options = {"address": self._address, "client": self._client, "timeout": self._timeout}
+        return LazyStateDict(self.entries, devices=self._devices, **options)
+
+    def walk(self) -> Iterator[Tuple[str, Any]]:
+        """(name, value) of all, loaded in groups of _CHUNK bytes."""
+        group: List[str] = []
+        size = 0
+        for name, entry in list(self.entries.items()):
+            size += entry.nbytes if isinstance(entry, InFile) else 0
+            group.append(name)
+            if size >= _CHUNK:
+                yield from self._read(group).items()
+                group, size = [], 0
+        yield from self._read(group).items()
+
+    def _read(self, names: List[str]) -> Dict[str, Any]:
+        """Values of `names`, in that order; each source is asked once."""
+        wanted: Dict[str, List[str]] = {}
+        for name in names:
+            entry = self.entries[name]
+            if isinstance(entry, InFile):
+                wanted.setdefault(entry.source, []).append(entry.name)
+        shards = {source: self._shard(source, of) for source, of in wanted.items()}
+        found = {}
+        with _private.quick_dispatch():
+            for name in names:
+                entry = self.entries[name]
+                if isinstance(entry, InFile):
+                    shard = shards[entry.source]
+                    entry = _memory.whole(shard, shard.table.index[entry.name])
+                    if name in self._devices:
+                        entry = entry.to(self._devices[name])
+                found[name] = entry
+        return found
+
+    def _shard(self, source: str, names: List[str]):
+        rank, size = _load.rank_and_size()
+        layout = {
+            "world_size": size,
+            "rules": [{"match": names, "only_ranks": [rank]}],
+            "default": {"drop": True},
+        }
+        deadline = _load.Deadline(self._timeout)
+        with _load.connected(self._address, self._client, deadline, rank, _PATIENCE) as own:
+            options = {"layout": json.dumps(layout), "mode": "private", "digest": False}
+            checkpoint = own.load(source, timeout=deadline.left(), **options)
+            return own.acquire(checkpoint, "private", timeout=deadline.left())
+
+
+class _Values(collections.abc.ValuesView):
+    def __init__(self, owner: LazyStateDict):
+        super().__init__(owner)
+        self._owner = owner
+
+    def __iter__(self):
+        return (value for _, value in self._owner.walk())
+
+
+class _Items(collections.abc.ItemsView):
+    def __init__(self, owner: LazyStateDict):
+        super().__init__(owner)
+        self._owner = owner
+
+    def __iter__(self):
+        return self._owner.walk()
+
+
+def load_state_dict(
+    checkpoint_file: Union[str, os.PathLike],
+    device_map: Optional[Dict[str, Union[int, str, torch.device]]] = None,
+    *,
+    every_rank: bool = False,
+    timeout: float = 600.0,
+    address: Optional[str] = None,
+    client: Optional[_client.Client] = None,
+    fallback: Optional[str] = None,
+) -> Union[LazyStateDict, Dict[str, Any]]:
+    """accelerate's function of this name, for a job whose rank 0 alone reads.
+
+    On rank 0 (of the process group, or of the launcher's environment) a LazyStateDict of
+    a safetensors file, of its index or of a folder; `{}` on other ranks unless every_rank.
+    device_map: module name -> device of the values, as accelerate applies it: one device
+    is that of all, names under none of several go to the host. Other files than
+    safetensors are torch.load's, on the host, as there. fallback="native" has accelerate
+    read where no daemon can be reached.
+
+    Raises what accelerate does: FileNotFoundError, OSError for a file whose metadata says
+    no format, ValueError for another format than PyTorch's; else ckptd.Error.
+    """
+    path = os.fspath(checkpoint_file)
+    rank, _ = _load.rank_and_size()
+    if rank != 0 and not every_rank:
+        return {}
+    if not path.endswith((".safetensors", ".safetensors.index.json")) and not os.path.isdir(path):
+        return torch.load(path, map_location=torch.device("cpu"), weights_only=True)
+    return _native.stand_in(
+        "load_state_dict",
+        lambda: _open(path, device_map, rank, timeout, address, client),
+        lambda: _native.original("accelerate.utils.modeling", "load_state_dict")(path, device_map),
+        fallback,
+    )
+
+
+def _open(path, device_map, rank: int, timeout: float, address, client) -> LazyStateDict:
+    deadline = _load.Deadline(timeout)
+    with _load.connected(address, client, deadline, rank, _PATIENCE) as own:
+        try:
+            found = own.inspect(path, timeout=max(deadline.left(), 1e-3))
+        except NotFound as error:
+            if error.reason != "SOURCE_NOT_FOUND":
+                raise
+            raise FileNotFoundError(error.message) from error
+    _check_format(path, found.metadata)
+    entries = _entries(found)
+    devices = _devices(entries, device_map) if device_map else None
+    return LazyStateDict(entries, address=address, client=client, timeout=timeout, devices=devices)
+
+
+def _check_format(path: str, metadata: Mapping[str, str]) -> None:
+    if not metadata:
+        _LOG.warning("%s has no metadata; its tensors are taken for PyTorch's", path)
+        return
+    kind = metadata.get("format")
+    if kind not in ("pt", "tf", "flax"):
+        raise OSError(
+            f"reading {path}: its metadata names no valid format ({kind!r}); save it with "
+            "save_pretrained, or with metadata={'format': 'pt'}"
+        )
+    if kind != "pt":
+        raise ValueError(f"reading {path}: it was saved for {kind}; convert it to the 'pt' format")
+
+
+def _devices(names, device_map: Mapping[str, Any]) -> Dict[str, Any]:
+    """name -> device; the rule is accelerate's, of its load_state_dict."""
+    values = list(device_map.values())
+    if len(set(values)) == 1:
+        return dict.fromkeys(names, values[0])
+    found = {}
+    for module, device in device_map.items():
+        if device != "disk":
+            found.update((n, device) for n in names if n == module or n.startswith(module + "."))
+    return found

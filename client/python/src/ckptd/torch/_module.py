@@ -1,0 +1,100 @@
+"""Spreading over a module: what it takes, and the errors torch's own loading has for it."""
+
+from typing import Any, Callable, Iterable, List, Mapping, Tuple
+
+from torch import nn
+
+from . import _load, _private
+from ._spread import Check, DtypeFor, Given, Have, Options, Spread, Wanted, spread
+from ._targets import Target, clean
+
+_EXTRA = "_extra_state"
+
+
+def wanted_of(model: nn.Module) -> Wanted:
+    """What a state dict of `model` holds. Puts FSDP2 between two steps. Raises ckptd.Error."""
+    targets = [target for target in _load.list_targets(model) if target.persistent]
+    return Wanted(targets, tuple(name for name, _ in _extra_states(model)))
+
+
+def _extra_states(model: nn.Module) -> List[Tuple[str, nn.Module]]:
+    """(name, module) of modules that put a value of their own into state dicts."""
+    return [
+        (clean(f"{path}.{_EXTRA}" if path else _EXTRA), module)
+        for path, module in model.named_modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    ]
+
+
+def spread_over(
+    doing: str,
+    model: nn.Module,
+    given: Given,
+    check: Check,
+    dtype_for: Callable[[Wanted], DtypeFor],
+    options: Options,
+) -> Spread:
+    """Spreads `given` of rank 0 over `model` and puts it in place on every rank.
+
+    dtype_for: from what the model takes, to the rule for its types. See _spread.spread.
+    """
+
+    def plan() -> Tuple[Wanted, DtypeFor]:
+        wanted = wanted_of(model)
+        return wanted, dtype_for(wanted)
+
+    made = spread(doing, plan, given, check, options)
+    made.fill()
+    for name, module in _extra_states(model):
+        if name in made.objects:
+            module.set_extra_state(made.objects[name])
+    return made
+
+
+def compare_names(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
+    """(missing, unexpected). A tied tensor is there under any of its names."""
+    missing = [t.name for t in wanted.targets if not any(name in have for name in t.names)]
+    missing += [name for name in wanted.objects if name not in have]
+    names = wanted.names
+    return missing, [name for name in have if name not in names]
+
+
+def mismatched(have: Mapping[str, Have], targets: Iterable[Target]) -> List[str]:
+    """Torch's sentence for each tensor of another shape."""
+    found = []
+    for target in targets:
+        name = next((n for n in target.names if n in have), None)
+        shape = tuple(target.tensor.shape)
+        if name is not None and have[name].shape != shape:
+            found.append(
+                f"size mismatch for {name}: copying a param with shape "
+                f"torch.Size({list(have[name].shape)}) from checkpoint, the shape in current model "
+                f"is torch.Size({list(shape)})."
+            )
+    return found
+
+
+def raise_as_torch(
+    model: nn.Module, missing: List[str], unexpected: List[str], sizes: List[str]
+) -> None:
+    """Raises RuntimeError as Module.load_state_dict would for these; nothing if there are none."""
+    lines = []
+    for what, names in (("Missing", missing), ("Unexpected", unexpected)):
+        if names:
+            quoted = ", ".join(f'"{name}"' for name in names)
+            lines.append(f"{what} key(s) in state_dict: {quoted}. ")
+    lines += sizes
+    if lines:
+        kind = type(model).__name__
+        raise RuntimeError(f"Error(s) in loading state_dict for {kind}:\n\t" + "\n\t".join(lines))
+
+
+def shown(names: List[str]) -> str:
+    """For sentences: the first few, and how many more."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more
+
+
+def incompatible(missing: List[str], unexpected: List[str]) -> Any:
+    """What Module.load_state_dict returns."""
+    return _private.IncompatibleKeys(missing, unexpected)

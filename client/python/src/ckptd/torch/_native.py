@@ -1,0 +1,48 @@
+"""Torch's and accelerate's own functions, where a caller allowed them in place of a daemon."""
+
+import importlib
+import logging
+from typing import Any, Callable, Optional, Set, Tuple, TypeVar
+
+from .._errors import Error, InvalidArgument
+
+_LOG = logging.getLogger("ckptd")
+_said: Set[str] = set()
+# (module, name) -> what was there before patch().
+replaced: dict = {}
+
+Result = TypeVar("Result")
+
+
+def original(module: str, name: str) -> Any:
+    """The function `name` of `module` itself, patched or not. Imports the module."""
+    key: Tuple[str, str] = (module, name)
+    return replaced[key] if key in replaced else getattr(importlib.import_module(module), name)
+
+
+def check(fallback: Optional[str]) -> None:
+    if fallback not in (None, "native"):
+        raise InvalidArgument(
+            f"reading fallback={fallback!r}: it is None, or 'native' to call the original function "
+            "when no daemon can be reached",
+            "INVALID_REQUEST",
+        )
+
+
+def stand_in(
+    what: str, ours: Callable[[], Result], native: Callable[[], Result], fallback: Optional[str]
+) -> Result:
+    """ours(), or native() when fallback allows it and the daemons cannot be reached.
+
+    Which of them, all ranks do alike, because all raise the same. Said once in the log.
+    """
+    check(fallback)
+    try:
+        return ours()
+    except Error as error:
+        if fallback != "native" or error.reason != "DAEMON_UNREACHABLE":
+            raise
+        if what not in _said:
+            _said.add(what)
+            _LOG.warning("%s: without the daemons, by the original function: %s", what, error)
+    return native()

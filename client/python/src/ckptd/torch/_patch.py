@@ -1,0 +1,100 @@
+"""Puts the functions of this package where accelerate and torch look for their own."""
+
+import functools
+import importlib
+import os
+from typing import Any, Dict, Optional, Tuple
+
+from . import _buffers, _fsdp2, _lazy, _native, _state_dict
+from ._spread import Given
+
+_PLACES: Dict[str, Tuple[str, ...]] = {
+    "load_state_dict": ("accelerate.utils.modeling", "accelerate.utils"),
+    "fsdp2_load_full_state_dict": ("accelerate.utils.fsdp_utils", "accelerate.utils"),
+    "fsdp2_prepare_model": (
+        "accelerate.utils.fsdp_utils",
+        "accelerate.utils",
+        "accelerate.accelerator",
+    ),
+    "fsdp2_switch_optimizer_parameters": (
+        "accelerate.utils.fsdp_utils",
+        "accelerate.utils",
+        "accelerate.accelerator",
+    ),
+    "set_model_state_dict": ("torch.distributed.checkpoint.state_dict",),
+}
+_RAM_EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"  # what accelerate's enable_ and disable_ set
+
+
+class Patched:
+    """What patch() returns: a context manager at whose end all is as it was before."""
+
+    def __enter__(self) -> "Patched":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        unpatch()
+
+
+def patch(
+    *,
+    source: Optional[Given] = None,
+    init_buffers: Optional[_buffers.InitBuffers] = None,
+    timeout: float = 600.0,
+    digest: bool = True,
+    address: Optional[str] = None,
+    client: Any = None,
+    fallback: Optional[str] = None,
+) -> Patched:
+    """Has accelerate call this package instead of its own functions, until unpatch().
+
+    Replaced, in this process: accelerate's load_state_dict, fsdp2_load_full_state_dict,
+    fsdp2_prepare_model and fsdp2_switch_optimizer_parameters, and torch's
+    set_model_state_dict. load_state_dict reads on rank 0 alone after accelerate's
+    enable_fsdp_ram_efficient_loading(); otherwise every rank gets a LazyStateDict, as
+    other ways of loading need one everywhere. source, init_buffers: see
+    fsdp2_prepare_model. The other arguments are those of the functions. Modules that took
+    a function into names of their own before keep the one they took. A second patch()
+    takes the place of the first. Imports accelerate; not thread-safe.
+    """
+    _native.check(fallback)
+    unpatch()
+    near = {"timeout": timeout, "address": address, "client": client}
+    common = {**near, "digest": digest, "fallback": fallback}
+    new = {
+        "load_state_dict": functools.partial(_load_state_dict, near, fallback),
+        "fsdp2_load_full_state_dict": _with(_fsdp2.fsdp2_load_full_state_dict, common),
+        "fsdp2_prepare_model": _with(
+            _fsdp2.fsdp2_prepare_model, {**common, "source": source, "init_buffers": init_buffers}
+        ),
+        "fsdp2_switch_optimizer_parameters": _fsdp2.fsdp2_switch_optimizer_parameters,
+        "set_model_state_dict": _with(_state_dict.set_model_state_dict, common),
+    }
+    for name, places in _PLACES.items():
+        for place in places:
+            module = importlib.import_module(place)
+            _native.replaced[place, name] = getattr(module, name)
+            setattr(module, name, new[name])
+    return Patched()
+
+
+def unpatch() -> None:
+    """Puts back what patch() replaced. Without a patch() it does nothing."""
+    for (place, name), before in _native.replaced.items():
+        setattr(importlib.import_module(place), name, before)
+    _native.replaced.clear()
+
+
+def _with(function: Any, options: Dict[str, Any]) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        return function(*args, **{**options, **named})
+
+    return call
+
+
+def _load_state_dict(near, fallback, checkpoint_file, device_map=None):
+    only_first = os.environ.get(_RAM_EFFICIENT, "").lower() in ("1", "true", "yes", "y", "t", "on")
+    return _lazy.load_state_dict(
+        checkpoint_file, device_map, every_rank=not only_first, fallback=fallback, **near
+    )

@@ -1,0 +1,273 @@
+"""Spreads what rank 0 gives over the tensors of all ranks, by way of the daemons.
+
+Rank 0 alone needs the values: the path of a checkpoint, a LazyStateDict, or a dict of
+tensors. It tells the others where each tensor is; every daemon then gets its rank's
+slices. All ranks succeed, or all raise what the first one that failed raised, before
+any of them has touched its model.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import pickle
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+
+import torch
+import torch.distributed as dist
+
+from .. import _address, _client
+from .._errors import Error, FailedPrecondition
+from .._rpc import Deadline
+from .._shard import Shard
+from . import _agree, _lazy, _load, _memory, _place, _private, _stage, _targets
+from ._lazy import InFile
+from ._place import Entry
+from ._result import LoadResult
+from ._targets import Target
+
+_PATIENCE = 5.0  # seconds for a daemon that is just starting: no rank waits longer for a bad one
+
+# What a caller may pass for rank 0's state: a path, a LazyStateDict, a mapping of tensors.
+Given = Union[str, "os.PathLike[str]", Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every function that spreads takes besides the arguments of the one it stands in for.
+
+    timeout: seconds for everything, waiting for other ranks included. address, client:
+    the daemon of this rank, as in load_into. digest: have the daemons compute digests.
+    """
+
+    timeout: float = 600.0
+    address: Optional[str] = None
+    client: Optional[_client.Client] = None
+    digest: bool = True
+
+
+@dataclass(frozen=True)
+class Have:
+    """What rank 0 has under a name: a tensor of this type (0: some other value) and shape."""
+
+    dtype: int
+    shape: Tuple[int, ...]
+
+
+@dataclass
+class Spread:
+    """Of one call: what is ready to be placed, and what rank 0's names came to."""
+
+    objects: Dict[str, Any]  # values that are no tensors
+    missing: List[str]
+    unexpected: List[str]
+    parts: List[Tuple[List[Entry], Shard, LoadResult]] = field(default_factory=list)
+
+    def fill(self) -> None:
+        """Puts all of it into the model the targets are of."""
+        for entries, shard, result in self.parts:
+            _place.fill(entries, shard, result)
+
+    def close(self) -> None:
+        for _, shard, _ in self.parts:
+            shard.close()
+
+
+# Of rank 0: (name -> what it has, names wanted) -> (missing, unexpected), or raises.
+Check = Callable[[Mapping[str, Have], "Wanted"], Tuple[List[str], List[str]]]
+# The type a target is to have, when rank 0 has it as the other one.
+DtypeFor = Callable[[Target, torch.dtype], torch.dtype]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a model or dict takes: tensors, and names of values that are no tensors."""
+
+    targets: List[Target]
+    objects: Tuple[str, ...] = ()
+
+    @property
+    def names(self) -> set:
+        return {name for target in self.targets for name in target.names} | set(self.objects)
+
+
+def spread(
+    doing: str,
+    plan: Callable[[], Tuple[Wanted, DtypeFor]],
+    given: Given,
+    check: Check,
+    options: Options,
+) -> Spread:
+    """The tensors that plan() wants, over the daemons' memory, ready to be placed on every rank.
+
+    To be called by every rank of the process group, and to want the same names, types,
+    shapes and placements there; `given` and `check` count on rank 0. Targets that rank 0
+    has nothing for are left out. Raises on all ranks alike: what plan() or check() raised
+    on one of them, RuntimeError for ranks that want different things, ckptd.Error.
+    """
+    deadline = Deadline(options.timeout)
+    if not (dist.is_available() and dist.is_initialized()) and _address.world_size() > 1:
+        raise FailedPrecondition(
+            f"{doing}: {_address.world_size()} processes were started, and this one has no process "
+            "group to agree with the others; call torch.distributed.init_process_group() before",
+            "NO_PROCESS_GROUP",
+        )
+    with _load.no_collection(), _agree.agree(doing, deadline) as group:
+        wanted, dtype_for = plan()
+        rank, patience = group.rank, _PATIENCE
+        with _load.connected(options.address, options.client, deadline, rank, patience) as own:
+            with contextlib.closing(_Source(wanted)) as source:
+                word = json.loads(group.word(lambda: source.word(doing, given, check, own)))
+                _compare(doing, word, wanted)
+                group.vote(1)
+                group.forget_word()
+                made = Spread(_objects_of(word), *(word[k] for k in ("missing", "unexpected")))
+                try:
+                    _load_all(made, own, word, wanted, dtype_for, options, deadline)
+                    group.vote(2)
+                except BaseException:
+                    made.close()
+                    raise
+                return made
+
+
+class _Source:
+    """Rank 0's part: names what is to be read, and holds what had to be copied for it."""
+
+    def __init__(self, wanted: Wanted):
+        self._wanted = wanted
+        self._staged: Optional[_stage.MemoryFile] = None
+
+    def close(self) -> None:
+        if self._staged is not None:
+            self._staged.close()
+
+    def word(self, doing: str, given: Given, check: Check, own: _client.Client) -> str:
+        """What the others have to know, as JSON."""
+        entries = {_targets.clean(name): e for name, e in _entries(given, own).items()}
+        missing, unexpected = check({n: _have(e) for n, e in entries.items()}, self._wanted)
+        parts: Dict[Tuple[str, int], set] = {}
+        take, staged = {}, {}
+        for target in self._wanted.targets:
+            name = next((n for n in target.names if n in entries), None)
+            if name is None:
+                continue
+            entry = entries[name]
+            if isinstance(entry, torch.Tensor):
+                staged[name] = entry
+                entry = InFile("", name, _memory.number_of(entry.dtype), (), 0)
+            elif not isinstance(entry, InFile):
+                raise TypeError(
+                    f"{doing}: {name} is a tensor of the model and {type(entry).__name__} in the "
+                    "state dict; pass a tensor"
+                )
+            part = _part_of(parts, entry)
+            take[target.name] = [part, entry.name, entry.dtype]
+        if staged:
+            self._staged = _stage.MemoryFile(staged)
+        path = self._staged.path if self._staged else ""
+        objects = {n: entries[n] for n in self._wanted.objects if n in entries}
+        said = {
+            "doing": doing,
+            "model": _signature(self._wanted),
+            "parts": [[source or path, not source] for source, _ in parts],
+            "take": take,
+            "objects": base64.b64encode(pickle.dumps(objects)).decode() if objects else "",
+            "missing": missing,
+            "unexpected": unexpected,
+        }
+        return json.dumps(said)
+
+
+def _part_of(parts: Dict[Tuple[str, int], set], entry: InFile) -> int:
+    """Number of the load that brings `entry`: a load states each name of its source once."""
+    again = 0
+    while entry.name in parts.setdefault((entry.source, again), set()):
+        again += 1
+    parts[entry.source, again].add(entry.name)
+    return list(parts).index((entry.source, again))
+
+
+def _entries(given: Given, own: _client.Client) -> Mapping[str, Any]:
+    """name -> InFile, tensor or other value."""
+    if isinstance(given, (str, os.PathLike)):
+        return _lazy.entries_of(own, given)
+    return given.entries if isinstance(given, _lazy.LazyStateDict) else given
+
+
+def _have(entry: Any) -> Have:
+    if isinstance(entry, InFile):
+        return Have(entry.dtype, tuple(entry.shape))
+    if isinstance(entry, torch.Tensor):
+        return Have(_memory.number_of(entry.dtype), tuple(entry.shape))
+    return Have(0, ())
+
+
+def _objects_of(word: dict) -> Dict[str, Any]:
+    # From rank 0 of this very job, as with torch's broadcast_object_list.
+    return pickle.loads(base64.b64decode(word["objects"])) if word["objects"] else {}
+
+
+def _signature(wanted: Wanted) -> List[list]:
+    """What must be the same on all ranks, by name."""
+    found = []
+    for target in wanted.targets:
+        lies = "whole" if target.spec is None else str(target.spec.placements)
+        what = f"{str(target.tensor.dtype)[6:]} {list(target.tensor.shape)}, {lies}"
+        found.append([target.name, what])
+    return sorted(found) + [[name, "no tensor"] for name in sorted(wanted.objects)]
+
+
+def _compare(doing: str, word: dict, wanted: Wanted) -> None:
+    """Raises RuntimeError when this rank's model is not rank 0's, which would never end well."""
+    if word["doing"] != doing:
+        raise RuntimeError(
+            f"{doing}: rank 0 is at another call, {word['doing']}; all ranks must make the same "
+            "calls in the same order"
+        )
+    mine, first = dict(map(tuple, _signature(wanted))), dict(map(tuple, word["model"]))
+    if mine == first:
+        return
+    name = sorted(set(mine.items()) ^ set(first.items()))[0][0]
+    raise RuntimeError(
+        f"{doing}: the models differ at {name!r}: here {mine.get(name, 'there is none')}, on rank "
+        f"0 {first.get(name, 'there is none')}; build and shard the same model on every rank"
+    )
+
+
+def _load_all(
+    spread: Spread,
+    own: _client.Client,
+    word: dict,
+    wanted: Wanted,
+    dtype_for: DtypeFor,
+    options: Options,
+    deadline: Deadline,
+) -> None:
+    """Has the daemons load each part, and checks this rank's shard of it against the model."""
+    rank, size = _load.rank_and_size()
+    for number, (source, in_memory) in enumerate(word["parts"]):
+        targets = []
+        for target in wanted.targets:
+            part, name, dtype = word["take"].get(target.name, (None, "", 0))
+            if part == number:
+                wish = dtype_for(target, _memory.dtype_of(dtype, name))
+                targets.append(replace(target, names=[name], dtype=wish, persistent=True))
+        layout = _targets.state(targets, rank, size, strict=True)
+        layout.refuse_unexpected = False  # of the source: its names were agreed upon already
+        # A copy of rank 0's memory is of use to nobody else: the daemon keeps nothing of it.
+        how = _load.How("exclusive" if in_memory else "auto", None, options.digest)
+        try:
+            shard, result = _load.attach(
+                own, source, targets, lambda: layout, how, deadline, _load.Clock()
+            )
+        except Error as error:
+            unopened = error.code in ("NOT_FOUND", "PERMISSION_DENIED")
+            if in_memory and unopened and error.reason != "TENSOR_NOT_FOUND":
+                raise type(error)(
+                    f"{error.message}; {_stage.unseen(source)}", error.reason, error.facts
+                ) from None
+            raise
+        spread.parts.append(([], shard, result))
+        spread.parts[-1] = (_place.prepare(targets, shard), shard, result)

@@ -1,0 +1,217 @@
+"""Tensors of this process as a safetensors file in memory, for the daemons to read.
+
+One copy, made by write() so that it never counts as memory mapped by this process. The
+file has no name: it is gone when it is closed, or with the process, however that ends.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import Dict, Iterator, List, Optional, Tuple
+
+import torch
+
+from .. import _dtypes
+from .._errors import FailedPrecondition, ResourceExhausted, Unimplemented
+from . import _memory, _private
+
+_BLOCK = 16 << 20  # bytes written, or copied to be in row-major order, at once
+_SPARE = 64 << 20  # what must remain beside the file
+_FOLDER = "CKPTD_STAGE_DIR"
+
+
+class MemoryFile:
+    """A safetensors file over copies of `tensors`, readable at `path` until close().
+
+    Tensors that are the same memory are stored once; the file's metadata calls the
+    others by their further names, as safetensors' save_model does. Tensors may be on any
+    device and in any memory order; they must not change meanwhile. Not thread-safe.
+    Raises ResourceExhausted (NO_MEMORY) before it writes anything when there is no room,
+    Unimplemented (DTYPE_UNSUPPORTED) and FailedPrecondition (NO_VALUES) by tensor.
+    """
+
+    def __init__(self, tensors: Dict[str, torch.Tensor]):
+        kept, aliases = _without_repeats({n: _plain(n, t) for n, t in tensors.items()})
+        # Wider types first, so that each lies on a multiple of its own size.
+        order = sorted(kept, key=lambda name: (-kept[name].element_size(), name))
+        header, places, end = {"__metadata__": {"format": "pt", **aliases}}, [], 0
+        for name in order:
+            tensor = kept[name]
+            size = tensor.numel() * tensor.element_size()
+            header[name] = {
+                "dtype": _dtypes.BY_NUMBER[_memory.number_of(tensor.dtype)].name,
+                "shape": list(tensor.shape),
+                "data_offsets": [end, end + size],
+            }
+            places.append((tensor, end))
+            end += size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self.nbytes = 8 + len(text) + end
+        _check_room(self.nbytes)
+        self._named: Optional[str] = None
+        self._fd = self._create()
+        try:
+            _write_all(self._fd, len(text).to_bytes(8, "little") + text, 0)
+            os.ftruncate(self._fd, self.nbytes)
+            self._fill(places, 8 + len(text))
+        except BaseException:
+            self.close()
+            raise
+
+    def _create(self) -> int:
+        folder = os.environ.get(_FOLDER)
+        if folder:
+            fd, self._named = tempfile.mkstemp(".safetensors", "ckptd-", folder)
+            return fd
+        return os.memfd_create("ckptd-state-dict", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+    def _fill(self, places: List[Tuple[torch.Tensor, int]], base: int) -> None:
+        jobs = ((block, base + at + offset) for t, at in places for block, offset in _blocks(t))
+        # write() lets go of the interpreter: a few at once fill memory faster than one.
+        with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as pool:
+            waiting: list = []
+            for block, at in jobs:
+                waiting.append(pool.submit(_write_tensor, self._fd, block, at))
+                if len(waiting) > 8:
+                    waiting.pop(0).result()
+            for each in waiting:
+                each.result()
+        if self._named is None:
+            fcntl.fcntl(
+                self._fd,
+                fcntl.F_ADD_SEALS,
+                fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL,
+            )
+
+    @property
+    def path(self) -> str:
+        """Where a process of the same user and process-id namespace opens it."""
+        return self._named or f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def close(self) -> None:
+        """Frees the memory once nobody reads it any more."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+            if self._named:
+                os.unlink(self._named)
+
+
+def unseen(path: str) -> str:
+    """What to add to a daemon's error that it cannot open `path`."""
+    return (
+        f"the daemon of rank 0 must see {path}, which is memory of the trainer: run both as one "
+        f"user and in one process-id namespace, or set {_FOLDER} in the trainer to a folder in "
+        "memory that both have, such as a shared /dev/shm"
+    )
+
+
+def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor whose bytes are the value of `tensor`."""
+    if _private.is_dtensor(tensor):
+        if not all(placement.is_replicate() for placement in tensor.placements):
+            raise FailedPrecondition(
+                f"spreading {name}: it is sharded already ({tensor.placements}), and rank 0 has "
+                "only its own part; pass full tensors, as get_model_state_dict gives them with "
+                "full_state_dict=True",
+                "NO_VALUES",
+                {"tensor": name},
+            )
+        tensor = _private.local_of(tensor)
+    tensor = tensor.detach()
+    if tensor.is_meta:
+        raise FailedPrecondition(
+            f"spreading {name}: on rank 0 it is on meta and has no values; pass a state dict that "
+            "was read, or the path of the checkpoint",
+            "NO_VALUES",
+            {"tensor": name},
+        )
+    if not _memory.number_of(tensor.dtype):
+        raise Unimplemented(
+            f"spreading {name}: checkpoints hold no {tensor.dtype}; convert it before",
+            "DTYPE_UNSUPPORTED",
+            {"tensor": name},
+        )
+    return tensor.resolve_conj().resolve_neg()
+
+
+def _without_repeats(tensors: Dict[str, torch.Tensor]):
+    """(tensors each once, further name -> name), by where they lie and how."""
+    kept: Dict[str, torch.Tensor] = {}
+    seen: Dict[tuple, str] = {}
+    aliases: Dict[str, str] = {}
+    for name, t in tensors.items():
+        key = (t.device, t.data_ptr(), t.dtype, t.shape, t.stride())
+        if t.numel() and key in seen:
+            aliases[name] = seen[key]
+        else:
+            seen[key] = name
+            kept[name] = t
+    return kept, aliases
+
+
+def _blocks(tensor: torch.Tensor) -> Iterator[Tuple[torch.Tensor, int]]:
+    """(row-major pieces on the host of about _BLOCK bytes, byte offset of each)."""
+    if tensor.numel() == 0:
+        return
+    if tensor.is_contiguous():
+        tensor = tensor.view(-1)
+    elif tensor.dim() > 1 and tensor[0].numel() * tensor.element_size() > 2 * _BLOCK:
+        step = tensor[0].numel() * tensor.element_size()
+        for index in range(tensor.shape[0]):
+            for block, offset in _blocks(tensor[index]):
+                yield block, index * step + offset
+        return
+    row = tensor[0].numel() * tensor.element_size()
+    count = max(1, _BLOCK // row)
+    for begin in range(0, tensor.shape[0], count):
+        yield tensor[begin : begin + count].cpu().contiguous(), begin * row
+
+
+def _write_tensor(fd: int, block: torch.Tensor, at: int) -> None:
+    size = block.numel() * block.element_size()
+    _write_all(fd, (ctypes.c_char * size).from_address(block.data_ptr()), at)
+
+
+def _write_all(fd: int, data, at: int) -> None:
+    view = memoryview(data).cast("B")
+    while len(view):
+        done = os.pwrite(fd, view, at)
+        view, at = view[done:], at + done
+
+
+def available_bytes() -> int:
+    """Memory that may be had: what the system has available, and within the cgroup's limit."""
+    with open("/proc/meminfo") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    found = int(fields["MemAvailable"].split()[0]) * 1024
+    try:
+        with open("/proc/self/cgroup") as file:
+            own = next(line[3:].strip() for line in file if line.startswith("0::"))
+        folder = "/sys/fs/cgroup" + own
+        if not os.path.exists(folder + "/memory.max"):
+            folder = "/sys/fs/cgroup"
+        with open(folder + "/memory.stat") as file:
+            cache = next(int(line.split()[1]) for line in file if line.startswith("inactive_file "))
+        with open(folder + "/memory.max") as limit, open(folder + "/memory.current") as used:
+            found = min(found, int(limit.read()) - int(used.read()) + cache)
+    except (OSError, StopIteration, ValueError):  # no such limit: "max" is no number
+        pass
+    return found
+
+
+def _check_room(nbytes: int) -> None:
+    room = available_bytes()
+    if nbytes + _SPARE > room:
+        raise ResourceExhausted(
+            f"spreading a state dict of {nbytes / 1e9:.3g} GB from rank 0's memory: the daemons "
+            "read it from a second copy, and there is room for "
+            f"{max(0, room - _SPARE) / 1e9:.3g} GB; save it to a file and pass the path, or free "
+            "memory",
+            "NO_MEMORY",
+            {"bytes": str(nbytes), "available": str(room)},
+        )

@@ -1,0 +1,92 @@
+"""set_model_state_dict of torch.distributed.checkpoint.state_dict, fed by the daemons."""
+
+from typing import Any, List, Mapping, Optional, Tuple
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .. import _client
+from . import _lazy, _load, _module, _native
+from ._spread import DtypeFor, Given, Have, Options, Wanted
+from ._targets import Target
+
+_ORIGINAL = ("torch.distributed.checkpoint.state_dict", "set_model_state_dict")
+
+
+def set_model_state_dict(
+    model: nn.Module,
+    model_state_dict: Given,
+    *,
+    options: Optional[Any] = None,
+    timeout: float = 600.0,
+    digest: bool = True,
+    address: Optional[str] = None,
+    client: Optional[_client.Client] = None,
+    fallback: Optional[str] = None,
+) -> Any:
+    """torch's function of this name, for a full state dict that rank 0 alone has.
+
+    With options.full_state_dict and broadcast_from_rank0, rank 0's `model_state_dict` (a
+    state dict, a LazyStateDict, or the path of a checkpoint) is spread over `model` by the
+    daemons; other ranks may pass `{}`. So is, without broadcast_from_rank0, a path or a
+    LazyStateDict that every rank passes. Everything else is torch's own function.
+
+    As there: tensors on meta take the checkpoint's types, others keep theirs; returns
+    missing and unexpected keys, RuntimeError with strict, ValueError for
+    broadcast_from_rank0 without full_state_dict. Other than there: errors come on every
+    rank, parameters stay the same objects and tied ones tied, memory is the daemon's, and
+    the dict is left as it is. timeout, digest, address, client: see load_into.
+    fallback="native" calls torch's function when no daemon can be reached. Raises
+    ckptd.Error besides.
+    """
+    wish = options if options is not None else _native_options()
+    lazy = isinstance(model_state_dict, (str, _lazy.LazyStateDict)) or hasattr(
+        model_state_dict, "__fspath__"
+    )
+    original = _native.original(*_ORIGINAL)
+    if not (wish.full_state_dict and (wish.broadcast_from_rank0 or lazy)):
+        return original(model, model_state_dict, options=options)  # its ValueError, too
+    own = Options(timeout, address, client, digest)
+    return _native.stand_in(
+        "set_model_state_dict",
+        lambda: _spread(model, model_state_dict, wish, own),
+        lambda: original(model, model_state_dict, options=options),
+        fallback,
+    )
+
+
+def _native_options() -> Any:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions()
+
+
+def _spread(model: nn.Module, given: Given, wish: Any, options: Options) -> Any:
+    while isinstance(model, DistributedDataParallel):
+        model = model.module
+
+    def check(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
+        missing, unexpected = _module.compare_names(have, wanted)
+        # Where every rank has the dict, torch keeps what it lacks without a word.
+        lacks = missing if wish.strict and wish.broadcast_from_rank0 else []
+        sizes = _module.mismatched(have, wanted.targets)
+        _module.raise_as_torch(model, lacks, unexpected if wish.strict else [], sizes)
+        return missing, unexpected
+
+    made = _module.spread_over("set_model_state_dict", model, given, check, _dtypes, options)
+    # Torch's result: what the model keeps counts as there, and rank 0 alone knows the dict.
+    knows = _load.rank_and_size()[0] == 0 or not wish.broadcast_from_rank0
+    return _module.incompatible([], made.unexpected if knows else [])
+
+
+def _dtypes(wanted: Wanted) -> DtypeFor:
+    """Torch's rule: with anything on meta it assigns, and only real DTensors are copied into."""
+    assigns = any(t.tensor.is_meta and t.tensor.dim() > 0 for t in wanted.targets)
+
+    def dtype_for(target: Target, source: torch.dtype) -> torch.dtype:
+        if assigns and (target.tensor.is_meta or target.spec is None):
+            return source
+        return target.tensor.dtype
+
+    return dtype_for

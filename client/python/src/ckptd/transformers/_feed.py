@@ -1,0 +1,145 @@
+"""A Feed: what one rank's from_pretrained asks for, loaded at once, handed out piece by piece.
+
+transformers first decides for every tensor of the files which part this rank needs and
+in which dtype, and touches values only afterwards. The first step is run on probes that
+only note the question; then one load has the daemons read just that, already cast; then
+the original code runs over the daemon's memory.
+"""
+
+import contextvars
+import threading
+from typing import Callable, Dict, List, Optional
+
+import torch
+
+from .. import _client, _dtypes
+from .._errors import Error
+from .._rpc import Deadline
+from .._safe_open import Slice
+from .._shard import Shard
+from ..torch import _memory
+from ..torch._load import rank_and_size
+from . import _boxes, _statement
+
+# The Feed of the from_pretrained that runs in this context.
+current: contextvars.ContextVar = contextvars.ContextVar("ckptd_feed", default=None)
+
+
+class Probe:
+    """Stands for a Slice while questions are noted. Indexing gives tensors without values."""
+
+    def __init__(self, part: Slice, note: Callable[[_boxes.Box], None]):
+        self._part, self._note = part, note
+
+    def get_shape(self) -> List[int]:
+        return self._part.get_shape()
+
+    def get_dtype(self) -> str:
+        return self._part.get_dtype()
+
+    def want_all(self) -> None:
+        self._note(_boxes.whole(self._part.info.shape))
+
+    def want(self, box: _boxes.Box) -> None:
+        """Asks for a box by its name."""
+        self._note(box)
+
+    def __getitem__(self, key) -> torch.Tensor:
+        info = self._part.info
+        found = _boxes.part_of(key, info.shape)
+        self._note(found.box)
+        dtype = _memory.torch_dtype(_dtypes.BY_NAME[info.dtype], info.name)
+        return torch.empty(found.box[1], dtype=dtype, device="meta")[found.key]
+
+
+class Piece:
+    """Stands for a Slice once its Feed is loaded: indexing gives the daemon's memory."""
+
+    def __init__(self, part: Slice, feed: "Feed"):
+        self._part, self._feed = part, feed
+
+    def get_shape(self) -> List[int]:
+        return self._part.get_shape()
+
+    def get_dtype(self) -> str:
+        return self._part.get_dtype()
+
+    def __getitem__(self, key) -> torch.Tensor:
+        found = _boxes.part_of(key, self._part.info.shape)
+        return self._feed.value(self._part, found.box)[found.key]
+
+
+class Feed:
+    """Note all questions first, then take values. One thread notes; any may take.
+
+    timeout: seconds for each source's load, waiting for other ranks included. by_rank:
+    whether the model is distributed; on every rank the same, whatever part is whose.
+    """
+
+    def __init__(self, timeout: float, by_rank: bool):
+        self.timeout, self.by_rank = timeout, by_rank
+        self._questions: Dict[int, _statement.Question] = {}  # by id of its source
+        self._shards: Dict[int, Shard] = {}
+        self._failed: Dict[int, Error] = {}  # where the original library may do instead
+        self._lock = threading.Lock()
+        self._on_gpu = False
+
+    def note(
+        self,
+        part: Slice,
+        ask: Callable[[Probe], object],
+        dtype: Optional[torch.dtype],
+        device=None,
+    ) -> bool:
+        """Runs `ask` on a probe of `part`; whether it wanted any of it, to be cast to `dtype`."""
+        boxes: List[_boxes.Box] = []
+        ask(Probe(part, boxes.append))
+        if not boxes:
+            return False
+        self._on_gpu |= device is not None and torch.device(device).type == "cuda"
+        source = part.file.source
+        question = self._questions.setdefault(id(source), _statement.Question(source))
+        question.add(part.info.name, boxes, dtype)
+        return True
+
+    def value(self, part: Slice, box: _boxes.Box) -> torch.Tensor:
+        """`box` of the tensor, over the daemon's memory. Loads at the first call."""
+        source = part.file.source
+        question = self._questions[id(source)]
+        with self._lock:
+            if id(source) not in self._shards and id(source) not in self._failed:
+                self._load(question, part)
+        if id(source) in self._failed:
+            part.file.fall_back(self._failed[id(source)])
+            index = tuple(slice(at, at + size) for at, size in zip(*box))
+            return part.file.native.get_slice(part.info.name)[index or ...]
+        shard, wish = self._shards[id(source)], question.wish(part.info.name)
+        index = shard.table.index[part.info.name]
+        shape = shard.table.shapes[index]
+        local = _memory.storage_of(shard, index).as_strided(
+            shape, _memory.contiguous_strides(shape)
+        )
+        return local if wish.boxes == [box] else local[wish.inside(box)]
+
+    def _load(self, question: _statement.Question, part: Slice) -> None:
+        source, deadline = question.source, Deadline(self.timeout)
+        try:
+            with source.connect() as client:
+                mode = self._mode(client, part.file.path)
+                asked = question.as_arguments(*rank_and_size(), self.by_rank)
+                loaded = client.load(source.path, mode=mode, timeout=self.timeout, **asked)
+                left = max(deadline.left(), 1e-3)
+                self._shards[id(source)] = client.acquire(loaded, mode, timeout=left)
+        except Error as error:
+            if part.file.fallback is None:
+                raise
+            self._failed[id(source)] = error
+
+    def _mode(self, client: _client.Client, path: str) -> str:
+        """Models may be trained: memory of the host is private, that of a GPU is taken."""
+        daemon = client.device()
+        if daemon is None:
+            return "private"
+        have = torch.device("cuda")
+        _memory.check_device(path, have if self._on_gpu else torch.device("cpu"), have, daemon)
+        return "exclusive"

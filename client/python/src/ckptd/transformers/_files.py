@@ -1,0 +1,114 @@
+"""Files of a checkpoint, opened through the daemons as parts of the whole checkpoint."""
+
+import functools
+import os
+import pathlib
+import weakref
+from typing import Callable, Optional
+
+from .. import _fallback
+from .._errors import Error, Unimplemented
+from .._safe_open import File, native_file, safe_open
+from .._safe_open_source import SafetensorError, Source
+
+
+class Files:
+    """How patched functions open files; holds no connection and no memory. Thread-safe.
+
+    address, timeout, fallback: as in ckptd.safe_open.
+    """
+
+    def __init__(self, address: Optional[str], timeout: float, fallback: Optional[str]):
+        _fallback.check(fallback)
+        self.address, self.timeout, self.fallback = address, timeout, fallback
+        # Those in use: the files of a sharded checkpoint are one source, asked for once.
+        self._sources: "weakref.WeakValueDictionary" = weakref.WeakValueDictionary()
+
+    def opener(self, original: Callable, by_index: bool = True) -> Callable:
+        """What stands for safetensors' safe_open.
+
+        by_index: a file of a sharded checkpoint is opened as a part of the whole, which
+        will be one load.
+        """
+
+        @functools.wraps(original, updated=())
+        def open_(filename, framework="pt", device="cpu", **named):
+            if framework != "pt":
+                return original(filename, framework, device, **named)
+            path = os.path.abspath(os.fspath(filename))
+            try:
+                source = self._source_of(path) if by_index else self._source(path)
+            except Error as error:
+                if self.fallback is None:
+                    raise
+                return native_file(path, framework, device, error)
+            within = path if path in source.files() and source.path != path else None
+            return safe_open.over(File(path, source, within, framework, "cpu", self.fallback))
+
+        return open_
+
+    def refuser(self, original: Callable) -> Callable:
+        """What stands for load_state_dict: without files that the daemons do not read."""
+
+        @functools.wraps(original)
+        def load_state_dict(checkpoint_file, *arguments, **named):
+            path = os.fspath(checkpoint_file)
+            if not path.endswith(".safetensors"):
+                self._go_past(
+                    f"loading {path}: the daemons read safetensors files only; convert it, for "
+                    "example by save_pretrained, or allow fallback='native'",
+                    "FORMAT_UNSUPPORTED",
+                )
+            elif "disable_mmap" in named:
+                named["disable_mmap"] = False
+            return original(checkpoint_file, *arguments, **named)
+
+        return load_state_dict
+
+    def bytes_refuser(self, original: Callable) -> Callable:
+        """What stands for the parser of files that transformers has read itself."""
+
+        @functools.wraps(original)
+        def load(data):
+            self._go_past(
+                "loading a checkpoint with disable_mmap=True: that reads files in this process, "
+                "past the daemons; leave it out, for with daemons no file is mapped here",
+                "NOT_FROM_DAEMONS",
+            )
+            return original(data)
+
+        return load
+
+    def _go_past(self, sentence: str, reason: str) -> None:
+        """Refuses what would not come from the daemons, unless that is allowed."""
+        error = Unimplemented(sentence, reason)
+        if self.fallback is None:
+            raise error
+        _fallback.say("loading a checkpoint", error)
+
+    def _source_of(self, path: str) -> Source:
+        """The index that lists `path`, if one lies beside it; else the file alone."""
+        for index in sorted(pathlib.Path(path).parent.glob("*.safetensors.index.json")):
+            try:
+                source = self._source(str(index))
+            except (SafetensorError, FileNotFoundError):
+                continue  # of another checkpoint, or half written
+            if path in source.files():
+                return source
+        return self._source(path)
+
+    def _source(self, path: str) -> Source:
+        key = (path, _signature(path))
+        source = self._sources.get(key)
+        if source is None:
+            source = self._sources[key] = Source(path, self.address, self.timeout)
+        return source
+
+
+def _signature(path: str):
+    """What changes when the file does; None where only the daemon sees it."""
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns

@@ -1,0 +1,56 @@
+"""Cases of tests/python's case modules, run on every rank of a group of real daemons."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from group import Group
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def run_workers(folder, group, world, cases=(), module="fsdp_cases", patience=240):
+    """Runs `cases` of a module, or all for that size, on every rank."""
+    env = {**group.environment, "OMP_NUM_THREADS": "1", "CKPTD_TEST_ADDRESS": group.address("{rank}"),
+           "CKPTD_TEST_CASES": module,
+           "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "client/python/src"), str(HERE.parent / "python")])}
+    workers = []
+    for rank in range(world):
+        mine = {**env, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+        with open(folder / f"stderr-{rank}", "wb") as stderr:
+            workers.append(subprocess.Popen(
+                [sys.executable, str(HERE.parent / "python/fsdp_worker.py"), str(folder), str(rank), str(world),
+                 *cases],
+                env=mine, stdout=subprocess.DEVNULL, stderr=stderr))
+    try:
+        for worker in workers:
+            worker.wait(patience)
+    except subprocess.TimeoutExpired:
+        pass  # the cases that are missing then fail, each by name
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def outcome_of(make_folder, world, module="fsdp_cases", options=(), patience=240):
+    """case -> {rank: traceback or None}, "stderr" -> {rank: text}, "log" -> the daemons'."""
+    folder = make_folder("w")
+    with Group(make_folder("m"), world, *options) as group:
+        run_workers(folder, group, world, module=module, patience=patience)
+        result = {"log": group.log()}
+    for rank in range(world):
+        file = folder / f"rank-{rank}.json"
+        for case, failure in (json.loads(file.read_text()) if file.exists() else {}).items():
+            result.setdefault(case, {})[rank] = failure
+        result.setdefault("stderr", {})[rank] = (folder / f"stderr-{rank}").read_text()[-3000:]
+    return result
+
+
+def assert_passed(result, case, world):
+    for rank in range(world):
+        failure = result.get(case, {}).get(
+            rank, f"rank {rank} did not finish it:\n{result['stderr'][rank]}\n{result['log'][-3000:]}")
+        assert failure is None, f"rank {rank}:\n{failure}"

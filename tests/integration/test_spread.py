@@ -1,0 +1,31 @@
+"""The functions that spread rank 0's state, with real daemons, beside the real functions."""
+
+import accelerate_cases
+import document_cases
+import pytest
+import spread_cases
+import spread_memory_cases
+import state_dict_cases
+from ranks import assert_passed, outcome_of
+
+MODULES = (spread_cases, state_dict_cases, accelerate_cases, spread_memory_cases, document_cases)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """(module, world) -> the outcome of all its cases for that size, run once."""
+    cache = {}
+
+    def get(module, world):
+        if (module, world) not in cache:
+            cache[module, world] = outcome_of(tmp_path_factory.mktemp, world, module.__name__)
+        return cache[module, world]
+
+    return get
+
+
+@pytest.mark.parametrize("module,world,case", [
+    pytest.param(module, world, case.__name__, id=f"{world}-{case.__name__}")
+    for module in MODULES for world, cases in module.CASES.items() for case in cases])
+def test_rank_0_s_state_reaches_every_rank_as_by_the_real_function(module, world, case, outcomes):
+    assert_passed(outcomes(module, world), case, world)

@@ -1,0 +1,90 @@
+"""The examples of client/python/docs, run as they are: each pair, before and after, fills one model alike."""
+
+import contextlib
+import os
+import pathlib
+import re
+
+import torch
+import torch.distributed as dist
+from accelerate_cases import OnTheHost
+from fsdp_cases import numbers
+from safetensors.torch import save_file
+from spread_bench import assert_equal, assert_trains_alike
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "client/python/docs"
+PAGES = ("fsdp2.md", "accelerate.md")
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+        return self.head(x)
+
+
+def pairs(page):
+    """[(title of the section, example before, example after)]."""
+    found = []
+    for title, text in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (DOCS / page).read_text(), flags=re.M | re.S):
+        blocks = re.findall(r"^```python\n# (before|after)\n(.*?)^```", text, flags=re.M | re.S)
+        assert text.count("```python") == len(blocks), f"{page}, {title}: an example that nothing runs"
+        assert [kind for kind, _ in blocks] in ([], ["before", "after"]), f"{page}, {title}"
+        if blocks:
+            found.append((title, blocks[0][1], blocks[1][1]))
+    return found
+
+
+@contextlib.contextmanager
+def daemon_of(bench):
+    """Examples find their daemon by themselves."""
+    os.environ["CKPTD_ADDRESS"] = bench.address
+    try:
+        yield
+    finally:
+        del os.environ["CKPTD_ADDRESS"]
+
+
+def run(bench, code, folder):
+    """The model that an example made, or filled: a sharded one on meta is there."""
+    mesh = init_device_mesh("cpu", (bench.world,))
+    with torch.device("meta"):
+        model = Model()
+    fully_shard(model, mesh=mesh)
+    torch.manual_seed(bench.rank)
+    accelerator = OnTheHost(bench.rank, auto_wrap_policy="no_wrap")
+    names = {"Model": Model, "model": model, "mesh": mesh, "torch": torch, "accelerator": accelerator,
+             "path": os.path.join(folder, "model.safetensors"), "file": os.path.join(folder, "model.safetensors")}
+    with daemon_of(bench):
+        exec(code, names)  # our own text
+    return names["model"]
+
+
+def case(page, title, before, after):
+    def compare(bench):
+        folder = os.path.join(bench.folder, bench.case)
+        if bench.rank == 0:
+            os.makedirs(folder, exist_ok=True)
+            save_file(numbers(Model()), os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+        dist.barrier()
+        theirs, mine = run(bench, before, folder), run(bench, after, folder)
+        assert not any(p.is_meta for p in mine.parameters())
+        assert_equal(mine, theirs, f"{page}, {title}")
+        assert_trains_alike(mine, theirs)
+
+    compare.__name__ = re.sub(r"\W+", "_", f"{page[:-3]}_{title}").lower()
+    return compare
+
+
+CASES = {2: [case(page, *pair) for page in PAGES for pair in pairs(page)]}
+assert len(CASES[2]) == 8, "examples have come or gone"

@@ -1,0 +1,70 @@
+"""One rank of a job in which another one is lost: python lost_rank.py FOLDER RANK WORLD HOW.
+
+Writes FOLDER/rank-RANK.json: [type, reason, sentence, seconds from the loss to the error].
+"""
+
+import datetime
+import json
+import os
+import pathlib
+import sys
+import time
+
+import ckptd.torch
+import torch
+import torch.distributed as dist
+from fsdp_cases import numbers
+from spread_bench import Bare, only_on_first, ours, sharded
+
+
+class Job:
+    def __init__(self, rank):
+        self.rank, self.address = rank, os.environ["CKPTD_TEST_ADDRESS"].replace("{rank}", str(rank))
+
+
+def store_of(folder, rank, world, how):
+    if how != "its store goes with it":
+        return dist.FileStore(str(folder / "store"), world)
+    port = folder / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, world, True, wait_for_workers=False)
+        (folder / "port.part").write_text(str(store.port))
+        (folder / "port.part").rename(port)
+        return store
+    while not port.exists():
+        time.sleep(0.01)
+    return dist.TCPStore("127.0.0.1", int(port.read_text()), world, False, wait_for_workers=False)
+
+
+def be_lost(how):
+    if how in ("it is killed", "its store goes with it"):
+        os.kill(os.getpid(), 9)
+    raise KeyError("a mistake of the trainer")
+
+
+def main(folder, rank, world, how):
+    folder = pathlib.Path(folder)
+    store = store_of(folder, rank, world, how)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world,
+                            timeout=datetime.timedelta(seconds=60))
+    job, state = Job(rank), numbers(Bare())
+    lost = 0 if how == "its store goes with it" else world - 1
+    if how != "it raises before its first call":
+        ours(job, sharded(Bare), only_on_first(job, state))
+    dist.barrier()
+    if rank == lost:
+        (folder / "moment").write_text(str(time.monotonic()))
+        be_lost(how)
+    try:
+        ours(job, sharded(Bare), only_on_first(job, state), timeout=60)
+        said = ["nothing", "", "", 0.0]
+    except Exception as error:
+        moment = float((folder / "moment").read_text())
+        said = [type(error).__name__, getattr(error, "reason", ""), str(error), time.monotonic() - moment]
+    (folder / f"rank-{rank}.json").write_text(json.dumps(said))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

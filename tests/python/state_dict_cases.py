@@ -1,0 +1,364 @@
+"""Cases of set_model_state_dict, DistModule and the functions for plain dicts.
+
+Each case calls torch's function on one model and ours on another, on every rank, and
+compares what they did, what they returned and what they raised.
+"""
+
+import ckptd
+import ckptd.torch
+import torch
+import torch.distributed as dist
+from fsdp_cases import Net, assert_in_daemon_memory, local, numbers
+from spread_bench import (
+    BROADCAST,
+    Bare,
+    assert_equal,
+    assert_same_bytes,
+    assert_trains_alike,
+    fails,
+    filled_before,
+    only_on_first,
+    settle_buffers,
+    sharded,
+)
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.distributed.checkpoint.state_dict import set_model_state_dict as torchs
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+LENIENT = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+
+
+def set_ours(bench, model, state, options=BROADCAST, **more):
+    more.setdefault("address", bench.address)
+    return ckptd.torch.set_model_state_dict(model, state, options=options, **more)
+
+
+def real(build=Net):
+    torch.manual_seed(3)
+    model = build()
+    fully_shard(model)
+    return model
+
+
+def a_model_on_meta_takes_the_checkpoint_s_types_as_with_torch(bench):
+    state = {name: t.bfloat16() if "up" in name or "embed" in name else t for name, t in numbers(Net()).items()}
+
+    def wrap(model):
+        fully_shard([model.up])
+        fully_shard(model.embed)
+        fully_shard(model)
+
+    theirs, mine = sharded(Net, wrap), sharded(Net, wrap)
+    expected = torchs(theirs, only_on_first(bench, state), options=BROADCAST)
+    for given in (only_on_first(bench, state), bench.save(state)):
+        returned = set_ours(bench, mine, given)
+        assert returned == expected and type(returned) is type(expected), returned
+        assert mine.up.weight.dtype == torch.bfloat16
+        settle_buffers(mine, theirs)
+        assert_equal(mine, theirs, "after the load")
+    assert_in_daemon_memory(mine, skip=("freq",))
+
+
+def a_model_on_meta_trains_as_with_torch(bench):
+    state = numbers(Net())
+    theirs, mine = sharded(Net), sharded(Net)
+    torchs(theirs, only_on_first(bench, state), options=BROADCAST)
+    set_ours(bench, mine, only_on_first(bench, state))
+    settle_buffers(mine, theirs)
+    assert_trains_alike(mine, theirs)
+
+
+def a_real_model_keeps_its_types_as_with_torch(bench):
+    state = numbers(Net(), torch.bfloat16)
+    theirs, mine = real(), real()
+    identities = [id(p) for p in mine.parameters()]
+    assert set_ours(bench, mine, bench.save(state)) == torchs(
+        theirs, only_on_first(bench, state), options=BROADCAST
+    )
+    assert mine.up.weight.dtype == torch.float32
+    assert [id(p) for p in mine.parameters()] == identities
+    assert_equal(mine, theirs, "after the load")
+    assert_trains_alike(mine, theirs)
+
+
+def tied_weights_of_a_real_model_stay_tied_as_with_torch(bench):
+    def build():
+        return Net(tied=True)
+
+    state = numbers(build())
+    both = {**state, "head.weight": state["embed.weight"]}
+    theirs, mine = real(build), real(build)
+    torchs(theirs, only_on_first(bench, both), options=BROADCAST)
+    set_ours(bench, mine, only_on_first(bench, both))
+    assert mine.head.weight is mine.embed.weight
+    assert_equal(mine, theirs, "after the load")
+    assert_trains_alike(mine, theirs)
+
+
+def a_missing_key_is_torch_s_error_on_every_rank(bench):
+    state = numbers(Net())
+    del state["odd.bias"]
+    with fails(RuntimeError, 'Missing key(s) in state_dict: "odd.bias"'):
+        torchs(sharded(Net), only_on_first(bench, state), options=BROADCAST)
+    mine = sharded(Net)
+    with fails(RuntimeError, 'Missing key(s) in state_dict: "odd.bias"', "Net"):
+        set_ours(bench, mine, only_on_first(bench, state))
+    assert mine.up.weight.is_meta
+
+
+def an_unexpected_key_is_an_error_on_every_rank_and_not_only_on_the_first(bench):
+    state = {**numbers(Net()), "extra": torch.ones(2)}
+    theirs = sharded(Net)
+    if bench.rank == 0:
+        with fails(RuntimeError, 'Unexpected key(s) in state_dict: "extra"'):
+            torchs(theirs, dict(state), options=BROADCAST)
+    else:
+        torchs(theirs, {}, options=BROADCAST)
+    with fails(RuntimeError, 'Unexpected key(s) in state_dict: "extra"'):
+        set_ours(bench, sharded(Net), only_on_first(bench, state))
+
+
+def without_strict_the_result_is_torch_s(bench):
+    state = {**numbers(Net()), "extra": torch.ones(2)}
+    del state["odd.bias"]
+    theirs, mine = real(), real()
+    expected = torchs(theirs, only_on_first(bench, state), options=LENIENT)
+    returned = set_ours(bench, mine, only_on_first(bench, state), LENIENT)
+    assert returned == expected and type(returned) is type(expected), (returned, expected)
+    assert_equal(mine, theirs, "after the load")
+
+
+class Counted(nn.Module):
+    """Puts a value that is no tensor into its state dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.seen = nn.Linear(4, 4), 0
+
+    def get_extra_state(self):
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"]
+
+
+def a_value_that_is_no_tensor_reaches_every_rank(bench):
+    whole = Counted()
+    whole.seen = 7
+    theirs, mine = sharded(Counted), sharded(Counted)
+    torchs(theirs, only_on_first_deep(bench, whole.state_dict()), options=BROADCAST)
+    set_ours(bench, mine, only_on_first_deep(bench, whole.state_dict()))
+    assert theirs.seen == mine.seen == 7
+    assert_same_bytes(local(mine.up.weight), local(theirs.up.weight), "up.weight")
+
+
+def only_on_first_deep(bench, state):
+    return dict(state) if bench.rank == 0 else {}
+
+
+def options_that_torch_refuses_are_refused_alike(bench):
+    options = StateDictOptions(broadcast_from_rank0=True)
+    for call in (torchs, lambda *a, **k: ckptd.torch.set_model_state_dict(*a, address=bench.address, **k)):
+        with fails(ValueError, "full_state_dict must be True"):
+            call(sharded(Net), {}, options=options)
+
+
+def sharded_state_dicts_are_left_to_torch(bench):
+    theirs, mine = real(), real()
+    state = {name: t.clone() + 1 for name, t in theirs.state_dict().items()}
+    ckptd.torch.set_model_state_dict(mine, dict(state), address="/nowhere/ckptd.sock")
+    torchs(theirs, dict(state))
+    assert_equal(mine, theirs, "after the load")
+
+
+def a_lazy_dict_that_every_rank_has_needs_no_broadcast(bench):
+    state = numbers(Net())
+    path = bench.save(state)
+    theirs, mine = real(), real()
+    torchs(theirs, dict(state), options=StateDictOptions(full_state_dict=True))
+    lazy = ckptd.torch.load_state_dict(path, every_rank=True, address=bench.address)
+    set_ours(bench, mine, lazy, StateDictOptions(full_state_dict=True))
+    assert_equal(mine, theirs, "after the load")
+
+
+def torch_is_called_where_that_was_allowed(bench):
+    state = numbers(Net())
+    theirs, mine = sharded(Net), sharded(Net)
+    torchs(theirs, only_on_first(bench, state), options=BROADCAST)
+    set_ours(bench, mine, only_on_first(bench, state), address="/nowhere/x.sock", fallback="native")
+    settle_buffers(mine, theirs)
+    assert_equal(mine, theirs, "after the load")
+    with fails(ckptd.Unavailable, "ckptd launch"):
+        set_ours(bench, sharded(Net), only_on_first(bench, state), address="/nowhere/x.sock")
+
+
+# -- DistModule ----------------------------------------------------------------
+
+
+def dist_module(bench, module, **options):
+    options.setdefault("address", bench.address)
+    return ckptd.torch.DistModule(module, **options)
+
+
+def by_the_contract(bench, model, state):
+    """What a DistModule does, with torch alone: broadcast whole tensors, shard, assign."""
+    parts = {}
+    for name, like in model.state_dict().items():
+        whole = state[name].clone() if bench.rank == 0 else torch.empty(like.shape, dtype=like.dtype)
+        dist.broadcast(whole, src=0)
+        if isinstance(like, DTensor):
+            whole = distribute_tensor(whole, like.device_mesh, like.placements)
+        parts[name] = whole
+    return model.load_state_dict(parts, assign=True)
+
+
+def a_dist_module_loads_as_its_contract_says(bench):
+    state = numbers(Net())
+    theirs, inner = sharded(Net), sharded(Net)
+    expected = by_the_contract(bench, theirs, state)
+    mine = dist_module(bench, inner)
+    returned = mine.load_state_dict(only_on_first(bench, state), assign=True)
+    assert returned == expected and type(returned) is type(expected)
+    settle_buffers(inner, theirs)
+    assert_equal(inner, theirs, "after the load")
+    assert_trains_alike(mine, theirs)
+
+
+def a_dist_module_fills_a_real_model_too(bench):
+    state = numbers(Net())
+    theirs, inner = filled_before(Net, state), real()
+    dist_module(bench, inner).load_state_dict(bench.save(state))
+    assert_equal(inner, theirs, "after the load")
+
+
+def a_dist_module_says_which_keys_do_not_fit_on_every_rank(bench):
+    state = {**numbers(Net()), "extra": torch.ones(2)}
+    del state["odd.bias"]
+    whole = Net().load_state_dict(dict(state), strict=False)
+    mine = dist_module(bench, real())
+    assert mine.load_state_dict(only_on_first(bench, state), strict=False) == whole
+    with fails(RuntimeError, 'Missing key(s) in state_dict: "odd.bias"', '"extra"'):
+        mine.load_state_dict(only_on_first(bench, state))
+
+
+def a_dist_module_is_its_module_in_all_else(bench):
+    inner = Bare()
+    mine = dist_module(bench, inner)
+    mine.note = "kept"
+    assert inner.note == "kept" and mine.note == "kept" and mine.up is inner.up
+    assert mine.module is inner
+    assert mine.state_dict().keys() == inner.state_dict().keys()
+    assert mine.state_dict(prefix="a.").keys() == inner.state_dict(prefix="a.").keys()
+    assert [n for n, _ in mine.named_parameters()] == [n for n, _ in inner.named_parameters()]
+    mine.eval()
+    assert not inner.training and not mine.training and not inner.up.training
+    tokens = torch.arange(4)
+    assert torch.equal(mine(tokens), inner(tokens))
+    mine.up = nn.Linear(8, 12)
+    assert inner.up is mine.up and "up" not in dict(mine.named_children())
+    del mine.note
+    assert not hasattr(inner, "note")
+    with fails(AttributeError, "nothing"):
+        mine.nothing  # noqa: B018
+
+
+def torch_fills_a_dist_module_where_that_was_allowed(bench):
+    state = numbers(Net())
+    theirs, inner = sharded(Net), sharded(Net)
+    torchs(theirs, only_on_first(bench, state), options=BROADCAST)
+    mine = dist_module(bench, inner, address="/nowhere/x.sock", fallback="native")
+    mine.load_state_dict(only_on_first(bench, state))
+    settle_buffers(inner, theirs)
+    assert_equal(inner, theirs, "after the load")
+
+
+# -- plain dicts -----------------------------------------------------------------
+
+
+def shard_ours(bench, state, meta, into, **options):
+    options.setdefault("address", bench.address)
+    if bench.rank == 0:
+        ckptd.torch.broadcast_and_shard_state_dict(state, meta, into, **options)
+    else:
+        ckptd.torch.shard_broadcasted_state_dict(meta, into, **options)
+
+
+def a_dict_is_sharded_as_the_model_says(bench):
+    state = numbers(Net())
+    theirs, mine = sharded(Net), sharded(Net)
+    by_the_contract(bench, theirs, state)
+    parts = {}
+    shard_ours(bench, state, mine.state_dict(), parts)
+    assert list(parts) == list(mine.state_dict())
+    mine.load_state_dict(parts, assign=True)
+    settle_buffers(mine, theirs)
+    assert_equal(mine, theirs, "after the load")
+    assert_trains_alike(mine, theirs)
+
+
+def a_dict_over_any_placements_is_distribute_tensor_s(bench):
+    mesh = init_device_mesh("cpu", (bench.world,))
+    generator = torch.Generator().manual_seed(5)
+    state = {name: torch.randn(shape, generator=generator) for name, shape in
+             {"rows": (5, 6), "columns": (3, 5), "whole": (4,), "none": (1, 2), "plain": (3, 3)}.items()}
+    places = {"rows": [Shard(0)], "columns": [Shard(1)], "whole": [Replicate()], "none": [Shard(0)]}
+    expected = {name: distribute_tensor(state[name], mesh, p) for name, p in places.items()}
+    meta = {name: distribute_tensor(torch.empty_like(state[name], device="meta"), mesh, p)
+            for name, p in places.items()}
+    meta["plain"] = torch.empty(3, 3, device="meta")
+    for options in ({}, {"address": "/nowhere/x.sock", "fallback": "native"}):
+        parts = {}
+        shard_ours(bench, state, meta, parts, **options)
+        for name, there in expected.items():
+            here = parts[name]
+            assert here.placements == there.placements and here.device_mesh == there.device_mesh
+            assert here.shape == there.shape and here.stride() == there.stride(), name
+            assert_same_bytes(here.to_local(), there.to_local().contiguous(), name)
+        assert torch.equal(parts["plain"], state["plain"]) and not isinstance(parts["plain"], DTensor)
+
+
+def each_side_of_sharding_belongs_to_its_ranks(bench):
+    if bench.rank == 0:
+        with fails(ValueError, "rank 0"):
+            ckptd.torch.shard_broadcasted_state_dict({}, {})
+    else:
+        with fails(ValueError, "not rank 0"):
+            ckptd.torch.broadcast_and_shard_state_dict({}, {}, {})
+
+
+def a_name_that_rank_0_lacks_is_a_key_error_on_every_rank(bench):
+    state, parts = numbers(Net()), {}
+    del state["up.bias"]
+    with fails(KeyError, "up.bias"):
+        shard_ours(bench, state, sharded(Net).state_dict(), parts)
+    assert parts == {}
+
+
+TWO = [
+    a_model_on_meta_takes_the_checkpoint_s_types_as_with_torch,
+    a_model_on_meta_trains_as_with_torch,
+    a_real_model_keeps_its_types_as_with_torch,
+    tied_weights_of_a_real_model_stay_tied_as_with_torch,
+    a_missing_key_is_torch_s_error_on_every_rank,
+    an_unexpected_key_is_an_error_on_every_rank_and_not_only_on_the_first,
+    without_strict_the_result_is_torch_s,
+    a_value_that_is_no_tensor_reaches_every_rank,
+    options_that_torch_refuses_are_refused_alike,
+    sharded_state_dicts_are_left_to_torch,
+    a_lazy_dict_that_every_rank_has_needs_no_broadcast,
+    torch_is_called_where_that_was_allowed,
+    a_dist_module_loads_as_its_contract_says,
+    a_dist_module_fills_a_real_model_too,
+    a_dist_module_says_which_keys_do_not_fit_on_every_rank,
+    a_dist_module_is_its_module_in_all_else,
+    torch_fills_a_dist_module_where_that_was_allowed,
+    a_dict_is_sharded_as_the_model_says,
+    a_dict_over_any_placements_is_distribute_tensor_s,
+    each_side_of_sharding_belongs_to_its_ranks,
+    a_name_that_rank_0_lacks_is_a_key_error_on_every_rank,
+]
+CASES = {2: TWO, 4: [TWO[1], TWO[2], a_dist_module_loads_as_its_contract_says,
+                     a_dict_over_any_placements_is_distribute_tensor_s]}

@@ -1,0 +1,90 @@
+"""The functions that spread rank 0's state, in a process that is alone; and errors between ranks."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ckptd  # noqa: E402
+import ckptd.torch  # noqa: E402
+from ckptd.torch import _agree  # noqa: E402
+from fsdp_cases import Net, numbers  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from torch import nn  # noqa: E402
+
+
+def assert_filled(model, state):
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_process_that_is_alone_needs_no_process_group(daemon, tmp_path, in_memory):
+    state, model = numbers(Net()), Net()
+    save_file(state, tmp_path / "m.safetensors")
+    given = state if in_memory else tmp_path / "m.safetensors"
+    result = ckptd.torch.DistModule(model, address=daemon.path).load_state_dict(given)
+    assert result == Net().load_state_dict(state)
+    assert_filled(model, state)
+
+
+def test_one_of_several_processes_without_a_group_is_told_so(daemon, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ckptd.FailedPrecondition, match="init_process_group") as raised:
+        ckptd.torch.DistModule(Net(), address=daemon.path).load_state_dict(numbers(Net()))
+    assert raised.value.reason == "NO_PROCESS_GROUP"
+
+
+def test_a_name_of_a_file_can_be_taken_twice(daemon, tmp_path):
+    state = {"a.weight": torch.randn(3, 3), "a.bias": torch.randn(3)}
+    save_file(state, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    lazy = ckptd.torch.load_state_dict(tmp_path / "m.safetensors", address=daemon.path)
+    entries = {f"{new}.{what}": lazy.entries[f"a.{what}"] for new in "ab" for what in ("weight", "bias")}
+    model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    renamed = ckptd.torch.LazyStateDict(entries, address=daemon.path)
+    ckptd.torch.DistModule(model, address=daemon.path).load_state_dict(renamed)
+    for name in "ab":
+        assert torch.equal(model[name].weight, state["a.weight"])
+        assert torch.equal(model[name].bias, state["a.bias"])
+
+
+def test_two_names_of_a_file_can_change_places(daemon, tmp_path):
+    state = {"a.weight": torch.randn(3, 3), "b.weight": torch.randn(3, 3)}
+    save_file(state, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    lazy = ckptd.torch.load_state_dict(tmp_path / "m.safetensors", address=daemon.path)
+    lazy.entries["a.weight"], lazy.entries["b.weight"] = lazy.entries["b.weight"], lazy.entries["a.weight"]
+    model = nn.ModuleDict({n: nn.Linear(3, 3, bias=False) for n in "ab"})
+    ckptd.torch.DistModule(model, address=daemon.path).load_state_dict(lazy)
+    assert torch.equal(model["a"].weight, state["b.weight"])
+    assert torch.equal(model["b"].weight, state["a.weight"])
+
+
+def test_a_value_that_is_no_tensor_is_refused_under_a_tensor_s_name(daemon):
+    state = {**numbers(Net()), "up.bias": "text"}
+    with pytest.raises(RuntimeError, match=r"size mismatch for up.bias|up.bias is a tensor"):
+        ckptd.torch.DistModule(Net(), address=daemon.path).load_state_dict(state)
+
+
+def test_another_fallback_than_the_original_is_refused():
+    with pytest.raises(ckptd.InvalidArgument, match="'native'"):
+        ckptd.torch.DistModule(Net(), fallback="copy")
+
+
+class Own(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error,kind", [
+    (KeyError("lost"), KeyError), (ValueError("bad"), ValueError), (FileNotFoundError(2, "no file"), OSError),
+    (Own("odd"), RuntimeError), (KeyboardInterrupt("stop"), RuntimeError),
+])
+def test_an_error_keeps_its_kind_on_its_way_to_other_ranks(error, kind):
+    heard = _agree.from_text(_agree.as_text(error, 3))
+    assert type(heard) is kind and "rank 3: " in str(heard)
+    if type(error) is Own:
+        assert "Own: odd" in str(heard)
+
+
+def test_an_error_of_ours_keeps_reason_and_facts_on_its_way():
+    error = ckptd.NotFound("loading x: gone", "SOURCE_NOT_FOUND", {"file": "x"})
+    heard = _agree.from_text(_agree.as_text(error, 2))
+    assert type(heard) is ckptd.NotFound and heard.reason == "SOURCE_NOT_FOUND"
+    assert heard.facts == {"file": "x", "rank": "2"} and heard.message == "rank 2: loading x: gone"

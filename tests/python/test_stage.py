@@ -1,0 +1,119 @@
+"""A state dict of this process as a safetensors file in memory."""
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ckptd  # noqa: E402
+from ckptd.torch import _stage  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+
+@pytest.fixture
+def staged():
+    """staged(tensors) -> a MemoryFile that is closed after the test."""
+    made = []
+
+    def make(tensors):
+        made.append(_stage.MemoryFile(tensors))
+        return made[-1]
+
+    yield make
+    for file in made:
+        file.close()
+
+
+def tensors():
+    generator = torch.Generator().manual_seed(2)
+    return {
+        "plain": torch.randn(5, 7, generator=generator),
+        "half": torch.randn(3, generator=generator).to(torch.bfloat16),
+        "fp8": torch.randn(4, 4, generator=generator).to(torch.float8_e4m3fn),
+        "flags": torch.tensor([True, False, True]),
+        "one": torch.tensor(3),
+        "none": torch.zeros(0, 4),
+        "turned": torch.randn(6, 9, generator=generator).t(),
+        "every other": torch.randn(8, 4, generator=generator)[::2, 1:],
+    }
+
+
+def test_safetensors_reads_what_was_written(staged):
+    expected = tensors()
+    found = load_file(staged(expected).path)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape, name
+        if tensor.numel():
+            assert torch.equal(found[name].view(torch.uint8) if tensor.dim() else found[name],
+                               tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor), name
+
+
+def test_tensors_larger_than_a_block_are_written_in_any_memory_order(staged, monkeypatch):
+    monkeypatch.setattr(_stage, "_BLOCK", 1000)
+    expected = {"rows": torch.randn(700, 33), "turned": torch.randn(90, 800).t(), "deep": torch.randn(7, 60, 40).transpose(1, 2)}
+    found = load_file(staged(expected).path)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_tensors_that_are_the_same_memory_are_stored_once(staged):
+    weight = torch.randn(50, 4)
+    file = staged({"a": weight, "b": weight, "part": weight[:2], "equal": weight.clone()})
+    with safe_open(file.path, "pt") as opened:
+        assert sorted(opened.keys()) == ["a", "equal", "part"]
+        assert opened.metadata() == {"format": "pt", "b": "a"}
+
+
+def test_nothing_can_change_what_the_daemons_read(staged):
+    file = staged({"a": torch.ones(4)})
+    fd = os.open(file.path, os.O_RDWR)
+    with pytest.raises(PermissionError):
+        os.pwrite(fd, b"x", 0)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 0)
+    os.close(fd)
+
+
+def test_its_memory_is_gone_when_it_is_closed(staged):
+    file = staged({"a": torch.ones(4)})
+    path = file.path
+    file.close()
+    file.close()
+    assert not os.path.exists(path)
+
+
+def test_a_folder_that_both_see_can_be_named(staged, tmp_path, monkeypatch):
+    monkeypatch.setenv("CKPTD_STAGE_DIR", str(tmp_path))
+    file = staged({"a": torch.arange(4.0)})
+    assert os.path.dirname(file.path) == str(tmp_path)
+    assert os.stat(file.path).st_mode & 0o777 == 0o600
+    assert torch.equal(load_file(file.path)["a"], torch.arange(4.0))
+    file.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_dict_for_which_there_is_no_room_is_refused_before_anything_is_written(monkeypatch):
+    monkeypatch.setattr(_stage, "available_bytes", lambda: (64 << 20) + 1000)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ckptd.ResourceExhausted, match="there is room for 1e-06 GB; save it to a file") as raised:
+        _stage.MemoryFile({"a": torch.ones(1000)})
+    assert raised.value.reason == "NO_MEMORY"
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_room_is_within_what_the_system_has_free():
+    with open("/proc/meminfo") as file:
+        total = int(next(line for line in file if line.startswith("MemTotal")).split()[1]) * 1024
+    assert 0 < _stage.available_bytes() <= total
+
+
+@pytest.mark.parametrize("tensor,reason", [
+    (torch.empty(2, device="meta"), "NO_VALUES"),
+    (torch.zeros(2, dtype=torch.complex128), "DTYPE_UNSUPPORTED"),
+])
+def test_a_tensor_that_cannot_be_written_is_named(tensor, reason):
+    with pytest.raises(ckptd.Error, match="spreading odd") as raised:
+        _stage.MemoryFile({"fine": torch.ones(2), "odd": tensor})
+    assert raised.value.reason == reason

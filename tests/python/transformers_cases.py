@@ -1,0 +1,157 @@
+"""Small models with random weights, the ways to load them, and what can be compared of one."""
+
+import torch
+import transformers
+
+SIZES = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+         "num_attention_heads": 4}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+FIVE = transformers.__version__.startswith("5.")
+
+
+def _qwen_moe():
+    return transformers.Qwen3MoeConfig(**GROUPED, head_dim=16, num_experts=4, num_experts_per_tok=2,
+                                       moe_intermediate_size=32, decoder_sparse_step=1)
+
+
+CONFIGS = {
+    "llama": lambda: transformers.LlamaConfig(**GROUPED),
+    "llama-odd": lambda: transformers.LlamaConfig(**{**GROUPED, "vocab_size": 251}),
+    "mixtral": lambda: transformers.MixtralConfig(**GROUPED, num_local_experts=4),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=256, n_embd=64, n_layer=2, n_head=4),
+    "qwen2": lambda: transformers.Qwen2Config(**GROUPED, tie_word_embeddings=True),
+    "qwen3-moe": _qwen_moe,
+    "bert": lambda: transformers.BertConfig(**SIZES),
+    "t5": lambda: transformers.T5Config(vocab_size=256, d_model=64, d_ff=128, d_kv=16, num_layers=2, num_heads=4),
+}
+MAKERS = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
+
+
+class Case:
+    """One way to load one model. options: of from_pretrained; parallel: "tp" or "fsdp"."""
+
+    def __init__(self, name, model, parallel=None, maker=None, shards=None, **options):
+        self.name, self.model, self.parallel, self.shards, self.options = name, model, parallel, shards, options
+        self.maker = maker or MAKERS.get(model, "AutoModelForCausalLM")
+
+    def path(self, folder):
+        return folder / f"{self.model}{'-' + self.shards if self.shards else ''}"
+
+    def save(self, folder):
+        """Writes the checkpoint, unless it is there; its folder."""
+        path = self.path(folder)
+        if not path.exists():
+            torch.manual_seed(11)
+            made = getattr(transformers, MAKERS.get(self.model, "AutoModelForCausalLM"))
+            named = {"max_shard_size": self.shards} if self.shards else {}
+            made.from_config(CONFIGS[self.model]()).save_pretrained(path, **named)
+        return path
+
+    def load(self, path, world):
+        """(model, loading info)."""
+        options = dict(self.options)
+        if "num_labels" not in options and self.parallel:
+            options.update(parallel_options(self.parallel, world))
+        torch.manual_seed(5)  # for what a checkpoint lacks
+        maker = getattr(transformers, self.maker)
+        return maker.from_pretrained(str(path), output_loading_info=True, **options)
+
+
+def parallel_options(parallel, world):
+    if not FIVE:
+        return {"tp_plan": "auto"}
+    from transformers.distributed import DistributedConfig
+
+    sizes = {"tp": {"tp_size": world}, "fsdp": {"fsdp_size": world}}
+    return {"distributed_config": DistributedConfig(**sizes[parallel])}
+
+
+BF16, F16 = torch.bfloat16, torch.float16
+PLAIN = [
+    Case("llama", "llama"),
+    Case("llama as bfloat16", "llama", dtype=BF16),
+    Case("llama in the file's dtype", "llama", dtype="auto"),
+    Case("llama in several files", "llama", shards="100KB", dtype=BF16),
+    Case("llama without its head", "llama", maker="AutoModel"),
+    Case("llama with a new head", "llama", maker="AutoModelForSequenceClassification", num_labels=3),
+    Case("llama of another vocabulary", "llama", vocab_size=100, ignore_mismatched_sizes=True),
+    Case("mixtral", "mixtral"),
+    Case("mixtral in several files", "mixtral", shards="100KB", dtype=BF16),
+    Case("gpt2, tied", "gpt2"),
+    Case("qwen2, tied", "qwen2", dtype=BF16),
+    Case("qwen3 with experts", "qwen3-moe"),
+    Case("bert", "bert"),
+    Case("bert's encoder", "bert", maker="AutoModel", dtype=F16),
+    Case("t5, some kept in float32", "t5", dtype=F16),
+]
+TP = [
+    Case("tp llama", "llama", "tp"),
+    Case("tp llama as bfloat16", "llama", "tp", dtype=BF16),
+    Case("tp llama in several files", "llama", "tp", shards="100KB"),
+    Case("tp qwen2, tied", "qwen2", "tp"),
+    Case("tp mixtral", "mixtral", "tp"),
+    Case("tp qwen3 with experts", "qwen3-moe", "tp", dtype=BF16),
+]
+FSDP = [
+    Case("fsdp llama", "llama", "fsdp"),
+    Case("fsdp llama of an odd vocabulary", "llama-odd", "fsdp", dtype=BF16),
+    Case("fsdp mixtral", "mixtral", "fsdp"),
+    Case("fsdp qwen2, tied", "qwen2", "fsdp"),
+]
+CASES = {1: PLAIN, 2: TP + FSDP if FIVE else TP}
+
+
+def _bits(tensor):
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    data = local.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    placed = str(getattr(tensor, "placements", ""))
+    return (tensor.dtype, tuple(tensor.shape), tensor.stride(), tuple(local.shape), local.stride(), placed,
+            tensor.requires_grad, type(tensor).__name__, tensor.device.type, data)
+
+
+def facts_of(model):
+    """name -> all that can be told of a parameter or buffer, and which names are one tensor."""
+    held = dict(model.named_parameters(remove_duplicate=False))
+    held.update(model.named_buffers(remove_duplicate=False))
+    facts = {name: _bits(tensor) for name, tensor in held.items()}
+    first = {}
+    facts["tied"] = {name: first.setdefault(id(tensor), name) for name, tensor in held.items()}
+    facts["training"] = model.training
+    return facts
+
+
+def behaviour_of(model):
+    """What a forward, a backward and, of language models, greedy generation give."""
+    torch.manual_seed(2)
+    if getattr(model.config, "pad_token_id", None) is None:
+        model.config.pad_token_id = 0
+    words = torch.arange(24).reshape(2, 12) % 97
+    named = {"decoder_input_ids": words} if model.config.is_encoder_decoder else {}
+    if "CausalLM" in type(model).__name__ or "LMHead" in type(model).__name__:
+        named["labels"] = words
+    out = model(input_ids=words, attention_mask=torch.ones_like(words), **named)
+    values = [v for v in (getattr(out, "loss", None), out[0], getattr(out, "logits", None)) if v is not None]
+    found = {"out": [_bits(value)[:2] + (_bits(value)[-1],) for value in values]}
+    values[0].float().sum().backward()
+    found["gradients"] = {n: _bits(p.grad)[-1] for n, p in model.named_parameters() if p.grad is not None}
+    return found
+
+
+def generated_by(model, words=6):
+    asked = torch.arange(5).reshape(1, 5)
+    return model.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=words, do_sample=False,
+                          pad_token_id=0).tolist()
+
+
+def difference(native, ours, path=""):
+    """The first thing in which two such values differ, in words; None for none."""
+    if isinstance(native, dict) and isinstance(ours, dict):
+        if native.keys() != ours.keys():
+            return f"{path}: {sorted(map(str, native.keys() ^ ours.keys()))} in one only"
+        found = (difference(native[key], ours[key], f"{path}/{key}") for key in native)
+        return next(filter(None, found), None)
+    if isinstance(native, (list, tuple)) and isinstance(ours, (list, tuple)) and len(native) == len(ours):
+        found = (difference(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(native, ours)))
+        return next(filter(None, found), None)
+    same = native == ours
+    return None if same else f"{path}: {str(native)[:80]} natively, {str(ours)[:80]} here"
