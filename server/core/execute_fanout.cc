@@ -1,7 +1,9 @@
 #include "server/core/execute_fanout.h"
 
-#include <future>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include "common/base/reasons.h"
 #include "common/base/status.h"
 
 namespace ckptd {
@@ -61,43 +63,67 @@ void ExecuteFanout::Tick() {
   }
 }
 
-std::pair<uint32_t, absl::Status> ExecuteFanout::broken() const {
+ExecuteFanout::Failure ExecuteFanout::broken() const {
   MutexLock lock(mutex_);
   return {broken_rank_, broken_};
 }
 
-std::pair<uint32_t, absl::Status> ExecuteFanout::Finish() {
+ExecuteFanout::Failure ExecuteFanout::Finish() {
   Stop();
   if (auto early = broken(); !early.second.ok()) return early;
-  std::vector<std::future<absl::StatusOr<ReadReport>>> answers;
+  Answers answers;
   for (const auto& stream : streams_) {
     ExecuteStream* const raw = stream.get();
     answers.push_back(std::async(std::launch::async, [raw] { return raw->Finish(); }));
   }
-  std::pair<uint32_t, absl::Status> first{0, absl::OkStatus()};
+  Failure first;
+  Clock::time_point moved = Clock::now();
   for (size_t left = answers.size(); left > 0;) {
-    progress_();  // of the members that still read
-    const std::chrono::nanoseconds patience = kTick / left;
-    for (size_t i = 0; i < answers.size(); ++i) {
-      if (!answers[i].valid() || answers[i].wait_for(patience) != std::future_status::ready) {
-        continue;
-      }
-      --left;
-      absl::StatusOr<ReadReport> answer = answers[i].get();
-      if (!answer.ok() && first.second.ok()) {
-        first = {members_[i].rank, answer.status()};
-        AbortOthers(i, answer.status());
-      }
-      if (!answer.ok() || members_[i].read.empty()) continue;
-      answer->reader = members_[i].rank;
-      reports_.push_back(*std::move(answer));
-    }
+    const Progress progress = progress_();  // of the members that still read
+    const size_t answered = Collect(answers, kTick / left, first);
+    left -= answered;
+    if (answered > 0 || progress.bytes_done < progress.bytes_total) moved = Clock::now();
+    if (!first.second.ok() || Clock::now() - moved < load_.patience) continue;
+    first = StandsStill(answers);
+    if (!first.second.ok()) AbortOthers({}, first.second);
   }
   return first;
 }
 
+size_t ExecuteFanout::Collect(Answers& answers, std::chrono::nanoseconds wait, Failure& first) {
+  size_t answered = 0;
+  for (size_t i = 0; i < answers.size(); ++i) {
+    if (!answers[i].valid() || answers[i].wait_for(wait) != std::future_status::ready) continue;
+    ++answered;
+    absl::StatusOr<ReadReport> answer = answers[i].get();
+    if (!answer.ok() && first.second.ok()) {
+      first = {members_[i].rank, answer.status()};
+      AbortOthers(i, answer.status());
+    }
+    if (!answer.ok() || members_[i].read.empty()) continue;
+    answer->reader = members_[i].rank;
+    reports_.push_back(*std::move(answer));
+  }
+  return answered;
+}
+
+ExecuteFanout::Failure ExecuteFanout::StandsStill(const Answers& answers) const {
+  std::vector<uint32_t> ranks;
+  for (size_t i = 0; i < answers.size(); ++i) {
+    if (answers[i].valid() && members_[i].scatter.has_value()) ranks.push_back(members_[i].rank);
+  }
+  if (ranks.empty()) return {};
+  return {ranks.front(),
+          MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                    fmt::format("waiting for rank {} to receive by NCCL: all was read and sent, "
+                                "and nothing has come to an end for {:.0f} s; look at the GPUs "
+                                "and links between them, then load again, or with --comm host",
+                                fmt::join(ranks, ", "),
+                                std::chrono::duration<double>(load_.patience).count()))};
+}
+
 // Who still works for nothing stops then, and answers.
-void ExecuteFanout::AbortOthers(size_t failed, const absl::Status& why) {
+void ExecuteFanout::AbortOthers(std::optional<size_t> failed, const absl::Status& why) {
   for (size_t i = 0; i < members_.size(); ++i) {
     if (i == failed || !members_[i].works()) continue;
     // Who cannot be told is about to be dropped, which ends its stream.

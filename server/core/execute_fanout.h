@@ -3,7 +3,9 @@
 #ifndef CKPTD_SERVER_CORE_EXECUTE_FANOUT_H_
 #define CKPTD_SERVER_CORE_EXECUTE_FANOUT_H_
 
+#include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "server/core/links.h"
 
@@ -34,24 +37,36 @@ class ExecuteFanout {
     uint64_t epoch = 0;
     std::string name;
     Deadline deadline;
+    // How long nothing may happen once all bytes were read, while ranks still wait for what a
+    // communicator brings: each of its exchanges takes less.
+    std::chrono::nanoseconds patience = std::chrono::seconds(8);
   };
   ExecuteFanout(std::vector<Member> members, Load load, std::function<Progress()> progress);
   ~ExecuteFanout();
   ExecuteFanout(const ExecuteFanout&) = delete;
   ExecuteFanout& operator=(const ExecuteFanout&) = delete;
 
-  // The first stream's error and its rank; OK while all run.
-  std::pair<uint32_t, absl::Status> broken() const;
+  // A rank and why it failed; OK: none did.
+  using Failure = std::pair<uint32_t, absl::Status>;
+  // The first stream's; OK while all run.
+  Failure broken() const;
   // Tells every member that the leader's own reading is done and waits for them
   // all, calling `progress` meanwhile: the first rank that failed and why, or (0, OK).
-  std::pair<uint32_t, absl::Status> Finish();
+  // DeadlineExceeded DEADLINE names ranks for which a communicator stands still.
+  Failure Finish();
   // After Finish: of the members that read.
   const std::vector<ReadReport>& reports() const { return reports_; }
 
  private:
   void Tick();
   void Stop();
-  void AbortOthers(size_t failed, const absl::Status& why);
+  using Answers = std::vector<std::future<absl::StatusOr<ReadReport>>>;
+  // Notes who has answered, and tells the others of the first error. How many did.
+  size_t Collect(Answers& answers, std::chrono::nanoseconds wait, Failure& first);
+  // OK unless a member that still has not answered waits for a communicator.
+  Failure StandsStill(const Answers& answers) const;
+  // All but `failed`.
+  void AbortOthers(std::optional<size_t> failed, const absl::Status& why);
 
   const std::vector<Member> members_;
   const Load load_;

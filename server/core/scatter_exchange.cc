@@ -159,7 +159,8 @@ Deadline ScatterExchange::Patience(size_t turn) const {
   // Who reads knows that its bytes are there, and that all others wait for them. Who does not
   // cannot tell slow storage from a dead link: the readers can, and heartbeats.
   if (!turn_of_.has_value() || call_.readers.size() > 1) return deadline_;
-  const std::chrono::seconds patience = turn == 0 ? kFirstPatience : kStepPatience;
+  std::chrono::milliseconds patience = kStepPatience;
+  if (turn == 0) patience += kConnectPatience * call_.ranks.size();
   return std::min<Deadline>(deadline_, Clock::now() + patience);
 }
 

@@ -30,9 +30,10 @@ class ScatterExchange final : public StepUser {
  public:
   // Steps of a reader that are filled while others are sent.
   static constexpr size_t kViews = 2;
-  // How long the others may take for one exchange, and for the first, which connects them.
+  // How long the others may take for one exchange. The first connects them: so much more for
+  // each rank.
   static constexpr std::chrono::seconds kStepPatience{8};
-  static constexpr std::chrono::seconds kFirstPatience{30};
+  static constexpr std::chrono::milliseconds kConnectPatience{10};
 
   // What this rank receives. Null plan: nothing, it has its shard.
   struct Own {

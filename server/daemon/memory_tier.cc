@@ -138,6 +138,10 @@ absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& 
   } else {
     CKPTD_RETURN_IF_ERROR(OpenComms(config, *memory, tier));
   }
+  if (config.world_size > 1) {
+    tier.reason += tier.comms == nullptr ? "; without NCCL: " + tier.no_comms
+                                         : "; between GPUs " + tier.comms->version();
+  }
   tier.backend = std::move(memory);
   CKPTD_ASSIGN_OR_RETURN(tier.host_tier, MakeBehind(config));
   return tier;

@@ -214,9 +214,13 @@ class Job {
   }
 
   void Stop(absl::Status status) {
-    if (source_.user != nullptr) source_.user->Stop(status);
-    MutexLock lock(mutex_);
-    if (error_.ok()) error_ = std::move(status);
+    absl::Status first;
+    {
+      MutexLock lock(mutex_);
+      if (error_.ok()) error_ = std::move(status);
+      first = error_;
+    }
+    if (source_.user != nullptr) source_.user->Stop(first);
     // Last, so that whoever stops because of it finds the true error in place.
     stop_.store(true, std::memory_order_relaxed);
   }

@@ -164,6 +164,11 @@ def failure(bench, name, since, rank=0):
     return found["failure"]
 
 
+def test_who_asks_is_told_which_nccl_carries_bytes_or_why_none_does(cuda):
+    assert "; between GPUs NCCL 2." in cuda(2, daemon=NCCL, nccl={}).info()["why"]
+    assert "; without NCCL: --comm is host" in cuda(2, daemon=("--comm", "host"), nccl={}).info()["why"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("victim", [1, 3])
 def test_a_rank_that_is_lost_in_the_middle_is_named_and_the_next_load_works(cuda, tmp_path, number, victim):
@@ -200,3 +205,33 @@ def test_what_nccl_answers_ends_the_load_on_all_ranks_and_the_next_one_works(cud
     assert answer.returncode == 1 and "NCCL" in answer.stderr, answer.stderr
     assert time.monotonic() - since < LIMIT
     load(bench, source, "fsdp:4")
+
+
+def test_a_link_that_stands_still_is_given_up_and_the_next_load_works(cuda, tmp_path):
+    # What rank 0 sends is on its way; only rank 2 could tell that it does not arrive.
+    bench = cuda(4, daemon=(*NCCL, *HEARTBEATS), nccl={"faults": ["ncclRecv rank=2 nth=1 after_bytes=1000 hang=1"]})
+    source, _ = sample(tmp_path)
+    since = time.monotonic()
+    answer = bench.group.ctl("load", source, "--layout", "fsdp:4")
+    assert answer.returncode == 1 and "rank 2" in answer.stderr, answer.stderr
+    assert time.monotonic() - since < LIMIT
+    load(bench, source, "fsdp:4")
+
+
+def test_a_reader_whose_gpu_has_no_room_for_what_it_sends_says_so_and_the_next_load_works(cuda, tmp_path):
+    # Its own shard is the first that it allocates.
+    bench = cuda(2, "cuMemCreate nth=2 error=2 role=daemon", daemon=NCCL, nccl={})
+    source, _ = sample(tmp_path, count=2)
+    answer = bench.group.ctl("load", source, "--layout", "fsdp:2")
+    assert answer.returncode == 1 and "taking memory to send from" in answer.stderr, answer.stderr
+    load(bench, source, "fsdp:2")
+
+
+def test_when_the_leader_is_killed_in_the_middle_all_others_say_so_in_time(cuda, tmp_path):
+    bench = slow(cuda)
+    name = begin(bench, sample(tmp_path)[0])
+    since = time.monotonic()
+    os.kill(bench.group.pid(0), signal.SIGKILL)
+    for rank in (1, 2, 3):
+        why = failure(bench, name, since, rank)
+        assert "rank 0" in why["message"], why

@@ -1,6 +1,7 @@
 """Cases of what spreading costs: memory of trainers, and bytes that are read, by each function."""
 
 import contextlib
+import gc
 import os
 
 import ckptd
@@ -30,6 +31,7 @@ def status(field):
 @contextlib.contextmanager
 def within_its_shard(model):
     """This process's memory grows, at its height, by no more than its shard and SPARE."""
+    gc.collect()  # modules of an earlier case, whose shards would be given back meanwhile
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the height begins here
     before = status("VmRSS:")

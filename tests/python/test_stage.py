@@ -1,6 +1,7 @@
 """A state dict of this process as a safetensors file in memory."""
 
 import os
+import threading
 
 import pytest
 
@@ -76,10 +77,28 @@ def test_nothing_can_change_what_the_daemons_read(staged):
     os.close(fd)
 
 
+def joined():
+    """Waits for what close() left to a thread."""
+    for thread in set(threading.enumerate()) - {threading.main_thread()}:
+        thread.join(10)
+
+
 def test_its_memory_is_gone_when_it_is_closed(staged):
     file = staged({"a": torch.ones(4)})
     path = file.path
     file.close()
+    file.close()
+    joined()
+    assert not os.path.exists(path)
+
+
+def test_its_memory_is_gone_also_where_no_thread_can_be_had(staged, monkeypatch):
+    def none(_):
+        raise RuntimeError("can't start new thread")
+
+    file = staged({"a": torch.ones(4)})
+    path = file.path
+    monkeypatch.setattr(threading.Thread, "start", none)
     file.close()
     assert not os.path.exists(path)
 

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -66,6 +68,20 @@ class RandomSource {
 
   std::mt19937_64 random_;
 };
+
+// Files of random bytes in `folder`, as long as the index says; it then says where they are.
+inline void WriteFiles(const std::string& folder, CheckpointIndex& index) {
+  for (SourceFile& file : index.files) {
+    const std::string path = folder + "/" + std::filesystem::path(file.path).filename().string();
+    std::mt19937 random(static_cast<unsigned>(file.bytes));
+    std::string content(file.bytes, '\0');
+    for (char& c : content) c = static_cast<char>(random());
+    std::ofstream(path, std::ios::binary) << content;
+    file = {};
+    file.path = path;
+    file.bytes = content.size();
+  }
+}
 
 // Layouts of six ranks in every form that a group may take.
 inline const std::vector<std::string>& SixRankLayouts() {

@@ -1,10 +1,16 @@
 #include "server/core/execute_fanout.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -21,6 +27,8 @@ struct Script {
   bool alive = true;       // false: Send says that the member is gone
   absl::Status finish;
   std::promise<void> sent;  // at the first Send
+  bool silent = false;      // Finish does not return before Abort
+  std::promise<absl::Status> aborted;
 };
 
 class ScriptedStream final : public ExecuteStream {
@@ -31,6 +39,7 @@ class ScriptedStream final : public ExecuteStream {
     return script_.alive;
   }
   absl::StatusOr<ReadReport> Finish() override {
+    if (script_.silent) return script_.aborted.get_future().get();
     CKPTD_RETURN_IF_ERROR(script_.finish);
     return ReadReport();
   }
@@ -52,7 +61,8 @@ class StreamOnlyLink final : public MemberLink {
   }
   std::unique_ptr<TransferSink> OpenSink(const SinkCall&) override { return nullptr; }
   absl::Status Commit(const CommitCall&, Deadline) override { return absl::OkStatus(); }
-  absl::Status Abort(const std::string&, const absl::Status&, Deadline) override {
+  absl::Status Abort(const std::string&, const absl::Status& why, Deadline) override {
+    script_.aborted.set_value(why);
     return absl::OkStatus();
   }
   absl::StatusOr<bool> Holds(const std::string&, Deadline) override { return false; }
@@ -64,17 +74,33 @@ class StreamOnlyLink final : public MemberLink {
 
 class ExecuteFanoutTest : public ::testing::Test {
  protected:
+  static constexpr std::chrono::milliseconds kPatience{50};
+
   std::unique_ptr<ExecuteFanout> Start() {
     std::vector<ExecuteFanout::Member> members = {
-        {1, std::make_shared<StreamOnlyLink>(first_)},
-        {4, std::make_shared<StreamOnlyLink>(second_)}};
-    return std::make_unique<ExecuteFanout>(std::move(members),
-                                           ExecuteFanout::Load{1, "checkpoints/a", Soon()},
-                                           [] { return Progress(); });
+        {1, std::make_shared<StreamOnlyLink>(first_), {}, scatter_},
+        {4, std::make_shared<StreamOnlyLink>(second_), {}, scatter_}};
+    return std::make_unique<ExecuteFanout>(
+        std::move(members),
+        ExecuteFanout::Load{1, "checkpoints/a", Soon(), kPatience},
+        [this] { return progress_(); });
   }
 
+  // Progress as given, until well past the patience the first member fails with late_.
+  std::function<Progress()> FirstEndsLate(Progress progress) {
+    first_.silent = true;
+    return [this, progress, begun = Clock::now(), ended = false]() mutable {
+      const bool late = Clock::now() - begun > 4 * kPatience;
+      if (late && !std::exchange(ended, true)) first_.aborted.set_value(late_);
+      return progress;
+    };
+  }
+
+  const absl::Status late_ = absl::CancelledError("late");
   Script first_;
   Script second_;
+  std::optional<ScatterCall> scatter_;
+  std::function<Progress()> progress_ = [] { return Progress(); };
 };
 
 TEST_F(ExecuteFanoutTest, FinishesWhenAllMembersDo) {
@@ -118,6 +144,27 @@ TEST_F(ExecuteFanoutTest, GivesTheFirstMembersErrorAtTheEnd) {
   const auto [rank, why] = Start()->Finish();
   EXPECT_EQ(rank, 1u);
   EXPECT_EQ(why, first_.finish);
+}
+
+TEST_F(ExecuteFanoutTest, WhomACommunicatorDoesNotReachThoughAllWasReadIsNamedAndLetGo) {
+  scatter_.emplace();
+  second_.silent = true;
+  const auto [rank, why] = Start()->Finish();
+  EXPECT_EQ(rank, 4u);
+  EXPECT_THAT(why, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+  EXPECT_THAT(why.message(), ::testing::HasSubstr("rank 4"));
+}
+
+TEST_F(ExecuteFanoutTest, NobodyIsGivenUpWhileSomethingIsStillRead) {
+  scatter_.emplace();
+  second_.silent = true;
+  progress_ = FirstEndsLate({.bytes_total = 2, .bytes_done = 1});
+  EXPECT_EQ(Start()->Finish().second, late_);
+}
+
+TEST_F(ExecuteFanoutTest, WhoReceivesInAnotherWayIsWaitedFor) {
+  progress_ = FirstEndsLate({});
+  EXPECT_EQ(Start()->Finish().second, late_);
 }
 
 }  // namespace

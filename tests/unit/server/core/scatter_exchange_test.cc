@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <thread>
 
@@ -48,7 +47,7 @@ class ScatterWorld {
     RandomSource source(seed, 80);
     folder_ = testing::TempDir() + "scatterXXXXXX";
     EXPECT_NE(::mkdtemp(folder_.data()), nullptr);
-    for (SourceFile& file : source.index.files) WriteFile(file);
+    WriteFiles(folder_, source.index);
     index = std::make_shared<const CheckpointIndex>(std::move(source.index));
     const LayoutRules rules = LayoutRules::Parse(layout).value();
     std::vector<uint32_t> numbers(kRanks);
@@ -142,17 +141,6 @@ class ScatterWorld {
   std::vector<std::shared_ptr<BytesInProcess>> slabs;
 
  private:
-  void WriteFile(SourceFile& file) const {
-    const std::string path = folder_ + "/" + std::filesystem::path(file.path).filename().string();
-    std::mt19937 random(static_cast<unsigned>(file.bytes));
-    std::string content(file.bytes, '\0');
-    for (char& c : content) c = static_cast<char>(random());
-    std::ofstream(path, std::ios::binary) << content;
-    file = {};
-    file.path = path;
-    file.bytes = content.size();
-  }
-
   Outcome Read(const ScatterCall& call, CommKeeper& keeper,
                const std::function<absl::Status()>& interrupted) {
     TransitBackend backend;

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 
 #include "server/transfer/frame_receiver.h"
@@ -30,7 +29,7 @@ class Windows : public testing::TestWithParam<WindowCase> {
     RandomSource source(GetParam().seed, 80);
     folder_ = testing::TempDir() + "windowsXXXXXX";
     ASSERT_NE(::mkdtemp(folder_.data()), nullptr);
-    WriteFiles(source.index);
+    WriteFiles(folder_, source.index);
     index_ = std::make_shared<const CheckpointIndex>(std::move(source.index));
     ASSERT_OK_AND_ASSIGN(const LayoutRules rules,
                          LayoutRules::Parse(SixRankLayouts()[GetParam().layout]));
@@ -54,18 +53,6 @@ class Windows : public testing::TestWithParam<WindowCase> {
 
   using Memory = std::vector<std::vector<std::byte>>;
 
-  void WriteFiles(CheckpointIndex& index) {
-    for (SourceFile& file : index.files) {
-      const std::string path = folder_ + "/" + std::filesystem::path(file.path).filename().string();
-      std::mt19937 random(static_cast<unsigned>(file.bytes));
-      std::string content(file.bytes, '\0');
-      for (char& c : content) c = static_cast<char>(random());
-      std::ofstream(path, std::ios::binary) << content;
-      file = {};
-      file.path = path;
-      file.bytes = content.size();
-    }
-  }
   Memory Slabs() const {
     Memory slabs;
     for (const RankPlan& plan : plans_) slabs.emplace_back(plan.slab_bytes, std::byte{0xee});
