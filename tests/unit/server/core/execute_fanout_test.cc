@@ -158,7 +158,10 @@ TEST_F(ExecuteFanoutTest, WhomACommunicatorDoesNotReachThoughAllWasReadIsNamedAn
 TEST_F(ExecuteFanoutTest, NobodyIsGivenUpWhileSomethingIsStillRead) {
   scatter_.emplace();
   second_.silent = true;
-  progress_ = FirstEndsLate({.bytes_total = 2, .bytes_done = 1});
+  Progress half;
+  half.bytes_total = 2;
+  half.bytes_done = 1;
+  progress_ = FirstEndsLate(half);
   EXPECT_EQ(Start()->Finish().second, late_);
 }
 
