@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/base/status.h"
+#include "common/layout/whole_tensors.h"
 #include "common/layout/window_cuts.h"
 #include "common/layout/zone_reads.h"
 
@@ -128,6 +129,11 @@ std::vector<PlanWindow> GroupPlan::WindowsAt(std::span<const FilePlace> begins) 
     }
   }
   return windows;
+}
+
+std::vector<uint32_t> GroupPlan::WholeOn(std::span<const PlannedRank* const> ranks,
+                                         uint64_t least_bytes) const {
+  return FindWholeTensors(*index_, MembersOf(ranks).cohorts, least_bytes);
 }
 
 GroupPlan::Open GroupPlan::OpenWindow(const PlanWindow& window) const {

@@ -60,6 +60,9 @@ class GroupPlan {
                                   uint64_t copies) const;
   // The same, cut where the windows of a ScatterOrder begin: one for each of them.
   std::vector<PlanWindow> WindowsAt(std::span<const FilePlace> begins) const;
+  // As FindWholeTensors, of the cohorts of these ranks.
+  std::vector<uint32_t> WholeOn(std::span<const PlannedRank* const> ranks,
+                                uint64_t least_bytes) const;
   // A window, ready to be planned for one rank after the other. Thread-safe.
   class Open {
    public:

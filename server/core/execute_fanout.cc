@@ -119,7 +119,8 @@ ExecuteFanout::Failure ExecuteFanout::StandsStill(const Answers& answers) const 
                                 "and nothing has come to an end for {:.0f} s; look at the GPUs "
                                 "and links between them, then load again, or with --comm host",
                                 fmt::join(ranks, ", "),
-                                std::chrono::duration<double>(load_.patience).count()))};
+                                std::chrono::duration<double>(load_.patience).count()),
+                    {{"rank", std::to_string(ranks.front())}})};
 }
 
 // Who still works for nothing stops then, and answers.

@@ -14,6 +14,12 @@
 #include "server/core/load_runner.h"
 
 namespace ckptd {
+namespace {
+
+// A tensor that all ranks hold is an operation of its own from so many bytes on.
+constexpr uint64_t kLeastBroadcast = uint64_t{64} << 10;
+
+}  // namespace
 
 std::vector<ReaderShare> LoadRunner::Shares() const {
   std::vector<uint32_t> ranks;
@@ -91,6 +97,10 @@ absl::Status LoadRunner::PlanScatter(const ReaderShare& share,
   }
   const std::vector<ReplicaSet> sets = FindReplicas(plans);
   call.fanout = FanoutFor(sets.size());
+  // Equal slabs are broadcast as they are; who has its shard takes no part in anything.
+  if (sets.size() > 1 && std::count(plans.begin(), plans.end(), nullptr) == 0) {
+    call.whole = plan_->WholeOn(plans, kLeastBroadcast);
+  }
   for (call.rank = 0; call.rank < ranks.size(); ++call.rank) {
     call.replicas = {call.rank};
     for (const ReplicaSet& set : sets) {

@@ -122,7 +122,9 @@ absl::Status ReceiveScatter(const MemberReading& parts, Incoming& incoming,
   const ScatterCall& scatter = *call.scatter;
   const ScatterOrder order = OrderScatter(incoming.index(), scatter.size);
   CKPTD_RETURN_IF_ERROR(CheckScatterDigest(scatter, order, incoming.plan().digest));
-  ScatterExchange exchange(scatter, order, call.deadline,
+  CKPTD_ASSIGN_OR_RETURN(const WholeTensors whole,
+                         WholeTensors::Of(incoming.index(), scatter.whole));
+  ScatterExchange exchange(scatter, order, whole, call.deadline,
                            [&] { return Interrupted(parts, incoming, call); });
   ScatterExchange::Own own{&incoming.plan(), nullptr};
   {

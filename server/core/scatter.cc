@@ -37,6 +37,7 @@ uint64_t ScatterDigest(const ScatterCall& call, const ScatterOrder& order, uint6
   Spell(call.readers, out);
   Spell(call.replicas, out);
   out.Number(call.fanout);
+  Spell(call.whole, out);
   out.Number(rank_digest);
   return out.Digest();
 }
@@ -48,6 +49,7 @@ absl::Status CheckScatterCall(const ScatterCall& call) {
       AllBelow(call.readers, size) && AllBelow(call.replicas, size) &&
       std::is_sorted(call.replicas.begin(), call.replicas.end(), std::less_equal<>()) &&
       std::count(call.replicas.begin(), call.replicas.end(), call.rank) == 1 &&
+      std::is_sorted(call.whole.begin(), call.whole.end(), std::less_equal<>()) &&
       call.fanout >= 1 && call.size.step_bytes >= kLeastStep &&
       call.size.step_bytes <= kMostStep && call.size.step_tensors >= 1;
   if (fits) return absl::OkStatus();

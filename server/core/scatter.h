@@ -26,6 +26,7 @@ struct ScatterCall {
   std::vector<uint32_t> replicas;  // whose slabs equal its own, itself too; ascending
   uint32_t fanout = 1;             // to how many a replica passes on
   ScatterSize size;
+  std::vector<uint32_t> whole;     // tensors of the index that all hold: broadcast; ascending
   uint64_t digest = 0;             // ScatterDigest: checked before the first operation
 };
 

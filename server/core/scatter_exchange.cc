@@ -27,9 +27,11 @@ std::optional<size_t> PlaceIn(const std::vector<uint32_t>& readers, uint32_t ran
 }  // namespace
 
 ScatterExchange::ScatterExchange(const ScatterCall& call, const ScatterOrder& order,
-                                 Deadline deadline, std::function<absl::Status()> interrupted)
+                                 const WholeTensors& whole, Deadline deadline,
+                                 std::function<absl::Status()> interrupted)
     : call_(call),
       order_(order),
+      whole_(whole),
       deadline_(deadline),
       interrupted_(std::move(interrupted)),
       turn_of_(PlaceIn(call.readers, call.rank)) {
@@ -42,7 +44,13 @@ ScatterExchange::ScatterExchange(const ScatterCall& call, const ScatterOrder& or
 absl::Status ScatterExchange::SetOwn(Own own) {
   own_ = std::move(own);
   if (own_.plan == nullptr) return absl::OkStatus();
-  CKPTD_ASSIGN_OR_RETURN(own_spans_, SlabSpans::Of(*own_.plan));
+  CKPTD_ASSIGN_OR_RETURN(own_spans_, SlabSpans::Of(*own_.plan, [this](const CopyOp& op) {
+                           return !whole_.Has(op);
+                         }));
+  if (whole_.empty()) return absl::OkStatus();
+  CKPTD_ASSIGN_OR_RETURN(whole_spans_, SlabSpans::Of(*own_.plan, [this](const CopyOp& op) {
+                           return whole_.Has(op);
+                         }));
   return absl::OkStatus();
 }
 
@@ -51,7 +59,9 @@ void ScatterExchange::SetOutlets(std::vector<Outlet> outlets,
   transit_ = std::move(transit);
   for (Outlet& outlet : outlets) {
     Stream stream;
-    stream.peers = ReplicaTree(outlet.replicas, call_.rank, call_.fanout).FromReader();
+    if (!outlet.whole) {
+      stream.peers = ReplicaTree(outlet.replicas, call_.rank, call_.fanout).FromReader();
+    }
     for (size_t view = 0; view < (outlet.own ? 1 : kViews); ++view) {
       stream.views.push_back(
           {{}, outlet.own ? own_.slab : transit_[view]->NewView(outlet.slab_bytes)});
@@ -75,7 +85,8 @@ absl::Status ScatterExchange::Plan(size_t step, std::span<const RankPlan* const>
   for (const Stream& stream : outlets_) {
     CKPTD_ASSIGN_OR_RETURN(const SlabSpans spans, SlabSpans::Of(*plans[stream.outlet.target]));
     const size_t number = step * call_.readers.size() + *turn_of_;
-    reading.shares.push_back(spans.In(order_.steps[number]));
+    const ScatterStep& bounds = order_.steps[number];
+    reading.shares.push_back(stream.outlet.whole ? spans.ApartIn(bounds) : spans.In(bounds));
   }
   MutexLock lock(mutex_);
   CKPTD_RETURN_IF_ERROR(error_);
@@ -172,7 +183,7 @@ absl::Status ScatterExchange::AddOwnStep(size_t step, std::vector<Passing>& pass
     Passing passing;
     passing.memory = stream.views[step % stream.views.size()].staged;
     passing.spans = std::move(reading.shares[i].spans);
-    const bool broadcast = stream.outlet.own && Broadcasts();
+    const bool broadcast = stream.outlet.whole || (stream.outlet.own && Broadcasts());
     if (broadcast) {
       passing.root = call_.rank;
     } else {
@@ -183,22 +194,36 @@ absl::Status ScatterExchange::AddOwnStep(size_t step, std::vector<Passing>& pass
   return absl::OkStatus();
 }
 
-std::optional<size_t> ScatterExchange::ArrivingStep(size_t reader, size_t turn) const {
-  if (turn < delays_[reader]) return std::nullopt;
-  const size_t step = (turn - delays_[reader]) * call_.readers.size() + reader;
+std::optional<size_t> ScatterExchange::ArrivingStep(size_t reader, size_t turn,
+                                                    uint32_t delay) const {
+  if (turn < delay) return std::nullopt;
+  const size_t step = (turn - delay) * call_.readers.size() + reader;
   if (step >= order_.steps.size()) return std::nullopt;
   return step;
+}
+
+uint64_t ScatterExchange::AddWhole(size_t reader, size_t turn, std::vector<Passing>& passings) {
+  const std::optional<size_t> step = ArrivingStep(reader, turn, 0);
+  if (!whole_spans_.has_value() || !step.has_value()) return 0;
+  StepShare share = whole_spans_->ApartIn(order_.steps[*step]);
+  Passing passing;
+  passing.memory = own_.slab;
+  passing.spans = std::move(share.spans);
+  passing.root = call_.readers[reader];
+  passings.push_back(std::move(passing));
+  return share.tensor_bytes;
 }
 
 // A replica sends on in the turn after it has received, and the next one receives in that turn:
 // in each turn the ranks need nothing of each other but what is sent in it.
 uint64_t ScatterExchange::AddOthersStep(size_t reader, size_t turn,
                                         std::vector<Passing>& passings) {
+  const uint64_t whole_bytes = AddWhole(reader, turn, passings);
   if (auto before = pass_on_.extract(reader); !before.empty()) {
     passings.push_back(std::move(before.mapped()));
   }
-  const std::optional<size_t> step = ArrivingStep(reader, turn);
-  if (!own_spans_.has_value() || !step.has_value()) return 0;
+  const std::optional<size_t> step = ArrivingStep(reader, turn, delays_[reader]);
+  if (!own_spans_.has_value() || !step.has_value()) return whole_bytes;
   StepShare share = own_spans_->In(order_.steps[*step]);
   Passing passing;
   passing.memory = own_.slab;
@@ -213,7 +238,7 @@ uint64_t ScatterExchange::AddOthersStep(size_t reader, size_t turn,
     passing.from = tree.ParentOf(call_.rank);
   }
   passings.push_back(std::move(passing));
-  return share.tensor_bytes;
+  return whole_bytes + share.tensor_bytes;
 }
 
 absl::Status ScatterExchange::Issue(GroupComm& comm, const std::vector<Passing>& passings,

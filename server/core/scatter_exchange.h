@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/mutex.h"
+#include "common/layout/whole_tensors.h"
 #include "server/comm/group_comm.h"
 #include "server/core/domain.h"
 #include "server/core/scatter.h"
@@ -46,12 +47,13 @@ class ScatterExchange final : public StepUser {
     size_t target = 0;               // of the transfer
     uint64_t slab_bytes = 0;
     bool own = false;                // the reader's own slab, which stays
+    bool whole = false;              // of that, the tensors that all hold: broadcast
   };
-  // `call` and `order` outlive it.
-  ScatterExchange(const ScatterCall& call, const ScatterOrder& order, Deadline deadline,
-                  std::function<absl::Status()> interrupted);
+  // `call`, `order` and `whole`, which is that of the call, outlive it.
+  ScatterExchange(const ScatterCall& call, const ScatterOrder& order, const WholeTensors& whole,
+                  Deadline deadline, std::function<absl::Status()> interrupted);
 
-  // Before Run: what it receives. Errors: SlabSpans::Of's.
+  // Before Run: what it receives, and from where it broadcasts. Errors: SlabSpans::Of's.
   absl::Status SetOwn(Own own);
   // Before the transfer: where it sends what it reads. `transit`: one for each view, for
   // outlets that are not the own slab.
@@ -102,22 +104,25 @@ class ScatterExchange final : public StepUser {
   // The exchange of one step per reader.
   absl::Status Exchange(GroupComm& comm, size_t turn);
   absl::Status AddOwnStep(size_t step, std::vector<Passing>& passings);
-  // What comes of that reader's step, which returns the bytes of tensors in it, and what is
-  // passed on of the one before.
+  // What comes of that reader's steps, which returns the bytes of tensors in it: whole tensors,
+  // what is this rank's alone, and what is passed on of the step before.
   uint64_t AddOthersStep(size_t reader, size_t turn, std::vector<Passing>& passings);
-  // The step of that reader which reaches this rank in a turn, if any.
-  std::optional<size_t> ArrivingStep(size_t reader, size_t turn) const;
+  uint64_t AddWhole(size_t reader, size_t turn, std::vector<Passing>& passings);
+  // The step of that reader which reaches this rank, so many turns late, in a turn, if any.
+  std::optional<size_t> ArrivingStep(size_t reader, size_t turn, uint32_t delay) const;
   absl::Status Issue(GroupComm& comm, const std::vector<Passing>& passings, size_t turn);
   bool Broadcasts() const { return call_.replicas.size() == call_.ranks.size(); }
   Deadline Patience(size_t turn) const;
 
   const ScatterCall& call_;
   const ScatterOrder& order_;
+  const WholeTensors& whole_;
   const Deadline deadline_;
   const std::function<absl::Status()> interrupted_;
   const std::optional<size_t> turn_of_;  // this rank's place among the readers
   Own own_;
-  std::optional<SlabSpans> own_spans_;
+  std::optional<SlabSpans> own_spans_;    // but for whole tensors
+  std::optional<SlabSpans> whole_spans_;  // none: there are no such tensors
   std::vector<Stream> outlets_;
   std::vector<std::unique_ptr<TransitMemory>> transit_;
   std::vector<uint32_t> delays_;       // per reader, how many turns later its steps come here

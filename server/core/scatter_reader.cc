@@ -79,6 +79,7 @@ absl::Status ScatterReader::Connect(ScatterExchange& exchange) {
     step_targets_.push_back({target.plan, {target.slab}, {target.counter}});
   }
   std::vector<ScatterExchange::Outlet> outlets;
+  if (!whole_.empty()) AddWhole(outlets);  // first, as receivers have it
   const std::vector<ReplicaSet> sets = FindReplicas(plans);
   std::vector<size_t> target_of;
   for (const ReplicaSet& set : sets) {
@@ -90,6 +91,7 @@ absl::Status ScatterReader::Connect(ScatterExchange& exchange) {
     StepTarget target;
     target.rank = set.plan;
     for (const uint32_t rank : set.ranks) target.counters.push_back(at[rank]->counter);
+    if (!whole_.empty()) target.only = [this](const CopyOp& op) { return !whole_.Has(op); };
     step_targets_.push_back(std::move(target));
     outlets.push_back(std::move(outlet));
   }
@@ -104,12 +106,38 @@ absl::Status ScatterReader::Connect(ScatterExchange& exchange) {
   return absl::OkStatus();
 }
 
+absl::Status ScatterReader::FindWhole() {
+  CKPTD_ASSIGN_OR_RETURN(whole_, WholeTensors::Of(parts_.plan.index(), call_.whole));
+  if (whole_.empty() || Own() != nullptr) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
+                   "broadcasting tensors: this rank is to read them and does not hold them; run "
+                   "the same ckptd on every rank");
+}
+
+void ScatterReader::AddWhole(std::vector<ScatterExchange::Outlet>& outlets) {
+  const Target* const own = Own();
+  ScatterExchange::Outlet outlet;
+  outlet.target = step_targets_.size();
+  outlet.own = outlet.whole = true;
+  StepTarget target;
+  target.rank = own->plan;
+  target.only = [this](const CopyOp& op) { return whole_.Has(op); };
+  target.counters = {own->counter};
+  for (const Target& other : targets_) {
+    const bool here = std::count(call_.ranks.begin(), call_.ranks.end(), other.rank) > 0;
+    if (here && !other.own) target.counters.push_back(other.counter);
+  }
+  step_targets_.push_back(std::move(target));
+  outlets.push_back(std::move(outlet));
+}
+
 absl::StatusOr<TransferResult> ScatterReader::Run(TransferOptions options,
                                                   TransferProgress& progress) {
   const Target* const own = Own();
   CKPTD_RETURN_IF_ERROR(
       CheckScatterDigest(call_, order_, own == nullptr ? 0 : own->plan->digest));
-  ScatterExchange exchange(call_, order_, parts_.deadline, options.interrupted);
+  CKPTD_RETURN_IF_ERROR(FindWhole());
+  ScatterExchange exchange(call_, order_, whole_, parts_.deadline, options.interrupted);
   if (own != nullptr) {
     ScatterExchange::Own mine;
     mine.slab = own->slab.staged;

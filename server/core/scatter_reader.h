@@ -48,6 +48,10 @@ class ScatterReader {
  private:
   // Fills `step_targets_` and the exchange's outlets.
   absl::Status Connect(ScatterExchange& exchange);
+  // Which tensors of the call all ranks hold.
+  absl::Status FindWhole();
+  // What is read once and broadcast.
+  void AddWhole(std::vector<ScatterExchange::Outlet>& outlets);
   absl::StatusOr<RankPlan> WholePlan(const PlannedRank& rank) const;
   absl::Status Carry(ScatterExchange& exchange);
   const Target* Own() const;
@@ -55,6 +59,7 @@ class ScatterReader {
   const Parts parts_;
   const ScatterCall& call_;
   const ScatterOrder order_;
+  WholeTensors whole_;
   std::vector<Target> targets_;
   std::vector<StepTarget> step_targets_;
   RankPlan own_plan_;  // where others read, too

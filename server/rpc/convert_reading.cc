@@ -67,6 +67,7 @@ v1::Scatter ToProto(const ScatterCall& call) {
   out.set_step_bytes(call.size.step_bytes);
   out.set_step_tensors(call.size.step_tensors);
   out.set_digest(call.digest);
+  out.mutable_whole_tensors()->Add(call.whole.begin(), call.whole.end());
   return out;
 }
 
@@ -80,6 +81,7 @@ absl::StatusOr<ScatterCall> FromProto(const v1::Scatter& scatter) {
   out.fanout = scatter.fanout();
   out.size = {scatter.step_bytes(), scatter.step_tensors()};
   out.digest = scatter.digest();
+  out.whole = {scatter.whole_tensors().begin(), scatter.whole_tensors().end()};
   CKPTD_RETURN_IF_ERROR(CheckScatterCall(out));
   return out;
 }

@@ -8,14 +8,16 @@
 
 namespace ckptd {
 
-absl::StatusOr<SlabSpans> SlabSpans::Of(const RankPlan& plan) {
+absl::StatusOr<SlabSpans> SlabSpans::Of(const RankPlan& plan, const CopyFilter& only) {
   SlabSpans spans(plan);
-  for (size_t i = 0; i < plan.ops.size(); ++i) {
+  for (uint32_t i = 0; i < plan.ops.size(); ++i) {
     const CopyOp& op = plan.ops[i];
+    if (only && !only(op)) continue;
     // Only here can this fail: In goes through the same copies.
     CKPTD_RETURN_IF_ERROR(MakeGeometry(op, plan.tensors[op.tensor].offset).status());
-    const bool follows = i > 0 && plan.ops[i - 1].file == op.file;
-    spans.reach_.push_back(follows ? std::max(spans.reach_[i - 1], op.file_end())
+    const bool follows = !spans.ops_.empty() && plan.ops[spans.ops_.back()].file == op.file;
+    spans.ops_.push_back(i);
+    spans.reach_.push_back(follows ? std::max(spans.reach_.back(), op.file_end())
                                    : op.file_end());
   }
   for (uint32_t i = 0; i < plan.tensors.size(); ++i) {
@@ -27,21 +29,25 @@ absl::StatusOr<SlabSpans> SlabSpans::Of(const RankPlan& plan) {
   return spans;
 }
 
-StepShare SlabSpans::In(const ScatterStep& step) const {
+StepShare SlabSpans::ApartIn(const ScatterStep& step) const {
   const std::vector<CopyOp>& ops = plan_->ops;
   const auto of_file = std::partition_point(
-      ops.begin(), ops.end(), [&](const CopyOp& op) { return op.file < step.file; });
-  const auto last = std::partition_point(of_file, ops.end(), [&](const CopyOp& op) {
-    return op.file == step.file && op.file_offset < step.end;
+      ops_.begin(), ops_.end(), [&](uint32_t op) { return ops[op].file < step.file; });
+  const auto last = std::partition_point(of_file, ops_.end(), [&](uint32_t op) {
+    return ops[op].file == step.file && ops[op].file_offset < step.end;
   });
-  const auto first = std::partition_point(of_file, last, [&](const CopyOp& op) {
-    return reach_[static_cast<size_t>(&op - ops.data())] <= step.begin;
+  const auto first = std::partition_point(of_file, last, [&](const uint32_t& op) {
+    return reach_[static_cast<size_t>(&op - ops_.data())] <= step.begin;
   });
-  std::vector<SlabSpan> parts;
-  for (auto op = first; op != last; ++op) Append(*op, step, parts);
   StepShare share;
-  for (const SlabSpan& part : parts) share.tensor_bytes += part.bytes;
-  share.spans = Join(std::move(parts));
+  for (auto op = first; op != last; ++op) Append(ops[*op], step, share.spans);
+  for (const SlabSpan& span : share.spans) share.tensor_bytes += span.bytes;
+  return share;
+}
+
+StepShare SlabSpans::In(const ScatterStep& step) const {
+  StepShare share = ApartIn(step);
+  share.spans = Join(std::move(share.spans));
   return share;
 }
 

@@ -4,6 +4,7 @@
 #define CKPTD_SERVER_TRANSFER_SLAB_SPANS_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -25,17 +26,23 @@ struct StepShare {
   uint64_t tensor_bytes = 0;  // without padding
 };
 
-// Thread-safe once made. The plan outlives it.
+// Which copies of a plan are meant; null: all.
+using CopyFilter = std::function<bool(const CopyOp&)>;
+
+// Of all copies of a plan, or of some. Thread-safe once made. The plan outlives it.
 class SlabSpans {
  public:
   // Padding up to this joins two spans: a message costs more than its bytes.
   static constexpr uint64_t kJoinGap = 4096;
 
   // Errors: Internal COVERAGE for copies that cannot be.
-  static absl::StatusOr<SlabSpans> Of(const RankPlan& plan);
+  static absl::StatusOr<SlabSpans> Of(const RankPlan& plan, const CopyFilter& only = nullptr);
 
   // What the rank receives of a step.
   StepShare In(const ScatterStep& step) const;
+  // The same bytes as they lie in the files, each copy's for itself: for tensors that ranks
+  // hold whole, equal on all of them but for where they begin.
+  StepShare ApartIn(const ScatterStep& step) const;
 
  private:
   explicit SlabSpans(const RankPlan& plan) : plan_(&plan) {}
@@ -44,7 +51,8 @@ class SlabSpans {
   bool OnlyPadding(uint64_t from, uint64_t to) const;
 
   const RankPlan* plan_;
-  std::vector<uint64_t> reach_;      // per op, the furthest end among its file's ops up to it
+  std::vector<uint32_t> ops_;        // those that are meant
+  std::vector<uint64_t> reach_;      // per one of these, the furthest end among its file's up to it
   std::vector<uint32_t> by_offset_;  // tensors that have bytes, in the order of the slab
 };
 

@@ -102,8 +102,11 @@ struct StepTarget {
   // Its slab; or several, of which step number i fills number i modulo their count: memory
   // that only passes a step's bytes on is used again.
   std::vector<SlabView> views;
-  // Where TransferProgress counts its bytes: once for each rank that gets them from here.
+  // Where TransferProgress counts its bytes: once for each rank that gets them from here,
+  // its own first.
   std::vector<size_t> counters;
+  // Of its copies those that are made here; null: all. The others count for it elsewhere.
+  std::function<bool(const CopyOp&)> only = {};
 };
 
 // The same, step by step: `user` is told of each. Without digests, and in one part: several

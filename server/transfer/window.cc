@@ -105,6 +105,9 @@ WindowSource StepsOfGroup(const GroupPlan& group, const StepList& steps,
     std::vector<const RankPlan*> plans;
     for (const StepTarget& target : targets) {
       CKPTD_ASSIGN_OR_RETURN(RankPlan plan, out.open->PlanOf(*target.rank));
+      if (target.only) {
+        std::erase_if(plan.ops, [&target](const CopyOp& op) { return !target.only(op); });
+      }
       plans.push_back(&out.plans.emplace_back(std::move(plan)));
       for (size_t view = 0; view < target.views.size(); ++view) {
         const bool filled = view == number % target.views.size();

@@ -53,9 +53,11 @@ class Trainers:
 
 
 class Bench:
-    """A group on fake GPUs, one each, and a checkpoint; `nccl`: options of a fake NCCL beside them."""
+    """A group on fake GPUs, one each, and a checkpoint; `nccl`: options of a fake NCCL beside them.
 
-    def __init__(self, folder, run_dir, ranks, *faults, daemon=(), gpu_bytes=0x10000000, nccl=None):
+    group(run_dir, ranks, *options, environment=) makes the daemons."""
+
+    def __init__(self, folder, run_dir, ranks, *faults, daemon=(), gpu_bytes=0x10000000, nccl=None, group=Group):
         self.folder = folder
         self.fake = fake_cuda.FakeCuda(folder, gpus=max(ranks, 2), bytes=gpu_bytes, fill=0xCB, faults=faults)
         self.source = save(folder / "m.safetensors", numbers(Net()))
@@ -63,7 +65,7 @@ class Bench:
         self.nccl = None if nccl is None else fake_nccl.FakeNccl(self.fake, **nccl)
         if self.nccl is not None:
             own.update(self.nccl.environment())
-        self.group = Group(run_dir, ranks, "--memory", "cuda", *daemon, environment=own)
+        self.group = group(run_dir, ranks, "--memory", "cuda", *daemon, environment=own)
         self.count = 0
 
     @property

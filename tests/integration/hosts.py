@@ -20,12 +20,12 @@ class SpreadGroup(Group):
     Each host has its own run directory, and its own name: the kernel's boot id is one here."""
 
     def __init__(self, folder, network, hosts, *options, job="job", names=("host-0", "host-1"), per_rank=None,
-                 budget="1GiB", segments="2MiB", unshared=None):
+                 budget="1GiB", segments="2MiB", unshared=None, environment=None):
         self.network, self.hosts, self.options, self.names = network, hosts, options, names
         self.per_rank, self.budget, self.segments = per_rank or {}, budget, segments
         self.unshared = unshared  # a folder that host 1 does not see
         self.ranks, self.job, self.folder = len(hosts), job, pathlib.Path(folder)
-        self.environment = {**clean_environment(), "CKPTD_JOB": job}
+        self.environment = {**clean_environment(), "CKPTD_JOB": job, **(environment or {})}
         self.keys = [key_for((*options, *self.per_rank.get(rank, ()))) for rank in range(self.ranks)]
         self.processes = [self.start(rank) for rank in range(self.ranks)]
 
@@ -92,6 +92,9 @@ class SpreadGroup(Group):
             assert not ended, f"ranks {ended} ended early:\n{self.log()}"
             return self.ready()
         return wait_until(probe, f"a complete group; logs in {self.folder}")
+
+    def pid(self, rank):
+        return self.processes[rank].pid
 
     def kill(self, rank, number=signal.SIGKILL):
         os.kill(self.processes[rank].pid, number)

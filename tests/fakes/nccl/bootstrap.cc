@@ -88,7 +88,7 @@ bool ConnectAll(int listener, const std::vector<RankInfo>& all, const RankInfo& 
 
 ncclResult_t ServeId(ncclUniqueId& id) {
   Address address;
-  auto listener = std::make_shared<UniqueFd>(Listen(address));
+  auto listener = std::make_shared<UniqueFd>(Listen(config().interface, address));
   if (!listener->valid()) return Warn(ncclSystemError, "no socket for the unique id");
   id = {};
   std::memcpy(id.internal, &address, sizeof address);
@@ -104,7 +104,7 @@ ncclResult_t Join(const ncclUniqueId& id, RankInfo self, const Stop& stop,
   Address root;
   std::memcpy(&root, id.internal, sizeof root);
   if (Text(root).empty()) return Warn(ncclInvalidArgument, "no unique id of this library");
-  const UniqueFd listener = Listen(self.address);
+  const UniqueFd listener = Listen(config().interface, self.address);
   if (!listener.valid()) return Warn(ncclSystemError, "no socket to listen at");
   const auto until = Clock::now() + std::chrono::milliseconds(config().connect_ms);
   const UniqueFd fd = Connect(root, until, stop);

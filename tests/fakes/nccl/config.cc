@@ -51,8 +51,9 @@ bool Apply(const std::string& key, const std::string& value, Config& config) {
   if (key == "link_bytes_per_second") return Assign(value, config.link_bytes_per_second);
   if (key == "connect_ms") return Assign(value, config.connect_ms);
   if (key == "fault") return AddFault(value, config);
+  if (key == "interface") config.interface = value;
   if (key == "trace") config.trace = value;
-  return key == "trace" && !value.empty();
+  return (key == "interface" || key == "trace") && !value.empty();
 }
 
 Config Load() {

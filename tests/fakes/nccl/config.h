@@ -29,6 +29,7 @@ struct Config {
   bool deaths_seen = false;                 // a peer's end is an error, as on a network
   std::uint64_t link_bytes_per_second = 0;  // what one communicator sends; 0: no limit
   std::uint64_t connect_ms = 1000;          // how long nobody may listen at the id's address
+  std::string interface;                    // where TCP goes; empty: abstract sockets
   std::string trace;                        // file; empty: none
   std::vector<Fault> faults;                // those of this process's role
 };

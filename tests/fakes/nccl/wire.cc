@@ -1,6 +1,9 @@
 #include "tests/fakes/nccl/wire.h"
 
 #include <fmt/format.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -17,16 +20,84 @@ namespace {
 constexpr int kLookMs = 20;  // how often a wait looks whether it shall stop
 constexpr char kPrefix[] = "ckptd-fake-nccl-";
 
-sockaddr_un Name(const std::string& text, socklen_t& length) {
-  sockaddr_un name{};
-  name.sun_family = AF_UNIX;
-  std::memcpy(name.sun_path + 1, text.data(), text.size());
-  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
-  return name;
+// What bind and connect take.
+struct SocketName {
+  explicit SocketName(const Address& address) {
+    if (address.port != 0) {
+      sockaddr_in name{};
+      name.sin_family = AF_INET;
+      name.sin_addr.s_addr = address.ip;
+      name.sin_port = address.port;
+      Keep(name, sizeof name);
+      return;
+    }
+    const std::string text = Text(address);
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    std::memcpy(name.sun_path + 1, text.data(), text.size());
+    Keep(name, offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+ private:
+  template <typename Name>
+  void Keep(const Name& name, std::size_t bytes) {
+    std::memcpy(&storage, &name, bytes);
+    length = static_cast<socklen_t>(bytes);
+  }
+};
+
+UniqueFd Socket(int family) {
+  return UniqueFd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
-UniqueFd Socket() {
-  return UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+// Offers and their answers are short, and each waits for the other.
+UniqueFd WithoutDelay(UniqueFd fd) {
+  const int on = 1;
+  ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // refused where it has no use
+  return fd;
+}
+
+// 0: it has none.
+std::uint32_t IpOf(const std::string& interface) {
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return 0;
+  std::uint32_t found = 0;
+  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET) continue;
+    if (interface != one->ifa_name) continue;
+    sockaddr_in name{};
+    std::memcpy(&name, one->ifa_addr, sizeof name);
+    found = name.sin_addr.s_addr;
+  }
+  ::freeifaddrs(all);
+  return found;
+}
+
+// Bound to that interface, at a port that the system chooses.
+UniqueFd BindTcp(const std::string& interface, Address& address) {
+  address.ip = IpOf(interface);
+  UniqueFd fd = Socket(AF_INET);
+  sockaddr_in name{};
+  name.sin_family = AF_INET;
+  name.sin_addr.s_addr = address.ip;
+  socklen_t length = sizeof name;
+  if (address.ip == 0 ||
+      ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0 ||
+      ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&name), &length) != 0) {
+    return UniqueFd();
+  }
+  address.port = name.sin_port;
+  return fd;
+}
+
+UniqueFd BindAbstract(const Address& address) {
+  const SocketName name(address);
+  UniqueFd fd = Socket(AF_UNIX);
+  return ::bind(fd.get(), name.get(), name.length) == 0 ? std::move(fd) : UniqueFd();
 }
 
 // Whether the descriptor is ready before `stop`.
@@ -65,29 +136,28 @@ std::string Text(const Address& address) {
   return text.rfind(kPrefix, 0) == 0 ? text : "";
 }
 
-UniqueFd Listen(Address& address) {
+UniqueFd Listen(const std::string& interface, Address& address) {
   std::uint64_t random[2] = {};
   if (::getrandom(random, sizeof random, 0) != sizeof random) return UniqueFd();
   const std::string text = fmt::format("{}{:016x}{:016x}", kPrefix, random[0], random[1]);
   std::memcpy(address.name, text.data(), text.size());
-  UniqueFd listener = Socket();
-  socklen_t length = 0;
-  const sockaddr_un name = Name(text, length);
-  if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0 ||
-      ::listen(listener.get(), SOMAXCONN) != 0) {
-    return UniqueFd();
-  }
-  return listener;
+  UniqueFd listener = interface.empty() ? BindAbstract(address) : BindTcp(interface, address);
+  return ::listen(listener.get(), SOMAXCONN) == 0 ? std::move(listener) : UniqueFd();
 }
 
 UniqueFd Connect(const Address& address, Clock::time_point until, const Stop& stop) {
-  const std::string text = Text(address);
-  socklen_t length = 0;
-  const sockaddr_un name = Name(text, length);
-  while (!text.empty() && !stop) {
-    UniqueFd fd = Socket();
-    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&name), length) == 0) return fd;
-    if (errno != ECONNREFUSED && errno != EAGAIN) break;
+  if (Text(address).empty()) return UniqueFd();
+  const SocketName name(address);
+  while (!stop) {
+    UniqueFd fd = Socket(address.port == 0 ? AF_UNIX : AF_INET);
+    int error = ::connect(fd.get(), name.get(), name.length) == 0 ? 0 : errno;
+    if (error == EINPROGRESS) {
+      socklen_t length = sizeof error;
+      if (!Await(fd.get(), POLLOUT, stop)) break;
+      ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    }
+    if (error == 0) return WithoutDelay(std::move(fd));
+    if (error != ECONNREFUSED && error != EAGAIN) break;
     if (Clock::now() >= until) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
   }
@@ -97,7 +167,7 @@ UniqueFd Connect(const Address& address, Clock::time_point until, const Stop& st
 UniqueFd Accept(int listener, const Stop& stop) {
   while (Await(listener, POLLIN, stop)) {
     UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (fd.valid()) return fd;
+    if (fd.valid()) return WithoutDelay(std::move(fd));
     if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) break;
   }
   return UniqueFd();

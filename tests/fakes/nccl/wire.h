@@ -1,5 +1,5 @@
 // Sockets between the ranks: abstract Unix ones, which leave nothing behind when a process is
-// killed. They reach as far as one network namespace.
+// killed and reach as far as one network namespace; or TCP at a chosen interface.
 #ifndef CKPTD_TESTS_FAKES_NCCL_WIRE_H_
 #define CKPTD_TESTS_FAKES_NCCL_WIRE_H_
 
@@ -36,15 +36,17 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// The name of a socket, without the 0 in front.
+// The name of an abstract socket, without the 0 in front; or, where `port` is not 0, TCP.
 struct Address {
   char name[64] = {};
+  std::uint32_t ip = 0;    // as the network has them
+  std::uint16_t port = 0;
 };
-// "" for anything but such a name.
+// "" for anything but such a name; every address has one.
 std::string Text(const Address& address);
 
-// A listener under a name that nobody has.
-UniqueFd Listen(Address& address);
+// A listener under a name that nobody has. Interface "": an abstract socket.
+UniqueFd Listen(const std::string& interface, Address& address);
 // Invalid: nobody listens there by `until`, or `stop`.
 UniqueFd Connect(const Address& address, Clock::time_point until, const Stop& stop);
 // Invalid: `stop`, or the listener is broken.

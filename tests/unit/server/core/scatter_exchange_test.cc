@@ -101,6 +101,8 @@ class ScatterWorld {
     std::vector<const PlannedRank*> planned;
     for (uint32_t rank = 0; rank < kRanks; ++rank) planned.push_back(group->Find(rank));
     const std::vector<ReplicaSet> sets = FindReplicas(planned);
+    const std::vector<uint32_t> whole =
+        sets.size() > 1 ? group->WholeOn(planned, 1) : std::vector<uint32_t>();
     std::vector<ScatterCall> calls(kRanks);
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       ScatterCall& call = calls[rank];
@@ -116,6 +118,7 @@ class ScatterWorld {
       }
       call.fanout = FanoutFor(sets.size());
       call.size = size;
+      call.whole = whole;
       call.digest = ScatterDigest(call, order, plans[rank].digest);
     }
     return calls;
@@ -164,7 +167,8 @@ class ScatterWorld {
     absl::Status status = CheckScatterDigest(call, order, plans[call.rank].digest);
     if (!status.ok()) return {status, 0, 0, {}};
     const Deadline deadline = Clock::now() + std::chrono::seconds(60);
-    ScatterExchange exchange(call, order, deadline, interrupted);
+    const WholeTensors whole = WholeTensors::Of(*index, call.whole).value();
+    ScatterExchange exchange(call, order, whole, deadline, interrupted);
     status = exchange.SetOwn({&plans[call.rank], slabs[call.rank]});
     if (status.ok()) status = CarryOut(keeper, call, "c", deadline, exchange);
     return {status, 0, exchange.received_bytes(), {}};

@@ -78,6 +78,7 @@ TEST(ScatterCall, IsRefusedUnlessItFitsTogether) {
   refused([](auto& call) { call.readers = {}; });
   refused([](auto& call) { call.readers = {3}; });
   refused([](auto& call) { call.replicas = {2}; });
+  refused([](auto& call) { call.whole = {5, 5}; });
   refused([](auto& call) { call.replicas = {1, 3}; });
   refused([](auto& call) { call.replicas = {1, 1}; });
   refused([](auto& call) { call.replicas = {2, 1}; });
@@ -101,6 +102,7 @@ TEST(ScatterDigest, TellsApartWhateverChangesTheOrderOfOperations) {
   another([](auto& call) { call.readers = {0, 1}; });
   another([](auto& call) { call.replicas = {1}; });
   another([](auto& call) { call.fanout = 2; });
+  another([](auto& call) { call.whole = {3}; });
   another([](auto&) {}, 6);
   another([](auto&) {}, 5, 10);
 }

@@ -1,0 +1,58 @@
+"""Loads whose bytes travel by NCCL: checkpoints, what was asked of the fake NCCL, and how loads end."""
+
+import json
+import time
+
+import torch
+from group import save, wait_until
+
+NCCL = ("--comm", "nccl")
+HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
+# Longest that anybody may wait once something has died.
+LIMIT = 10
+
+
+def exchanged(bench, call="ncclSend"):
+    """What was asked of NCCL so far, as dicts."""
+    return [json.loads(line) for line in bench.nccl.trace(f'"{call}"')]
+
+
+def tensor_bytes(state):
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
+def sample(folder, rows=257, count=12):
+    """(path, state dict) of a checkpoint of some MB, in two files, with rows that no world size divides."""
+    generator = torch.Generator().manual_seed(5)
+    state = {f"layer.{i}.weight": torch.randn(rows + i, 300, generator=generator) for i in range(count)}
+    state |= {f"layer.{i}.norm": torch.randn(7, generator=generator) for i in range(count)}
+    return save(folder / "n.safetensors", state), state
+
+
+def load(bench, source, layout, *options):
+    """Loads and verifies on every rank; the checkpoint, as rank 0 shows it."""
+    answer = bench.group.ctl("load", source, "--layout", layout, *options)
+    assert answer.returncode == 0, f"{answer.stderr}\n{bench.group.log()}"
+    loaded = json.loads(answer.stdout)
+    name = loaded.get("checkpoint", loaded)["name"]
+    for rank in range(bench.group.ranks):
+        assert bench.group.json("verify", name, rank=rank)["mismatched"] == []
+    return bench.group.json("get", name)
+
+
+def begin(bench, source, layout="fsdp:4"):
+    """A load that is under way: something has been asked of NCCL."""
+    answer = bench.group.json("load", source, "--layout", layout, "--no-wait")
+    wait_until(lambda: exchanged(bench, "ncclGroupEnd"), "the first exchange")
+    return answer.get("checkpoint", answer)["name"]
+
+
+def failure(bench, name, since, rank=0):
+    """How the load ended, in time."""
+    def ended():
+        found = bench.group.json("get", name, rank=rank)
+        return found if found["state"] != "LOADING" else None
+    found = wait_until(ended, f"the load to end:\n{bench.group.log()}", LIMIT)
+    assert time.monotonic() - since < LIMIT
+    assert found["state"] == "FAILED", found
+    return found["failure"]

@@ -1,0 +1,94 @@
+"""Bytes that travel by NCCL between two hosts: network namespaces with a cable, over the fake NCCL."""
+
+import time
+
+import fake_nccl
+import pytest
+from hosts import SpreadGroup, TwoHosts, why_not
+from nccl_bench import HEARTBEATS, LIMIT, NCCL, begin, exchanged, failure, load, sample, tensor_bytes
+
+pytest.importorskip("cuda.bindings.driver")
+WHY_NOT = why_not() or fake_nccl.why_not()
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+HOSTS = (0, 0, 1, 1)
+
+
+@pytest.fixture
+def network():
+    with TwoHosts() as made:
+        yield made
+
+
+@pytest.fixture
+def spread(cuda, network):
+    """spread(*options, fake NCCL's options) -> a Bench of four ranks on two hosts."""
+    def make(*options, **nccl):
+        def group(run_dir, ranks, *arguments, environment):
+            devices = {rank: ("--device", rank) for rank in range(ranks)}
+            return SpreadGroup(run_dir, network, HOSTS[:ranks], *arguments, per_rank=devices, budget="128MiB",
+                               environment=environment)
+        return cuda(len(HOSTS), daemon=(*NCCL, *HEARTBEATS, *options), nccl={"interface": "eth0", **nccl}, group=group)
+    return make
+
+
+@pytest.mark.parametrize("reader", ["rank0", "per_node", "all"])
+def test_trainers_of_both_hosts_get_the_bytes_that_pytorch_would_have_given_them(spread, reader):
+    bench = spread("--reader", reader)
+    with bench.trainers("exclusive") as trainers:
+        assert all(answer["same"] for answer in trainers.ask("compare"))
+        assert all(answer["same"] for answer in trainers.ask("train"))
+        trainers.ask("drop")
+        assert trainers.end() == [0] * len(HOSTS)
+    assert exchanged(bench), "nothing travelled by NCCL"
+
+
+# Of what storage holds, how often it is read, and how much of it may cross the cable to the second host.
+@pytest.mark.parametrize("reader, reads, crosses", [("rank0", 1, 1 / 2), ("per_node", 2, 0), ("all", 1, 1 / 4)])
+def test_storage_is_read_as_often_as_asked_and_only_what_a_host_needs_crosses(
+        spread, network, tmp_path, reader, reads, crosses):
+    bench = spread("--reader", reader)
+    source, state = sample(tmp_path, rows=2001)
+    before = network.bytes_received(1)
+    checkpoint = load(bench, source, "fsdp:4")
+    crossed = network.bytes_received(1) - before
+    assert int(checkpoint["progress"]["storage_bytes"]) == reads * tensor_bytes(state)
+    least = tensor_bytes(state) * crosses
+    # Headers of packets, and what the daemons tell each other.
+    assert least <= crossed <= least * 1.05 + 400_000
+
+
+def test_a_replica_on_the_other_host_is_sent_each_shard_once(spread, network, tmp_path):
+    bench = spread()
+    source, state = sample(tmp_path, rows=2001)
+    before = network.bytes_received(1)
+    load(bench, source, "hsdp:2x2")
+    crossed = network.bytes_received(1) - before
+    assert tensor_bytes(state) <= crossed <= tensor_bytes(state) * 1.05 + 400_000
+
+
+def test_a_slow_cable_is_only_slow(spread, network, tmp_path):
+    bench = spread()
+    source, state = sample(tmp_path, rows=2001)
+    network.limit("50mbit")
+    began = time.monotonic()
+    load(bench, source, "fsdp:4")
+    assert time.monotonic() - began > tensor_bytes(state) / 2 * 8 / 50e6 * 0.8
+
+
+def test_a_cut_cable_ends_the_load_in_time_names_a_rank_behind_it_and_mended_the_next_load_works(
+        spread, network, tmp_path):
+    bench = spread(link_bytes_per_second=1500000)
+    source, _ = sample(tmp_path)
+    name = begin(bench, source)
+    since = time.monotonic()
+    network.cut()
+    why = failure(bench, name, since)
+    assert "rank 2" in why["message"] or "rank 3" in why["message"], why
+    # Who is cut off sees the same from its side.
+    why = failure(bench, name, since, rank=2)
+    assert "rank 0" in why["message"] or "leader" in why["message"], why
+    assert time.monotonic() - since < LIMIT
+    network.mend()
+    bench.group.wait_ready()
+    load(bench, sample(tmp_path, count=1)[0], "fsdp:4")
