@@ -30,6 +30,8 @@ class CommKeeper {
   absl::StatusOr<std::string> NewId();
   // The one with that id, joined if it is not held yet; it belongs to this.
   absl::StatusOr<GroupComm*> Join(GroupCommOptions options, GroupComm::Deadline deadline);
+  // Gives up the one that is held: others may not have it any more.
+  void Drop() { held_.reset(); }
   // What it was joined for has ended so. After an error it is of no more use.
   void Done(const absl::Status& status);
 

@@ -144,6 +144,7 @@ struct CommitCall {
   std::string name;
   uint64_t tensor_bytes = 0;    // that readers placed or sent
   uint64_t streamed_bytes = 0;  // of them, sent
+  uint64_t carried_bytes = 0;   // of these, what came to the leader while it read for others
   // Of what one reader placed alone; else empty, and the rank computes its own.
   std::vector<uint64_t> digests;
   Progress progress;

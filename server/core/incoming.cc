@@ -56,7 +56,7 @@ absl::StatusOr<std::vector<uint64_t>> Incoming::Finish(const CommitCall& call) {
   uint64_t came = 0;
   {
     MutexLock lock(mutex_);
-    came = carried_;
+    came = carried_ + call.carried_bytes;
     if (receiver_ != nullptr) {
       CKPTD_RETURN_IF_ERROR(receiver_->Close(kClosePatience));
       came += receiver_->placed_bytes();

@@ -23,6 +23,7 @@ namespace {
 // within moments.
 constexpr std::chrono::minutes kPrepareDeadline{5};
 constexpr std::chrono::seconds kCallDeadline{8};
+constexpr std::chrono::seconds kProbeDeadline{1};
 constexpr std::chrono::seconds kAbortDeadline{2};
 
 Deadline Sooner(Deadline deadline, std::chrono::nanoseconds from_now) {
@@ -52,6 +53,8 @@ LoadOutcome LoadRunner::Run() {
   if (outcome.status.ok()) outcome.status = Load();
   if (!outcome.status.ok()) {
     if (parts_.ending) parts_.ending(true);
+    // Somebody may have given it up who had not done its part.
+    if (!scatters_.empty()) parts_.peers.comms.Drop();
     AbortAll(outcome.status);
   }
   fanout_.reset();  // its broken streams would tell the members less
@@ -219,6 +222,7 @@ absl::Status LoadRunner::CommitAll() {
     call.name = load_.name;
     call.tensor_bytes = participant.filled_bytes;
     call.streamed_bytes = participant.streamed_bytes;
+    call.carried_bytes = participant.carried_bytes;
     call.digests = participant.digests;
     call.progress = progress;
     // A rank that has to hash its whole shard, or to copy it to its host tier, takes its
@@ -231,6 +235,41 @@ absl::Status LoadRunner::CommitAll() {
     holders_.insert(participant.rank);
     return absl::OkStatus();
   });
+}
+
+absl::Status LoadRunner::FindGone(const absl::Status& status) {
+  if (status.code() != absl::StatusCode::kUnavailable || ReasonOf(status) != reason::kNcclFailed) {
+    return status;
+  }
+  std::vector<std::future<absl::Status>> probes;
+  for (const auto& link : session_.links) {
+    probes.push_back(std::async(std::launch::async,
+                                [&link] { return link->Probe(Clock::now() + kProbeDeadline); }));
+  }
+  absl::Status gone;
+  for (uint32_t rank = 0; rank < probes.size(); ++rank) {
+    const absl::Status probed = probes[rank].get();
+    if (!probed.ok() && gone.ok()) gone = OfRank(rank, probed);
+  }
+  return gone.ok() ? status : gone;
+}
+
+absl::Status LoadRunner::FindBehind(const absl::Status& status) {
+  const auto ours = scatters_.find(0);
+  if (ours == scatters_.end() || ReasonOf(status) != reason::kDeadline) return status;
+  MutexLock lock(mutex_);
+  std::pair<uint64_t, uint32_t> least{UINT64_MAX, 0};
+  uint64_t most = 0;
+  for (const uint32_t rank : ours->second.ranks) {
+    if (rank == 0) continue;
+    const uint64_t done = exchanges_[rank];
+    least = std::min(least, {done, rank});
+    most = std::max(most, done);
+  }
+  if (least.first >= most) return status;
+  return WithFact(WithContext(status, fmt::format("rank {} has done {} exchanges, others {}",
+                                                  least.second, least.first, most)),
+                  "rank", std::to_string(least.second));
 }
 
 absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {

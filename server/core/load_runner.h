@@ -54,6 +54,7 @@ class LoadRunner {
     // What readers did for it, all together.
     uint64_t filled_bytes = 0;
     uint64_t streamed_bytes = 0;
+    uint64_t carried_bytes = 0;
     std::vector<uint64_t> digests;
   };
 
@@ -84,6 +85,12 @@ class LoadRunner {
   // Error of `rank`, for everybody: its code and reason, its number in front. A
   // rank that does not answer leaves the group.
   absl::Status OfRank(uint32_t rank, const absl::Status& status);
+  // An error of a communicator, which knows that somebody is gone and not who: that of the
+  // rank that does not answer, if there is one.
+  absl::Status FindGone(const absl::Status& status);
+  // When a wait for a communicator has passed its deadline: that of the rank that has done
+  // fewer exchanges than others, if there is one.
+  absl::Status FindBehind(const absl::Status& status);
   // The same for an error that names a rank itself; others as they are.
   absl::Status Blame(const absl::Status& status);
   absl::Status Interrupted() const;
@@ -105,6 +112,7 @@ class LoadRunner {
   std::unique_ptr<ExecuteFanout> fanout_;
   Mutex mutex_;
   std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, uint64_t> exchanges_ ABSL_GUARDED_BY(mutex_);  // by member, so far
 };
 
 }  // namespace ckptd

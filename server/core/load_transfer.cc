@@ -150,9 +150,14 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
       reader.Read(options, scatter == scatters_.end() ? nullptr : &scatter->second, counters);
   meter_.Detach();
   ShowProgress();
-  if (const auto [rank, status] = fanout_->broken(); !status.ok()) return OfRank(rank, status);
-  if (!report.ok()) return Blame(report.status());
+  if (const auto [rank, status] = fanout_->broken(); !status.ok()) {
+    return OfRank(rank, FindGone(status));
+  }
+  if (!report.ok()) return Blame(FindBehind(FindGone(report.status())));
   Count(*report);
+  for (Participant& participant : participants_) {
+    if (participant.rank == 0) participant.carried_bytes = reader.carried_bytes();
+  }
   return CheckUnchanged(*index_);
 }
 
@@ -177,7 +182,9 @@ absl::Status LoadRunner::Transfer() {
   Enter(Stage::kTransferring);
   StartMembers(shares);
   if (reads) CKPTD_RETURN_IF_ERROR(Read(shares.front(), *own));
-  if (const auto [rank, status] = fanout_->Finish(); !status.ok()) return OfRank(rank, status);
+  if (const auto [rank, status] = fanout_->Finish(); !status.ok()) {
+    return OfRank(rank, FindGone(status));
+  }
   for (const ReadReport& report : fanout_->reports()) {
     Count(report);
     meter_.Update(report);
@@ -190,6 +197,8 @@ void LoadRunner::NoteReading(uint32_t rank, const ReadingNow& reading) {
   ReadReport report = reading.done;
   report.reader = rank;
   meter_.Update(report);
+  MutexLock lock(mutex_);
+  exchanges_[rank] = report.exchanges;
 }
 
 void LoadRunner::Count(const ReadReport& report) {

@@ -126,6 +126,8 @@ absl::Status ReceiveScatter(const MemberReading& parts, Incoming& incoming,
                          WholeTensors::Of(incoming.index(), scatter.whole));
   ScatterExchange exchange(scatter, order, whole, call.deadline,
                            [&] { return Interrupted(parts, incoming, call); });
+  const auto counters = std::make_shared<TransferProgress>(0);
+  exchange.CountIn(*counters);
   ScatterExchange::Own own{&incoming.plan(), nullptr};
   {
     const std::shared_ptr<ShardMemory> memory = parts.catalog.LoadingMemory(call.name);
@@ -134,7 +136,11 @@ absl::Status ReceiveScatter(const MemberReading& parts, Incoming& incoming,
     own.slab = memory->View().staged;
   }
   CKPTD_RETURN_IF_ERROR(exchange.SetOwn(std::move(own)));
-  CKPTD_RETURN_IF_ERROR(CarryOut(parts.peers.comms, scatter, call.name, call.deadline, exchange));
+  parts.own.Begin(call.name, ReadReport(), counters);
+  const absl::Status carried =
+      CarryOut(parts.peers.comms, scatter, call.name, call.deadline, exchange);
+  parts.own.End();
+  CKPTD_RETURN_IF_ERROR(carried);
   incoming.NoteCarried(exchange.received_bytes());
   return absl::OkStatus();
 }

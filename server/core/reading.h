@@ -83,6 +83,7 @@ struct ReadReport {
   uint64_t storage_bytes = 0;
   uint64_t mapped_bytes = 0;  // of these; see Progress
   uint64_t direct_bytes = 0;
+  uint64_t exchanges = 0;  // of a communicator, that it has done its part of
   std::vector<Filled> filled;
 };
 // What has been done of `begun`, which names the ranks in the order of `counters`.
@@ -94,7 +95,7 @@ struct ReadingNow {
   ReadReport done;   // so far, without digests
 };
 
-// How far this rank has come with the share it reads. Thread-safe.
+// How far this rank has come with the share it reads, or with what a communicator brings. Thread-safe.
 class OwnReading {
  public:
   // `begun` as Counted takes it.

@@ -281,6 +281,7 @@ absl::Status ScatterExchange::Exchange(GroupComm& comm, size_t turn) {
   }
   CKPTD_RETURN_IF_ERROR(Issue(comm, passings, turn));
   received_.fetch_add(coming, std::memory_order_relaxed);
+  if (progress_ != nullptr) progress_->exchanges.fetch_add(1, std::memory_order_relaxed);
   if (!read) return absl::OkStatus();
   MutexLock lock(mutex_);
   readings_.erase(turn);

@@ -23,6 +23,7 @@
 #include "server/memory/transit.h"
 #include "server/transfer/slab_spans.h"
 #include "server/transfer/step_user.h"
+#include "server/transfer/transfer.h"
 
 namespace ckptd {
 
@@ -53,6 +54,8 @@ class ScatterExchange final : public StepUser {
   ScatterExchange(const ScatterCall& call, const ScatterOrder& order, const WholeTensors& whole,
                   Deadline deadline, std::function<absl::Status()> interrupted);
 
+  // Before Run, if somebody asks how far it is: counts exchanges in `progress`, which outlives it.
+  void CountIn(TransferProgress& progress) { progress_ = &progress; }
   // Before Run: what it receives, and from where it broadcasts. Errors: SlabSpans::Of's.
   absl::Status SetOwn(Own own);
   // Before the transfer: where it sends what it reads. `transit`: one for each view, for
@@ -128,6 +131,7 @@ class ScatterExchange final : public StepUser {
   std::vector<uint32_t> delays_;       // per reader, how many turns later its steps come here
   std::map<size_t, Passing> pass_on_;  // by reader, what came in the last exchange
   std::atomic<uint64_t> received_ = 0;
+  TransferProgress* progress_ = nullptr;
 
   mutable Mutex mutex_;
   CondVar changed_;

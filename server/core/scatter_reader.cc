@@ -138,6 +138,7 @@ absl::StatusOr<TransferResult> ScatterReader::Run(TransferOptions options,
       CheckScatterDigest(call_, order_, own == nullptr ? 0 : own->plan->digest));
   CKPTD_RETURN_IF_ERROR(FindWhole());
   ScatterExchange exchange(call_, order_, whole_, parts_.deadline, options.interrupted);
+  exchange.CountIn(progress);
   if (own != nullptr) {
     ScatterExchange::Own mine;
     mine.slab = own->slab.staged;

@@ -91,6 +91,7 @@ v1::ExecuteResponse ToProto(const ReadReport& report) {
   out.set_storage_bytes(report.storage_bytes);
   out.set_mapped_bytes(report.mapped_bytes);
   out.set_direct_bytes(report.direct_bytes);
+  out.set_exchanges(report.exchanges);
   for (const ReadReport::Filled& filled : report.filled) {
     v1::FilledRank& one = *out.add_filled();
     one.set_rank(static_cast<int32_t>(filled.rank));
@@ -106,6 +107,7 @@ ReadReport FromProto(const v1::ExecuteResponse& response) {
   out.storage_bytes = response.storage_bytes();
   out.mapped_bytes = response.mapped_bytes();
   out.direct_bytes = response.direct_bytes();
+  out.exchanges = response.exchanges();
   for (const v1::FilledRank& filled : response.filled()) {
     ReadReport::Filled one;
     one.rank = static_cast<uint32_t>(filled.rank());

@@ -8,7 +8,7 @@ import fake_cuda
 import fake_nccl
 from faults import Program, client_environment
 from fsdp_cases import Net, numbers
-from group import Group, save
+from group import Group, save, save_in_files
 
 HERE = pathlib.Path(__file__).resolve().parent
 WHY_NOT = fake_cuda.why_not()
@@ -57,10 +57,12 @@ class Bench:
 
     group(run_dir, ranks, *options, environment=) makes the daemons."""
 
-    def __init__(self, folder, run_dir, ranks, *faults, daemon=(), gpu_bytes=0x10000000, nccl=None, group=Group):
+    def __init__(self, folder, run_dir, ranks, *faults, daemon=(), gpu_bytes=0x10000000, nccl=None, group=Group,
+                 files=1):
         self.folder = folder
         self.fake = fake_cuda.FakeCuda(folder, gpus=max(ranks, 2), bytes=gpu_bytes, fill=0xCB, faults=faults)
-        self.source = save(folder / "m.safetensors", numbers(Net()))
+        state = numbers(Net())
+        self.source = save_in_files(folder / "m", state, files) if files > 1 else save(folder / "m.safetensors", state)
         own = self.fake.environment("daemon")
         self.nccl = None if nccl is None else fake_nccl.FakeNccl(self.fake, **nccl)
         if self.nccl is not None:

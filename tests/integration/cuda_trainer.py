@@ -9,6 +9,7 @@ line of its input with a line of JSON. An error of the load is the first and las
 import gc
 import json
 import os
+import pathlib
 import sys
 
 import ckptd
@@ -29,7 +30,9 @@ class Trainer:
         self.result = None
 
     def load(self):
-        state = load_file(self.source)
+        path = pathlib.Path(self.source)
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        state = {name: tensor for file in files for name, tensor in load_file(file).items()}
         fully_shard(self.theirs)
         whole = StateDictOptions(full_state_dict=True)
         set_model_state_dict(self.theirs, copied(state), options=whole)

@@ -65,6 +65,19 @@ def save(path, tensors):
     return str(path)
 
 
+def save_in_files(folder, tensors, count):
+    """Writes torch tensors to so many safetensors files with an index; the folder as text."""
+    names = sorted(tensors)
+    weight_map = {}
+    for number in range(count):
+        file = f"model-{number + 1:05}-of-{count:05}.safetensors"
+        part = {name: tensors[name] for name in names[number::count]}
+        save(folder / file, part)
+        weight_map |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return str(folder)
+
+
 class Group:
     def __init__(self, folder, ranks, *options, job="job", command=(), wrapper=(), environment=None):
         """wrapper: a command that runs its arguments, such as prlimit."""

@@ -4,7 +4,7 @@ import json
 import time
 
 import torch
-from group import save, wait_until
+from group import save_in_files, wait_until
 
 NCCL = ("--comm", "nccl")
 HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
@@ -21,12 +21,14 @@ def tensor_bytes(state):
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
-def sample(folder, rows=257, count=12):
-    """(path, state dict) of a checkpoint of some MB, in two files, with rows that no world size divides."""
+def sample(folder, rows=257, count=12, files=5):
+    """(path, state dict) of a checkpoint of some MB, with rows that no world size divides.
+
+    In several files, each a step of its own: of several readers none reads it all."""
     generator = torch.Generator().manual_seed(5)
     state = {f"layer.{i}.weight": torch.randn(rows + i, 300, generator=generator) for i in range(count)}
     state |= {f"layer.{i}.norm": torch.randn(7, generator=generator) for i in range(count)}
-    return save(folder / "n.safetensors", state), state
+    return save_in_files(folder / "n", state, files), state
 
 
 def load(bench, source, layout, *options):

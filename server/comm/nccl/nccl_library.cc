@@ -139,7 +139,8 @@ absl::Status NcclLibrary::Check(ncclResult_t result, const std::string& doing) c
   }
   switch (result) {
     case ncclRemoteError:
-      return MakeError(absl::StatusCode::kUnavailable, reason::kRankLost,
+      // Whoever is gone, it is not the rank that says so.
+      return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
                        text + "; look at the log of the other ranks and load again");
     case ncclUnhandledCudaError:
       return MakeError(absl::StatusCode::kUnavailable, reason::kDeviceFailed,

@@ -312,6 +312,9 @@ TEST(CommKeeper, GoesOnWithACommunicatorUntilItsMembersChangeOrItFails) {
   use("b", absl::CancelledError("it failed"));
   use("b", absl::OkStatus());
   EXPECT_EQ(comms.joined, 3u);
+  keeper.Drop();
+  use("b", absl::OkStatus());
+  EXPECT_EQ(comms.joined, 4u);
 }
 
 TEST(CommKeeper, WithoutALibrarySaysWhy) {

@@ -132,7 +132,7 @@ TEST(Communicator, AKilledRankIsLearntByTheDeadlineAndEveryStreamIsFree) {
   EXPECT_EQ(group.child(0).Wait(), 0);
 }
 
-TEST(Communicator, ADeathThatNcclNoticesIsALostRank) {
+TEST(Communicator, ADeathThatNcclNoticesEndsTheWait) {
   NcclGroup group("deaths_seen = 1\nfault = ncclRecv rank=1 die=1 after_bytes=100000");
   group.Start({0, 1}, 2, [](const Member& self) {
     const auto comm = self.Join();
@@ -140,7 +140,7 @@ TEST(Communicator, ADeathThatNcclNoticesIsALostRank) {
     const CudaAllocation memory = self.Memory(kBytes, 1);
     const absl::Status status = Exchange(*comm, self, memory, stream.get(), Patiently());
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_EQ(ReasonOf(status), reason::kRankLost);
+    EXPECT_EQ(ReasonOf(status), reason::kNcclFailed);
     EXPECT_EQ(FactsOf(status).at("rank"), "0");
   });
   EXPECT_TRUE(WIFSIGNALED(group.child(1).Wait()));

@@ -7,6 +7,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/comm/nccl/nccl_library.h"
+#include "tests/testing/status_matchers.h"
 #include "tests/unit/server/comm/nccl/group.h"
 
 namespace ckptd {
@@ -86,7 +87,8 @@ TEST(NcclLibrary, ItsErrorsSayWhatNcclSaid) {
     EXPECT_THAT(MessageOf(status),
                 AllOf(HasSubstr("making NCCL's unique id"), HasSubstr("unhandled system error"),
                       HasSubstr("scripted")));
-    EXPECT_EQ(ReasonOf(library->Check(ncclRemoteError, "x")), reason::kRankLost);
+    EXPECT_THAT(library->Check(ncclRemoteError, "x"),
+                FailsWith(absl::StatusCode::kUnavailable, reason::kNcclFailed));
     EXPECT_EQ(ReasonOf(library->Check(ncclUnhandledCudaError, "x")), reason::kDeviceFailed);
     EXPECT_EQ(library->Check(ncclInvalidUsage, "x").code(), absl::StatusCode::kInternal);
     EXPECT_TRUE(library->Check(ncclSuccess, "x").ok());
