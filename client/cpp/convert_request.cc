@@ -50,6 +50,25 @@ bool StatesAllShapes(const RankLayout& layout) {
   });
 }
 
+void FillFlats(const RankLayout& layout, v1::RankLayout& out) {
+  for (const FlatParameter& flat : layout.flats) {
+    v1::FlatParameter& added = *out.add_flat_parameters();
+    added.set_name(flat.name);
+    added.set_sharding(flat.sharding);
+    added.set_elements(flat.elements);
+  }
+  uint32_t column = 0;
+  for (const TargetSpec& target : layout.targets) {
+    // One of none is what the daemon refuses.
+    if (target.flat.has_value() && target.flat->flat < layout.flats.size()) {
+      auto& flat = *out.mutable_flat_parameters(static_cast<int>(target.flat->flat));
+      flat.add_tensors(column);
+      flat.add_begins(target.flat->begin);
+    }
+    ++column;
+  }
+}
+
 void FillRankLayout(const RankLayout& layout, v1::RankLayout& out) {
   out.set_rank(static_cast<int32_t>(layout.rank));
   out.set_world_size(static_cast<int32_t>(layout.world_size));
@@ -72,6 +91,7 @@ void FillRankLayout(const RankLayout& layout, v1::RankLayout& out) {
     if (target.optional) out.add_optional_tensors(column);
     ++column;
   }
+  FillFlats(layout, out);
   out.set_skip_missing(layout.skip_missing);
   out.set_refuse_unexpected(layout.refuse_unexpected);
 }

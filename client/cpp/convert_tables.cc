@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "client/cpp/convert.h"
 #include "common/base/status.h"
@@ -51,7 +53,10 @@ absl::Status CheckColumns(const v1::TensorTable& page) {
       page.offsets_size() != count || page.bytes_size() != count ||
       page.padded_bytes_size() != count ||
       (page.digests_size() != 0 && page.digests_size() != count) ||
-      page.alias_names_size() != page.alias_tensors_size()) {
+      page.alias_names_size() != page.alias_tensors_size() ||
+      page.flat_dtypes_size() != page.flat_names_size() ||
+      page.flat_offsets_size() != page.flat_names_size() ||
+      page.flat_elements_size() != page.flat_names_size()) {
     return BadAnswer("the columns of its tensor table differ in length");
   }
   return absl::OkStatus();
@@ -62,10 +67,31 @@ absl::Status CheckPlace(const ShardTensor& tensor, uint64_t slab_bytes) {
     return BadAnswer(fmt::format("the {} bytes of tensor {} do not follow from its dtype and shape",
                                  tensor.bytes, tensor.name));
   }
-  if (tensor.offset % kSlabAlignment != 0 || tensor.padded_bytes < tensor.bytes ||
+  // Members of flat parameters follow each other element by element.
+  const uint64_t alignment = std::max(BitsOf(tensor.dtype) / 8, 1u);
+  if (tensor.offset % alignment != 0 || tensor.padded_bytes < tensor.bytes ||
       tensor.padded_bytes > slab_bytes || tensor.offset > slab_bytes - tensor.padded_bytes) {
     return BadAnswer(fmt::format("tensor {} lies at {} + {} of a slab of {} bytes", tensor.name,
                                  tensor.offset, tensor.padded_bytes, slab_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AppendFlats(const v1::TensorTable& page, uint64_t slab_bytes, ShardTable& out) {
+  for (int i = 0; i < page.flat_names_size(); ++i) {
+    ShardFlat flat;
+    flat.name = page.flat_names(i);
+    CKPTD_ASSIGN_OR_RETURN(flat.dtype, DtypeOf(page.flat_dtypes(i), flat.name));
+    flat.offset = page.flat_offsets(i);
+    flat.elements = page.flat_elements(i);
+    const auto bytes = DenseBytes(flat.dtype, {flat.elements});
+    if (!bytes.has_value() || flat.offset % kSlabAlignment != 0 || *bytes > slab_bytes ||
+        flat.offset > slab_bytes - *bytes) {
+      return BadAnswer(fmt::format("flat parameter {} lies at {} of a slab of {} bytes", flat.name,
+                                   flat.offset, slab_bytes));
+    }
+    if (out.flats.size() == kMaxTensors) return BadAnswer("it lists too many flat parameters");
+    out.flats.push_back(std::move(flat));
   }
   return absl::OkStatus();
 }
@@ -111,6 +137,7 @@ absl::Status AppendTensors(const v1::TensorTable& page, uint64_t slab_bytes, Sha
     out.aliases.emplace_back(page.alias_names(i),
                              static_cast<uint32_t>(first) + page.alias_tensors(i));
   }
+  CKPTD_RETURN_IF_ERROR(AppendFlats(page, slab_bytes, out));
   out.unexpected.insert(out.unexpected.end(), page.unexpected_names().begin(),
                         page.unexpected_names().end());
   return absl::OkStatus();

@@ -24,7 +24,7 @@ struct ShardTensor {
   std::string name;
   Dtype dtype = Dtype::kUnspecified;
   Shape shape;                // local
-  uint64_t offset = 0;        // in the slab, a multiple of 512
+  uint64_t offset = 0;        // in the slab; a multiple of 512, for members of flat parameters less
   uint64_t bytes = 0;
   uint64_t padded_bytes = 0;  // >= bytes: with the zero tail of FSDP2 padding
   std::optional<uint64_t> digest;  // XXH3, see common/base/digest.h
@@ -33,9 +33,18 @@ struct ShardTensor {
   const std::byte* data = nullptr;
 };
 
+// A flat parameter's part: its members are tensors of the shard and lie in it.
+struct ShardFlat {
+  std::string name;
+  Dtype dtype = Dtype::kUnspecified;
+  uint64_t offset = 0;    // in the slab, a multiple of 512
+  uint64_t elements = 0;  // padding included
+};
+
 // The tensors of a shard before they have addresses.
 struct ShardTable {
   std::vector<ShardTensor> tensors;
+  std::vector<ShardFlat> flats;
   // Further name -> index into `tensors`.
   std::vector<std::pair<std::string, uint32_t>> aliases;
   // Rank form: tensors of the source that this rank did not state.
@@ -58,6 +67,8 @@ class Shard {
 
   // In the daemon's order.
   const std::vector<ShardTensor>& tensors() const { return table_.tensors; }
+  // Rank form: flat parameters, in the order stated.
+  const std::vector<ShardFlat>& flats() const { return table_.flats; }
   // Sorted by alias.
   const std::vector<std::pair<std::string, uint32_t>>& aliases() const { return table_.aliases; }
   // By name or alias; nullptr when there is none. O(log n).

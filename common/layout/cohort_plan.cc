@@ -44,6 +44,15 @@ bool AddTo(uint64_t& total, uint64_t count, uint64_t bytes) {
   return sum.has_value();
 }
 
+// What a tensor takes of the slab: the next one begins aligned. Members lie in what their
+// flat parameter has. nullopt when 64 bits end.
+std::optional<uint64_t> SlotOf(const TensorKind& kind, const Part& part) {
+  if (kind.flat.has_value()) return 0;
+  const auto end = CheckedAdd(part.padded_bytes, kSlabAlignment - 1);
+  if (!end.has_value()) return std::nullopt;
+  return *end / kSlabAlignment * kSlabAlignment;
+}
+
 void SortOps(std::vector<CopyOp>& ops) {
   const auto before = [](const CopyOp& a, const CopyOp& b) {
     return std::tie(a.file, a.file_offset, a.slab_offset) <
@@ -62,6 +71,7 @@ absl::StatusOr<CohortPlan> CohortPlan::Make(const CheckpointIndex& index,
   plan.layout_ = std::move(layout);
   CKPTD_ASSIGN_OR_RETURN(plan.wanted_, FindWanted(index, *plan.layout_, policy));
   KeepPresent(*plan.layout_, plan.wanted_);
+  CKPTD_ASSIGN_OR_RETURN(plan.flats_, FlatTable::Make(*plan.layout_, plan.wanted_));
   CKPTD_RETURN_IF_ERROR(plan.SortIntoKinds(index));
   plan.DigestTensors();
   return plan;
@@ -78,7 +88,7 @@ absl::Status CohortPlan::SortIntoKinds(const CheckpointIndex& index) {
   if (!std::is_sorted(items_.begin(), items_.end(), before)) {
     std::sort(items_.begin(), items_.end(), before);
   }
-  KindTable table(index);
+  KindTable table(index, *layout_);
   places_.reserve(items_.size());
   for (size_t i = 0; i < items_.size(); ++i) {
     Item& item = items_[i];
@@ -114,6 +124,7 @@ void CohortPlan::DigestTensors() {
     out.Number(wanted.aliases.size());
     for (const std::string& alias : wanted.aliases) out.Text(alias);
     out.Number(item.kind);
+    if (wanted.flat.has_value()) out.Number(flats_.NumberOf(*wanted.flat));
     for (size_t piece = 0; piece < kinds_[item.kind].pieces.size(); ++piece) {
       out.Number(PlacesOf(item)[piece].file);
       out.Number(PlacesOf(item)[piece].offset);
@@ -136,14 +147,15 @@ absl::StatusOr<PlannedRank> CohortPlan::Plan(uint32_t rank, const PlannedRank* l
   std::vector<KindShare> shares;
   shares.reserve(kinds_.size());
   Spelling spelling;
+  CKPTD_ASSIGN_OR_RETURN(const auto flats, flats_.PlaceFor(rank, out.slab_bytes));
+  Spell(flats, spelling);
   for (uint32_t k = 0; k < kinds_.size(); ++k) {
     const auto part = PartOf(kinds_[k], layout_->meshes, rank);
     if (!part.ok()) return Blame(part.status(), k, rank);
-    // The slab ends aligned, so the next tensor starts there.
-    const auto end = CheckedAdd(part->padded_bytes, kSlabAlignment - 1);
-    const KindShare share{end.value_or(0) / kSlabAlignment * kSlabAlignment, part->copies.size()};
+    const auto slot = SlotOf(kinds_[k], *part);
+    const KindShare share{slot.value_or(0), part->copies.size()};
     shares.push_back(share);
-    if (!end.has_value() || !AddTo(out.slab_bytes, kind_sizes_[k], share.slot_bytes)) {
+    if (!slot.has_value() || !AddTo(out.slab_bytes, kind_sizes_[k], share.slot_bytes)) {
       return Blame(TooManyBytes(), k, rank);
     }
     out.tensor_bytes += kind_sizes_[k] * part->bytes;
@@ -197,6 +209,7 @@ absl::StatusOr<RankPlan> CohortPlan::Slice(const PlannedRank& rank, const Range&
   plan.digest = rank.digest;
   const std::vector<KindShare>& shares = *rank.shares;
   uint64_t offset = 0;
+  CKPTD_ASSIGN_OR_RETURN(plan.flats, flats_.PlaceFor(rank.rank, offset));
   for (size_t k = 0; k < kinds_.size(); ++k) offset += range.before[k] * shares[k].slot_bytes;
   std::vector<std::optional<Part>> parts(kinds_.size());
   plan.tensors.resize(range.last - range.first);
@@ -207,18 +220,22 @@ absl::StatusOr<RankPlan> CohortPlan::Slice(const PlannedRank& rank, const Range&
     if (!part.has_value()) {
       CKPTD_ASSIGN_OR_RETURN(part, PartOf(kinds_[item.kind], layout_->meshes, rank.rank));
     }
+    const Wanted& wanted = wanted_[item.name_order];
+    const uint64_t begin =
+        !wanted.flat.has_value()
+            ? offset
+            : plan.flats[flats_.NumberOf(*wanted.flat)].offset + part->flat_offset;
     const uint32_t at = range.position[i - range.first];
     for (CopyOp copy : part->copies) {
       const FilePlace& place = PlacesOf(item)[copy.file];
       copy.file = place.file;
       copy.tensor = at;
       copy.file_offset += place.offset;
-      copy.slab_offset += offset;
+      copy.slab_offset += begin;
       plan.ops.push_back(copy);
     }
-    const Wanted& wanted = wanted_[item.name_order];
     plan.tensors[at] = {wanted.name, wanted.aliases, wanted.dtype,      part->shape,
-                        offset,      part->bytes,    part->padded_bytes};
+                        begin,       part->bytes,    part->padded_bytes};
     plan.tensor_bytes += part->bytes;
     offset += shares[item.kind].slot_bytes;
   }

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/checkpoint/index.h"
+#include "common/layout/flat_parameter.h"
 #include "common/layout/layout.h"
 #include "common/layout/plan.h"
 #include "common/layout/tensor_kind.h"
@@ -19,7 +20,7 @@ namespace ckptd {
 
 // What a tensor of some kind costs a rank.
 struct KindShare {
-  uint64_t slot_bytes = 0;  // of its slab, padding and alignment included
+  uint64_t slot_bytes = 0;  // of its slab, padding and alignment included; a member's: none
   uint64_t copies = 0;
   bool operator==(const KindShare&) const = default;
 };
@@ -87,6 +88,7 @@ class CohortPlan {
 
   std::shared_ptr<const RankLayout> layout_;
   std::vector<Wanted> wanted_;  // by name
+  FlatTable flats_;
   std::vector<Item> items_;
   std::vector<FilePlace> places_;
   std::vector<TensorKind> kinds_;

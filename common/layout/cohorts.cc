@@ -11,7 +11,7 @@ namespace {
 bool Alike(const RankLayout& a, const RankLayout& b) {
   if (a.world_size != b.world_size || a.skip_missing != b.skip_missing ||
       a.refuse_unexpected != b.refuse_unexpected || a.meshes != b.meshes ||
-      a.shardings != b.shardings || a.targets != b.targets) {
+      a.shardings != b.shardings || a.flats != b.flats || a.targets != b.targets) {
     return false;
   }
   return std::all_of(a.meshes.begin(), a.meshes.end(), [&](const Mesh& mesh) {

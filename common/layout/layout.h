@@ -45,6 +45,22 @@ struct Sharding {
   bool operator==(const Sharding&) const = default;
 };
 
+// FSDP1's flat parameter: tensors in row-major order, one behind the other, cut over
+// the ranks as one tensor of one dimension. What no member covers is zero.
+struct FlatParameter {
+  std::string name;       // of its part in the shard
+  uint32_t sharding = 0;  // of the flat tensor; gives each rank one run of it
+  uint64_t elements = 0;  // of the flat tensor, padding included
+  bool operator==(const FlatParameter&) const = default;
+};
+
+// Where a member's elements lie in its flat parameter.
+struct FlatPlace {
+  uint32_t flat = 0;   // index into RankLayout::flats
+  uint64_t begin = 0;  // element of the flat tensor
+  bool operator==(const FlatPlace&) const = default;
+};
+
 // One tensor that a rank wants.
 struct TargetSpec {
   std::string name;                      // FQN as in the source (or an alias there)
@@ -53,6 +69,9 @@ struct TargetSpec {
   std::optional<Shape> expected_shape;   // global; a difference is LAYOUT_MISMATCH
   std::vector<std::string> aliases;      // further names for the same memory
   bool optional = false;                 // left out when missing or of another shape
+  // Set: `sharding` is a plain one, and the rank receives what its part of the flat
+  // parameter has of this tensor, never left out.
+  std::optional<FlatPlace> flat;
   bool operator==(const TargetSpec&) const = default;
 };
 
@@ -63,6 +82,7 @@ struct RankLayout {
   uint32_t world_size = 1;
   std::vector<Mesh> meshes;
   std::vector<Sharding> shardings;
+  std::vector<FlatParameter> flats;
   std::vector<TargetSpec> targets;
   bool skip_missing = false;       // targets are left out when the source lacks them, if not all
   bool refuse_unexpected = false;  // see CheckNothingUnexpected

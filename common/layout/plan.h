@@ -22,9 +22,21 @@ struct PlannedTensor {
   std::vector<std::string> aliases;
   Dtype dtype = Dtype::kUnspecified;  // in the slab
   Shape shape;                        // local
-  uint64_t offset = 0;                // in the slab, multiple of kSlabAlignment
+  // In the slab: a multiple of kSlabAlignment, for members of flat parameters of their
+  // elements' size.
+  uint64_t offset = 0;
   uint64_t bytes = 0;                 // of the local tensor
   uint64_t padded_bytes = 0;          // >= bytes; the tail is zero
+};
+
+// A flat parameter's part of a shard: its members' parts lie in it, each a tensor of one
+// dimension, and between them and behind the last, zeros.
+struct PlannedFlat {
+  std::string name;
+  Dtype dtype = Dtype::kUnspecified;  // of all members
+  uint64_t offset = 0;                // in the slab, multiple of kSlabAlignment
+  uint64_t elements = 0;              // padding included
+  bool operator==(const PlannedFlat&) const = default;
 };
 
 // One strided copy from a file into the slab of one rank: `count[0] x ... x
@@ -57,6 +69,7 @@ struct RankPlan {
   uint32_t rank = 0;
   uint64_t slab_bytes = 0;             // multiple of kSlabAlignment; 0 when nothing
   std::vector<PlannedTensor> tensors;  // sorted by name
+  std::vector<PlannedFlat> flats;      // in the layout's order, those the rank has part in
   std::vector<CopyOp> ops;             // sorted by (file, file_offset)
   uint64_t tensor_bytes = 0;           // sum of PlannedTensor::bytes
   // XXH3-64 over everything above in a canonical order; equal plans, equal
@@ -65,7 +78,8 @@ struct RankPlan {
 };
 
 // Plans one rank. Slab offsets follow the order in which tensors lie in the
-// files, so reading and filling are both nearly sequential. Target names that
+// files, so reading and filling are both nearly sequential; flat parameters come
+// before them, in the layout's order. Target names that
 // mean the same source tensor, sharding and dtype share one PlannedTensor.
 // Errors: NotFound TENSOR_NOT_FOUND, InvalidArgument LAYOUT_MISMATCH (shape,
 // placement or cast that cannot be), LAYOUT_INVALID (a malformed layout),

@@ -40,6 +40,15 @@ void Spelling::Text(std::string_view text) {
 
 uint64_t Spelling::Digest() const { return Xxh3(text_); }
 
+void Spell(const std::vector<PlannedFlat>& flats, Spelling& out) {
+  for (const PlannedFlat& flat : flats) {
+    out.Text(flat.name);
+    out.Number(static_cast<uint64_t>(flat.dtype));
+    out.Number(flat.offset);
+    out.Number(flat.elements);
+  }
+}
+
 void Spell(const TensorKind& kind, const Part& part, Spelling& out) {
   out.Number(static_cast<uint64_t>(kind.from));
   out.Number(static_cast<uint64_t>(kind.to));
@@ -47,6 +56,7 @@ void Spell(const TensorKind& kind, const Part& part, Spelling& out) {
   for (const uint64_t size : part.shape) out.Number(size);
   out.Number(part.bytes);
   out.Number(part.padded_bytes);
+  if (kind.flat.has_value()) out.Number(part.flat_offset);
   out.Number(part.copies.size());
   for (const CopyOp& copy : part.copies) Spell(copy, out);
 }

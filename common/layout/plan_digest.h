@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/layout/tensor_kind.h"
 
@@ -24,6 +25,9 @@ class Spelling {
  private:
   std::string text_;
 };
+
+// Appends where a rank has its flat parameters; nothing where it has none.
+void Spell(const std::vector<PlannedFlat>& flats, Spelling& out);
 
 // Appends all of `part`, and between which dtypes it is copied.
 void Spell(const TensorKind& kind, const Part& part, Spelling& out);

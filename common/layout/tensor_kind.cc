@@ -13,6 +13,7 @@
 #include "common/base/status.h"
 #include "common/layout/box_copy.h"
 #include "common/layout/checked_math.h"
+#include "common/layout/flat_parameter.h"
 #include "common/layout/validate.h"
 
 namespace ckptd {
@@ -56,7 +57,7 @@ absl::Status CheckDisjoint(const TensorKind& kind) {
 }
 
 bool SameKind(const TensorKind& a, const TensorKind& b) {
-  return a.sharding == b.sharding && a.from == b.from && a.to == b.to && *a.shape == *b.shape &&
+  return a.sharding == b.sharding && a.flat == b.flat && a.from == b.from && a.to == b.to && *a.shape == *b.shape &&
          std::equal(a.pieces.begin(), a.pieces.end(), b.pieces.begin(), b.pieces.end(),
                     [](const Piece* x, const Piece* y) { return x->box == y->box; });
 }
@@ -67,6 +68,7 @@ size_t HashOf(const TensorKind& kind) {
     hash = (hash ^ static_cast<size_t>(value)) * 0x9e3779b97f4a7c15u;
     hash ^= hash >> 29;
   };
+  if (kind.flat.has_value()) mix(kind.flat->begin);
   mix(static_cast<uint64_t>(kind.from));
   mix(static_cast<uint64_t>(kind.to));
   for (const uint64_t size : *kind.shape) mix(size);
@@ -77,9 +79,10 @@ size_t HashOf(const TensorKind& kind) {
   return hash;
 }
 
-// Boxes are disjoint and fill the local tensor, pieces are disjoint; so every element
-// is written exactly once if and only if the counts agree.
-absl::Status AddCopies(const TensorKind& kind, const LocalGeometry& geometry, Part& part) {
+// Boxes are disjoint and make up the `local_elements` of the part, pieces are disjoint;
+// so every element is written exactly once if and only if the counts agree.
+absl::Status AddCopies(const TensorKind& kind, const LocalGeometry& geometry,
+                       uint64_t local_elements, Part& part) {
   uint64_t wanted_elements = 0;
   uint64_t written_elements = 0;
   for (const PlacedBox& placed : geometry.boxes) {
@@ -98,13 +101,68 @@ absl::Status AddCopies(const TensorKind& kind, const LocalGeometry& geometry, Pa
       part.copies.push_back(copy);
     }
   }
-  const uint64_t local_elements = *CheckedElements(geometry.local_shape);
   if (wanted_elements == local_elements && written_elements == local_elements) {
     return absl::OkStatus();
   }
   return NotCovered(fmt::format("its {} elements on this rank would get {} from the files; the "
                                 "source does not hold the whole tensor exactly once",
                                 local_elements, written_elements));
+}
+
+absl::Status NoWholeBytes(uint64_t elements, Dtype dtype) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch,
+                   fmt::format("its part on this rank is {} elements of {}, which is no whole "
+                               "number of bytes below 2^64",
+                               elements, NameOf(dtype)));
+}
+
+// Joins copies of one run each that follow each other on both sides.
+void JoinRuns(std::vector<CopyOp>& copies) {
+  size_t last = 0;
+  for (size_t i = 1; i < copies.size(); ++i) {
+    CopyOp& before = copies[last];
+    const CopyOp& next = copies[i];
+    if (before.dims == 0 && next.dims == 0 && before.file == next.file &&
+        before.file_end() == next.file_offset &&
+        before.slab_offset + before.target_bytes() == next.slab_offset) {
+      before.run_bytes += next.run_bytes;
+    } else {
+      copies[++last] = next;
+    }
+  }
+  if (!copies.empty()) copies.resize(last + 1);
+}
+
+// What the rank's run of a flat parameter has of a member.
+absl::StatusOr<Part> FlatPartOf(const TensorKind& kind, const FlatRun& run) {
+  const uint64_t elements = *CheckedElements(*kind.shape);
+  const uint64_t member_end = kind.flat->begin + elements;
+  const uint64_t begin = std::clamp(run.begin, kind.flat->begin, member_end) - kind.flat->begin;
+  const uint64_t end = std::clamp(run.end, kind.flat->begin, member_end) - kind.flat->begin;
+  const uint32_t bits = BitsOf(kind.to);
+  const uint64_t before = begin < end ? begin + kind.flat->begin - run.begin : 0;
+  const auto skipped = CheckedBytes(begin, bits);
+  const auto bytes = CheckedBytes(end - begin, bits);
+  const auto offset = CheckedBytes(before, bits);
+  if (!skipped.has_value() || !bytes.has_value() || !offset.has_value() ||
+      !CheckedBytes(elements, bits).has_value()) {
+    return NoWholeBytes(end - begin, kind.to);
+  }
+  Part part;
+  part.shape = {end - begin};
+  part.bytes = part.padded_bytes = *bytes;
+  part.flat_offset = *offset;
+  // As if the whole tensor were local: the part begins so many bytes later.
+  LocalGeometry geometry;
+  geometry.local_shape = *kind.shape;
+  for (Box& box : BoxesOfRange(*kind.shape, begin, end)) {
+    Shape local = box.offsets;
+    geometry.boxes.push_back({std::move(box), std::move(local)});
+  }
+  CKPTD_RETURN_IF_ERROR(AddCopies(kind, geometry, end - begin, part));
+  for (CopyOp& copy : part.copies) copy.slab_offset -= *skipped;
+  JoinRuns(part.copies);
+  return part;
 }
 
 }  // namespace
@@ -126,28 +184,32 @@ absl::Status TooManyCopies() {
 
 absl::StatusOr<Part> PartOf(const TensorKind& kind, const std::vector<Mesh>& meshes,
                             uint32_t rank) {
+  if (kind.flat.has_value()) {
+    CKPTD_ASSIGN_OR_RETURN(const FlatRun run,
+                           RunOf(*kind.sharding, meshes, kind.flat->elements, rank));
+    return FlatPartOf(kind, run);
+  }
   CKPTD_ASSIGN_OR_RETURN(LocalGeometry geometry,
                          ResolveSharding(*kind.sharding, meshes, *kind.shape, rank));
   const uint32_t bits = BitsOf(kind.to);
   const uint64_t elements = *CheckedElements(geometry.local_shape);
   const auto bytes = CheckedBytes(elements, bits);
   const auto padded_bytes = CheckedBytes(geometry.padded_elements, bits);
-  if (!bytes.has_value() || !padded_bytes.has_value()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch,
-                     fmt::format("its part on this rank is {} elements of {}, which is no whole "
-                                 "number of bytes below 2^64",
-                                 elements, NameOf(kind.to)));
-  }
+  if (!bytes.has_value() || !padded_bytes.has_value()) return NoWholeBytes(elements, kind.to);
   Part part;
   part.bytes = *bytes;
   part.padded_bytes = *padded_bytes;
-  CKPTD_RETURN_IF_ERROR(AddCopies(kind, geometry, part));
+  CKPTD_RETURN_IF_ERROR(AddCopies(kind, geometry, elements, part));
   part.shape = std::move(geometry.local_shape);
   return part;
 }
 
 absl::StatusOr<uint32_t> KindTable::Add(const Wanted& wanted, std::vector<FilePlace>& places) {
   candidate_.sharding = wanted.sharding;
+  candidate_.flat.reset();
+  if (wanted.flat.has_value()) {
+    candidate_.flat = {wanted.flat->begin, layout_.flats[wanted.flat->flat].elements};
+  }
   candidate_.shape = &wanted.source->shape;
   candidate_.from = wanted.source->dtype;
   candidate_.to = wanted.dtype;

@@ -7,6 +7,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -32,9 +33,17 @@ struct FilePlace {
 // Where a tensor begins in the files: the order of the slab.
 FilePlace PlaceOf(const TensorEntry& source);
 
+// Where a member lies in its flat parameter: as a kind, whichever parameter that is.
+struct FlatMember {
+  uint64_t begin = 0;     // element of the flat tensor
+  uint64_t elements = 0;  // of the flat tensor
+  bool operator==(const FlatMember&) const = default;
+};
+
 // Views into an index and a layout, which outlive it.
 struct TensorKind {
-  const Sharding* sharding = nullptr;
+  const Sharding* sharding = nullptr;  // of the flat tensor, for a member of one
+  std::optional<FlatMember> flat;
   const Shape* shape = nullptr;  // global
   Dtype from = Dtype::kUnspecified;
   Dtype to = Dtype::kUnspecified;
@@ -46,6 +55,7 @@ struct Part {
   Shape shape;                // local
   uint64_t bytes = 0;         // of the local tensor
   uint64_t padded_bytes = 0;  // with FSDP2's padding
+  uint64_t flat_offset = 0;   // a member's: bytes from the begin of the rank's flat part
   // In these `file` is a number in TensorKind::pieces, `file_offset` counts from the
   // first byte of that piece and `slab_offset` from the first of the tensor.
   std::vector<CopyOp> copies;
@@ -60,10 +70,11 @@ absl::StatusOr<Part> PartOf(const TensorKind& kind, const std::vector<Mesh>& mes
 // LAYOUT_MISMATCH.
 absl::Status TooManyCopies();
 
-// Sorts tensors by kind. Not thread-safe. The index outlives it.
+// Sorts tensors by kind. Not thread-safe. Index and layout outlive it.
 class KindTable {
  public:
-  explicit KindTable(const CheckpointIndex& index) : index_(index) {}
+  KindTable(const CheckpointIndex& index, const RankLayout& layout)
+      : index_(index), layout_(layout) {}
 
   // The number of the tensor's kind; kinds are numbered as they come. Checks the
   // tensor's pieces and appends where those that hold anything begin to `places`.
@@ -74,6 +85,7 @@ class KindTable {
 
  private:
   const CheckpointIndex& index_;
+  const RankLayout& layout_;
   std::vector<TensorKind> kinds_;
   std::unordered_multimap<size_t, uint32_t> by_hash_;
   TensorKind candidate_;  // kept for its memory

@@ -56,18 +56,46 @@ size_t DimOfFewestPairs(const std::vector<Box>& boxes) {
   return best;
 }
 
-absl::Status CheckNamesDiffer(const std::vector<TargetSpec>& targets) {
+absl::Status CheckNamesDiffer(const RankLayout& layout) {
   std::vector<std::string_view> names;
-  names.reserve(targets.size());
-  for (const TargetSpec& target : targets) {
+  names.reserve(layout.targets.size());
+  for (const TargetSpec& target : layout.targets) {
     names.push_back(target.name);
     names.insert(names.end(), target.aliases.begin(), target.aliases.end());
   }
+  for (const FlatParameter& flat : layout.flats) names.push_back(flat.name);
   if (!std::is_sorted(names.begin(), names.end())) std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
   if (twice == names.end()) return absl::OkStatus();
   return Invalid(fmt::format(
       "the layout of this rank asks for tensor '{}' twice; state each name once", *twice));
+}
+
+absl::Status CheckFlats(const RankLayout& layout) {
+  std::vector<bool> has_member(layout.flats.size());
+  for (const TargetSpec& target : layout.targets) {
+    if (!target.flat.has_value()) continue;
+    const Sharding& own = layout.shardings[target.sharding];
+    const bool sound = target.flat->flat < layout.flats.size() && !target.optional &&
+                       !own.mesh.has_value() && own.boxes.empty();
+    if (!sound) {
+      return WithFact(Invalid(fmt::format("tensor '{}' is no member of flat parameter {} of {}: "
+                                          "members have a plain sharding and are not optional",
+                                          target.name, target.flat->flat, layout.flats.size())),
+                      "tensor", target.name);
+    }
+    has_member[target.flat->flat] = true;
+  }
+  for (size_t i = 0; i < layout.flats.size(); ++i) {
+    const FlatParameter& flat = layout.flats[i];
+    if (has_member[i] && flat.sharding < layout.shardings.size()) continue;
+    return WithFact(Invalid(fmt::format("flat parameter '{}' names sharding {} of {} and has {}; "
+                                        "it needs one that exists, and a member",
+                                        flat.name, flat.sharding, layout.shardings.size(),
+                                        has_member[i] ? "members" : "no member")),
+                    "tensor", flat.name);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -178,7 +206,8 @@ absl::Status CheckRankLayout(const RankLayout& layout) {
                       "tensor", target.name);
     }
   }
-  return CheckNamesDiffer(layout.targets);
+  CKPTD_RETURN_IF_ERROR(CheckFlats(layout));
+  return CheckNamesDiffer(layout);
 }
 
 std::optional<std::vector<uint32_t>> CoordinatesOf(const Mesh& mesh, uint32_t rank) {

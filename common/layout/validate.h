@@ -39,8 +39,9 @@ absl::Status CheckMeshShape(const Mesh& mesh);
 // InvalidArgument LAYOUT_INVALID.
 absl::Status CheckSharding(const Sharding& sharding, const std::vector<Mesh>& meshes);
 
-// Rank below world size, meshes and shardings well formed, every target's
-// sharding exists, all names (aliases included) different. InvalidArgument
+// Rank below world size, meshes and shardings well formed, every target's and flat
+// parameter's sharding exists, every flat parameter has a member, all names (aliases
+// and flat parameters included) different. InvalidArgument
 // LAYOUT_INVALID or WRONG_RANK.
 absl::Status CheckRankLayout(const RankLayout& layout);
 

@@ -117,7 +117,9 @@ absl::StatusOr<std::vector<Wanted>> Resolve(const CheckpointIndex& index, const 
   for (const TargetSpec& target : layout.targets) {
     CKPTD_ASSIGN_OR_RETURN(const TensorEntry* source, SourceOf(target, finder, index));
     if (source == nullptr) {
-      if (!target.optional) (layout.skip_missing ? skipped : missing).push_back(target.name);
+      // Without a member a flat parameter has no form.
+      const bool skips = layout.skip_missing && !target.flat.has_value();
+      if (!target.optional) (skips ? skipped : missing).push_back(target.name);
       continue;
     }
     const absl::Status shape = CheckShape(target, *source);
@@ -126,7 +128,10 @@ absl::StatusOr<std::vector<Wanted>> Resolve(const CheckpointIndex& index, const 
     Wanted& wanted = all.emplace_back();
     CKPTD_ASSIGN_OR_RETURN(wanted.dtype, DtypeOf(target, source->dtype, policy));
     wanted.source = source;
-    wanted.sharding = &layout.shardings[target.sharding];
+    wanted.flat = target.flat;
+    wanted.sharding = &layout.shardings[target.flat.has_value()
+                                            ? layout.flats[target.flat->flat].sharding
+                                            : target.sharding];
     wanted.name = target.name;
     wanted.aliases = target.aliases;
   }

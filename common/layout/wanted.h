@@ -4,6 +4,7 @@
 #define CKPTD_COMMON_LAYOUT_WANTED_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,8 @@ namespace ckptd {
 // One tensor that a shard will hold. Views into the index and the layout.
 struct Wanted {
   const TensorEntry* source = nullptr;
-  const Sharding* sharding = nullptr;
+  const Sharding* sharding = nullptr;  // of its flat parameter, if it is a member of one
+  std::optional<FlatPlace> flat;
   Dtype dtype = Dtype::kUnspecified;  // in the slab, never kUnspecified
   std::string name;                   // the source tensor's own when asked for, else the first
   std::vector<std::string> aliases;   // sorted; all other names asked for it

@@ -119,6 +119,16 @@ uint64_t LayoutDigest(const RankLayout& layout) {
     out.Number(target.aliases.size());
     for (const std::string& alias : target.aliases) out.Text(alias);
     out.Number(target.optional ? 1 : 0);
+    out.Number(target.flat.has_value() ? 1 : 0);
+    if (!target.flat.has_value()) continue;
+    out.Number(target.flat->flat);
+    out.Number(target.flat->begin);
+  }
+  out.Number(layout.flats.size());
+  for (const FlatParameter& flat : layout.flats) {
+    out.Text(flat.name);
+    out.Number(flat.sharding);
+    out.Number(flat.elements);
   }
   out.Number(layout.skip_missing ? 1 : 0);
   out.Number(layout.refuse_unexpected ? 1 : 0);

@@ -216,7 +216,11 @@ namespace {
 
 size_t RowCost(const Shard& shard, size_t row) {
   const auto& tensors = shard.plan.tensors;
-  if (row >= tensors.size()) return shard.unexpected[row - tensors.size()].size() + 8;
+  const auto& flats = shard.plan.flats;
+  if (row >= tensors.size() + flats.size()) {
+    return shard.unexpected[row - tensors.size() - flats.size()].size() + 8;
+  }
+  if (row >= tensors.size()) return flats[row - tensors.size()].name.size() + 48;
   size_t cost = tensors[row].name.size() + 64 + 10 * tensors[row].shape.size();
   for (const std::string& alias : tensors[row].aliases) cost += alias.size() + 8;
   return cost;
@@ -236,24 +240,36 @@ void AddRow(const PlannedTensor& tensor, v1::TensorTable& table) {
   table.add_padded_bytes(tensor.padded_bytes);
 }
 
+void AddFlat(const PlannedFlat& flat, v1::TensorTable& table) {
+  table.add_flat_names(flat.name);
+  table.add_flat_dtypes(static_cast<v1::Dtype>(flat.dtype));
+  table.add_flat_offsets(flat.offset);
+  table.add_flat_elements(flat.elements);
+}
+
 }  // namespace
 
 size_t TableRows(const Shard& shard) {
-  return shard.plan.tensors.size() + shard.unexpected.size();
+  return shard.plan.tensors.size() + shard.plan.flats.size() + shard.unexpected.size();
 }
 
 v1::TensorTable TensorPage(const Shard& shard, size_t begin, size_t page_size, size_t& next) {
   v1::TensorTable table;
   size_t bytes = 0;
   const auto& tensors = shard.plan.tensors;
+  const auto& flats = shard.plan.flats;
   size_t row = begin;
   for (; row < TableRows(shard); ++row) {
     const size_t cost = RowCost(shard, row);
     const size_t count = row - begin;
     if (count > 0 && (bytes + cost > kPageBytes || (page_size > 0 && count == page_size))) break;
     bytes += cost;
+    if (row >= tensors.size() + flats.size()) {
+      table.add_unexpected_names(shard.unexpected[row - tensors.size() - flats.size()]);
+      continue;
+    }
     if (row >= tensors.size()) {
-      table.add_unexpected_names(shard.unexpected[row - tensors.size()]);
+      AddFlat(flats[row - tensors.size()], table);
       continue;
     }
     AddRow(tensors[row], table);

@@ -74,7 +74,8 @@ std::vector<ResidentCheckpoint> ResidentsFrom(const v1::JoinRequest& request);
 
 // Rows [begin, ...) of a shard's table, as many as `page_size` and the message
 // size allow (0: as many as fit); `next` is where the following page begins, 0
-// after the last. Rows are its tensors, then its unexpected names.
+// after the last. Rows are its tensors, then its flat parameters, then its
+// unexpected names.
 size_t TableRows(const Shard& shard);
 v1::TensorTable TensorPage(const Shard& shard, size_t begin, size_t page_size, size_t& next);
 

@@ -65,6 +65,47 @@ v1::Sharding ToProtoSharding(const Sharding& in) {
   return out;
 }
 
+// After the targets, whose members it marks.
+absl::Status ReadFlats(const v1::RankLayout& in, RankLayout& out) {
+  if (in.flat_parameters_size() > in.names_size()) {
+    return Invalid(fmt::format("it has {} flat parameters of {} tensors",
+                               in.flat_parameters_size(), in.names_size()));
+  }
+  for (const v1::FlatParameter& flat : in.flat_parameters()) {
+    if (flat.name().size() > kMaxNameBytes) return Invalid("a flat parameter's name is too long");
+    if (flat.tensors_size() != flat.begins_size()) {
+      return Invalid(fmt::format("the columns of flat parameter {} differ in length", flat.name()));
+    }
+    const auto number = static_cast<uint32_t>(out.flats.size());
+    for (int i = 0; i < flat.tensors_size(); ++i) {
+      if (flat.tensors(i) >= out.targets.size() || out.targets[flat.tensors(i)].flat.has_value()) {
+        return Invalid(fmt::format("flat parameter {} names tensor {} of {}, which is none or a "
+                                   "member already",
+                                   flat.name(), flat.tensors(i), out.targets.size()));
+      }
+      out.targets[flat.tensors(i)].flat = {number, flat.begins(i)};
+    }
+    out.flats.push_back({flat.name(), flat.sharding(), flat.elements()});
+  }
+  return absl::OkStatus();
+}
+
+void WriteFlats(const RankLayout& in, v1::RankLayout& out) {
+  for (const FlatParameter& flat : in.flats) {
+    auto* one = out.add_flat_parameters();
+    one->set_name(flat.name);
+    one->set_sharding(flat.sharding);
+    one->set_elements(flat.elements);
+  }
+  for (size_t i = 0; i < in.targets.size(); ++i) {
+    const auto& place = in.targets[i].flat;
+    if (!place.has_value()) continue;
+    auto* flat = out.mutable_flat_parameters(static_cast<int>(place->flat));
+    flat->add_tensors(static_cast<uint32_t>(i));
+    flat->add_begins(place->begin);
+  }
+}
+
 absl::StatusOr<Dtype> DtypeFrom(int value) {
   if (value >= 0 && value < kDtypeCount) return static_cast<Dtype>(value);
   return Invalid(fmt::format("dtype {} is unknown", value));
@@ -142,6 +183,7 @@ absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& in) {
     }
     out.targets[i].optional = true;
   }
+  CKPTD_RETURN_IF_ERROR(ReadFlats(in, out));
   out.skip_missing = in.skip_missing();
   out.refuse_unexpected = in.refuse_unexpected();
   std::stable_sort(out.targets.begin(), out.targets.end(),
@@ -178,6 +220,7 @@ v1::RankLayout ToProto(const RankLayout& in) {
     }
     if (target.optional) out.add_optional_tensors(static_cast<uint32_t>(i));
   }
+  WriteFlats(in, out);
   out.set_skip_missing(in.skip_missing);
   out.set_refuse_unexpected(in.refuse_unexpected);
   return out;

@@ -118,7 +118,7 @@ void CheckError(const AttachInput& input, const absl::Status& error) {
 
 void CheckTensor(const Shard& shard, const ShardTensor& tensor) {
   Require(shard.Find(tensor.name) == &tensor, "a tensor is found");
-  Require(tensor.bytes <= tensor.padded_bytes && tensor.offset % 512 == 0, "padding comes on top");
+  Require(tensor.bytes <= tensor.padded_bytes, "padding comes on top");
   Require(tensor.offset <= shard.slab_bytes() &&
               tensor.padded_bytes <= shard.slab_bytes() - tensor.offset,
           "tensors lie in the slab");

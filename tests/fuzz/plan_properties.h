@@ -31,13 +31,36 @@ void ForEachRun(const CopyOp& op, const Visit& visit) {
   }
 }
 
+// The flat parameter in which a tensor lies; nullptr when it is in none.
+inline const PlannedFlat* FlatOf(const RankPlan& plan, const PlannedTensor& tensor) {
+  for (const PlannedFlat& flat : plan.flats) {
+    const uint64_t bytes = flat.elements / 8 * BitsOf(flat.dtype) +
+                           flat.elements % 8 * BitsOf(flat.dtype) / 8;
+    const bool inside = tensor.offset >= flat.offset && tensor.offset - flat.offset <= bytes &&
+                        tensor.bytes <= bytes - (tensor.offset - flat.offset);
+    if (inside && tensor.dtype == flat.dtype) return &flat;
+  }
+  return nullptr;
+}
+
+inline void CheckFlats(const RankPlan& plan) {
+  uint64_t end = 0;
+  for (const PlannedFlat& flat : plan.flats) {
+    Require(flat.offset >= end && flat.offset % kSlabAlignment == 0, "flat parameters lie apart");
+    end = flat.offset + flat.elements / 8 * BitsOf(flat.dtype) +
+          flat.elements % 8 * BitsOf(flat.dtype) / 8;
+    Require(end >= flat.offset && end <= plan.slab_bytes, "flat parameters lie in the slab");
+  }
+}
+
 inline void CheckTensors(const RankPlan& plan) {
   std::vector<const PlannedTensor*> order;
   uint64_t tensor_bytes = 0;
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
     const PlannedTensor& tensor = plan.tensors[i];
     Require(i == 0 || plan.tensors[i - 1].name < tensor.name, "tensors are sorted, once each");
-    Require(tensor.offset % kSlabAlignment == 0, "tensors are aligned");
+    Require(tensor.offset % kSlabAlignment == 0 || FlatOf(plan, tensor) != nullptr,
+            "tensors are aligned, or members");
     Require(tensor.bytes <= tensor.padded_bytes, "padding comes on top");
     tensor_bytes += tensor.bytes;
     order.push_back(&tensor);
@@ -87,6 +110,7 @@ inline void CheckCoverage(const RankPlan& plan) {
 }
 
 inline void CheckPlan(const CheckpointIndex& index, const RankPlan& plan) {
+  CheckFlats(plan);
   CheckTensors(plan);
   for (size_t i = 0; i < plan.ops.size(); ++i) {
     const CopyOp& op = plan.ops[i];

@@ -34,6 +34,8 @@ void CheckLoad(const absl::StatusOr<LoadRequest>& load) {
     Require(layout.rank < layout.world_size, "a rank is one of the world");
     for (size_t i = 0; i < layout.targets.size(); ++i) {
       Require(layout.targets[i].sharding < layout.shardings.size(), "shardings exist");
+      const auto& flat = layout.targets[i].flat;
+      Require(!flat.has_value() || flat->flat < layout.flats.size(), "flat parameters exist");
       Require(i == 0 || layout.targets[i - 1].name <= layout.targets[i].name, "names are sorted");
     }
   }

@@ -3,7 +3,8 @@
 //   {"tensors": [{"name", "dtype", "shape",
 //                 "pieces": [{"offset", "bytes", "offsets", "extents"}]}],
 //    "aliases": {name: name}, "file_bytes": N,
-//    "rules": text | "layout": {"meshes", "shardings", "targets", "world_size"},
+//    "rules": text | "layout": {"meshes", "shardings", "targets", "world_size",
+//                               "flats": [{"name", "sharding", "elements"}]},
 //    "cast_to": "BF16", "keep_f32": [globs], "ranks": [0, 1]}
 //   -> {"plans": [...], "read_bytes": N} or {"code", "reason", "message"}
 // The source is one file. Trusts its input as tests do.
@@ -98,6 +99,14 @@ RankLayout ReadRankLayout(const Json& form, uint32_t rank) {
     target.name = item["name"].GetString();
     target.sharding = item["sharding"].GetUint();
     if (item.HasMember("dtype")) target.dtype = DtypeOf(item["dtype"]);
+    if (item.HasMember("flat")) {
+      target.flat = FlatPlace{item["flat"].GetUint(), item["begin"].GetUint64()};
+    }
+  }
+  if (!form.HasMember("flats")) return layout;
+  for (const Json& item : form["flats"].GetArray()) {
+    layout.flats.push_back(
+        {item["name"].GetString(), item["sharding"].GetUint(), item["elements"].GetUint64()});
   }
   return layout;
 }
@@ -167,6 +176,15 @@ void WriteOp(Writer& out, const CopyOp& op) {
   out.EndObject();
 }
 
+void WriteFlat(Writer& out, const PlannedFlat& flat) {
+  out.StartObject();
+  WriteText(out, "name", flat.name);
+  WriteText(out, "dtype", NameOf(flat.dtype));
+  WriteNumber(out, "offset", flat.offset);
+  WriteNumber(out, "elements", flat.elements);
+  out.EndObject();
+}
+
 void WritePlan(Writer& out, const RankPlan& plan) {
   out.StartObject();
   WriteNumber(out, "rank", plan.rank);
@@ -175,6 +193,10 @@ void WritePlan(Writer& out, const RankPlan& plan) {
   out.Key("tensors");
   out.StartArray();
   for (const PlannedTensor& tensor : plan.tensors) WriteTensor(out, tensor);
+  out.EndArray();
+  out.Key("flats");
+  out.StartArray();
+  for (const PlannedFlat& flat : plan.flats) WriteFlat(out, flat);
   out.EndArray();
   out.Key("ops");
   out.StartArray();

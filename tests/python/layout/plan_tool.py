@@ -112,8 +112,9 @@ class Source:
         return {"tensors": tensors, "file_bytes": len(self._bytes), **rest}
 
     def execute(self, plan):
-        """name -> (local array, padding bytes). Checks that no byte is written
-        twice and that every byte of every tensor is written."""
+        """name -> (local array, padding bytes), of flat parameters all of it and 0.
+        Checks that no byte is written twice and that every byte of every tensor is
+        written."""
         slab = np.zeros(plan["slab_bytes"], np.uint8)
         writes = np.zeros(plan["slab_bytes"], np.uint8)
         data = np.frombuffer(bytes(self._bytes), np.uint8)
@@ -132,7 +133,7 @@ class Source:
         result = {}
         for tensor in plan["tensors"]:
             begin, end = tensor["offset"], tensor["offset"] + tensor["bytes"]
-            assert begin % 512 == 0
+            assert begin % (4 if plan["flats"] else 512) == 0
             assert (writes[begin:end] == 1).all(), tensor["name"]
             writes[begin:end] = 0
             values = slab[begin:end].view(self.tensors[self._source_of(tensor)].dtype)
@@ -140,6 +141,11 @@ class Source:
             padding = tensor["padded_bytes"] - tensor["bytes"]
             for name in [tensor["name"], *tensor["aliases"]]:
                 result[name] = (local, padding)
+        for flat in plan["flats"]:
+            assert flat["offset"] % 512 == 0
+            begin, nbytes = flat["offset"], flat["elements"] * ITEM_BYTES[flat["dtype"]]
+            dtype = np.uint32 if flat["dtype"] == "U32" else np.float32
+            result[flat["name"]] = (slab[begin : begin + nbytes].view(dtype), 0)
         assert not writes.any(), "bytes outside of all tensors were written"
         return result
 

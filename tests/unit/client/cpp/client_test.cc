@@ -120,7 +120,9 @@ TEST_F(ClientTest, StatesARanksOwnLayout) {
   Sharding boxes;
   boxes.boxes = {{{0, 2}, {3, 4}}};
   layout.shardings = {padded, boxes};
-  layout.targets = {{"a", 0, Dtype::kBF16, Shape{4, 5}, {"tied"}}, {"b", 1, {}, Shape{9}, {}}};
+  layout.targets = {{"a", 0, Dtype::kBF16, Shape{4, 5}, {"tied"}, false, {}},
+                    {"b", 1, {}, Shape{9}, {}, false, FlatPlace{0, 4}}};
+  layout.flats = {{"flat", 0, 16}};
   ASSERT_OK(client.Load({.source = "/models/tiny", .layout = layout}));
   const v1::RankLayout& sent = daemon_.last_load.layout().rank_layout();
   EXPECT_EQ(sent.rank(), 1);
@@ -131,6 +133,9 @@ TEST_F(ClientTest, StatesARanksOwnLayout) {
   EXPECT_EQ(sent.shardings(1).boxes(0).extents(1), 4U);
   EXPECT_THAT(sent.dims(), ::testing::ElementsAre(4, 5, 9));
   EXPECT_EQ(sent.alias_names(0), "tied");
+  EXPECT_EQ(sent.flat_parameters(0).elements(), 16U);
+  EXPECT_THAT(sent.flat_parameters(0).tensors(), ::testing::ElementsAre(1));
+  EXPECT_THAT(sent.flat_parameters(0).begins(), ::testing::ElementsAre(4));
 }
 
 TEST_F(ClientTest, RepeatsALostLoadUnderTheSameId) {

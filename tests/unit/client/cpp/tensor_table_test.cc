@@ -56,7 +56,7 @@ TEST(TensorTable, IsRefusedWhenAnOffsetWrapsAround) {
 }
 
 TEST(TensorTable, IsRefusedWhenATensorIsNotAligned) {
-  EXPECT_THAT(Append([](auto& t) { t.set_offsets(0, 256); }),
+  EXPECT_THAT(Append([](auto& t) { t.set_offsets(0, 513); }),
               FailsWith(kDataLoss, reason::kInvalidRequest));
 }
 
@@ -115,6 +115,23 @@ TEST(TensorTable, CountsAliasesOfALaterPageFromThatPage) {
   ASSERT_OK(AppendTensors(second, kSlabBytes, out));
   ASSERT_EQ(out.aliases.size(), 1U);
   EXPECT_EQ(out.tensors[out.aliases[0].second].name, "v");
+}
+
+TEST(TensorTable, IsRefusedWhenAFlatParameterLiesOutsideOfTheSlab) {
+  const auto with = [](uint64_t offset, uint64_t elements) {
+    return Append([=](auto& t) {
+      t.add_flat_names("flat");
+      t.add_flat_dtypes(v1::DTYPE_F32);
+      t.add_flat_offsets(offset);
+      t.add_flat_elements(elements);
+    });
+  };
+  EXPECT_OK(with(0, kSlabBytes / 4));
+  const auto refused = FailsWith(kDataLoss, reason::kInvalidRequest);
+  EXPECT_THAT(with(512, kSlabBytes / 4), refused);
+  EXPECT_THAT(with(4, 1), refused);
+  EXPECT_THAT(with(0, UINT64_MAX / 2), refused);
+  EXPECT_THAT(Append([](auto& t) { t.add_flat_names("flat"); }), refused);
 }
 
 TEST(TensorTable, KnowsTheBytesOfSubByteTypes) {

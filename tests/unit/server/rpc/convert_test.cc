@@ -35,9 +35,13 @@ RankLayout RichLayout() {
   Sharding boxes;
   boxes.boxes = {{{0, 4}, {2, 4}}, {{3, 0}, {1, 8}}};
   layout.shardings = {strided, replicated, boxes};
-  layout.targets = {{"a", 0, Dtype::kBF16, Shape{4, 8}, {"tied"}},
-                    {"b", 2, Dtype::kUnspecified, Shape{}, {}},
-                    {"c", 1, Dtype::kUnspecified, Shape{7}, {"d", "e"}, true}};
+  layout.targets = {{"a", 0, Dtype::kBF16, Shape{4, 8}, {"tied"}, false, {}},
+                    {"b", 2, Dtype::kUnspecified, Shape{}, {}, false, {}},
+                    {"c", 1, Dtype::kUnspecified, Shape{7}, {"d", "e"}, true, {}}};
+  layout.targets.push_back({"f", 3, Dtype::kUnspecified, Shape{5}, {}, false, FlatPlace{0, 4}});
+  layout.targets.push_back({"g", 3, Dtype::kUnspecified, Shape{3}, {}, false, FlatPlace{0, 0}});
+  layout.shardings.emplace_back();
+  layout.flats = {{"flat", 1, 12}};
   layout.skip_missing = true;
   layout.refuse_unexpected = true;
   return layout;
@@ -49,6 +53,7 @@ TEST(ConvertLayout, KeepsEverythingALayoutCanSay) {
   EXPECT_EQ(LayoutDigest(back), LayoutDigest(layout));
   EXPECT_EQ(back.meshes, layout.meshes);
   EXPECT_EQ(back.shardings, layout.shardings);
+  EXPECT_EQ(back.flats, layout.flats);
 }
 
 TEST(ConvertLayout, KeepsTargetsWithoutShapes) {
@@ -67,9 +72,35 @@ TEST(ConvertLayout, SortsTargetsByName) {
 
 TEST(ConvertLayout, RefusesAnOptionalTensorThatIsNone) {
   v1::RankLayout message = ToProto(RichLayout());
-  message.add_optional_tensors(3);
+  message.add_optional_tensors(5);
   EXPECT_THAT(FromProto(message), FailsWith(absl::StatusCode::kInvalidArgument,
                                             reason::kLayoutInvalid));
+}
+
+TEST(ConvertLayout, RefusesFlatParametersWhoseMembersAreNone) {
+  const auto invalid = FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid);
+  v1::RankLayout message = ToProto(RichLayout());
+  message.mutable_flat_parameters(0)->set_tensors(0, 5);
+  EXPECT_THAT(FromProto(message), invalid);
+  message = ToProto(RichLayout());
+  message.mutable_flat_parameters(0)->set_tensors(0, message.flat_parameters(0).tensors(1));
+  EXPECT_THAT(FromProto(message), invalid);
+  message = ToProto(RichLayout());
+  message.mutable_flat_parameters(0)->add_begins(1);
+  EXPECT_THAT(FromProto(message), invalid);
+  message = ToProto(RichLayout());
+  for (int i = 0; i < message.names_size(); ++i) message.add_flat_parameters()->set_name("more");
+  EXPECT_THAT(FromProto(message), invalid);
+}
+
+TEST(ConvertLayout, TellsLayoutsApartByTheirFlatParameters) {
+  const uint64_t digest = LayoutDigest(RichLayout());
+  RankLayout other = RichLayout();
+  other.targets[3].flat->begin = 5;
+  EXPECT_NE(LayoutDigest(other), digest);
+  other = RichLayout();
+  other.flats[0].elements = 13;
+  EXPECT_NE(LayoutDigest(other), digest);
 }
 
 TEST(ConvertLayout, TellsLayoutsApartByWhatTheyAllow) {
@@ -315,6 +346,21 @@ TEST_F(TensorPageTest, UnexpectedNamesFollowTheTensors) {
   const v1::TensorTable last = TensorPage(shard_, next, 0, next);
   EXPECT_EQ(last.names_size(), 0);
   EXPECT_THAT(last.unexpected_names(), ElementsAre("u1", "u2"));
+  EXPECT_EQ(next, 0u);
+}
+
+TEST_F(TensorPageTest, FlatParametersComeBetweenTensorsAndUnexpectedNames) {
+  shard_.plan.flats = {{"one", Dtype::kBF16, 512, 7}, {"two", Dtype::kBF16, 1024, 9}};
+  shard_.unexpected = {"extra"};
+  EXPECT_EQ(TableRows(shard_), kTensors + 3);
+  size_t next = 0;
+  const v1::TensorTable mixed = TensorPage(shard_, kTensors - 1, 2, next);
+  EXPECT_EQ(mixed.names_size(), 1);
+  EXPECT_THAT(mixed.flat_names(), ElementsAre("one"));
+  EXPECT_THAT(mixed.flat_elements(), ElementsAre(7));
+  const v1::TensorTable last = TensorPage(shard_, next, 0, next);
+  EXPECT_THAT(last.flat_offsets(), ElementsAre(1024));
+  EXPECT_THAT(last.unexpected_names(), ElementsAre("extra"));
   EXPECT_EQ(next, 0u);
 }
 
