@@ -185,12 +185,19 @@ class Storm:
                     for name, tensor in state.items():
                         expected = rows(tensor, rank, loading.layout)
                         assert content(shard.tensors[name]) == expected.numpy().tobytes(), (rank, name)
-                client.unload(checkpoint.name)
+        self.unload()
         wait_until(self.is_empty, f"all memory to be given back:\n{self.group.log()}", LIMIT)
         for process in self.group.processes:
             now = resources(process.pid)
             first = self.first.setdefault(process.pid, now)
             assert all(now[kind] <= first[kind] + SPARE[kind] for kind in now), (first, now)
+
+    def unload(self):
+        """Also what was in flight and has come through."""
+        for rank in range(RANKS):
+            for checkpoint in self.group.json("list", rank=rank)["checkpoints"]:
+                if checkpoint["state"] == "ACTIVE":
+                    self.group.json("unload", checkpoint["name"], rank=rank)
 
     def is_empty(self):
         infos = self.group.ready()

@@ -208,7 +208,17 @@ ncclResult_t ncclCommUserRank(const ncclComm_t handle, int* rank) {
 ncclResult_t ncclGroupStart() { return GroupStart(); }
 
 ncclResult_t ncclGroupEnd() {
-  return Call("ncclGroupEnd", -1, {}, [](const Fault*) { return GroupEnd(); });
+  bool ended = false;
+  const ncclResult_t result = Call("ncclGroupEnd", -1, {}, [&ended](const Fault*) {
+    ended = true;
+    return GroupEnd();
+  });
+  // With an error, too, the thread has left its group (ncclGroupEndInternal, group.cc).
+  if (!ended) {
+    GroupError(result);
+    static_cast<void>(GroupEnd());
+  }
+  return result;
 }
 
 ncclResult_t ncclSend(const void* from, std::size_t count, ncclDataType_t type, int peer,
