@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "common/base/digest.h"
 #include "common/base/logging.h"
@@ -258,18 +259,19 @@ absl::Status LoadRunner::FindBehind(const absl::Status& status) {
   const auto ours = scatters_.find(0);
   if (ours == scatters_.end() || ReasonOf(status) != reason::kDeadline) return status;
   MutexLock lock(mutex_);
-  std::pair<uint64_t, uint32_t> least{UINT64_MAX, 0};
   uint64_t most = 0;
+  std::map<uint64_t, std::vector<uint32_t>> by_exchanges;
   for (const uint32_t rank : ours->second.ranks) {
+    // Who sends to a rank that is behind may seem so itself.
     if (rank == 0) continue;
-    const uint64_t done = exchanges_[rank];
-    least = std::min(least, {done, rank});
-    most = std::max(most, done);
+    most = std::max(most, exchanges_[rank]);
+    by_exchanges[exchanges_[rank]].push_back(rank);
   }
-  if (least.first >= most) return status;
+  const auto& [least, ranks] = *by_exchanges.begin();
+  if (least == most) return status;
   return WithFact(WithContext(status, fmt::format("rank {} has done {} exchanges, others {}",
-                                                  least.second, least.first, most)),
-                  "rank", std::to_string(least.second));
+                                                  fmt::join(ranks, ", "), least, most)),
+                  "rank", std::to_string(ranks.front()));
 }
 
 absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {

@@ -80,6 +80,7 @@ class LoadRunner {
   absl::Status PlanScatter(const ReaderShare& share, const std::vector<uint32_t>& ranks);
   void StartMembers(const std::vector<ReaderShare>& shares);
   void Count(const ReadReport& report);
+  void NoteExchanges(uint32_t rank, uint64_t exchanges, bool busy);
   absl::Status CommitAll();
   void AbortAll(const absl::Status& why);
   // Error of `rank`, for everybody: its code and reason, its number in front. A
@@ -91,6 +92,9 @@ class LoadRunner {
   // When a wait for a communicator has passed its deadline: that of the rank that has done
   // fewer exchanges than others, if there is one.
   absl::Status FindBehind(const absl::Status& status);
+  // Not OK when several readers have waited for each other for too long: none of them can
+  // tell by itself a link that stands still from storage that is slow elsewhere.
+  absl::Status StandsStill(const TransferProgress& own);
   // The same for an error that names a rank itself; others as they are.
   absl::Status Blame(const absl::Status& status);
   absl::Status Interrupted() const;
@@ -112,7 +116,8 @@ class LoadRunner {
   std::unique_ptr<ExecuteFanout> fanout_;
   Mutex mutex_;
   std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint32_t, uint64_t> exchanges_ ABSL_GUARDED_BY(mutex_);  // by member, so far
+  std::map<uint32_t, uint64_t> exchanges_ ABSL_GUARDED_BY(mutex_);  // by rank, so far
+  Clock::time_point moved_ ABSL_GUARDED_BY(mutex_) = Clock::now();  // when one last went on
 };
 
 }  // namespace ckptd

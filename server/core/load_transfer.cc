@@ -12,6 +12,7 @@
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
 #include "server/core/load_runner.h"
+#include "server/core/scatter_exchange.h"
 
 namespace ckptd {
 namespace {
@@ -141,9 +142,10 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   options.threads = parts_.reading.threads;
   options.way = parts_.reading.way;
   options.digests = load_.request.digests && share.parts == 1;
-  options.interrupted = [this] {
-    absl::Status broken = fanout_->broken().second;
-    return broken.ok() ? Interrupted() : broken;
+  options.interrupted = [this, &counters]() -> absl::Status {
+    CKPTD_RETURN_IF_ERROR(fanout_->broken().second);
+    CKPTD_RETURN_IF_ERROR(StandsStill(counters));
+    return Interrupted();
   };
   const auto scatter = scatters_.find(0);
   const auto report =
@@ -197,8 +199,26 @@ void LoadRunner::NoteReading(uint32_t rank, const ReadingNow& reading) {
   ReadReport report = reading.done;
   report.reader = rank;
   meter_.Update(report);
+  NoteExchanges(rank, report.exchanges, report.busy);
+}
+
+void LoadRunner::NoteExchanges(uint32_t rank, uint64_t exchanges, bool busy) {
   MutexLock lock(mutex_);
-  exchanges_[rank] = report.exchanges;
+  if (busy || exchanges_[rank] != exchanges) moved_ = Clock::now();
+  exchanges_[rank] = exchanges;
+}
+
+absl::Status LoadRunner::StandsStill(const TransferProgress& own) {
+  const auto ours = scatters_.find(0);
+  if (ours == scatters_.end() || ours->second.readers.size() < 2) return absl::OkStatus();
+  NoteExchanges(0, own.exchanges, own.busy);
+  MutexLock lock(mutex_);
+  if (Clock::now() - moved_ < ScatterExchange::kStepPatience) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                   fmt::format("exchanging bytes by NCCL: no rank has read or received anything for "
+                               "{} s; look at the GPUs and links between them, then load again, or "
+                               "with --comm host",
+                               ScatterExchange::kStepPatience.count()));
 }
 
 void LoadRunner::Count(const ReadReport& report) {

@@ -60,6 +60,7 @@ ReadReport Counted(const ReadReport& begun, const TransferProgress& counters) {
   report.mapped_bytes = counters.mapped_bytes.load(std::memory_order_relaxed);
   report.direct_bytes = counters.direct_bytes.load(std::memory_order_relaxed);
   report.exchanges = counters.exchanges.load(std::memory_order_relaxed);
+  report.busy = counters.busy.load(std::memory_order_relaxed);
   for (size_t i = 0; i < report.filled.size(); ++i) {
     report.filled[i].bytes = counters.done[i].load(std::memory_order_relaxed);
   }

@@ -84,6 +84,7 @@ struct ReadReport {
   uint64_t mapped_bytes = 0;  // of these; see Progress
   uint64_t direct_bytes = 0;
   uint64_t exchanges = 0;  // of a communicator, that it has done its part of
+  bool busy = false;       // before the next: it is not waiting for other ranks
   std::vector<Filled> filled;
 };
 // What has been done of `begun`, which names the ranks in the order of `counters`.

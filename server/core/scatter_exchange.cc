@@ -152,6 +152,7 @@ absl::Status ScatterExchange::Interrupted() const {
 }
 
 absl::StatusOr<ScatterExchange::Reading> ScatterExchange::AwaitFilled(size_t step) {
+  SetBusy(true);
   for (;;) {
     {
       MutexLock lock(mutex_);
@@ -261,6 +262,7 @@ absl::Status ScatterExchange::Issue(GroupComm& comm, const std::vector<Passing>&
     }
   }
   if (!begun) return absl::OkStatus();
+  SetBusy(false);
   const Deadline deadline = Patience(turn);
   CKPTD_RETURN_IF_ERROR(comm.End(deadline));
   return comm.Wait(deadline);
@@ -297,6 +299,7 @@ absl::Status ScatterExchange::Run(GroupComm& comm) {
   const size_t turns = (order_.steps.size() + readers - 1) / readers + latest + 1;
   absl::Status status;
   for (size_t turn = 0; turn < turns && status.ok(); ++turn) status = Exchange(comm, turn);
+  SetBusy(false);
   if (!status.ok()) Stop(status);
   return status;
 }

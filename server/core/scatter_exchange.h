@@ -55,7 +55,10 @@ class ScatterExchange final : public StepUser {
                   Deadline deadline, std::function<absl::Status()> interrupted);
 
   // Before Run, if somebody asks how far it is: counts exchanges in `progress`, which outlives it.
-  void CountIn(TransferProgress& progress) { progress_ = &progress; }
+  void CountIn(TransferProgress& progress) {
+    progress_ = &progress;
+    SetBusy(true);  // until all have joined
+  }
   // Before Run: what it receives, and from where it broadcasts. Errors: SlabSpans::Of's.
   absl::Status SetOwn(Own own);
   // Before the transfer: where it sends what it reads. `transit`: one for each view, for
@@ -114,6 +117,9 @@ class ScatterExchange final : public StepUser {
   // The step of that reader which reaches this rank, so many turns late, in a turn, if any.
   std::optional<size_t> ArrivingStep(size_t reader, size_t turn, uint32_t delay) const;
   absl::Status Issue(GroupComm& comm, const std::vector<Passing>& passings, size_t turn);
+  void SetBusy(bool busy) {
+    if (progress_ != nullptr) progress_->busy.store(busy, std::memory_order_relaxed);
+  }
   bool Broadcasts() const { return call_.replicas.size() == call_.ranks.size(); }
   Deadline Patience(size_t turn) const;
 

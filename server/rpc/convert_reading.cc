@@ -92,6 +92,7 @@ v1::ExecuteResponse ToProto(const ReadReport& report) {
   out.set_mapped_bytes(report.mapped_bytes);
   out.set_direct_bytes(report.direct_bytes);
   out.set_exchanges(report.exchanges);
+  out.set_busy(report.busy);
   for (const ReadReport::Filled& filled : report.filled) {
     v1::FilledRank& one = *out.add_filled();
     one.set_rank(static_cast<int32_t>(filled.rank));
@@ -108,6 +109,7 @@ ReadReport FromProto(const v1::ExecuteResponse& response) {
   out.mapped_bytes = response.mapped_bytes();
   out.direct_bytes = response.direct_bytes();
   out.exchanges = response.exchanges();
+  out.busy = response.busy();
   for (const v1::FilledRank& filled : response.filled()) {
     ReadReport::Filled one;
     one.rank = static_cast<uint32_t>(filled.rank());
