@@ -206,6 +206,33 @@ std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warn
   return Dump(out);
 }
 
+// A GPU is a number, as in accelerate's maps.
+Json DeviceJson(const std::string& device) {
+  if (device == "cpu" || device == "disk") return device;
+  return std::stoul(device);
+}
+
+std::string ToJson(const DeviceMap& map) {
+  Json entries = Json::object();
+  Json modules = Json::array();
+  for (const PlacedModule& module : map.modules) {
+    entries[module.name] = DeviceJson(module.device);
+    modules.push_back({{"name", module.name},
+                       {"device", DeviceJson(module.device)},
+                       {"bytes", module.bytes}});
+  }
+  Json devices = Json::array();
+  for (const PlacedDevice& device : map.devices) {
+    devices.push_back({{"device", DeviceJson(device.device)}, {"placed_bytes", device.placed_bytes}});
+    if (device.device != "disk") devices.back()["limit_bytes"] = device.limit_bytes;
+  }
+  return Dump({{"device_map", std::move(entries)},
+               {"modules", std::move(modules)},
+               {"devices", std::move(devices)},
+               {"total_bytes", map.total_bytes},
+               {"largest_layer_bytes", map.largest_layer_bytes}});
+}
+
 std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how,
                    const std::vector<ManifestDifference>& differences) {
   Json found = Json::array();

@@ -10,8 +10,9 @@
 #include "absl/status/status.h"
 #include "client/cpp/client.h"
 #include "client/cpp/types.h"
-#include "common/layout/load_model.h"
 #include "common/checkpoint/manifest.h"
+#include "common/layout/device_map.h"
+#include "common/layout/load_model.h"
 
 namespace ckptd::cli {
 
@@ -26,6 +27,7 @@ std::string ToJson(const SourceInfo& source, bool tensors);
 // `prediction` may be null.
 std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warnings,
                    const LoadPrediction* prediction);
+std::string ToJson(const DeviceMap& map);
 std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how,
                    const std::vector<ManifestDifference>& differences);
 std::string ToJson(const std::vector<LeaseInfo>& leases);

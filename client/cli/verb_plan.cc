@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "client/cli/device_map.h"
 #include "client/cli/exit_codes.h"
 #include "client/cli/hardware.h"
 #include "client/cli/json_views.h"
@@ -26,6 +27,7 @@ struct Options {
   std::string hardware;
   std::string reader = "rank0";
   bool cached = false;
+  DeviceMapArguments device_map;
 };
 
 absl::StatusOr<LoadPrediction> Predict(const Options& options, const PlanSummary& plan) {
@@ -104,6 +106,14 @@ absl::StatusOr<OfflinePlan> Plan(const Options& options, const Context& context)
 }
 
 absl::StatusOr<int> Run(const Options& options, Context& context) {
+  if (!options.device_map.way.empty()) {
+    if (!options.layout.empty() || options.remote || !options.hardware.empty()) {
+      return UsageError("--device-map is for one process: leave out --layout, --remote and "
+                        "--hardware");
+    }
+    CKPTD_ASSIGN_OR_RETURN(const DtypePolicy dtypes, ToDtypePolicy(options.dtype, options.keep_f32));
+    return RunDeviceMap(options.path, dtypes, options.device_map, context);
+  }
   CKPTD_ASSIGN_OR_RETURN(const OfflinePlan plan, Plan(options, context));
   std::optional<LoadPrediction> prediction;
   if (!options.hardware.empty()) {
@@ -130,18 +140,21 @@ void AddPlan(CLI::App& app, Context& context) {
       "  ckptctl plan /models/llama --layout fsdp:8\n"
       "  ckptctl plan /models/llama --layout hsdp:2x4 --dtype BF16 --keep-fp32 '*.norm.*'\n"
       "  ckptctl plan /models/llama --layout @layout.json --output json\n"
-      "  ckptctl plan /models/llama --layout fsdp:64 --hardware h200x8 --reader all\n\n"
+      "  ckptctl plan /models/llama --layout fsdp:64 --hardware h200x8 --reader all\n"
+      "  ckptctl plan /models/llama --device-map auto --max-memory 0=20GiB,1=20GiB,cpu=64GiB \\\n"
+      "    --no-split 'model.layers.*'\n\n"
       "A prediction takes every stage to overlap all others, so the slowest one is the load's\n"
       "time. The rates of known hardware are assumptions; a file (FILE.json) with yours, in GB/s:\n"
       "  {\"gpus_per_host\": 8, \"storage\": 12, \"shared_storage\": 0, \"memory\": 80, \"link\": 55,\n"
-      "   \"links\": 240, \"streams\": 5, \"fixed_seconds\": 0.05}\n");
+      "   \"links\": 240, \"streams\": 5, \"fixed_seconds\": 0.05}\n\n"
+      "A device map is what accelerate's infer_auto_device_map gives for a model of the same\n"
+      "modules. A checkpoint lacks modules without tensors and buffers that are not saved.\n");
   auto options = std::make_shared<Options>();
   verb->add_option("PATH", options->path, "A .safetensors file, an index.json, or a folder")
       ->required();
   verb->add_option("--layout", options->layout,
                    "fsdp:N, hsdp:RxS, replicate:N, a layout file (FILE.json or @FILE), or its JSON")
-      ->type_name("LAYOUT")
-      ->required();
+      ->type_name("LAYOUT");
   verb->add_option("--dtype", options->dtype, "Cast floating tensors to F16, BF16, F32 or F64")
       ->type_name("DTYPE");
   verb->add_option("--keep-fp32", options->keep_f32,
@@ -157,6 +170,7 @@ void AddPlan(CLI::App& app, Context& context) {
       ->check(CLI::IsMember({"rank0", "per_node", "all"}))
       ->capture_default_str();
   verb->add_flag("--cached", options->cached, "The files are in the page cache");
+  AddDeviceMapOptions(*verb, options->device_map);
   verb->callback([options, &context] {
     context.action = [options, &context] { return Run(*options, context); };
   });

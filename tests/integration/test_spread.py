@@ -1,6 +1,7 @@
 """The functions that spread rank 0's state, with real daemons, beside the real functions."""
 
 import accelerate_cases
+import checkpoint_rank_cases
 import document_cases
 import pytest
 import spread_cases
@@ -8,7 +9,9 @@ import spread_memory_cases
 import state_dict_cases
 from ranks import assert_passed, outcome_of
 
-MODULES = (spread_cases, state_dict_cases, accelerate_cases, spread_memory_cases, document_cases)
+MODULES = (
+    spread_cases, state_dict_cases, accelerate_cases, checkpoint_rank_cases, spread_memory_cases, document_cases
+)
 
 
 @pytest.fixture(scope="module")

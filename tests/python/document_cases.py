@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import re
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "client/python/docs"
-PAGES = ("fsdp2.md", "accelerate.md")
+PAGES = ("fsdp2.md", "accelerate.md", "big-models.md")
 
 
 class Model(nn.Module):
@@ -64,7 +65,8 @@ def run(bench, code, folder):
     torch.manual_seed(bench.rank)
     accelerator = OnTheHost(bench.rank, auto_wrap_policy="no_wrap")
     names = {"Model": Model, "model": model, "mesh": mesh, "torch": torch, "accelerator": accelerator,
-             "path": os.path.join(folder, "model.safetensors"), "file": os.path.join(folder, "model.safetensors")}
+             "path": os.path.join(folder, "model.safetensors"), "file": os.path.join(folder, "model.safetensors"),
+             "folder": tempfile.mkdtemp(dir=folder)}
     with daemon_of(bench):
         exec(code, names)  # our own text
     return names["model"]
@@ -87,4 +89,4 @@ def case(page, title, before, after):
 
 
 CASES = {2: [case(page, *pair) for page in PAGES for pair in pairs(page)]}
-assert len(CASES[2]) == 8, "examples have come or gone"
+assert len(CASES[2]) == 11, "examples have come or gone"

@@ -5,6 +5,7 @@ import gc
 import os
 
 import ckptd
+import ckptd.accelerate
 import ckptd.torch
 import torch
 from accelerate_cases import OnTheHost
@@ -86,6 +87,14 @@ def plain_dict(bench, model, given):
     model.load_state_dict(parts, assign=True)
 
 
+def checkpoint_in_model(bench, model, given):
+    ckptd.accelerate.load_checkpoint_in_model(model, given, broadcast_from_rank0=True, address=bench.address)
+
+
+def a_checkpoint_costs_its_shard(bench):
+    checked(bench, checkpoint_in_model)
+
+
 def a_full_state_dict_costs_its_shard(bench):
     checked(bench, full_state_dict)
 
@@ -135,6 +144,7 @@ def a_model_that_is_prepared_on_meta_costs_its_shard(bench):
 
 
 TWO = [
+    a_checkpoint_costs_its_shard,
     a_full_state_dict_costs_its_shard,
     a_full_state_dict_in_memory_costs_its_shard,
     a_lazy_state_dict_costs_its_shard,

@@ -55,6 +55,28 @@ TEST_F(OfflineVerbs, InspectSaysWhatIsNotThere) {
   EXPECT_THAT(outcome.err, HasSubstr("ckptctl: "));
 }
 
+TEST_F(OfflineVerbs, PlanPutsModulesOnDevices) {
+  const std::vector<std::string> plan = {"plan",         model_,  "--device-map", "sequential",
+                                         "--max-memory", "0=1KB", "--no-split",   "model.a"};
+  const Outcome outcome = run_(plan);
+  ASSERT_EQ(outcome.code, kExitFine) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("model:          216 B"));
+  EXPECT_THAT(outcome.out, HasSubstr("0       1.0 kB   216 B"));
+  EXPECT_THAT(outcome.out, HasSubstr("(all)   0       216 B"));
+  std::vector<std::string> as_json = plan;
+  as_json.insert(as_json.end(), {"--output", "json"});
+  const auto json = nlohmann::json::parse(run_(as_json).out);
+  EXPECT_EQ(json["device_map"], nlohmann::json::parse(R"({"": 0})"));
+  EXPECT_EQ(json["devices"][1], nlohmann::json::parse(R"({"device": "disk", "placed_bytes": 0})"));
+}
+
+TEST_F(OfflineVerbs, PlanRefusesTiesOfNothing) {
+  const Outcome outcome = run_({"plan", model_, "--device-map", "auto", "--max-memory", "cpu=1KB",
+                                "--tied", "head.weight=nothing"});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_THAT(outcome.err, HasSubstr("nothing"));
+}
+
 TEST_F(OfflineVerbs, PlanSaysWhatEachRankGets) {
   const Outcome outcome = run_({"plan", model_, "--layout", "fsdp:2", "--output", "json"});
   ASSERT_EQ(outcome.code, kExitFine) << outcome.err;

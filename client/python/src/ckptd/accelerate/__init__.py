@@ -1,8 +1,12 @@
-"""accelerate's loading functions for FSDP2 under their own names, fed by the daemons.
+"""accelerate's loading functions under their own names, fed by the daemons.
 
-The same as in ckptd.torch, beside the two switches that are accelerate's own. Importing
-this module imports torch; accelerate comes with the first call that needs it.
+Those for FSDP2 are the same as in ckptd.torch. Of the functions for big models the ones
+that read checkpoints are ours; those that move no bytes, or only bytes that they are
+given, are accelerate's own, here as a convenience. Importing this module imports torch;
+accelerate comes with the first use of what needs it.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from ..torch import (
     fsdp2_load_full_state_dict,
@@ -12,17 +16,59 @@ from ..torch import (
     patch,
     unpatch,
 )
+from ._checkpoint import load_checkpoint_in_model
+from ._offload import load_offloaded_weights
+from ._shards import shard_checkpoint
+
+_ACCELERATE_S = (
+    "compute_module_sizes",
+    "get_balanced_memory",
+    "get_max_layer_size",
+    "infer_auto_device_map",
+    "offload_state_dict",
+    "retie_parameters",
+    "set_module_tensor_to_device",
+)
 
 __all__ = [
+    "compute_module_sizes",
     "disable_fsdp_ram_efficient_loading",
     "enable_fsdp_ram_efficient_loading",
     "fsdp2_load_full_state_dict",
     "fsdp2_prepare_model",
     "fsdp2_switch_optimizer_parameters",
+    "get_balanced_memory",
+    "get_max_layer_size",
+    "infer_auto_device_map",
+    "load_checkpoint_in_model",
+    "load_offloaded_weights",
     "load_state_dict",
+    "offload_state_dict",
     "patch",
+    "retie_parameters",
+    "set_module_tensor_to_device",
+    "shard_checkpoint",
     "unpatch",
 ]
+
+if TYPE_CHECKING:
+    from accelerate.utils import (
+        compute_module_sizes,
+        get_balanced_memory,
+        get_max_layer_size,
+        infer_auto_device_map,
+        offload_state_dict,
+        retie_parameters,
+        set_module_tensor_to_device,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ACCELERATE_S:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import accelerate.utils
+
+    return getattr(accelerate.utils, name)
 
 
 def enable_fsdp_ram_efficient_loading() -> None:

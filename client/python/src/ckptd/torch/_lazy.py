@@ -11,12 +11,13 @@ import torch
 
 from .. import _client
 from .._errors import NotFound
+from .._types import Source
 from . import _load, _memory, _native, _private
 from ._targets import SLOTS
 
 _LOG = logging.getLogger("ckptd")
 _CHUNK = 256 << 20  # bytes of values asked for at once while all are walked through
-_PATIENCE = 5.0  # seconds for a daemon that is just starting
+PATIENCE = 5.0  # seconds for a daemon that is just starting
 
 
 @dataclass(frozen=True, **SLOTS)
@@ -112,8 +113,12 @@ class LazyStateDict(collections.abc.MutableMapping):
         self.entries.update(other, **more)
 
     def copy(self) -> "LazyStateDict":
+        return self.with_entries(self.entries)
+
+    def with_entries(self, entries: Mapping[str, Any]) -> "LazyStateDict":
+        """Others, of the same daemon; nothing is read."""
         options = {"address": self._address, "client": self._client, "timeout": self._timeout}
-        return LazyStateDict(self.entries, devices=self._devices, **options)
+        return LazyStateDict(entries, devices=self._devices, **options)
 
     def walk(self) -> Iterator[Tuple[str, Any]]:
         """(name, value) of all, loaded in groups of _CHUNK bytes."""
@@ -155,7 +160,7 @@ class LazyStateDict(collections.abc.MutableMapping):
             "default": {"drop": True},
         }
         deadline = _load.Deadline(self._timeout)
-        with _load.connected(self._address, self._client, deadline, rank, _PATIENCE) as own:
+        with _load.connected(self._address, self._client, deadline, rank, PATIENCE) as own:
             options = {"layout": json.dumps(layout), "mode": "private", "digest": False}
             checkpoint = own.load(source, timeout=deadline.left(), **options)
             return own.acquire(checkpoint, "private", timeout=deadline.left())
@@ -217,17 +222,23 @@ def load_state_dict(
 
 def _open(path, device_map, rank: int, timeout: float, address, client) -> LazyStateDict:
     deadline = _load.Deadline(timeout)
-    with _load.connected(address, client, deadline, rank, _PATIENCE) as own:
-        try:
-            found = own.inspect(path, timeout=max(deadline.left(), 1e-3))
-        except NotFound as error:
-            if error.reason != "SOURCE_NOT_FOUND":
-                raise
-            raise FileNotFoundError(error.message) from error
-    _check_format(path, found.metadata)
+    with _load.connected(address, client, deadline, rank, PATIENCE) as own:
+        found = inspect(own, path, deadline)
     entries = _entries(found)
     devices = _devices(entries, device_map) if device_map else None
     return LazyStateDict(entries, address=address, client=client, timeout=timeout, devices=devices)
+
+
+def inspect(own: _client.Client, path: str, deadline: _load.Deadline) -> Source:
+    """What `path` holds. Raises as accelerate does for files that it refuses."""
+    try:
+        found = own.inspect(path, timeout=max(deadline.left(), 1e-3))
+    except NotFound as error:
+        if error.reason != "SOURCE_NOT_FOUND":
+            raise
+        raise FileNotFoundError(error.message) from error
+    _check_format(path, found.metadata)
+    return found
 
 
 def _check_format(path: str, metadata: Mapping[str, str]) -> None:
@@ -249,7 +260,7 @@ def _devices(names, device_map: Mapping[str, Any]) -> Dict[str, Any]:
     values = list(device_map.values())
     if len(set(values)) == 1:
         return dict.fromkeys(names, values[0])
-    found = {}
+    found = dict.fromkeys(names, "cpu")
     for module, device in device_map.items():
         if device != "disk":
             found.update((n, device) for n in names if n == module or n.startswith(module + "."))

@@ -10,6 +10,12 @@ from ._spread import Given
 
 _PLACES: Dict[str, Tuple[str, ...]] = {
     "load_state_dict": ("accelerate.utils.modeling", "accelerate.utils"),
+    "load_checkpoint_in_model": (
+        "accelerate.utils.modeling",
+        "accelerate.utils",
+        "accelerate.big_modeling",
+        "accelerate",
+    ),
     "fsdp2_load_full_state_dict": ("accelerate.utils.fsdp_utils", "accelerate.utils"),
     "fsdp2_prepare_model": (
         "accelerate.utils.fsdp_utils",
@@ -48,21 +54,25 @@ def patch(
 ) -> Patched:
     """Has accelerate call this package instead of its own functions, until unpatch().
 
-    Replaced, in this process: accelerate's load_state_dict, fsdp2_load_full_state_dict,
-    fsdp2_prepare_model and fsdp2_switch_optimizer_parameters, and torch's
-    set_model_state_dict. load_state_dict reads on rank 0 alone after accelerate's
+    Replaced, in this process: accelerate's load_state_dict, load_checkpoint_in_model (and
+    with it load_checkpoint_and_dispatch), fsdp2_load_full_state_dict, fsdp2_prepare_model
+    and fsdp2_switch_optimizer_parameters, and torch's set_model_state_dict.
+    load_state_dict reads on rank 0 alone after accelerate's
     enable_fsdp_ram_efficient_loading(); otherwise every rank gets a LazyStateDict, as
     other ways of loading need one everywhere. source, init_buffers: see
     fsdp2_prepare_model. The other arguments are those of the functions. Modules that took
     a function into names of their own before keep the one they took. A second patch()
     takes the place of the first. Imports accelerate; not thread-safe.
     """
+    from ..accelerate import _checkpoint  # which imports this package
+
     _native.check(fallback)
     unpatch()
     near = {"timeout": timeout, "address": address, "client": client}
     common = {**near, "digest": digest, "fallback": fallback}
     new = {
         "load_state_dict": functools.partial(_load_state_dict, near, fallback),
+        "load_checkpoint_in_model": _with(_checkpoint.load_checkpoint_in_model, common),
         "fsdp2_load_full_state_dict": _with(_fsdp2.fsdp2_load_full_state_dict, common),
         "fsdp2_prepare_model": _with(
             _fsdp2.fsdp2_prepare_model, {**common, "source": source, "init_buffers": init_buffers}

@@ -1,0 +1,33 @@
+// `ckptctl plan --device-map`: on which device each module of a big model would be.
+#ifndef CKPTD_CLIENT_CLI_DEVICE_MAP_H_
+#define CKPTD_CLIENT_CLI_DEVICE_MAP_H_
+
+#include <CLI/App.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/cli/context.h"
+#include "common/layout/device_map.h"
+
+namespace ckptd::cli {
+
+// As the options of these names say them.
+struct DeviceMapArguments {
+  std::string way;
+  std::string max_memory;
+  std::vector<std::string> no_split;
+  std::vector<std::string> order;
+  std::vector<std::string> tied;  // NAME=NAME
+};
+
+void AddDeviceMapOptions(CLI::App& verb, DeviceMapArguments& arguments);
+
+// Plans from the headers of `source` and prints a table, or JSON. The exit code. Errors as
+// OpenCheckpoint, ParseMaxMemory and PlanDeviceMap.
+absl::StatusOr<int> RunDeviceMap(const std::string& source, const DtypePolicy& dtypes,
+                                 const DeviceMapArguments& arguments, Context& context);
+
+}  // namespace ckptd::cli
+
+#endif  // CKPTD_CLIENT_CLI_DEVICE_MAP_H_

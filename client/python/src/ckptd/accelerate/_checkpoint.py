@@ -1,0 +1,225 @@
+"""load_checkpoint_in_model: accelerate's own function over the daemon's memory."""
+
+import functools
+import logging
+import os
+import types
+from dataclasses import dataclass
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Union
+
+import torch
+from torch import nn
+
+from .. import _client
+from .._errors import FailedPrecondition, Unimplemented
+from .._rpc import Deadline
+from ..torch import _lazy, _load, _module, _native, _state_dict
+from . import _feed
+from ._files import Files, resolve
+from ._wishes import Device, Wishes
+
+_LOG = logging.getLogger("ckptd")
+_MODULE = "accelerate.utils.modeling"
+
+
+def load_checkpoint_in_model(
+    model: nn.Module,
+    checkpoint: Union[str, os.PathLike],
+    device_map: Optional[Mapping[str, Device]] = None,
+    offload_folder: Union[None, str, os.PathLike] = None,
+    dtype: Union[None, str, torch.dtype] = None,
+    offload_state_dict: bool = False,
+    offload_buffers: bool = False,
+    keep_in_fp32_modules: Optional[List[str]] = None,
+    offload_8bit_bnb: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+    *,
+    link_offloaded: bool = False,
+    timeout: float = 600.0,
+    digest: bool = True,
+    address: Optional[str] = None,
+    client: Optional[_client.Client] = None,
+    fallback: Optional[str] = None,
+) -> None:
+    """accelerate's function of this name, over the memory of this rank's daemon.
+
+    With a device_map, what the map puts where the daemon keeps its memory comes by one
+    load, cast, and becomes the model's without a copy; "disk" and other devices get their
+    tensors in groups of some hundred megabytes. link_offloaded: entries on "disk" name the
+    safetensors file in the offload folder's index instead of being written there, so that
+    nothing of them is read; the folder then needs the checkpoint. offload_state_dict
+    writes no temporary files: the daemon's memory holds what they would.
+
+    Without a device_map the ranks agree as in set_model_state_dict, which fills the model,
+    also one on meta without a process group. Checkpoints that are no safetensors are
+    accelerate's own reading (torch.load).
+
+    Raises what accelerate does, for a file that is missing or of another format as
+    load_state_dict; else ckptd.Error, before the model is touched: UNIMPLEMENTED for
+    offload_8bit_bnb. timeout, digest, address, client: see load_into. fallback="native":
+    accelerate reads where no daemon can be reached.
+    """
+    arguments: Dict[str, Any] = {
+        "device_map": device_map,
+        "offload_folder": offload_folder,
+        "dtype": dtype,
+        "offload_state_dict": offload_state_dict,
+        "offload_buffers": offload_buffers,
+        "keep_in_fp32_modules": keep_in_fp32_modules,
+        "offload_8bit_bnb": offload_8bit_bnb,
+        "strict": strict,
+        "full_state_dict": full_state_dict,
+        "broadcast_from_rank0": broadcast_from_rank0,
+    }
+    checkpoint = os.fspath(checkpoint)
+    files = resolve(checkpoint)
+    original = _native.original(_MODULE, "load_checkpoint_in_model")
+    if not files.all_safetensors:
+        return original(model, checkpoint, **arguments)
+    near = {"address": address, "client": client}
+    call = _Call(model, checkpoint, files, arguments, link_offloaded, digest, near, Deadline(timeout))
+    ours = _spread if device_map is None and _can_spread(model, full_state_dict) else _run
+    return _native.stand_in(
+        "load_checkpoint_in_model",
+        lambda: ours(call),
+        lambda: original(model, checkpoint, **arguments),
+        fallback,
+    )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call: accelerate's arguments, and ours."""
+
+    model: nn.Module
+    checkpoint: str
+    files: Files
+    arguments: Dict[str, Any]
+    link: bool
+    digest: bool
+    near: Dict[str, Any]  # the daemon: address=, client=
+    deadline: Deadline
+
+    def connected(self) -> ContextManager[_client.Client]:
+        rank = _load.rank_and_size()[0]
+        return _load.connected(deadline=self.deadline, rank=rank, patience=_lazy.PATIENCE, **self.near)
+
+    def options(self) -> Dict[str, Any]:
+        """address=, client= and timeout= of what is still to be asked for."""
+        return {**self.near, "timeout": max(self.deadline.left(), 1e-3)}
+
+
+def _can_spread(model: nn.Module, full_state_dict: bool) -> bool:
+    """Whether accelerate leaves the model to torch's set_model_state_dict, for full tensors."""
+    state = model.state_dict().values()
+    real = {t.device for t in state if isinstance(t, torch.Tensor) and not t.is_meta}
+    return full_state_dict and len(real) <= 1
+
+
+def _spread(call: _Call) -> None:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    with call.connected() as own:
+        held = _feed.names_in(_lazy.inspect(own, call.files.source, call.deadline))
+    names = ("full_state_dict", "strict", "broadcast_from_rank0")
+    wish = StateDictOptions(**{name: call.arguments[name] for name in names})
+    near = call.options()
+    given = _lazy.LazyStateDict(held, **near)
+    result = _state_dict.set_model_state_dict(
+        call.model, given, options=wish, digest=call.digest, **near
+    )
+    if result.unexpected_keys and not call.arguments["strict"]:
+        left_out = _module.shown(sorted(result.unexpected_keys))
+        kind = type(call.model).__name__
+        _LOG.warning("%s has tensors that %s lacks, left out: %s", call.checkpoint, kind, left_out)
+
+
+def _run(call: _Call) -> None:
+    """accelerate's function itself, with the daemon's memory where it would read files."""
+    if call.arguments["offload_8bit_bnb"]:
+        raise Unimplemented(
+            f"loading {call.checkpoint} with offload_8bit_bnb=True: bitsandbytes quantises what it "
+            "offloads, and daemons have no part in that; call accelerate's own function",
+            "NOT_FROM_DAEMONS",
+        )
+
+    @functools.cache
+    def by_file() -> Dict[str, _feed.Entries]:
+        # Not before accelerate has checked its arguments.
+        with call.connected() as own:
+            found = _lazy.inspect(own, call.files.source, call.deadline)
+            return _feed.entries(own, found, call.files, _wishes(call), call.digest, call.deadline)
+
+    def load_state_dict(file: str, device_map: Any = None) -> Mapping[str, Any]:
+        held = by_file()[os.path.abspath(file)]
+        return held if device_map is None else _lazy.LazyStateDict(held, **call.options())
+
+    original = _native.original(_MODULE, "load_checkpoint_in_model")
+    offload = _Offload(call.arguments["offload_folder"], by_file if call.link else None)
+    _with_globals(
+        original,
+        load_state_dict=load_state_dict,
+        offload_weight=offload.write,
+        load_offloaded_weights=offload.read_back,
+    )(call.model, call.checkpoint, **call.arguments)
+
+
+def _wishes(call: _Call) -> Wishes:
+    names = ("device_map", "dtype", "offload_state_dict", "offload_buffers", "strict")
+    return Wishes.of(
+        call.model,
+        keep_fp32=call.arguments["keep_in_fp32_modules"] or [],
+        linked=call.link,
+        **{name: call.arguments[name] for name in names},
+    )
+
+
+class _Offload:
+    """Where accelerate's function puts tensors aside.
+
+    folder: the one for "disk"; what goes anywhere else waits in memory, which is the
+    daemon's, instead of in files. by_file: to have entries name their files.
+    """
+
+    def __init__(self, folder: Any, by_file: Optional[Callable[[], Dict[str, _feed.Entries]]]):
+        self._folder, self._by_file = folder, by_file
+        self._waiting: Dict[str, torch.Tensor] = {}
+
+    def write(self, weight: torch.Tensor, name: str, folder: Any, index: Any = None) -> Any:
+        if folder != self._folder:
+            self._waiting[name], index[name] = weight.cpu(), {}
+        elif self._by_file is None:
+            from accelerate.utils import offload_weight
+
+            offload_weight(weight, name, folder, index=index)
+        else:
+            file = next(path for path, held in self._by_file().items() if name in held)
+            dtype = str(weight.dtype).replace("torch.", "")
+            index[name] = {"safetensors_file": file, "weight_name": name, "dtype": dtype}
+        return index
+
+    def read_back(self, model: nn.Module, index: Mapping[str, Any], _: str) -> None:
+        from accelerate.utils import set_module_tensor_to_device
+
+        for name in index:
+            set_module_tensor_to_device(model, name, "cpu", value=self._waiting.pop(name))
+
+
+def _with_globals(function: Any, **names: Any) -> Callable[..., Any]:
+    """`function` looking up `names` here; its module and other threads notice nothing."""
+    unused = sorted(set(names) - set(function.__code__.co_names))
+    if unused:
+        raise FailedPrecondition(
+            f"calling accelerate's {function.__name__} over the daemon's memory: it does not call "
+            f"{unused[0]}, so this is no version that is known here; use accelerate 1.15, or "
+            "ckptd.torch.load_into",
+            "ACCELERATE_UNSUPPORTED",
+        )
+    known = {**function.__globals__, **names}
+    copy = types.FunctionType(
+        function.__code__, known, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

@@ -1,0 +1,261 @@
+#include "common/layout/device_map.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <iterator>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/layout/checked_math.h"
+#include "common/layout/glob.h"
+
+namespace ckptd {
+namespace {
+
+bool Contains(const std::string& text, const std::string& part) {
+  return text.find(part) != text.npos;
+}
+
+// Gives modules to devices, one device after the other and never back. What is left to place
+// is a row of modules, of which the first one is placed, taken apart, or makes for the next
+// device.
+class Placing {
+ public:
+  Placing(const ModuleTree& tree, const std::vector<std::string>& no_split,
+          std::vector<DeviceLimit> memory)
+      : tree_(tree), memory_(std::move(memory)), whole_(tree.nodes.size()) {
+    for (size_t i = 1; i < tree.nodes.size(); ++i) {
+      const ModuleNode& node = tree.nodes[i];
+      whole_[i] = node.modules.empty() ||
+                  std::any_of(no_split.begin(), no_split.end(), [&node](const std::string& glob) {
+                    return MatchesGlob(glob, node.name);
+                  });
+      positions_[node.name] = i;
+    }
+    if (memory_.empty() || memory_.back().device != "disk") memory_.push_back({"disk", 0});
+    used_.resize(memory_.size());
+    placed_.resize(memory_.size());
+  }
+
+  absl::Status Run() {
+    Unfold(0);
+    FindLargest();
+    // At first also tensors beside modules count as layers.
+    for (const size_t tensor : tree_.nodes[0].tensors) {
+      if (Bits(tensor) > largest_) gone_.clear();
+      largest_ = std::max(largest_, Bits(tensor));
+      if (Bits(tensor) == largest_) gone_.insert(tensor);
+    }
+    largest_layer_ = largest_;
+    while (!left_.empty()) CKPTD_RETURN_IF_ERROR(Step());
+    return absl::OkStatus();
+  }
+
+  // Of tree nodes, in their order.
+  const std::map<size_t, size_t>& device_of() const { return device_of_; }
+  const std::vector<DeviceLimit>& memory() const { return memory_; }
+  const std::vector<int64_t>& placed() const { return placed_; }
+  int64_t largest_layer() const { return largest_layer_; }
+
+ private:
+  struct Tie {
+    std::string name;  // of the tensor outside
+    size_t module;     // that is still to be placed and has it
+  };
+
+  int64_t Bits(size_t node) const { return static_cast<int64_t>(tree_.nodes[node].bits); }
+  bool HasLimit() const { return memory_[device_].device != "disk"; }
+  // Room for the largest layer is kept on the first GPU and on the host: what is offloaded
+  // comes back there to be computed with.
+  bool IsMain() const {
+    return memory_[device_].device == "cpu" || (device_ == 0 && memory_[0].is_gpu());
+  }
+
+  absl::Status Step() {
+    const size_t node = left_.front();
+    Take(0);
+    gone_.erase(node);
+    if (gone_.empty() && (layers_.empty() || layers_.rbegin()->first < largest_)) FindLargest();
+    CKPTD_ASSIGN_OR_RETURN(const std::vector<Tie> ties, TiesOf(node));
+    int64_t with_ties = Bits(node);
+    for (const Tie& tie : ties) with_ties += Bits(tie.module) - Bits(positions_.at(tie.name));
+    const int64_t reserved = IsMain() ? largest_ : 0;
+    const int64_t limit = memory_[device_].bits - reserved;
+    int64_t& used = used_[device_];
+    if (!HasLimit() || used + with_ties <= limit) {
+      used += with_ties;
+      Place(node, ties);
+    } else if (!ties.empty() && used + Bits(node) <= limit && TakeTiedApart(node, ties)) {
+      return absl::OkStatus();
+    } else if (used + Bits(node) >= limit && !whole_[node]) {
+      Unfold(node);
+      FindLargest();
+    } else {
+      used += reserved;
+      ++device_;
+      PutBack(node, left_.begin());
+    }
+    return absl::OkStatus();
+  }
+
+  // The tensors outside of `node` that are also inside. A name counts as inside wherever
+  // `node` occurs in it, because that is how accelerate looks.
+  absl::StatusOr<std::vector<Tie>> TiesOf(size_t node) const {
+    const std::string inside = tree_.nodes[node].name + ".";
+    std::vector<Tie> out;
+    for (const std::vector<std::string>& group : tree_.ties) {
+      const auto is_inside = [&inside](const std::string& name) {
+        return Contains(name + ".", inside);
+      };
+      if (std::none_of(group.begin(), group.end(), is_inside)) continue;
+      for (const std::string& name : group) {
+        if (is_inside(name)) continue;
+        const auto module = std::find_if(left_.begin(), left_.end(), [&](size_t other) {
+          return name.starts_with(tree_.nodes[other].name + ".");
+        });
+        if (module == left_.end()) return Untied(tree_.nodes[node].name, name);
+        out.push_back({name, *module});
+      }
+    }
+    return out;
+  }
+
+  static absl::Status Untied(const std::string& node, const std::string& name) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     fmt::format("planning devices: {} is tied with {}, which is in no module that "
+                                 "is still to be placed, so the two may come apart; name the "
+                                 "modules of both with --no-split, or leave the tie out",
+                                 node.substr(0, 200), name.substr(0, 200)),
+                     {{"tensor", name.substr(0, 200)}});
+  }
+
+  void Place(size_t node, const std::vector<Tie>& ties) {
+    device_of_[node] = device_;
+    placed_[device_] += Bits(node);
+    for (const Tie& tie : ties) {
+      const auto at = std::find(left_.begin(), left_.end(), tie.module);
+      if (at == left_.end()) continue;  // it has two of them
+      Take(at - left_.begin());
+      // It stays the largest layer to plan for, until that is looked for again.
+      for (size_t i = tie.module; i < tree_.nodes[tie.module].end; ++i) {
+        if (whole_[i] && !tree_.nodes[i].is_tensor && Bits(i) == largest_) gone_.insert(i);
+      }
+      device_of_[tie.module] = device_;
+      placed_[device_] += Bits(tie.module);
+    }
+  }
+
+  bool TakeTiedApart(size_t node, const std::vector<Tie>& ties) {
+    for (const Tie& tie : ties) {
+      if (whole_[tie.module]) continue;
+      const auto at = std::find(left_.begin(), left_.end(), tie.module) - left_.begin();
+      Take(at);
+      Unfold(tie.module, at);
+      PutBack(node, left_.begin());
+      FindLargest();
+      return true;
+    }
+    return false;
+  }
+
+  // Puts tensors and modules of `node` where it was.
+  void Unfold(size_t node, ptrdiff_t at = 0) {
+    std::vector<size_t> parts = tree_.nodes[node].tensors;
+    parts.insert(parts.end(), tree_.nodes[node].modules.begin(), tree_.nodes[node].modules.end());
+    for (const size_t part : parts) ForLayers(part, [this](auto layer) { layers_.insert(layer); });
+    left_.insert(left_.begin() + at, parts.begin(), parts.end());
+  }
+
+  void PutBack(size_t node, std::deque<size_t>::iterator at) {
+    ForLayers(node, [this](auto layer) { layers_.insert(layer); });
+    left_.insert(at, node);
+  }
+
+  void Take(ptrdiff_t at) {
+    ForLayers(left_[static_cast<size_t>(at)], [this](auto layer) { layers_.erase(layer); });
+    left_.erase(left_.begin() + at);
+  }
+
+  // (bits, node) of the modules from `node` on that are in one piece.
+  template <typename Visit>
+  void ForLayers(size_t node, Visit visit) const {
+    for (size_t i = node; i < tree_.nodes[node].end;) {
+      const bool layer = whole_[i] && !tree_.nodes[i].is_tensor;
+      if (layer) visit(std::make_pair(Bits(i), i));
+      i = layer ? tree_.nodes[i].end : i + 1;
+    }
+  }
+
+  void FindLargest() {
+    gone_.clear();
+    largest_ = layers_.empty() ? 0 : layers_.rbegin()->first;
+  }
+
+  const ModuleTree& tree_;
+  std::vector<DeviceLimit> memory_;
+  std::vector<bool> whole_;  // per node: cannot be taken apart
+  std::map<std::string, size_t> positions_;
+  std::deque<size_t> left_;
+  std::set<std::pair<int64_t, size_t>> layers_;  // of left_
+  std::set<size_t> gone_;                        // no longer in layers_, but still counted
+  int64_t largest_ = 0;                          // of layers_, or of gone_
+  int64_t largest_layer_ = 0;
+  size_t device_ = 0;
+  std::vector<int64_t> used_;    // per device, what is kept free included
+  std::vector<int64_t> placed_;  // per device
+  std::map<size_t, size_t> device_of_;
+};
+
+// Joins the entries of modules that are on one device with all that is in them
+// (accelerate's clean_device_map). `entries` are of nodes after `node`, sorted.
+void Join(const ModuleTree& tree, size_t node, std::map<size_t, size_t>& entries) {
+  const size_t end = tree.nodes[node].end;
+  auto first = entries.upper_bound(node);
+  const auto last = entries.lower_bound(end);
+  if (first == last) return;
+  const size_t device = first->second;
+  const bool one = std::all_of(first, last, [device](const auto& e) { return e.second == device; });
+  if (one && std::next(first) != last) {
+    entries.erase(first, last);
+    entries[node] = device;
+    return;
+  }
+  for (const size_t module : tree.nodes[node].modules) Join(tree, module, entries);
+}
+
+uint64_t Bytes(int64_t bits) { return CeilDivide(static_cast<uint64_t>(bits), 8); }
+
+}  // namespace
+
+absl::StatusOr<DeviceMap> PlanDeviceMap(const ModuleTree& tree, const DeviceMapOptions& options) {
+  std::vector<DeviceLimit> memory = options.max_memory;
+  if (options.way != DeviceMapWay::kSequential) {
+    CKPTD_ASSIGN_OR_RETURN(memory, BalanceMemory(tree, options));
+  }
+  Placing placing(tree, options.no_split, std::move(memory));
+  CKPTD_RETURN_IF_ERROR(placing.Run());
+  DeviceMap out;
+  std::map<size_t, size_t> entries = placing.device_of();
+  Join(tree, 0, entries);
+  for (const auto& [node, device] : entries) {
+    out.modules.push_back({tree.nodes[node].name, placing.memory()[device].device,
+                           Bytes(static_cast<int64_t>(tree.nodes[node].bits))});
+  }
+  for (size_t i = 0; i < placing.memory().size(); ++i) {
+    const DeviceLimit& device = placing.memory()[i];
+    out.devices.push_back(
+        {device.device, static_cast<uint64_t>(device.bits) / 8, Bytes(placing.placed()[i])});
+  }
+  out.total_bytes = Bytes(static_cast<int64_t>(tree.nodes[0].bits));
+  out.largest_layer_bytes = Bytes(placing.largest_layer());
+  return out;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,208 @@
+"""Device maps that ckptctl plans from a checkpoint beside accelerate's, of the same models on meta."""
+
+import json
+import random
+import subprocess
+
+import pytest
+import torch
+from group import BINARIES
+
+accelerate = pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
+from accelerate.utils import (  # noqa: E402
+    compute_module_sizes,
+    get_balanced_memory,
+    get_max_layer_size,
+    infer_auto_device_map,
+)
+from safetensors.torch import save_file  # noqa: E402
+from torch import nn  # noqa: E402
+
+LIMITS = 12  # random ones for each way, model and dtype
+WAYS = ("auto", "balanced", "balanced_low_0", "sequential")
+SMALL = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 80, "num_attention_heads": 4,
+         "num_key_value_heads": 2}
+
+
+class Odd(nn.Module):
+    """Parameters beside modules, ties across modules, booleans, modules in modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(7))
+        self.front = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 8)))
+        self.blocks = nn.ModuleList(nn.ModuleDict({"in": nn.Linear(8, 20), "out": nn.Linear(20, 8)}) for _ in range(12))
+        self.flags = nn.Module()
+        self.flags.mask = nn.Parameter(torch.ones(13, dtype=torch.bool), requires_grad=False)
+        self.back = nn.Module()
+        self.back.proj, self.back.rest = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.back.proj.weight = self.front[0].weight
+
+
+class Case:
+    """A model, as accelerate sees it once it has only what a checkpoint has."""
+
+    def __init__(self, name, build, no_split, classes, tied=()):
+        self.name, self.build, self.no_split, self.classes, self.tied = name, build, no_split, classes, tied
+
+    def model(self):
+        model = self.build()
+        prune(model)
+        return model
+
+    def save(self, folder):
+        state = {name: tensor.detach().contiguous() for name, tensor in self.model().named_parameters()}
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder / "model.safetensors"
+
+
+def prune(module):
+    """Leaves out buffers and modules without parameters: no checkpoint tells of them."""
+    for name in list(module._buffers):
+        del module._buffers[name]
+    for name, child in list(module.named_children()):
+        if next(child.parameters(), None) is None:
+            delattr(module, name) if not isinstance(module, (nn.Sequential, nn.ModuleList)) else None
+        else:
+            prune(child)
+
+
+def hugging(kind, **config):
+    return lambda: transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **config))
+
+
+LLAMA = Case("llama", hugging("llama", num_hidden_layers=5, **SMALL), ["model.layers.*"], ["LlamaDecoderLayer"])
+CASES = [
+    LLAMA,
+    Case("llama that may be split", LLAMA.build, [], []),
+    Case("llama with ties", hugging("llama", num_hidden_layers=3, tie_word_embeddings=True, **SMALL),
+         ["model.layers.*"], ["LlamaDecoderLayer"], ["lm_head.weight=model.embed_tokens.weight"]),
+    Case("mixtral", hugging("mixtral", num_hidden_layers=12, num_local_experts=4, **SMALL),
+         ["model.layers.*"], ["MixtralDecoderLayer"]),
+    Case("mixtral that may be split", hugging("mixtral", num_hidden_layers=3, num_local_experts=4, **SMALL), [], []),
+    Case("gpt2", hugging("gpt2", n_layer=4, n_embd=32, n_head=4, vocab_size=96, n_positions=64),
+         ["transformer.h.*"], ["GPT2Block"], ["lm_head.weight=transformer.wte.weight"]),
+    Case("odd", Odd, ["blocks.*"], ["ModuleDict"], ["back.proj.weight=front.0.weight"]),
+    Case("odd that may be split", Odd, [], [], ["back.proj.weight=front.0.weight"]),
+]
+
+
+def order_of(model, prefix=""):
+    """Names of parameters and modules, first to last."""
+    for name, _ in [*model.named_parameters(recurse=False), *model.named_children()]:
+        yield prefix + name
+    for name, child in model.named_children():
+        yield from order_of(child, f"{prefix}{name}.")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """case -> (path of its checkpoint, its model on meta), made once."""
+    made = {}
+
+    def get(case):
+        if case.name not in made:
+            torch.manual_seed(0)
+            path = case.save(tmp_path_factory.mktemp("m"))
+            made[case.name] = path, case.model().to("meta")
+            for name, tied in (pair.split("=") for pair in case.tied):
+                module, _, leaf = name.rpartition(".")
+                parent, _, of = tied.rpartition(".")
+                model = made[case.name][1]
+                setattr(model.get_submodule(module), leaf, getattr(model.get_submodule(parent), of))
+        return made[case.name]
+
+    return get
+
+
+def planned(path, way, memory, case, order=(), more=()):
+    """ckptctl's answer, or None where it refuses."""
+    limits = ",".join(f"{device}={size}" for device, size in memory.items())
+    lists = [("--no-split", case.no_split), ("--order", order), ("--tied", case.tied)]
+    options = [part for name, values in lists for value in values for part in (name, value)]
+    done = subprocess.run([BINARIES / "ckptctl", "--output", "json", "plan", path, "--device-map", way, "--max-memory",
+                           limits, *options, *more], capture_output=True, text=True, timeout=60)
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def inferred(model, way, memory, case, **dtypes):
+    """accelerate's answer, as load_checkpoint_and_dispatch gets it; None where it fails."""
+    classes = {"no_split_module_classes": case.classes, **dtypes}
+    try:
+        if way != "sequential":
+            memory = get_balanced_memory(model, max_memory=dict(memory), low_zero=way == "balanced_low_0", **classes)
+        return dict(infer_auto_device_map(model, max_memory=dict(memory), **classes))
+    except IndexError:
+        return None
+
+
+def limits(total, seed):
+    """Memory limits that are too small, just right, or ample, for up to five devices."""
+    choose = random.Random(seed)
+    gpus = choose.randint(0, 4)
+    memory = {gpu: int(total * choose.choice([0, 0.1, 0.3, 0.5, 1, 3]) * choose.random()) for gpu in range(gpus)}
+    if not memory or choose.random() < 0.8:
+        memory["cpu"] = int(total * choose.choice([0.2, 1, 5]) * choose.random())
+    return memory
+
+
+DTYPES = {
+    "as saved": ([], {}),
+    "BF16": (["--dtype", "BF16"], {"dtype": torch.bfloat16}),
+    "F64": (["--dtype", "F64"], {"dtype": "float64"}),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_map_is_accelerate_s(case, way, dtype, saved):
+    path, model = saved(case)
+    options, dtypes = DTYPES[dtype]
+    sizes = compute_module_sizes(model, **dtypes)
+    order = list(order_of(model))
+    for seed in range(LIMITS):
+        memory = limits(sizes[""], f"{case.name} {way} {seed}")
+        theirs, mine = inferred(model, way, memory, case, **dtypes), planned(path, way, memory, case, order, options)
+        assert (mine and mine["device_map"]) == theirs, memory
+        if mine:
+            assert {m["name"]: m["bytes"] for m in mine["modules"]} == {n: -(-sizes[n] // 1) for n in theirs}
+            assert mine["total_bytes"] == -(-sizes[""] // 1)
+            placed = [device["placed_bytes"] for device in mine["devices"]]
+            assert 0 <= sum(placed) - mine["total_bytes"] < len(placed), "each is rounded up"
+            modules = [*model.named_parameters(recurse=False), *model.named_children()]
+            assert mine["largest_layer_bytes"] == get_max_layer_size(modules, sizes, case.classes)[0]
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in ("llama", "llama with ties", "mixtral")],
+                         ids=lambda case: case.name)
+def test_the_usual_order_of_modules_needs_no_telling(case, saved):
+    path, model = saved(case)
+    total = compute_module_sizes(model)[""]
+    for seed in range(LIMITS):
+        memory = limits(total, seed)
+        assert planned(path, "auto", memory, case)["device_map"] == inferred(model, "auto", memory, case), memory
+
+
+def test_tensors_that_stay_float32_count_as_such(saved):
+    path, model = saved(LLAMA)
+    special = {name: torch.float32 for name, _ in model.named_parameters() if "norm" in name}
+    memory = {0: 60000, 1: 60000, "cpu": 60000}
+    mine = planned(path, "auto", memory, LLAMA, order_of(model), ["--dtype", "F16", "--keep-fp32", "*norm*"])
+    assert mine["device_map"] == inferred(model, "auto", memory, LLAMA, dtype=torch.float16, special_dtypes=special)
+    assert mine["total_bytes"] == compute_module_sizes(model, dtype="float16", special_dtypes=special)[""]
+
+
+@pytest.mark.parametrize("text,size", [("2GiB", 2 << 30), ("1.5MiB", 3 << 19), ("7KB", 7000), ("10Gb", 10**10 // 8)])
+def test_sizes_are_read_as_accelerate_reads_them(text, size, saved):
+    path, _ = saved(LLAMA)
+    devices = planned(path, "sequential", {0: text}, LLAMA)["devices"]
+    assert devices[0]["limit_bytes"] == accelerate.utils.convert_file_size_to_int(text) == size
+
+
+def test_the_map_loads_the_model_it_was_planned_for(saved):
+    path, model = saved(LLAMA)
+    mine = planned(path, "auto", {"cpu": "1GiB"}, LLAMA)["device_map"]
+    accelerate.utils.modeling.load_checkpoint_in_model(model, str(path), device_map=mine)
+    assert not any(parameter.is_meta for parameter in model.parameters())
