@@ -212,13 +212,16 @@ absl::Status LoadRunner::StandsStill(const TransferProgress& own) {
   const auto ours = scatters_.find(0);
   if (ours == scatters_.end() || ours->second.readers.size() < 2) return absl::OkStatus();
   NoteExchanges(0, own.exchanges, own.busy);
+  // Of others it is known by their heartbeats.
+  const auto patience = std::max<std::chrono::nanoseconds>(
+      ScatterExchange::kStepPatience, 3 * parts_.membership.heartbeat_interval());
   MutexLock lock(mutex_);
-  if (Clock::now() - moved_ < ScatterExchange::kStepPatience) return absl::OkStatus();
+  if (Clock::now() - moved_ < patience) return absl::OkStatus();
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("exchanging bytes by NCCL: no rank has read or received anything for "
-                               "{} s; look at the GPUs and links between them, then load again, or "
-                               "with --comm host",
-                               ScatterExchange::kStepPatience.count()));
+                               "{:.0f} s; look at the GPUs and links between them, then load again, "
+                               "or with --comm host",
+                               std::chrono::duration<double>(patience).count()));
 }
 
 void LoadRunner::Count(const ReadReport& report) {

@@ -52,6 +52,7 @@ class Membership {
   // Of the members that have joined, rank 0's own included.
   std::vector<std::shared_ptr<MemberLink>> Links() const;
   std::string secret() const { return secret_; }
+  std::chrono::nanoseconds heartbeat_interval() const { return options_.heartbeat_interval; }
 
   // Links of all ranks, in rank order, and the epoch they belong to; nullopt
   // while a rank is missing.

@@ -264,11 +264,21 @@ def set_item(column, index, value):
     return bend
 
 
+def flat(name, dtype, offset, elements):
+    def bend(reply):
+        table = reply.tensors
+        columns = (table.flat_names, table.flat_dtypes, table.flat_offsets, table.flat_elements)
+        for column, value in zip(columns, (name, dtype, offset, elements)):
+            column.append(value)
+
+    return bend
+
+
 @pytest.mark.parametrize(
     "bend,why",
     [
         (set_item("offsets", 0, 1 << 40), "lies at bytes"),
-        (set_item("offsets", 0, 8), "lies at bytes"),
+        (set_item("offsets", 0, 7), "lies at bytes"),
         (set_item("padded_bytes", 0, 1), "lies at bytes"),
         (set_item("padded_bytes", 0, 1 << 50), "lies at bytes"),
         (set_item("bytes", 0, 4), "cannot have 4 bytes"),
@@ -277,6 +287,10 @@ def set_item(column, index, value):
         (set_item("names", 0, "count"), "listed twice"),
         (lambda reply: reply.tensors.offsets.append(0), "different lengths"),
         (lambda reply: reply.tensors.dims.append(1), "dimensions are listed"),
+        (flat("f", 18, 0, 1 << 60), "outside of the slab"),
+        (flat("f", 18, 4, 1), "outside of the slab"),
+        (flat("f", 99, 0, 1), "no known element type"),
+        (lambda reply: reply.tensors.flat_names.append("f"), "different lengths"),
         (lambda reply: setattr(reply, "tensor_count", 3), "tensors arrived, 3 were announced"),
         (lambda reply: reply.memfd.segment_bytes.append(4096), "are announced for a slab"),
         (lambda reply: setattr(reply, "slab_bytes", 1 << 60), "more than any machine"),

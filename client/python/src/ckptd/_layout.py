@@ -40,6 +40,21 @@ class Sharding:
     boxes: Tuple[Tuple[Tuple[int, ...], Tuple[int, ...]], ...] = ()
 
 
+@dataclass(frozen=True)
+class FlatParameter:
+    """FSDP1's: tensors in row-major order, one behind the other, cut as one.
+
+    sharding: of the flat tensor of so many elements, index into RankLayout.shardings.
+    members: (index into RankLayout.names, element at which it begins). Members have a
+    plain sharding; what none of them covers is zero.
+    """
+
+    name: str
+    sharding: int
+    elements: int
+    members: Tuple[Tuple[int, int], ...]
+
+
 @dataclass
 class RankLayout:
     """What one rank wants, tensor by tensor. `add` in any order.
@@ -59,6 +74,7 @@ class RankLayout:
     shapes: List[Sequence[int]] = field(default_factory=list)
     aliases: Dict[str, int] = field(default_factory=dict)
     optional: List[int] = field(default_factory=list)
+    flats: List[FlatParameter] = field(default_factory=list)
     skip_missing: bool = False
     refuse_unexpected: bool = False
 
@@ -108,6 +124,12 @@ class RankLayout:
         message.alias_names.extend(self.aliases)
         message.alias_tensors.extend(self.aliases.values())
         message.optional_tensors.extend(self.optional)
+        for flat in self.flats:
+            entry = message.flat_parameters.add(
+                name=flat.name, sharding=flat.sharding, elements=flat.elements
+            )
+            entry.tensors.extend(index for index, _ in flat.members)
+            entry.begins.extend(begin for _, begin in flat.members)
         message.skip_missing, message.refuse_unexpected = self.skip_missing, self.refuse_unexpected
 
 

@@ -24,6 +24,7 @@ class Table:
         self.digests: List[int] = []
         self.aliases: Dict[str, int] = {}
         self.index: Dict[str, int] = {}
+        self.flats: Dict[str, Tuple[_dtypes.Dtype, int, int]] = {}  # (type, offset, elements)
         self.unexpected: List[str] = []  # of the source, not stated by this rank
 
     def _refuse(self, why: str):
@@ -56,7 +57,20 @@ class Table:
             self._refuse("a further name refers to no tensor")
         first = len(self.names) - count
         self.aliases.update(zip(page.alias_names, (first + i for i in page.alias_tensors)))
+        self._add_flats(page)
         self.unexpected += page.unexpected_names
+
+    def _add_flats(self, page) -> None:
+        names, places = list(page.flat_names), (page.flat_dtypes, page.flat_offsets)
+        if any(len(column) != len(names) for column in (*places, page.flat_elements)):
+            self._refuse("its columns have different lengths")
+        for name, dtype, offset, elements in zip(names, *places, page.flat_elements):
+            row = _dtypes.BY_NUMBER.get(dtype)
+            if row is None or name in self.flats:
+                self._refuse(f"flat parameter {name!r} comes twice, or has no known element type")
+            if offset % _ALIGNMENT or offset * 8 + elements * row.bits > self._slab_bytes * 8:
+                self._refuse(f"flat parameter {name!r} lies outside of the slab")
+            self.flats[name] = (row, offset, elements)
 
     def _row(self, name, dtype, shape, offset, size, padded) -> _dtypes.Dtype:
         row = _dtypes.BY_NUMBER.get(dtype)
@@ -66,7 +80,8 @@ class Table:
             self._refuse(
                 f"tensor {name!r} of shape {list(shape)} in {row.name} cannot have {size} bytes"
             )
-        if offset % _ALIGNMENT or padded < size or offset + padded > self._slab_bytes:
+        # Members of flat parameters follow each other element by element.
+        if offset % max(row.bits // 8, 1) or padded < size or offset + padded > self._slab_bytes:
             self._refuse(
                 f"tensor {name!r} lies at bytes {offset} to {offset + max(size, padded)} of a "
                 f"slab of {self._slab_bytes}"

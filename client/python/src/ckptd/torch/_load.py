@@ -187,12 +187,15 @@ def attach(
 def list_targets(model: nn.Module, dtype: Optional[torch.dtype] = None) -> List[Target]:
     """Every tensor of `model`, each once, with the dtype it is to have.
 
-    Puts FSDP2 into the state between two steps. Raises ckptd.Error.
+    Puts FSDP into the state between two steps. Raises ckptd.Error.
     """
     modules = list(model.named_modules(remove_duplicate=False))
     groups = _private.Groups(module for _, module in modules)
+    flats = _private.flats_of(modules, _targets.clean)
     groups.settle()
-    targets = _targets.collect(modules, groups)
+    for flat in flats:
+        flat.settle()
+    targets = _targets.collect(modules, groups, flats)
     _targets.choose_dtypes(targets, dtype)
     _check_devices(targets)
     return targets
@@ -262,7 +265,9 @@ def _sort_out(targets: List[Target], table) -> Tuple[List[Target], List[Target],
     for target in targets:
         # A buffer that the model computed itself stays, whatever the checkpoint holds.
         fillable = target.persistent or target.tensor.is_meta
-        if fillable and target.name in table.index and _fits(target, table):
+        if target.flat is not None:
+            held.append(target)
+        elif fillable and target.name in table.index and _fits(target, table):
             held.append(target)
         elif target.persistent:
             missing.append(target.name)

@@ -6,7 +6,7 @@ from torch import nn
 
 from . import _load, _private
 from ._spread import Check, DtypeFor, Given, Have, Options, Spread, Wanted, spread
-from ._targets import Target, clean
+from ._targets import Target, clean, stated
 
 _EXTRA = "_extra_state"
 
@@ -53,7 +53,12 @@ def spread_over(
 
 def compare_names(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
     """(missing, unexpected). A tied tensor is there under any of its names."""
-    missing = [t.name for t in wanted.targets if not any(name in have for name in t.names)]
+    missing = [
+        names[0]
+        for target in wanted.targets
+        for names, _ in stated(target)
+        if not any(name in have for name in names)
+    ]
     missing += [name for name in wanted.objects if name not in have]
     names = wanted.names
     return missing, [name for name in have if name not in names]
@@ -62,9 +67,9 @@ def compare_names(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], 
 def mismatched(have: Mapping[str, Have], targets: Iterable[Target]) -> List[str]:
     """Torch's sentence for each tensor of another shape."""
     found = []
-    for target in targets:
-        name = next((n for n in target.names if n in have), None)
-        shape = tuple(target.tensor.shape)
+    for names, size in (part for target in targets for part in stated(target)):
+        name = next((n for n in names if n in have), None)
+        shape = tuple(size)
         if name is not None and have[name].shape != shape:
             found.append(
                 f"size mismatch for {name}: copying a param with shape "

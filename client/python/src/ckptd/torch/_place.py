@@ -66,7 +66,22 @@ def _check_devices(targets: List[Target], shard: Shard) -> None:
             fine.add(wanted)
 
 
+def _flat_entry(target: Target, table) -> Entry:
+    if target.name not in table.flats:
+        raise lacks(target.name)
+    row, offset, elements = table.flats[target.name]
+    if row.number != _memory.number_of(target.dtype):
+        _differs(target, f"{row.name} instead of {target.dtype}")
+    if elements != target.tensor.numel():
+        _differs(target, f"{elements} elements instead of {target.tensor.numel()}")
+    if target.dtype != target.tensor.dtype:
+        _check_dtype_change(target)
+    return Entry(target, target.dtype, offset, elements, (elements,))
+
+
 def _entry(target: Target, table) -> Entry:
+    if target.flat is not None:
+        return _flat_entry(target, table)
     index, fsdp = table.index[target.names[0]], target.fsdp
     if fsdp is not None:  # this rank's part, and the same with padding
         local, padded = fsdp.sharded_size, fsdp.padded_sharded_param_size
@@ -116,6 +131,7 @@ def _check_dtype_change(target: Target) -> None:
     used = target.tensor.grad is not None or (
         target.fsdp is not None and _private.was_used(target.fsdp)
     )
+    used = used or (target.flat is not None and target.flat.was_used)
     if used:
         raise FailedPrecondition(
             f"filling {target.name}: it was already trained with as {target.tensor.dtype} and "
@@ -162,6 +178,8 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
             flat, view = entry.tensors(shard)
             if entry.target.is_buffer:
                 _fill_buffer(entry.target, view)
+            elif entry.target.flat is not None:
+                changed += entry.target.flat.put(view, result.mode != "shared")
             elif entry.public is None:
                 _fill_parameter(entry.target, flat, view)
                 changed.append(entry.target.tensor)
@@ -227,6 +245,8 @@ def _note_copies(entries: List[Entry], shard: Shard, result: LoadResult) -> None
             local = _private.local_of(target.tensor)
             if local.numel() and not low <= local.data_ptr() < high:
                 result.copied[target.name] = entry.public
+        elif target.flat is not None and target.flat.is_pinned:
+            result.copied[target.name] = "FSDP1's CPUOffload copies it into pinned memory"
         elif target.fsdp is not None and entry.count != math.prod(entry.local_shape):
             if not _short_shards_stay():
                 result.copied[target.name] = (

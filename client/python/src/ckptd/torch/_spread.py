@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _address, _client
-from .._errors import Error, FailedPrecondition
+from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._shard import Shard
 from . import _agree, _lazy, _load, _memory, _place, _private, _stage, _targets
@@ -89,7 +89,8 @@ class Wanted:
 
     @property
     def names(self) -> set:
-        return {name for target in self.targets for name in target.names} | set(self.objects)
+        parts = (part for target in self.targets for part in _targets.stated(target))
+        return {name for names, _ in parts for name in names} | set(self.objects)
 
 
 def spread(
@@ -150,20 +151,23 @@ class _Source:
         parts: Dict[Tuple[str, int], set] = {}
         take, staged = {}, {}
         for target in self._wanted.targets:
-            name = next((n for n in target.names if n in entries), None)
-            if name is None:
+            named = _names_of(doing, target, entries)
+            if not named:
                 continue
-            entry = entries[name]
-            if isinstance(entry, torch.Tensor):
-                staged[name] = entry
-                entry = InFile("", name, _memory.number_of(entry.dtype), (), 0)
-            elif not isinstance(entry, InFile):
-                raise TypeError(
-                    f"{doing}: {name} is a tensor of the model and {type(entry).__name__} in the "
-                    "state dict; pass a tensor"
-                )
-            part = _part_of(parts, entry)
-            take[target.name] = [part, entry.name, entry.dtype]
+            found = []
+            for name in named:
+                entry = entries[name]
+                if isinstance(entry, torch.Tensor):
+                    staged[name] = entry
+                    entry = InFile("", name, _memory.number_of(entry.dtype), (), 0)
+                elif not isinstance(entry, InFile):
+                    raise TypeError(
+                        f"{doing}: {name} is a tensor of the model and {type(entry).__name__} in "
+                        "the state dict; pass a tensor"
+                    )
+                found.append(entry)
+            part = _part_of(doing, target, parts, found)
+            take[target.name] = [part, [entry.name for entry in found], found[0].dtype]
         if staged:
             self._staged = _stage.MemoryFile(staged)
         path = self._staged.path if self._staged else ""
@@ -180,13 +184,37 @@ class _Source:
         return json.dumps(said)
 
 
-def _part_of(parts: Dict[Tuple[str, int], set], entry: InFile) -> int:
-    """Number of the load that brings `entry`: a load states each name of its source once."""
-    again = 0
-    while entry.name in parts.setdefault((entry.source, again), set()):
+def _names_of(doing: str, target: Target, entries: Mapping[str, Any]) -> List[str]:
+    """The names under which rank 0 has a target; none, or one per member of a flat parameter."""
+    parts = _targets.stated(target)
+    found = [next((n for n in names if n in entries), None) for names, _ in parts]
+    lacks = [names[0] for (names, _), name in zip(parts, found) if name is None]
+    if lacks and len(lacks) < len(parts):
+        raise FailedPrecondition(
+            f"{doing}: {target.name} is one flat parameter of FSDP1, and {lacks[0]} of it is not "
+            "in the state dict; pass all of its members",
+            "MODEL_PART",
+            {"tensor": lacks[0]},
+        )
+    return [] if lacks else found
+
+
+def _part_of(
+    doing: str, target: Target, parts: Dict[Tuple[str, int], set], entries: List[InFile]
+) -> int:
+    """Number of the load that brings `entries`: a load states each name of its source once."""
+    source, names, again = entries[0].source, {entry.name for entry in entries}, 0
+    if any(entry.source != source for entry in entries):
+        raise Unimplemented(
+            f"{doing}: the members of the flat parameter {target.name} are in several files, or "
+            "some in memory; pass one path, or all of them in memory",
+            "MODEL_UNSUPPORTED",
+            {"tensor": target.name},
+        )
+    while names & parts.setdefault((source, again), set()):
         again += 1
-    parts[entry.source, again].add(entry.name)
-    return list(parts).index((entry.source, again))
+    parts[source, again] |= names
+    return list(parts).index((source, again))
 
 
 def _entries(given: Given, own: _client.Client) -> Mapping[str, Any]:
@@ -214,6 +242,8 @@ def _signature(wanted: Wanted) -> List[list]:
     found = []
     for target in wanted.targets:
         lies = "whole" if target.spec is None else str(target.spec.placements)
+        if target.flat is not None:
+            lies = f"of {target.flat.elements} elements"
         what = f"{str(target.tensor.dtype)[6:]} {list(target.tensor.shape)}, {lies}"
         found.append([target.name, what])
     return sorted(found) + [[name, "no tensor"] for name in sorted(wanted.objects)]
@@ -250,10 +280,15 @@ def _load_all(
     for number, (source, in_memory) in enumerate(word["parts"]):
         targets = []
         for target in wanted.targets:
-            part, name, dtype = word["take"].get(target.name, (None, "", 0))
-            if part == number:
-                wish = dtype_for(target, _memory.dtype_of(dtype, name))
-                targets.append(replace(target, names=[name], dtype=wish, persistent=True))
+            part, names, dtype = word["take"].get(target.name, (None, [], 0))
+            if part != number:
+                continue
+            if target.flat is not None:
+                flat = target.flat.under(names)
+                targets.append(replace(target, flat=flat, dtype=target.tensor.dtype))
+                continue
+            wish = dtype_for(target, _memory.dtype_of(dtype, names[0]))
+            targets.append(replace(target, names=names, dtype=wish, persistent=True))
         layout = _targets.state(targets, rank, size, strict=True)
         layout.refuse_unexpected = False  # of the source: its names were agreed upon already
         # A copy of rank 0's memory is of use to nobody else: the daemon keeps nothing of it.

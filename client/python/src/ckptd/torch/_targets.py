@@ -12,19 +12,31 @@ import torch
 from torch import nn
 
 from .._errors import FailedPrecondition, InvalidArgument, Unimplemented
-from .._layout import REPLICATE, SHARD, STRIDED_SHARD, Mesh, RankLayout, Sharding
+from .._layout import (
+    REPLICATE,
+    SHARD,
+    STRIDED_SHARD,
+    FlatParameter,
+    Mesh,
+    RankLayout,
+    Sharding,
+)
 from . import _private, _memory
 
 # There are as many of some objects as tensors: fewer dictionaries are fewer pages of memory.
 SLOTS = {"slots": True} if sys.version_info >= (3, 10) else {}
 _CPU = torch.device("cpu")
 # Wrappers that put themselves into module paths but not into checkpoint names.
-_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 @dataclass(**SLOTS)
 class Target:
-    """One tensor of the model, under all its names; tied ones are one target."""
+    """One tensor of the model, under all its names; tied ones are one target.
+
+    A flat parameter of FSDP1 is one under a name of its own; its members have those that
+    checkpoints have.
+    """
 
     names: List[str]
     tensor: torch.Tensor
@@ -32,6 +44,7 @@ class Target:
     is_buffer: bool
     persistent: bool
     fsdp: Optional[object] = None  # its FSDPParam
+    flat: Optional[_private.Flat] = None
     spec: Optional[object] = None  # its DTensorSpec
     dtype: Optional[torch.dtype] = None  # wanted
     missing: bool = False
@@ -45,9 +58,18 @@ class Target:
         """Where its memory must be; None for a plain tensor on meta, which may be anywhere."""
         if self.fsdp is not None and self.fsdp.offload_to_cpu:
             return _CPU
+        if self.flat is not None:
+            return self.flat.device
         if self.spec is not None:
             return _private.device_of_mesh(self.spec.mesh)
         return None if self.tensor.is_meta else self.tensor.device
+
+
+def stated(target: Target) -> List[Tuple[List[str], torch.Size]]:
+    """(names, global shape) of what checkpoints hold for a target: a flat parameter's members."""
+    if target.flat is None:
+        return [(target.names, target.tensor.shape)]
+    return [(member.names, member.shape) for member in target.flat.members]
 
 
 def clean(name: str) -> str:
@@ -58,16 +80,20 @@ def clean(name: str) -> str:
     return name
 
 
-def collect(modules: List[Tuple[str, nn.Module]], groups: _private.Groups) -> List[Target]:
+def collect(
+    modules: List[Tuple[str, nn.Module]], groups: _private.Groups, flats: List[_private.Flat]
+) -> List[Target]:
     """All parameters and buffers of `modules`, (path, module), each object once."""
     found: Dict[int, Target] = {}
+    in_flats = {key for flat in flats for key in flat.held}
     for path, module in modules:
         parameters, buffers = _private.tensors_of(module)
         if not parameters and not buffers:
             continue
         prefix = clean(f"{path}.") if path else ""
         for name, param in parameters.items():
-            if param is not None:
+            if param is not None and id(param) not in in_flats:
+                _check_not_flattened(prefix + name, param)
                 _note(found, prefix + name, param, (module, name), False, True)
         for name, buffer in buffers.items():
             if buffer is not None:
@@ -78,7 +104,19 @@ def collect(modules: List[Tuple[str, nn.Module]], groups: _private.Groups) -> Li
         if _private.is_dtensor(target.tensor):
             _attribute(target, groups)
     _check_all_managed(found, groups)
-    return targets
+    return targets + [
+        Target([flat.name], flat.parameter, [], False, True, flat=flat) for flat in flats
+    ]
+
+
+def _check_not_flattened(name: str, param: nn.Parameter) -> None:
+    if _private.is_flattened(param):
+        raise FailedPrecondition(
+            f"filling {name}: it lies in a flat parameter of FSDP1 outside of the module given; "
+            "pass the whole model to load_into",
+            "MODEL_PART",
+            {"tensor": name},
+        )
 
 
 def _note(found, full_name, tensor, slot, is_buffer, persistent) -> None:
@@ -164,6 +202,31 @@ class _Statement:
             self.shardings[key] = index
         return index
 
+    def flat_sharding(self, flat: _private.Flat) -> int:
+        if flat.ranks is None:
+            return self._add(Sharding())
+        mesh = Mesh((len(flat.ranks),), flat.ranks)
+        if mesh not in self.layout.meshes:
+            self.layout.meshes.append(mesh)
+        return self._add(Sharding(self.layout.meshes.index(mesh), ((SHARD, 0, 1),), 0))
+
+    def add_flat(self, target: Target) -> None:
+        """States a flat parameter by its members, at the places where FSDP1 has them."""
+        flat, plain, members = target.flat, self._add(Sharding()), []
+        for member in flat.members:
+            members.append((len(self.layout.names), member.begin))
+            self.layout.add(
+                member.names[0],
+                member.shape,
+                plain,
+                _memory.number_of(target.dtype),
+                member.names[1:],
+            )
+        sharding = self.flat_sharding(flat)
+        self.layout.flats.append(
+            FlatParameter(target.name, sharding, flat.elements, tuple(members))
+        )
+
     def _add(self, sharding: Sharding) -> int:
         # Equal ones reached by different objects are one: the daemon's digest of
         # the layout must not depend on object identity.
@@ -214,6 +277,9 @@ def state(targets: List[Target], rank: int, world_size: int, strict: bool) -> Ra
     statement = _Statement(layout)
     for target in sorted(targets, key=lambda each: each.names[0]):
         names, persistent = target.names, target.persistent
+        if target.flat is not None:
+            statement.add_flat(target)
+            continue
         layout.add(
             names[0],
             target.tensor.shape,

@@ -1,0 +1,28 @@
+"""Models that FSDP1 has wrapped, with real daemons, beside torch's and accelerate's own loading."""
+
+import fsdp1_cases
+import plugin_cases
+import pytest
+from ranks import assert_passed, outcome_of
+
+MODULES = (fsdp1_cases, plugin_cases)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """(module, world) -> the outcome of all its cases for that size, run once."""
+    cache = {}
+
+    def get(module, world):
+        if (module, world) not in cache:
+            cache[module, world] = outcome_of(tmp_path_factory.mktemp, world, module.__name__)
+        return cache[module, world]
+
+    return get
+
+
+@pytest.mark.parametrize("module,world,case", [
+    pytest.param(module, world, case.__name__, id=f"{world}-{case.__name__}")
+    for module in MODULES for world, cases in module.CASES.items() for case in cases])
+def test_a_flat_parameter_is_filled_and_trains_as_with_the_real_load(module, world, case, outcomes):
+    assert_passed(outcomes(module, world), case, world)
