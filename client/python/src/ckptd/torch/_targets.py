@@ -44,10 +44,10 @@ class Target:
     is_buffer: bool
     persistent: bool
     fsdp: Optional[object] = None  # its FSDPParam
-    flat: Optional[_private.Flat] = None
     spec: Optional[object] = None  # its DTensorSpec
     dtype: Optional[torch.dtype] = None  # wanted
     missing: bool = False
+    flat: Optional[_private.Flat] = None
 
     @property
     def name(self) -> str:
