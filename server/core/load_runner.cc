@@ -269,7 +269,7 @@ absl::Status LoadRunner::FindBehind(const absl::Status& status) {
   }
   const auto& [least, ranks] = *by_exchanges.begin();
   if (least == most) return status;
-  return WithFact(WithContext(status, fmt::format("rank {} has done {} exchanges, others {}",
+  return WithFact(WithContext(status, fmt::format("rank {}: behind at {} exchanges, others have done {}",
                                                   fmt::join(ranks, ", "), least, most)),
                   "rank", std::to_string(ranks.front()));
 }

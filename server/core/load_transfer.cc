@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
 #include "server/core/load_runner.h"

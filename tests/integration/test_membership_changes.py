@@ -163,7 +163,7 @@ class Storm:
             loading = self.begin()
             checkpoint = loading.outcome(LIMIT + 10)
             if isinstance(checkpoint, ckptd.Checkpoint):
-                return checkpoint, loading
+                return loading
             heard.append(checkpoint)
             self.revive()
             self.group.wait_ready()
@@ -177,10 +177,12 @@ class Storm:
 
     def check(self):
         """A load that works has the right bytes on all ranks, and leaves nothing behind."""
-        checkpoint, loading = self.settle()
+        loading = self.settle()
         state = dict(self.sources)[loading.path]
         for rank in range(RANKS):
             with ckptd.connect(self.group.address(rank)) as client:
+                # Who has come back since gets its shard now.
+                checkpoint = client.load(loading.path, layout=loading.layout, timeout=30)
                 with client.acquire(checkpoint) as shard:
                     for name, tensor in state.items():
                         expected = rows(tensor, rank, loading.layout)
