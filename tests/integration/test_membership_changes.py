@@ -103,6 +103,7 @@ class Storm:
         getattr(self, what)(victims)
         if loading is not None:
             loading.outcome(max(0.0, since + LIMIT + 2 - time.monotonic()))
+        self.revive()
         self.group.wait_ready()
         return f"{what} {victims}, {'a load' if loading else 'nothing'} in flight"
 
@@ -170,9 +171,10 @@ class Storm:
         raise AssertionError(f"no load works any more: {heard}\n{self.group.log()}")
 
     def revive(self):
-        """Those whose NCCL has ended them."""
+        """Those whose NCCL has killed them."""
         for rank, process in enumerate(self.group.processes):
             if process.poll() is not None:
+                assert process.returncode == -signal.SIGKILL, f"rank {rank} ended with {process.returncode}"
                 self.group.processes[rank] = self.group.start(rank)
 
     def check(self):
