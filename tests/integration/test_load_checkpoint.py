@@ -92,7 +92,10 @@ def in_memfd(tensor):
     return False
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"offload_state_dict": True}], ids=str)
+@pytest.mark.parametrize("options", [
+    {}, {"dtype": torch.bfloat16}, {"offload_state_dict": True},
+    {"dtype": torch.float16, "keep_in_fp32_modules": ["norm"]},
+], ids=str)
 @pytest.mark.parametrize("form", ["file", "index"])
 def test_tensors_on_the_host_are_the_daemon_s_memory_read_once(form, options, group, tmp_path):
     state = numbers(without=("head.weight", "mask", "stats.num_batches_tracked"), dtype=torch.float32)
@@ -135,11 +138,20 @@ def test_buffers_that_stay_out_are_not_read(group, tmp_path):
     assert storage_bytes(group, path) == size_of(state) - size_of({name: state[name] for name in left_out})
 
 
-def test_a_checkpoint_that_was_loaded_before_is_found(group, tmp_path):
+@pytest.mark.parametrize("before,options", [([], {}), (["--dtype", "BF16"], {"dtype": torch.bfloat16})], ids=str)
+def test_a_checkpoint_that_was_loaded_before_is_found(before, options, group, tmp_path):
     path = save(tmp_path, numbers(without=("head.weight",)))
-    before = group.json("load", path, "--layout", "replicate:1")
-    ours(group)(Model(), path, device_map=ALL_CPU)
-    assert len([c for c in group.json("list")["checkpoints"] if c["source"] == str(path)]) == 1, before
+    group.json("load", path, "--layout", "replicate:1", *before)
+    ours(group)(Model(), path, device_map=ALL_CPU, **options)
+    assert len([c for c in group.json("list")["checkpoints"] if c["source"] == str(path)]) == 1
+
+
+def test_a_name_that_reads_as_a_pattern_costs_others_no_bits(group, tmp_path):
+    path, types = save(tmp_path, {name: torch.randn(99) for name in ("w*", "wx")}), (torch.float16, torch.bfloat16)
+    models = [torch.nn.ParameterDict({n: torch.zeros(99, dtype=t) for n, t in zip(("w*", "wx"), types)}) for _ in "12"]
+    for load, model in zip((modeling.load_checkpoint_in_model, ours(group)), models):
+        load(model, str(path), device_map=ALL_CPU)
+    assert tensors_of(models[0]) == tensors_of(models[1])
 
 
 # -- offload folders -----------------------------------------------------------
