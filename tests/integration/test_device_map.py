@@ -207,6 +207,23 @@ def test_ties_are_planned_as_by_accelerate_at_every_limit(no_split, classes, tmp
     assert len(answers) > 10
 
 
+class Apart(nn.Module):
+    """A tie with a parameter beside a module that is too large to stay with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.wide = nn.Linear(10, 20, bias=False), nn.Module()
+        self.wide.tied, self.wide.part = self.emb.weight, nn.Linear(100, 10, bias=False)
+
+
+def test_a_tie_that_accelerate_fails_for_is_refused(tmp_path):
+    case = Case("apart", Apart, [], [], ["wide.tied=emb.weight"])
+    path, model, memory = case.save(tmp_path), Apart(), {0: 5500}
+    assert inferred(model, "sequential", memory, case) is None
+    assert planned(path, "sequential", memory, case, order_of(model)) is None
+    assert planned(path, "sequential", {0: 9000}, case, order_of(model))["device_map"] == {"": 0}
+
+
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in ("llama", "llama with ties", "mixtral")],
                          ids=lambda case: case.name)
 def test_the_usual_order_of_modules_needs_no_telling(case, saved):
