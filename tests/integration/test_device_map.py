@@ -36,7 +36,7 @@ class Odd(nn.Module):
         self.flags = nn.Module()
         self.flags.mask = nn.Parameter(torch.ones(13, dtype=torch.bool), requires_grad=False)
         self.back = nn.Module()
-        self.back.proj, self.back.rest = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.back.proj, self.back.rest = nn.Linear(8, 8), nn.Linear(8, 24)
         self.back.proj.weight = self.front[0].weight
 
 
@@ -137,13 +137,18 @@ def inferred(model, way, memory, case, **dtypes):
         return None
 
 
-def limits(total, seed):
-    """Memory limits that are too small, just right, or ample, for up to five devices."""
-    choose = random.Random(seed)
-    gpus = choose.randint(0, 4)
-    memory = {gpu: int(total * choose.choice([0, 0.1, 0.3, 0.5, 1, 3]) * choose.random()) for gpu in range(gpus)}
+def limits(sizes, seed):
+    """Memory limits that are too small, just right to the byte, or ample, for up to five devices."""
+    choose, total = random.Random(seed), sizes[""]
+
+    def one():
+        if choose.random() < 0.4:
+            return int(sum(choose.choices(list(sizes.values()), k=choose.randint(1, 5))))
+        return int(total * choose.choice([0, 0.1, 0.3, 0.5, 1, 3]) * choose.random())
+
+    memory = {gpu: one() for gpu in range(choose.randint(0, 4))}
     if not memory or choose.random() < 0.8:
-        memory["cpu"] = int(total * choose.choice([0.2, 1, 5]) * choose.random())
+        memory["cpu"] = one()
     return memory
 
 
@@ -163,7 +168,7 @@ def test_the_map_is_accelerate_s(case, way, dtype, saved):
     sizes = compute_module_sizes(model, **dtypes)
     order = list(order_of(model))
     for seed in range(LIMITS):
-        memory = limits(sizes[""], f"{case.name} {way} {seed}")
+        memory = limits(sizes, f"{case.name} {way} {seed}")
         theirs, mine = inferred(model, way, memory, case, **dtypes), planned(path, way, memory, case, order, options)
         assert (mine and mine["device_map"]) == theirs, memory
         if mine:
@@ -175,13 +180,57 @@ def test_the_map_is_accelerate_s(case, way, dtype, saved):
             assert mine["largest_layer_bytes"] == get_max_layer_size(modules, sizes, case.classes)[0]
 
 
+class Tied(nn.Module):
+    """A layer that is tied with a part of the last module."""
+
+    def __init__(self):
+        super().__init__()
+        self.front = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        for number in range(6):
+            self.add_module(f"block{number}", nn.Linear(8, 8))
+        self.back = nn.Module()
+        self.back.proj, self.back.rest = nn.Linear(8, 8), nn.Linear(8, 24)
+        self.back.proj.weight = self.front[0].weight
+
+
+@pytest.mark.parametrize("no_split,classes", [([], []), (["back"], ["Module"]), (["front"], ["Sequential"]),
+                                              (["front", "back"], ["Sequential", "Module"])], ids=str)
+def test_ties_are_planned_as_by_accelerate_at_every_limit(no_split, classes, tmp_path):
+    case = Case("tied", Tied, no_split, classes, ["back.proj.weight=front.0.weight"])
+    path, model = case.save(tmp_path), Tied()
+    order, answers = list(order_of(model)), set()
+    for limit in range(0, 4000, 32):  # all sizes are multiples of it
+        for memory in ({0: limit, 1: 1000, "cpu": 1500}, {0: 0, 1: limit, "cpu": 3000}):
+            theirs, mine = inferred(model, "sequential", memory, case), planned(path, "sequential", memory, case, order)
+            assert (mine and mine["device_map"]) == theirs, memory
+            answers.add(str(theirs))
+    assert len(answers) > 10
+
+
+class Apart(nn.Module):
+    """A tie with a parameter beside a module that is too large to stay with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb, self.wide = nn.Linear(10, 20, bias=False), nn.Module()
+        self.wide.tied, self.wide.part = self.emb.weight, nn.Linear(100, 10, bias=False)
+
+
+def test_a_tie_that_accelerate_fails_for_is_refused(tmp_path):
+    case = Case("apart", Apart, [], [], ["wide.tied=emb.weight"])
+    path, model, memory = case.save(tmp_path), Apart(), {0: 5500}
+    assert inferred(model, "sequential", memory, case) is None
+    assert planned(path, "sequential", memory, case, order_of(model)) is None
+    assert planned(path, "sequential", {0: 9000}, case, order_of(model))["device_map"] == {"": 0}
+
+
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in ("llama", "llama with ties", "mixtral")],
                          ids=lambda case: case.name)
 def test_the_usual_order_of_modules_needs_no_telling(case, saved):
     path, model = saved(case)
-    total = compute_module_sizes(model)[""]
+    sizes = compute_module_sizes(model)
     for seed in range(LIMITS):
-        memory = limits(total, seed)
+        memory = limits(sizes, seed)
         assert planned(path, "auto", memory, case)["device_map"] == inferred(model, "auto", memory, case), memory
 
 

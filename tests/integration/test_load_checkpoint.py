@@ -6,7 +6,7 @@ import logging
 import ckptd
 import pytest
 import torch
-from group import Group
+from group import Group, wait_until
 
 accelerate = pytest.importorskip("accelerate")
 import ckptd.accelerate  # noqa: E402
@@ -17,6 +17,7 @@ from checkpoint_cases import (  # noqa: E402
     BY_PART,
     CALLS,
     DISK,
+    Call,
     Model,
     bytes_of,
     files_of,
@@ -25,6 +26,7 @@ from checkpoint_cases import (  # noqa: E402
     save,
     tensors_of,
 )
+from ckptd.torch import _lazy  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,10 @@ def in_memfd(tensor):
     return False
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"offload_state_dict": True}], ids=str)
+@pytest.mark.parametrize("options", [
+    {}, {"dtype": torch.bfloat16}, {"offload_state_dict": True},
+    {"dtype": torch.float16, "keep_in_fp32_modules": ["norm"]},
+], ids=str)
 @pytest.mark.parametrize("form", ["file", "index"])
 def test_tensors_on_the_host_are_the_daemon_s_memory_read_once(form, options, group, tmp_path):
     state = numbers(without=("head.weight", "mask", "stats.num_batches_tracked"), dtype=torch.float32)
@@ -108,6 +113,22 @@ def test_every_byte_is_read_once_whether_it_stays_or_goes_to_disk(group, tmp_pat
     assert storage_bytes(group, path) == size_of(state)
 
 
+def test_what_goes_to_disk_is_loaded_in_groups_that_are_let_go(group, tmp_path, monkeypatch):
+    monkeypatch.setattr(_lazy, "_CHUNK", 300)
+    state, model, theirs = numbers(), on_meta(), on_meta()
+    path, options = save(tmp_path, state), {"device_map": DISK, "offload_buffers": True}
+    modeling.load_checkpoint_in_model(theirs, str(path), offload_folder=tmp_path / "theirs", **options)
+    ours(group)(model, path, offload_folder=tmp_path / "mine", **options)
+    assert files_of(tmp_path / "mine") == files_of(tmp_path / "theirs")
+
+    def loads():
+        return [c for c in group.json("list")["checkpoints"] if c["source"] == str(path)]
+
+    assert len(loads()) > 3
+    wait_until(lambda: sum(int(load["lease_count"]) for load in loads()) == 1, "one lease, of what the model holds", 10)
+    assert storage_bytes(group, path) == size_of(state) and in_memfd(model.embed.weight)
+
+
 def test_buffers_that_stay_out_are_not_read(group, tmp_path):
     state = numbers()
     path = save(tmp_path, state)
@@ -117,11 +138,20 @@ def test_buffers_that_stay_out_are_not_read(group, tmp_path):
     assert storage_bytes(group, path) == size_of(state) - size_of({name: state[name] for name in left_out})
 
 
-def test_a_checkpoint_that_was_loaded_before_is_found(group, tmp_path):
+@pytest.mark.parametrize("before,options", [([], {}), (["--dtype", "BF16"], {"dtype": torch.bfloat16})], ids=str)
+def test_a_checkpoint_that_was_loaded_before_is_found(before, options, group, tmp_path):
     path = save(tmp_path, numbers(without=("head.weight",)))
-    before = group.json("load", path, "--layout", "replicate:1")
-    ours(group)(Model(), path, device_map=ALL_CPU)
-    assert len([c for c in group.json("list")["checkpoints"] if c["source"] == str(path)]) == 1, before
+    group.json("load", path, "--layout", "replicate:1", *before)
+    ours(group)(Model(), path, device_map=ALL_CPU, **options)
+    assert len([c for c in group.json("list")["checkpoints"] if c["source"] == str(path)]) == 1
+
+
+def test_a_name_that_reads_as_a_pattern_costs_others_no_bits(group, tmp_path):
+    path, types = save(tmp_path, {name: torch.randn(99) for name in ("w*", "wx")}), (torch.float16, torch.bfloat16)
+    models = [torch.nn.ParameterDict({n: torch.zeros(99, dtype=t) for n, t in zip(("w*", "wx"), types)}) for _ in "12"]
+    for load, model in zip((modeling.load_checkpoint_in_model, ours(group)), models):
+        load(model, str(path), device_map=ALL_CPU)
+    assert tensors_of(models[0]) == tensors_of(models[1])
 
 
 # -- offload folders -----------------------------------------------------------
@@ -152,8 +182,9 @@ def test_offloaded_weights_come_back_as_with_accelerate(link, fallback, group, t
         if folder.name == "theirs":
             modeling.load_offloaded_weights(model, index, folder)
         else:
-            near = {"address": str(tmp_path / "none.sock"), "timeout": 0.2} if fallback else {"address": group.address(0)}
-            ckptd.accelerate.load_offloaded_weights(model, index, folder, fallback=fallback, **near)
+            address = str(tmp_path / "none.sock") if fallback else group.address(0)
+            ckptd.accelerate.load_offloaded_weights(
+                model, index, folder, address=address, timeout=0.2 if fallback else 20, fallback=fallback)
         models.append(model)
     theirs, mine = (m.layers[1].state_dict(keep_vars=True) for m in models)
     for name, value in theirs.items():
@@ -236,17 +267,48 @@ def test_the_module_of_accelerate_stays_as_it_is(group, tmp_path):
 # -- beside a real model -------------------------------------------------------
 
 
-def test_a_model_is_dispatched_from_the_daemon_under_the_patch(group, tmp_path):
+SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+HUGGING = {
+    "llama": {"num_hidden_layers": 3, **SMALL},
+    "mixtral": {"num_hidden_layers": 2, "num_local_experts": 4, "num_key_value_heads": 2, **SMALL},
+    "gpt2": {"n_layer": 3, "n_embd": 32, "n_head": 4, "vocab_size": 64, "n_positions": 32},
+}
+
+
+def made(kind):
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
-                                      num_attention_heads=4)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "saved", max_shard_size="20KB")
+    config = transformers.AutoConfig.for_model(kind, **HUGGING[kind])
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("kind", HUGGING)
+def test_models_of_transformers_are_filled_as_by_accelerate(kind, group, tmp_path):
+    source = made(kind)
+    path = save(tmp_path, {name: p.detach().clone() for name, p in source.named_parameters()}, "index")
+    layers = next(name for name, m in source.named_modules() if isinstance(m, torch.nn.ModuleList))
+    device_map = {"": "cpu", f"{layers}.1": "disk"}
+    options = {"offload": True, "options": {"dtype": torch.float16, "keep_in_fp32_modules": ["norm", "ln_f"]}}
+
+    def on_meta():
+        with accelerate.init_empty_weights(include_buffers=False):
+            model = made(kind)
+        model.tie_weights()
+        return model
+
+    call = Call(kind, device_map, build=on_meta, **options)
+    theirs = call.outcome(modeling.load_checkpoint_in_model, tmp_path / "theirs", path)
+    assert theirs[0] is None and call.outcome(ours(group), tmp_path / "mine", path) == theirs
+
+
+def test_a_model_is_dispatched_from_the_daemon_under_the_patch(group, tmp_path):
+    source = made("llama")
+    source.save_pretrained(tmp_path / "saved", max_shard_size="20KB")
     device_map = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk",
                   "model.layers.2": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}
 
     def logits(folder):
         with accelerate.init_empty_weights(include_buffers=False):
-            model = transformers.AutoModelForCausalLM.from_config(config).eval()
+            model = made("llama").eval()
         model = accelerate.load_checkpoint_and_dispatch(
             model, tmp_path / "saved", device_map=dict(device_map), offload_folder=folder)
         with torch.no_grad():
@@ -257,4 +319,4 @@ def test_a_model_is_dispatched_from_the_daemon_under_the_patch(group, tmp_path):
         mine = logits(tmp_path / "mine")
     assert torch.equal(mine, theirs)
     index = tmp_path / "saved" / "model.safetensors.index.json"
-    assert storage_bytes(group, index) == size_of(transformers.AutoModelForCausalLM.from_config(config).state_dict())
+    assert storage_bytes(group, index) == size_of(source.state_dict())

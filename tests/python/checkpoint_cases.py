@@ -39,6 +39,13 @@ def on_meta(**options):
         return Model(**options)
 
 
+def mixed():
+    model = on_meta()
+    model.layers[0].to(torch.bfloat16)
+    model.layers[1].to(torch.float16)
+    return model
+
+
 def numbers(dtype=torch.float32, seed=3, without=("head.weight",), more=()):
     """What a checkpoint of Model holds; floating tensors as `dtype`."""
     generator = torch.Generator().manual_seed(seed)
@@ -165,6 +172,8 @@ CALLS = [
     Call("a tie without a device", {"layers": "cpu", "scale": "cpu"}),
     Call("no name of the map", {"lay": "cpu"}, build=lambda: Model(tied=False)),
     Call("file's types into the model's", ALL_CPU, state={"dtype": BF16}),
+    Call("file's types into a model of several", ALL_CPU, state={"dtype": F64}, build=mixed),
+    Call("file's types into a part of a model of several", DISK, state={"dtype": F64}, build=mixed, offload=True),
     Call("dtype", ALL_CPU, options={"dtype": BF16}),
     Call("dtype by name", ALL_CPU, options={"dtype": "float16"}),
     Call("dtype by torch's name", ALL_CPU, options={"dtype": "torch.float64"}),

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint's files, as accelerate's own loading code takes them."""
 
 import os
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 import torch
 
@@ -12,6 +12,8 @@ from .._types import Source, SourceTensor
 from ..torch import _lazy, _load, _memory, _private
 from ._files import Files
 from ._wishes import Device, Wishes
+
+_F32 = _dtypes.BY_NAME["F32"].number
 
 Entries = Dict[str, Any]  # name -> tensor, or InFile
 
@@ -109,22 +111,34 @@ def _attach(
 ) -> Shard:
     # Models may be trained: memory of the host is private, that of a GPU is taken.
     mode = "private" if have.type == "cpu" else "exclusive"
-    layout = _layout(found, asked, _load.rank_and_size()[1])
+    options = _options(found, asked, _load.rank_and_size()[1])
     left = max(deadline.left(), 1e-3)
-    loaded = own.load(found.source, layout=layout, mode=mode, timeout=left, digest=digest)
+    loaded = own.load(found.source, mode=mode, timeout=left, digest=digest, **options)
     return own.acquire(loaded, mode, timeout=max(deadline.left(), 1e-3))
 
 
-def _layout(found: Source, asked: Dict[str, int], world_size: int) -> Optional[dict]:
-    """By rule, so that no rank waits for another; None finds what was loaded whole before."""
-    kinds: Dict[int, List[str]] = {}
-    for name, number in sorted(asked.items()):
-        cast = number != _dtypes.BY_NAME[found.tensors[name].dtype].number
-        kinds.setdefault(number if cast else 0, []).append(name)
-    if len(asked) == len(found.tensors) and set(kinds) == {0}:
-        return None
-    rules: List[dict] = []
-    for number, names in sorted(kinds.items()):
-        cast_to = {"dtype": _dtypes.BY_NUMBER[number].name} if number else {}
-        rules.append({"match": names, **cast_to})
-    return {"world_size": world_size, "rules": rules, "default": {"drop": True}}
+def _options(found: Source, asked: Dict[str, int], world_size: int) -> Dict[str, Any]:
+    """layout=, dtype= and keep_fp32= of Client.load.
+
+    By rule, so that no rank waits for another, and as somebody would ask who loads it all
+    before: tensors are listed only where that says less.
+    """
+    in_file = {name: _dtypes.BY_NAME[found.tensors[name].dtype].number for name in asked}
+    floats = {name: asked[name] for name in asked if in_file[name] in _dtypes.CASTABLE}
+    others = set(floats.values()) - {_F32}
+    options: Dict[str, Any] = {}
+    rules = []
+    if len(others) > 1:
+        for number in sorted(set(floats.values())):
+            names = sorted(name for name in floats if floats[name] == number)
+            rules.append({"match": names, "dtype": _dtypes.BY_NUMBER[number].name})
+    elif any(floats[name] != in_file[name] for name in floats):
+        number = others.pop() if others else _F32
+        kept = sorted(name for name in floats if floats[name] != number)
+        options = {"dtype": _dtypes.BY_NUMBER[number], "keep_fp32": kept}
+    dropped = sorted(set(found.tensors) - set(asked))
+    if dropped:
+        rules.append({"match": dropped, "drop": True})
+    if rules:
+        options["layout"] = {"world_size": world_size, "rules": rules, "default": {}}
+    return options
