@@ -116,8 +116,13 @@ absl::StatusOr<FlatTable> FlatTable::Make(const RankLayout& layout,
 absl::StatusOr<std::vector<PlannedFlat>> FlatTable::PlaceFor(uint32_t rank, uint64_t& end) const {
   std::vector<PlannedFlat> placed;
   end = 0;
+  absl::StatusOr<FlatRun> run = FlatRun();
+  const FlatParameter* last = nullptr;  // layers are alike, so their runs are
   for (const auto& [flat, dtype] : entries_) {
-    auto run = RunOf(layout_->shardings[flat->sharding], layout_->meshes, flat->elements, rank);
+    if (last == nullptr || last->sharding != flat->sharding || last->elements != flat->elements) {
+      run = RunOf(layout_->shardings[flat->sharding], layout_->meshes, flat->elements, rank);
+    }
+    last = flat;
     if (!run.ok()) {
       return WithFact(WithContext(run.status(), fmt::format("planning flat parameter '{}'",
                                                             flat->name)),

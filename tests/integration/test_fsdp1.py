@@ -1,11 +1,12 @@
 """Models that FSDP1 has wrapped, with real daemons, beside torch's and accelerate's own loading."""
 
 import fsdp1_cases
+import fsdp1_edge_cases
 import plugin_cases
 import pytest
 from ranks import assert_passed, outcome_of
 
-MODULES = (fsdp1_cases, plugin_cases)
+MODULES = (fsdp1_cases, fsdp1_edge_cases, plugin_cases)
 
 
 @pytest.fixture(scope="module")

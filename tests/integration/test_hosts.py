@@ -4,6 +4,8 @@ import threading
 import time
 
 import ckptd
+import flat_statements
+import numpy as np
 import pytest
 import torch
 from group import save, wait_until
@@ -291,3 +293,23 @@ def test_a_reader_killed_in_mid_transfer_is_named_to_all(spread, network, big):
     for _, answers in waiting:
         assert isinstance(answers[0], ckptd.Error), answers
         assert answers[0].reason == "RANK_LOST" and "rank 2" in answers[0].message, answers[0]
+
+
+@pytest.mark.parametrize("reader", ["rank0", "per_node", "all"])
+def test_flat_parameters_come_in_streams(spread, tmp_path, reader):
+    hosts = [0, 1, 1]
+    group, values = spread(hosts, "--reader", reader), flat_statements.tensors()
+    path = save(tmp_path / "f.safetensors", {n: torch.from_numpy(v) for n, v in values.items()})
+    layouts = [flat_statements.statement(rank, len(hosts)) for rank in range(len(hosts))]
+    loads = [load_in_background(group, path, layout, rank) for rank, layout in enumerate(layouts)]
+    for rank, (thread, answers) in enumerate(loads):
+        thread.join(60)
+        with ckptd.connect(group.address(rank)) as client:
+            with client.acquire(answers[0]) as shard:
+                for name in flat_statements.FLATS:
+                    theirs = flat_statements.expected(name, values, rank, len(hosts))
+                    assert np.array_equal(flat_statements.received(shard, name), theirs), (rank, name)
+            assert not client.verify(answers[0]).mismatched
+            progress = client.get(answers[0]).progress
+    assert progress.storage_bytes == sum(v.nbytes for v in values.values())
+    assert progress.streamed_ranks or reader != "rank0"

@@ -196,7 +196,7 @@ def list_targets(model: nn.Module, dtype: Optional[torch.dtype] = None) -> List[
     for flat in flats:
         flat.settle()
     targets = _targets.collect(modules, groups, flats)
-    _targets.choose_dtypes(targets, dtype)
+    _targets.choose_dtypes(targets, dtype, _private.buffer_dtypes(modules, _targets.clean))
     _check_devices(targets)
     return targets
 

@@ -194,6 +194,8 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
 def _fill_buffer(target: Target, view: torch.Tensor) -> None:
     if target.spec is not None:
         view = _private.dtensor_over(view, target.spec, False)
+    if target.cast is not None:
+        view = view.to(target.cast)
     for module, name in target.slots:
         _private.buffers_of(module)[name] = view
     target.tensor = view
@@ -245,6 +247,8 @@ def _note_copies(entries: List[Entry], shard: Shard, result: LoadResult) -> None
             local = _private.local_of(target.tensor)
             if local.numel() and not low <= local.data_ptr() < high:
                 result.copied[target.name] = entry.public
+        elif target.cast is not None:
+            result.copied[target.name] = f"FSDP1's mixed precision keeps it as {target.cast}"
         elif target.flat is not None and target.flat.is_pinned:
             result.copied[target.name] = "FSDP1's CPUOffload copies it into pinned memory"
         elif target.fsdp is not None and entry.count != math.prod(entry.local_shape):

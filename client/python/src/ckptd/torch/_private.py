@@ -332,6 +332,21 @@ def flats_of(modules: List[Tuple[str, nn.Module]], clean: Callable[[str], str]) 
     return list(found.values())
 
 
+def buffer_dtypes(
+    modules: List[Tuple[str, nn.Module]], clean: Callable[[str], str]
+) -> Dict[int, torch.dtype]:
+    """id of a buffer -> its type before FSDP1's mixed precision cast it, at a first forward."""
+    found: Dict[int, torch.dtype] = {}
+    for _, module in modules:
+        if FSDP is None or not isinstance(module, FSDP):
+            continue
+        before = getattr(module, "_buffer_name_to_orig_dtype", {})
+        for name, buffer in module.named_buffers() if before else ():
+            if clean(name) in before:
+                found.setdefault(id(buffer), before[clean(name)])
+    return found
+
+
 def is_flattened(param) -> bool:
     """Whether FSDP1 has put it into some flat parameter."""
     return getattr(param, "_fsdp_flattened", False)

@@ -48,6 +48,7 @@ class Target:
     dtype: Optional[torch.dtype] = None  # wanted
     missing: bool = False
     flat: Optional[_private.Flat] = None
+    cast: Optional[torch.dtype] = None  # to which it is cast when it is placed, by a copy
 
     @property
     def name(self) -> str:
@@ -155,8 +156,14 @@ def _check_all_managed(reached: Dict[int, Target], groups: _private.Groups) -> N
             )
 
 
-def choose_dtypes(targets: List[Target], dtype: Optional[torch.dtype]) -> None:
-    """The model's own dtypes, or `dtype` for floating tensors a checkpoint may hold."""
+def choose_dtypes(
+    targets: List[Target], dtype: Optional[torch.dtype], before: Dict[int, torch.dtype]
+) -> None:
+    """The model's own dtypes, or `dtype` for floating tensors a checkpoint may hold.
+
+    before: of buffers that FSDP1 has cast since; they are stated as they were, so that a
+    second load asks for the same, and cast again when they are placed.
+    """
     if dtype is not None and not _memory.is_castable(dtype):
         raise InvalidArgument(
             f"reading dtype={dtype!r}: weights can be cast to torch.float16, torch.bfloat16, "
@@ -164,11 +171,12 @@ def choose_dtypes(targets: List[Target], dtype: Optional[torch.dtype]) -> None:
             "INVALID_REQUEST",
         )
     for target in targets:
-        own = target.tensor.dtype
+        own = before.get(id(target.tensor), target.tensor.dtype)
         if dtype is not None and target.persistent and _memory.is_castable(own):
             target.dtype = dtype
         else:
             target.dtype = own
+            target.cast = target.tensor.dtype if own != target.tensor.dtype else None
         if not _memory.number_of(own):
             raise Unimplemented(
                 f"filling {target.name}: checkpoints hold no {own}",
