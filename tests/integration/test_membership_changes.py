@@ -78,7 +78,7 @@ def group(tier, nccl, network, tmp_path_factory):
     two = isinstance(network, TwoHosts)
     made = SpreadGroup(
         tmp_path_factory.mktemp("s"), network, (0, 0, 1, 1) if two else (0,) * RANKS, *tier.options, *NCCL, *HEARTBEATS,
-        "--reader", random.Random(SEED).choice(["rank0", "all"]), budget="128MiB",
+        "--reader", ("rank0", "all")[SEED % 2], budget="128MiB",
         per_rank={rank: ("--device", rank) for rank in range(RANKS)},
         environment={**tier.environment, **nccl.environment()},
     )  # fmt: skip
