@@ -48,6 +48,12 @@ def unpacked(tmp_path_factory):
     return folder / archive.name[: -len(".tar.gz")]
 
 
+@pytest.fixture
+def folder(tmp_path_factory):
+    """With a short name: paths of Unix sockets have 107 bytes."""
+    return tmp_path_factory.mktemp("g")
+
+
 def run(unpacked, where, *options):
     # PYTHONPATH alone, as where nothing can be installed; this Python has what ckptd needs.
     environment = {"PATH": os.environ["PATH"], "CKPTD_PYTHON": sys.executable, "TMPDIR": str(where)}
@@ -61,19 +67,19 @@ def run(unpacked, where, *options):
     )
 
 
-def test_every_check_of_a_gpu_runs_on_the_fake_driver_from_the_archive(unpacked, tmp_path):
-    done = run(unpacked, tmp_path, "--fake", "--json", "found.json")
+def test_every_check_of_a_gpu_runs_on_the_fake_driver_from_the_archive(unpacked, folder):
+    done = run(unpacked, folder, "--fake", "--json", "found.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FAKE" in done.stdout
-    found = json.loads((tmp_path / "found.json").read_text())
+    found = json.loads((folder / "found.json").read_text())
     results = {check["name"]: check for check in found["checks"]}
-    listed = run(unpacked, tmp_path, "--list").stdout.splitlines()
+    listed = run(unpacked, folder, "--list").stdout.splitlines()
     assert sorted(results) == sorted(line.strip() for line in listed if line.startswith(" "))
     others = {name for name, check in results.items() if check["result"] != "passed"}
     assert others <= NOT_SHOWN | set(no_kernels(results)), others
     # Figures of a fake are no figures, and none of it is a report.
     assert found["figures"] and all(figure["value"] is None for figure in found["figures"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["found.json"]
 
 
 def no_kernels(results):
@@ -87,7 +93,7 @@ def test_the_archive_brings_all_of_the_programs_and_says_what_it_is(unpacked):
     assert "Apache" in (unpacked / "LICENSE").read_text()
 
 
-def test_a_python_without_protobuf_is_given_the_archive_s_own(unpacked, tmp_path):
+def test_a_python_without_protobuf_is_given_the_archive_s_own(unpacked, folder):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import place; path = place.python_path();"
         "import google.protobuf as p; print(p.__file__, path.endswith('vendored'))"
@@ -95,7 +101,7 @@ def test_a_python_without_protobuf_is_given_the_archive_s_own(unpacked, tmp_path
     done = subprocess.run(
         [sys.executable, "-S", "-c", code, unpacked / "tests/gpu"],
         env={"PATH": os.environ["PATH"]},
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=60,
@@ -106,8 +112,8 @@ def test_a_python_without_protobuf_is_given_the_archive_s_own(unpacked, tmp_path
     ], done.stderr
 
 
-def test_without_a_gpu_it_says_so_and_shows_nothing(unpacked, tmp_path):
-    done = run(unpacked, tmp_path)
+def test_without_a_gpu_it_says_so_and_shows_nothing(unpacked, folder):
+    done = run(unpacked, folder)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "missing: a GPU" in done.stdout and "nothing could be shown" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
