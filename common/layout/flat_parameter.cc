@@ -104,7 +104,9 @@ absl::StatusOr<FlatTable> FlatTable::Make(const RankLayout& layout,
   for (size_t i = 0; i < members.size(); ++i) {
     if (members[i].empty()) continue;  // the rank is not in its mesh
     std::sort(members[i].begin(), members[i].end(), [](const Wanted* a, const Wanted* b) {
-      return a->flat->begin < b->flat->begin;
+      // One without elements begins where the next one does.
+      return std::pair(a->flat->begin, CheckedElements(a->source->shape)) <
+             std::pair(b->flat->begin, CheckedElements(b->source->shape));
     });
     CKPTD_RETURN_IF_ERROR(CheckMembers(layout.flats[i], members[i]));
     table.numbers_[i] = static_cast<uint32_t>(table.entries_.size());

@@ -266,6 +266,11 @@ void Coordinator::FailExpired() {
                                   "it, or look at its log",
                                   round.name, RankText(absent)),
                       {{"ranks", fmt::format("{}", fmt::join(absent, ","))}});
+    } else if (round.waiting.empty()) {
+      why = MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                      fmt::format("loading {}: the timeout passed before it began; load again with "
+                                  "a longer timeout",
+                                  round.name));
     } else {
       why = MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
                       fmt::format("loading {}: no trainer of {} has stated its tensors in time; "

@@ -1,5 +1,6 @@
 #include "server/core/rounds.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ckptd {
@@ -88,6 +89,8 @@ std::optional<std::string> Rounds::Propose(uint32_t rank, const LoadRequest& req
   }
   Round& round = rounds_.at(name);
   if (!round.running) {
+    // Whoever asked before, and has given up since, does not end it for this one.
+    round.deadline = std::max(round.deadline, deadline);
     Add(round, rank, request);
   } else if (IsRankForm(request) && round.digests[rank] == 0) {
     round.late.push_back({rank, request, deadline});

@@ -43,6 +43,14 @@ def test_nothing_is_reported_copied(make):
     assert make.load(on_meta(), numbers(Net())).copied == {}
 
 
+def test_a_model_that_was_loaded_in_inference_mode_can_be_trained(make):
+    model = on_meta()
+    with torch.inference_mode():
+        make.load(model, numbers(Net()))
+    model(torch.arange(6)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
 def test_every_parameter_has_a_storage_of_its_own(make):
     model = on_meta()
     make.load(model, numbers(Net()))

@@ -127,6 +127,13 @@ TEST_F(FlatParameters, HaveAnotherDigestWhenAMemberMoves) {
   EXPECT_NE(PlanOf(1).digest, digest);
 }
 
+TEST_F(FlatParameters, MayHaveMembersWithoutElementsWhereOthersBegin) {
+  source_.Add("z", {0});
+  layout_.targets.push_back(layout_.targets[1]);
+  layout_.targets.back().name = "z";
+  EXPECT_THAT(PlanOf(0).flats, SizeIs(1));
+}
+
 TEST_F(FlatParameters, AreCastAsTheirMembersAre) {
   for (const char* name : {"x", "y"}) source_.Add(name, {6}, Dtype::kF32);
   layout_ = AskFor({"x", "y"}, Sharding{}, MeshOf({1}));

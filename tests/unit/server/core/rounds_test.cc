@@ -157,6 +157,17 @@ TEST_F(RoundsTest, ARoundExpiresAtItsDeadlineAndNamesTheMissingRanks) {
   EXPECT_THAT(expired[0].waiting, ElementsAre(0, 2));
 }
 
+TEST_F(RoundsTest, WhoJoinsARoundHasItsOwnTime) {
+  LoadRequest request = RankRequest(1, 3);
+  request.timeout = std::chrono::seconds(5);
+  Propose(1, request);
+  request = RankRequest(0, 3);
+  request.timeout = std::chrono::seconds(9);
+  Propose(0, request);
+  EXPECT_THAT(rounds_.TakeExpired(now_ + std::chrono::seconds(8)), IsEmpty());
+  EXPECT_EQ(rounds_.TakeExpired(now_ + std::chrono::seconds(9)).size(), 1u);
+}
+
 TEST_F(RoundsTest, AnExpiredRoundIsForgotten) {
   State(1);
   rounds_.TakeExpired(now_ + std::chrono::hours(1));

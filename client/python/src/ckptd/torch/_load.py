@@ -97,6 +97,7 @@ def load_into(
         )
 
 
+@torch.inference_mode(False)  # else what is placed could never be trained
 def _load_into(
     model, source, mode, handle, dtype, strict, deadline, digest, address, client, init_buffers
 ) -> LoadResult:
