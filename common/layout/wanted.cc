@@ -136,7 +136,7 @@ absl::StatusOr<std::vector<Wanted>> Resolve(const CheckpointIndex& index, const 
     wanted.aliases = target.aliases;
   }
   // Nothing in common is a mistake in the names, not something to skip.
-  if (all.empty() && !skipped.empty()) missing = std::move(skipped);
+  if (all.empty()) missing.insert(missing.end(), skipped.begin(), skipped.end());
   if (!missing.empty()) return MissingTensors(index, missing, layout.rank);
   return all;
 }

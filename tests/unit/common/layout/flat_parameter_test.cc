@@ -151,6 +151,13 @@ TEST_F(FlatParameters, LackNoMemberEvenWhereTensorsMayBeMissing) {
   EXPECT_THAT(Refused(), FailsWith(absl::StatusCode::kNotFound, reason::kTensorNotFound));
 }
 
+TEST_F(FlatParameters, AreNamedByTheirMembersWhereTheSourceHasNothing) {
+  layout_.skip_missing = true;
+  for (TargetSpec& target : layout_.targets) target.name = "other." + target.name;
+  EXPECT_THAT(Refused(), Says("lacks 3"));
+  EXPECT_THAT(Refused(), Says("other.a"));
+}
+
 TEST_F(FlatParameters, AreRefusedWhenTheyAreCutIntoMoreThanOneRun) {
   layout_.shardings[1] = OnMesh({StridedShardOf(0, 2)});
   EXPECT_THAT(Refused(), FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch));
