@@ -84,6 +84,7 @@ Json CheckpointJson(const CheckpointInfo& checkpoint) {
           {"tensor_count", checkpoint.tensor_count},
           {"plan_digest", checkpoint.plan_digest},
           {"identity", checkpoint.identity},
+          {"source_identity", checkpoint.source_identity},
           {"digests", checkpoint.digests},
           {"pinned", checkpoint.pinned},
           {"lease_count", checkpoint.lease_count},
@@ -153,6 +154,7 @@ std::string ToJson(const LoadResult& result) {
 
 std::string ToJson(const SourceInfo& source, bool tensors) {
   Json out = {{"source", source.source},
+              {"source_identity", source.identity},
               {"files", FilesJson(source.files, "bytes")},
               {"tensor_count", source.tensor_count},
               {"tensor_bytes", source.tensor_bytes},

@@ -88,6 +88,7 @@ SourceInfo ToSourceInfo(const CheckpointIndex& index) {
     out.tensor_bytes += entry.bytes;
     out.tensors.push_back(std::move(entry));
   }
+  out.identity = HexDigest(IdentityOf(index.files));
   out.aliases = index.aliases;
   out.metadata = index.metadata;
   return out;

@@ -114,6 +114,7 @@ CheckpointInfo FromProto(const v1::Checkpoint& checkpoint) {
   out.tensor_count = checkpoint.tensor_count();
   out.plan_digest = checkpoint.plan_digest();
   out.identity = checkpoint.identity();
+  out.source_identity = checkpoint.source_identity();
   out.digests = checkpoint.digests();
   out.pinned = checkpoint.pinned();
   out.lease_count = checkpoint.lease_count();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "client/cpp/convert.h"
+#include "common/base/reasons.h"
 #include "common/base/status.h"
 
 namespace ckptd {
@@ -148,10 +149,17 @@ absl::Status AppendSource(const v1::InspectCheckpointResponse& page, SourceInfo&
   CKPTD_RETURN_IF_ERROR(CheckSourceColumns(table));
   if (out.files.empty()) {
     out.source = page.source();
+    out.identity = page.source_identity();
     out.tensor_count = page.tensor_count();
     out.tensor_bytes = page.tensor_bytes();
     out.metadata.insert(page.metadata().begin(), page.metadata().end());
     for (const auto& file : page.files()) out.files.push_back({file.path(), file.bytes()});
+  }
+  if (page.source_identity() != out.identity) {
+    return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
+                     fmt::format("inspecting {}: its files were replaced or written between two "
+                                 "pages of its tensors; inspect it again",
+                                 out.source));
   }
   if (static_cast<size_t>(table.names_size()) > kMaxTensors - out.tensors.size()) {
     return BadAnswer("it lists too many tensors");

@@ -82,6 +82,7 @@ struct CheckpointInfo {
   uint32_t tensor_count = 0;  // of this rank
   std::string plan_digest;
   std::string identity;
+  std::string source_identity;  // of the files that it is from: SourceInfo::identity
   bool digests = false;
   bool pinned = false;
   uint32_t lease_count = 0;
@@ -112,6 +113,7 @@ struct SourceTensor {
 
 struct SourceInfo {
   std::string source;
+  std::string identity;  // hex digest over the files: equal while nobody replaces or writes them
   std::vector<FileSize> files;
   uint64_t tensor_count = 0;
   uint64_t tensor_bytes = 0;

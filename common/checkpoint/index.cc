@@ -1,6 +1,10 @@
 #include "common/checkpoint/index.h"
 
 #include <algorithm>
+#include <span>
+#include <vector>
+
+#include "common/base/digest.h"
 
 namespace ckptd {
 
@@ -17,6 +21,16 @@ const TensorEntry* CheckpointIndex::Find(const std::string& name) const {
       tensors.begin(), tensors.end(), wanted,
       [](const TensorEntry& tensor, const std::string& key) { return tensor.name < key; });
   return at != tensors.end() && at->name == wanted ? &*at : nullptr;
+}
+
+uint64_t IdentityOf(const std::vector<SourceFile>& files) {
+  std::vector<uint64_t> facts;
+  for (const SourceFile& file : files) {
+    facts.insert(facts.end(), {file.device, file.inode, file.bytes,
+                               static_cast<uint64_t>(file.mtime_ns),
+                               static_cast<uint64_t>(file.ctime_ns), file.header_hash});
+  }
+  return Xxh3(std::as_bytes(std::span(facts)));
 }
 
 }  // namespace ckptd

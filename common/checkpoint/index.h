@@ -68,6 +68,10 @@ struct CheckpointIndex {
   const TensorEntry* Find(const std::string& name) const;
 };
 
+// Digest over who the files were, in their order: equal for files that nobody replaced
+// or wrote in between.
+uint64_t IdentityOf(const std::vector<SourceFile>& files);
+
 }  // namespace ckptd
 
 #endif  // CKPTD_COMMON_CHECKPOINT_INDEX_H_

@@ -8,6 +8,8 @@
 #include <iterator>
 #include <set>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -18,10 +20,6 @@
 
 namespace ckptd {
 namespace {
-
-bool Contains(const std::string& text, const std::string& part) {
-  return text.find(part) != text.npos;
-}
 
 // Gives modules to devices, one device after the other and never back. What is left to place
 // is a row of modules, of which the first one is placed, taken apart, or makes for the next
@@ -38,7 +36,12 @@ class Placing {
                     return MatchesGlob(glob, node.name);
                   });
       positions_[node.name] = i;
+      longest_name_ = std::max(longest_name_, node.name.size());
     }
+    for (size_t i = 0; i < tree.ties.size(); ++i) {
+      for (const std::string& name : tree.ties[i]) NoteTie(i, name);
+    }
+    is_left_.resize(tree.nodes.size());
     if (memory_.empty() || memory_.back().device != "disk") memory_.push_back({"disk", 0});
     used_.resize(memory_.size());
     placed_.resize(memory_.size());
@@ -105,26 +108,42 @@ class Placing {
     return absl::OkStatus();
   }
 
-  // The tensors outside of `node` that are also inside. A name counts as inside wherever
-  // `node` occurs in it, because that is how accelerate looks.
+  // A name counts as inside of a node wherever the node's occurs in it, up to a dot,
+  // because that is how accelerate looks.
+  void NoteTie(size_t tie, const std::string& name) {
+    const std::string_view text = name;
+    for (size_t end = 0; end < text.size(); ++end) {
+      end = std::min(text.find('.', end), text.size());
+      for (size_t begin = end - std::min(end, longest_name_); begin < end; ++begin) {
+        const auto node = positions_.find(text.substr(begin, end - begin));
+        if (node != positions_.end()) ties_inside_[node->second].insert(tie);
+      }
+    }
+  }
+
+  // The tensors outside of `node` that are also inside.
   absl::StatusOr<std::vector<Tie>> TiesOf(size_t node) const {
-    const std::string inside = tree_.nodes[node].name + ".";
     std::vector<Tie> out;
-    for (const std::vector<std::string>& group : tree_.ties) {
-      const auto is_inside = [&inside](const std::string& name) {
-        return Contains(name + ".", inside);
-      };
-      if (std::none_of(group.begin(), group.end(), is_inside)) continue;
-      for (const std::string& name : group) {
-        if (is_inside(name)) continue;
-        const auto module = std::find_if(left_.begin(), left_.end(), [&](size_t other) {
-          return name.starts_with(tree_.nodes[other].name + ".");
-        });
-        if (module == left_.end()) return Untied(tree_.nodes[node].name, name);
-        out.push_back({name, *module});
+    const auto inside = ties_inside_.find(node);
+    if (inside == ties_inside_.end()) return out;
+    const std::string own = tree_.nodes[node].name + ".";
+    for (const size_t tie : inside->second) {
+      for (const std::string& name : tree_.ties[tie]) {
+        if ((name + ".").find(own) != name.npos) continue;
+        CKPTD_ASSIGN_OR_RETURN(const size_t module, LeftModuleOf(node, name));
+        out.push_back({name, module});
       }
     }
     return out;
+  }
+
+  // Of the modules that are still to be placed, the one that the tensor `name` is in.
+  absl::StatusOr<size_t> LeftModuleOf(size_t node, const std::string& name) const {
+    for (size_t end = name.find('.'); end != name.npos; end = name.find('.', end + 1)) {
+      const auto module = positions_.find(std::string_view(name).substr(0, end));
+      if (module != positions_.end() && is_left_[module->second]) return module->second;
+    }
+    return Untied(tree_.nodes[node].name, name);
   }
 
   static absl::Status Untied(const std::string& node, const std::string& name) {
@@ -169,17 +188,22 @@ class Placing {
   void Unfold(size_t node, ptrdiff_t at = 0) {
     std::vector<size_t> parts = tree_.nodes[node].tensors;
     parts.insert(parts.end(), tree_.nodes[node].modules.begin(), tree_.nodes[node].modules.end());
-    for (const size_t part : parts) ForLayers(part, [this](auto layer) { layers_.insert(layer); });
+    for (const size_t part : parts) {
+      ForLayers(part, [this](auto layer) { layers_.insert(layer); });
+      is_left_[part] = true;
+    }
     left_.insert(left_.begin() + at, parts.begin(), parts.end());
   }
 
   void PutBack(size_t node, std::deque<size_t>::iterator at) {
     ForLayers(node, [this](auto layer) { layers_.insert(layer); });
     left_.insert(at, node);
+    is_left_[node] = true;
   }
 
   void Take(ptrdiff_t at) {
     ForLayers(left_[static_cast<size_t>(at)], [this](auto layer) { layers_.erase(layer); });
+    is_left_[left_[static_cast<size_t>(at)]] = false;
     left_.erase(left_.begin() + at);
   }
 
@@ -201,8 +225,11 @@ class Placing {
   const ModuleTree& tree_;
   std::vector<DeviceLimit> memory_;
   std::vector<bool> whole_;  // per node: cannot be taken apart
-  std::map<std::string, size_t> positions_;
+  std::unordered_map<std::string_view, size_t> positions_;  // of nodes, by name
+  size_t longest_name_ = 0;
+  std::unordered_map<size_t, std::set<size_t>> ties_inside_;  // of a node: the ties that reach in
   std::deque<size_t> left_;
+  std::vector<bool> is_left_;  // per node
   std::set<std::pair<int64_t, size_t>> layers_;  // of left_
   std::set<size_t> gone_;                        // no longer in layers_, but still counted
   int64_t largest_ = 0;                          // of layers_, or of gone_

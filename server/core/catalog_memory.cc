@@ -15,16 +15,6 @@
 namespace ckptd {
 namespace {
 
-uint64_t Identity(const PrepareCall& call, const LoadRequest& request) {
-  uint64_t value = RequestDigest(request);
-  for (const SourceFile& file : call.index->files) {
-    value = CombineDigests({value, file.device, file.inode, file.bytes,
-                            static_cast<uint64_t>(file.mtime_ns),
-                            static_cast<uint64_t>(file.ctime_ns), file.header_hash});
-  }
-  return value;
-}
-
 // What the backend says is free on its device, for whoever takes it; unset: not said.
 std::optional<uint64_t> DeviceFree(const absl::Status& refused) {
   const Facts facts = FactsOf(refused);
@@ -150,7 +140,9 @@ absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall
   entry->info.tensor_count = shard.plan.tensors.size();
   entry->info.plan_digest = call.plan_digest;
   entry->info.epoch = call.epoch;
-  entry->info.identity = Identity(call, entry->request);
+  entry->info.source_identity = IdentityOf(call.index->files);
+  entry->info.identity =
+      CombineDigests({RequestDigest(entry->request), entry->info.source_identity});
   entry->files = call.index->files;
   entry->request_digests = call.request_digests;
   entry->memory = memory;

@@ -99,6 +99,7 @@ struct CheckpointInfo {
   size_t tensor_count = 0;
   uint64_t plan_digest = 0;
   uint64_t identity = 0;
+  uint64_t source_identity = 0;  // of the files that it is from; 0: not known yet
   bool digests = false;
   bool pinned = false;
   uint32_t leases = 0;

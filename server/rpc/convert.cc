@@ -128,6 +128,7 @@ v1::Checkpoint ToProto(const CheckpointInfo& info) {
   out.set_tensor_count(static_cast<uint32_t>(info.tensor_count));
   if (info.plan_digest != 0) out.set_plan_digest(HexDigest(info.plan_digest));
   if (info.identity != 0) out.set_identity(HexDigest(info.identity));
+  if (info.source_identity != 0) out.set_source_identity(HexDigest(info.source_identity));
   out.set_digests(info.digests);
   out.set_pinned(info.pinned);
   out.set_lease_count(info.leases);

@@ -1,6 +1,7 @@
 #include "server/rpc/inspect_page.h"
 
 #include "common/base/status.h"
+#include "common/layout/plan.h"
 #include "server/rpc/call.h"
 
 namespace ckptd {
@@ -29,6 +30,7 @@ absl::StatusOr<v1::InspectCheckpointResponse> InspectPage(const CheckpointIndex&
   CKPTD_ASSIGN_OR_RETURN(const size_t begin, PositionFrom(page_token, index.tensors.size()));
   v1::InspectCheckpointResponse out;
   out.set_source(index.source);
+  out.set_source_identity(HexDigest(IdentityOf(index.files)));
   out.set_tensor_count(index.tensors.size());
   uint64_t total = 0;
   for (const TensorEntry& tensor : index.tensors) {

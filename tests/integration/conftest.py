@@ -17,6 +17,7 @@ for path in (
         sys.path.insert(0, path)
 
 from group import BINARIES, Group, clean_environment, key_for, save  # noqa: E402
+from ranks import outcome_of  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):
@@ -42,6 +43,19 @@ def no_ambient_daemon(monkeypatch):
     import os
     for name in set(os.environ) - set(clean_environment()):
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """(module, world) -> the outcome of all its cases for that size, run once."""
+    cache = {}
+
+    def get(module, world):
+        if (module, world) not in cache:
+            cache[module, world] = outcome_of(tmp_path_factory.mktemp, world, module.__name__)
+        return cache[module, world]
+
+    return get
 
 
 @pytest.fixture(scope="session")

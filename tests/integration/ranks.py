@@ -9,20 +9,22 @@ import sys
 from group import Group
 
 HERE = pathlib.Path(__file__).resolve().parent
+PATHS = (HERE.parents[1] / "client/python/src", HERE.parent / "python", HERE)
 
 
-def run_workers(folder, group, world, cases=(), module="fsdp_cases", patience=240):
-    """Runs `cases` of a module, or all for that size, on every rank."""
+def run_ranks(group, folder, world, program, arguments=(), environment=None, patience=240):
+    """Runs a program as each rank of a job: its folder, rank, world and `arguments` are told to it.
+
+    What each said on stderr is in folder/stderr-{rank}. Who does not end in time is ended.
+    """
     env = {**group.environment, "OMP_NUM_THREADS": "1", "CKPTD_TEST_ADDRESS": group.address("{rank}"),
-           "CKPTD_TEST_CASES": module,
-           "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "client/python/src"), str(HERE.parent / "python")])}
+           "PYTHONPATH": os.pathsep.join(map(str, PATHS)), **(environment or {})}
     workers = []
     for rank in range(world):
         mine = {**env, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
         with open(folder / f"stderr-{rank}", "wb") as stderr:
             workers.append(subprocess.Popen(
-                [sys.executable, str(HERE.parent / "python/fsdp_worker.py"), str(folder), str(rank), str(world),
-                 *cases],
+                [sys.executable, str(program), str(folder), str(rank), str(world), *arguments],
                 env=mine, stdout=subprocess.DEVNULL, stderr=stderr))
     try:
         for worker in workers:
@@ -35,18 +37,34 @@ def run_workers(folder, group, world, cases=(), module="fsdp_cases", patience=24
             worker.wait()
 
 
+def said(folder, world):
+    """The last words of each rank on stderr."""
+    return [(folder / f"stderr-{rank}").read_text()[-3000:] for rank in range(world)]
+
+
+def found_by_case(folder, world):
+    """case -> {rank: what the rank found}, of ranks that wrote them to rank-{rank}.json."""
+    result = {}
+    for rank in range(world):
+        file = folder / f"rank-{rank}.json"
+        for case, found in (json.loads(file.read_text()) if file.exists() else {}).items():
+            result.setdefault(case, {})[rank] = found
+    return result
+
+
+def run_workers(folder, group, world, cases=(), module="fsdp_cases", patience=240):
+    """Runs `cases` of a module, or all for that size, on every rank."""
+    run_ranks(group, folder, world, HERE.parent / "python/fsdp_worker.py", cases,
+              {"CKPTD_TEST_CASES": module}, patience)
+
+
 def outcome_of(make_folder, world, module="fsdp_cases", options=(), patience=240):
     """case -> {rank: traceback or None}, "stderr" -> {rank: text}, "log" -> the daemons'."""
     folder = make_folder("w")
     with Group(make_folder("m"), world, *options) as group:
         run_workers(folder, group, world, module=module, patience=patience)
-        result = {"log": group.log()}
-    for rank in range(world):
-        file = folder / f"rank-{rank}.json"
-        for case, failure in (json.loads(file.read_text()) if file.exists() else {}).items():
-            result.setdefault(case, {})[rank] = failure
-        result.setdefault("stderr", {})[rank] = (folder / f"stderr-{rank}").read_text()[-3000:]
-    return result
+        log = group.log()
+    return {**found_by_case(folder, world), "log": log, "stderr": said(folder, world)}
 
 
 def assert_passed(result, case, world):

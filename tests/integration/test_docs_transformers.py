@@ -9,7 +9,7 @@ import sys
 import pytest
 
 pytest.importorskip("transformers")
-from test_transformers import PATHS  # noqa: E402
+from ranks import PATHS  # noqa: E402
 from transformers_cases import FIVE, Case  # noqa: E402
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "client/python/docs/transformers.md"

@@ -4,22 +4,9 @@ import fsdp1_cases
 import fsdp1_edge_cases
 import plugin_cases
 import pytest
-from ranks import assert_passed, outcome_of
+from ranks import assert_passed
 
 MODULES = (fsdp1_cases, fsdp1_edge_cases, plugin_cases)
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """(module, world) -> the outcome of all its cases for that size, run once."""
-    cache = {}
-
-    def get(module, world):
-        if (module, world) not in cache:
-            cache[module, world] = outcome_of(tmp_path_factory.mktemp, world, module.__name__)
-        return cache[module, world]
-
-    return get
 
 
 @pytest.mark.parametrize("module,world,case", [

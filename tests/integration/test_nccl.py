@@ -178,9 +178,10 @@ def test_what_nccl_answers_ends_the_load_on_all_ranks_and_the_next_one_works(cud
 
 
 # With one file all that rank 0 sends is soon on its way, and only rank 2 could tell that it does not arrive.
-@pytest.mark.parametrize("files", [1, 5])
-def test_a_link_that_stands_still_is_named_and_given_up_and_the_next_load_works(cuda, tmp_path, files):
-    bench = cuda(4, daemon=(*NCCL, *HEARTBEATS), nccl={"faults": ["ncclRecv rank=2 nth=1 after_bytes=1000 hang=1"]})
+@pytest.mark.parametrize("files,reader", [(1, "rank0"), (5, "rank0"), (1, "all"), (5, "all")])
+def test_a_link_that_stands_still_is_named_and_given_up_and_the_next_load_works(cuda, tmp_path, files, reader):
+    bench = cuda(4, daemon=(*NCCL, *HEARTBEATS, "--reader", reader),
+                 nccl={"faults": ["ncclRecv rank=2 nth=1 after_bytes=1000 hang=1"]})
     source, _ = sample(tmp_path, files=files)
     since = time.monotonic()
     answer = bench.group.ctl("load", source, "--layout", "fsdp:4")

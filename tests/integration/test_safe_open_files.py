@@ -64,3 +64,24 @@ def test_a_rewritten_file_is_read_anew(start, path):
     assert ckptd.safe_open(path, "pt", address=address).get_tensor("a")[0, 1] == 1
     save(pathlib.Path(path), {"a": torch.full((2, 2), 5.0)})
     assert ckptd.safe_open(path, "pt", address=address).get_tensor("a").tolist() == [[5, 5], [5, 5]]
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["replaced", "written again"])
+@pytest.mark.parametrize("resident", [False, True], ids=["first load", "newer one resident"])
+def test_a_header_is_never_read_with_the_bytes_of_another_file(start, path, in_place, resident):
+    address = start(1).address(0)
+    opened = ckptd.safe_open(path, "pt", address=address)
+    assert opened.get_slice("a").get_shape() == [10, 5]
+    newer = {**TENSORS, "a": TENSORS["a"] + 1000}
+    if in_place:
+        other = pathlib.Path(save(pathlib.Path(path).with_name("other"), newer)).read_bytes()
+        pathlib.Path(path).write_bytes(other)
+    else:
+        save(pathlib.Path(path).with_name("other"), newer)
+        pathlib.Path(path).with_name("other").rename(path)
+    if resident:
+        assert ckptd.safe_open(path, "pt", address=address).get_tensor("a")[0, 1] == 1001
+    with pytest.raises(ckptd.Aborted, match="replaced or written since it was opened; open it again") as error:
+        opened.get_tensor("a")
+    assert error.value.reason == "SOURCE_CHANGED"
+    assert ckptd.safe_open(path, "pt", address=address).get_tensor("a")[0, 1] == 1001

@@ -7,24 +7,11 @@ import pytest
 import spread_cases
 import spread_memory_cases
 import state_dict_cases
-from ranks import assert_passed, outcome_of
+from ranks import assert_passed
 
 MODULES = (
     spread_cases, state_dict_cases, accelerate_cases, checkpoint_rank_cases, spread_memory_cases, document_cases
 )
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """(module, world) -> the outcome of all its cases for that size, run once."""
-    cache = {}
-
-    def get(module, world):
-        if (module, world) not in cache:
-            cache[module, world] = outcome_of(tmp_path_factory.mktemp, world, module.__name__)
-        return cache[module, world]
-
-    return get
 
 
 @pytest.mark.parametrize("module,world,case", [

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
-from test_transformers import run_ranks  # noqa: E402
+from ranks import run_ranks  # noqa: E402
+from test_transformers import OFFLINE, WORKER  # noqa: E402
 from transformers_cases import FIVE, TP, Case, difference, facts_of  # noqa: E402
 
 CASE = Case("llama", "llama")
@@ -100,8 +101,8 @@ def test_what_an_operator_loaded_is_found(start, path):
 
 def test_each_rank_s_daemon_holds_only_what_its_rank_keeps(start, path, tmp_path):
     group = start(2)
-    run_ranks(group, 2, TP[0].name)
-    kept = [json.loads((group.run_dir / f"kept-{rank}.json").read_text())[TP[0].name] for rank in range(2)]
+    run_ranks(group, tmp_path, 2, WORKER, [TP[0].name], OFFLINE)
+    kept = [json.loads((tmp_path / f"kept-{rank}.json").read_text())[TP[0].name] for rank in range(2)]
     whole = sum(t.numel() * t.element_size() for t in CASE.load(path, 1)[0].parameters())
     for rank in range(2):
         shard = listed(group, rank)[0]

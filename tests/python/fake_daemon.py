@@ -18,6 +18,11 @@ from ckptd import _dtypes, _proto
 from fake_slab import Refusal, Slab, cast, joined, local_indices, read_file
 
 
+def identity_of(path):
+    file = os.stat(path)
+    return f"{file.st_ino:08x}{file.st_mtime_ns:016x}"
+
+
 class FakeDaemon:
     """Listens on `folder`/rank-{rank}.sock once entered. A context manager."""
 
@@ -29,6 +34,7 @@ class FakeDaemon:
         self.segment_bytes, self.page, self.gpu = segment_bytes, page, gpu
         self.checkpoints, self.slabs, self.requests, self.tokens = {}, {}, [], {}
         self.lock = threading.Condition()
+        self.identities = {}  # of the files of each checkpoint
         self.leases = 0  # connections open on the fd socket
         # Knobs.
         self.calls = []
@@ -148,7 +154,7 @@ class FakeDaemon:
         names = sorted(tensors)
         start = int(request.page_token or 0)
         reply = _proto.message("InspectCheckpointResponse")(
-            source=request.source, tensor_count=len(names)
+            source=request.source, tensor_count=len(names), source_identity=identity_of(request.source)
         )
         reply.files.add(path=request.source, bytes=os.path.getsize(request.source))
         reply.metadata["format"] = "pt"
@@ -182,12 +188,14 @@ class FakeDaemon:
                 resident, name = False, f"checkpoints/{len(self.checkpoints) + 1:x}"
                 self.slabs[name] = self._fill(tensors, request)
                 self.checkpoints[key] = name
+                self.identities[name] = identity_of(request.source)
             reply = _proto.message("LoadCheckpointResponse")(resident=resident)
             self._describe(reply.checkpoint, name)
             return reply
 
     def _describe(self, message, name):
         message.name, message.source = name, "fake"
+        message.source_identity = self.identities[name]
         message.state = 1 if self.stay_loading else 2
         message.rank, message.world_size = self.rank, self.world_size
         message.slab_bytes = self.slabs[name].size

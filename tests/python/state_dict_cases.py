@@ -184,6 +184,17 @@ def a_lazy_dict_that_every_rank_has_needs_no_broadcast(bench):
     assert_equal(mine, theirs, "after the load")
 
 
+def a_path_is_a_full_state_dict_without_being_told(bench):
+    state = numbers(Net())
+    path = bench.save(state)
+    theirs, mine = real(), real()
+    torchs(theirs, dict(state), options=StateDictOptions(full_state_dict=True))
+    ckptd.torch.set_model_state_dict(mine, path, address=bench.address)
+    assert_equal(mine, theirs, "after the load")
+    with fails(ValueError, "pass StateDictOptions(full_state_dict=True), or no options"):
+        set_ours(bench, real(), path, StateDictOptions())
+
+
 def torch_is_called_where_that_was_allowed(bench):
     state = numbers(Net())
     theirs, mine = sharded(Net), sharded(Net)
@@ -349,6 +360,7 @@ TWO = [
     options_that_torch_refuses_are_refused_alike,
     sharded_state_dicts_are_left_to_torch,
     a_lazy_dict_that_every_rank_has_needs_no_broadcast,
+    a_path_is_a_full_state_dict_without_being_told,
     torch_is_called_where_that_was_allowed,
     a_dist_module_loads_as_its_contract_says,
     a_dist_module_fills_a_real_model_too,

@@ -216,6 +216,20 @@ def test_inspect_reads_every_page(client, source):
     }
 
 
+def test_inspect_never_mixes_pages_of_two_files(client, daemon, source):
+    real = daemon.InspectCheckpoint
+
+    def replaced_after_the_first_page(request):
+        if request.page_token:
+            os.utime(source[0], ns=(1, 1))
+        return real(request)
+
+    daemon.page, daemon.InspectCheckpoint = 1, replaced_after_the_first_page
+    with pytest.raises(ckptd.Aborted, match="between two pages.*open it again") as error:
+        client.inspect(source[0])
+    assert error.value.reason == "SOURCE_CHANGED"
+
+
 def test_get_takes_a_bare_id(client, source):
     loaded = client.load(source[0])
     assert client.get(loaded.name.split("/")[1]).name == loaded.name

@@ -6,7 +6,7 @@ import uuid
 from typing import Callable, List, Optional, Sequence, Union
 
 from . import _address, _layout, _proto, _types
-from ._errors import Error, FailedPrecondition, InvalidArgument, Unavailable
+from ._errors import Error, FailedPrecondition, InvalidArgument, Unavailable, source_changed
 from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, is_transient
 from ._types import Checkpoint, Plan, Progress, Source, Verification
 
@@ -208,7 +208,10 @@ class Client:
                     reply.tensor_count,
                     reply.tensor_bytes,
                     dict(reply.metadata),
+                    reply.source_identity,
                 )
+            elif reply.source_identity != result.identity:
+                raise source_changed(path, "between two pages of its tensors")
             _types.add_page(result, reply.tensors)
             if not reply.next_page_token:
                 return result

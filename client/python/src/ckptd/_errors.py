@@ -115,6 +115,13 @@ def make(number: int, message: str, reason: str = "", facts=None) -> Error:
     return BY_NUMBER.get(number, Unknown)(message, reason, facts)
 
 
+def source_changed(path: str, when: str) -> Aborted:
+    return Aborted(
+        f"reading {path}: its files were replaced or written {when}; open it again",
+        "SOURCE_CHANGED",
+    )
+
+
 def from_details(data: bytes) -> Optional[Error]:
     """The error in a `grpc-status-details-bin` trailer; None when it is not ours."""
     from . import _proto

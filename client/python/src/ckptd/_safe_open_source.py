@@ -4,7 +4,7 @@ import threading
 from typing import Dict, List, Optional
 
 from . import _client
-from ._errors import Error, FailedPrecondition, NotFound
+from ._errors import Error, FailedPrecondition, NotFound, source_changed
 from ._shard import Shard
 from ._types import SourceTensor
 
@@ -51,13 +51,17 @@ class Source:
         """All of the source, mapped: loaded at the first call, or found resident. Not copied.
 
         device: "cpu" for memory that may be written (the daemon's stays as it is), "cuda"
-        for the daemon's GPU memory as it is.
+        for the daemon's GPU memory as it is. Raises Aborted SOURCE_CHANGED when the files are
+        no longer those of `contents`.
         """
         mode = "private" if device == "cpu" else "shared"
         with self._lock:
             if mode not in self._shards:
                 with self.connect() as client:
                     checkpoint = client.load(self.path, mode=mode, timeout=self.timeout)
+                    # The header that callers have seen is of other bytes.
+                    if checkpoint.source_identity != self.contents.identity:
+                        raise source_changed(self.path, "since it was opened")
                     self._shards[mode] = client.acquire(checkpoint, mode)
             return self._shards[mode]
 

@@ -65,6 +65,7 @@ class Checkpoint:
     intended_mode: str
     plan_digest: str
     identity: str
+    source_identity: str  # of the files it was loaded from; as Source.identity
     digests: bool
     pinned: bool
     lease_count: int
@@ -118,6 +119,7 @@ def checkpoint_of(message, resident: bool = False, differs=()) -> Checkpoint:
         intended_mode=MODE_NAMES.get(message.intended_mode, "shared"),
         plan_digest=message.plan_digest,
         identity=message.identity,
+        source_identity=message.source_identity,
         digests=message.digests,
         pinned=message.pinned,
         lease_count=message.lease_count,
@@ -149,6 +151,7 @@ class Source:
     tensor_count: int
     tensor_bytes: int
     metadata: Dict[str, str]
+    identity: str  # hex digest over the files: equal while nobody replaces or writes them
     tensors: Dict[str, SourceTensor] = field(default_factory=dict)
     aliases: Dict[str, str] = field(default_factory=dict)  # name -> tensor it is
 

@@ -194,5 +194,18 @@ TEST(SourceTable, IsRefusedWhenATensorLiesInAFileThatIsNotListed) {
   EXPECT_THAT(AppendSource(page, bad), Says("does not list"));
 }
 
+TEST(SourceTable, IsNeverOfPagesOfDifferentFiles) {
+  v1::InspectCheckpointResponse page;
+  page.add_files()->set_path("/a");
+  page.set_source("/m/a");
+  page.set_source_identity("1");
+  SourceInfo source;
+  ASSERT_OK(AppendSource(page, source));
+  EXPECT_EQ(source.identity, "1");
+  ASSERT_OK(AppendSource(page, source));
+  page.set_source_identity("2");
+  EXPECT_THAT(AppendSource(page, source), Says("inspecting /m/a: its files were replaced"));
+}
+
 }  // namespace
 }  // namespace ckptd

@@ -26,6 +26,12 @@ uint64_t BitsOfAll(const CheckpointIndex& index, const DtypePolicy& dtypes) {
   return tree.ok() ? tree->nodes[0].bits : 0;
 }
 
+std::string DeepName(int depth) {
+  std::string name = "a";
+  for (int i = 1; i < depth; ++i) name += ".a";
+  return name;
+}
+
 TEST(ModuleTree, HasNumbersByValueAndTensorsBeforeModules) {
   FakeSource source;
   for (const char* name : {"h.10.w", "h.9.w", "h.9.a.w", "h.b"}) source.Add(name, {1});
@@ -82,7 +88,7 @@ TEST(ModuleTree, CountsATensorUnderItsFirstName) {
 TEST(ModuleTree, RefusesNamesThatMakeNoTree) {
   const auto refused = FailsWith(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST");
   for (const auto& names : std::vector<std::vector<std::string>>{
-           {"a", "a.b"}, {std::string(200, '.')}}) {
+           {"a", "a.b"}, {".a"}, {"a."}, {"a..b"}, {""}, {DeepName(65)}}) {
     FakeSource source;
     for (const std::string& name : names) source.Add(name, {1});
     EXPECT_THAT(ModuleTree::Make(source.index(), {}), refused);

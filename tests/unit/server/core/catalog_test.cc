@@ -56,6 +56,18 @@ TEST_F(CatalogTest, TheIdentityTellsAnyOtherFileApart) {
   EXPECT_NE(identity("checkpoints/h", [](SourceFile& file) { ++file.header_hash; }), usual);
 }
 
+TEST_F(CatalogTest, TheSourceIdentityIsThatOfTheFilesWhateverIsAskedOfThem) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  LoadRequest other = request_;
+  other.digests = !other.digests;
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/b", other));
+  const CheckpointInfo a = catalog_.Get("checkpoints/a").value();
+  const CheckpointInfo b = catalog_.Get("checkpoints/b").value();
+  EXPECT_EQ(a.source_identity, IdentityOf(CallOf("checkpoints/a", request_).index->files));
+  EXPECT_EQ(a.source_identity, b.source_identity);
+  EXPECT_NE(a.identity, b.identity);
+}
+
 TEST_F(CatalogTest, PublishingSealsTheMemory) {
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
   EXPECT_TRUE(catalog_.Look("checkpoints/a").value().memory->sealed());

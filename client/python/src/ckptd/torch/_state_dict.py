@@ -30,7 +30,8 @@ def set_model_state_dict(
     With options.full_state_dict and broadcast_from_rank0, rank 0's `model_state_dict` (a
     state dict, a LazyStateDict, or the path of a checkpoint) is spread over `model` by the
     daemons; other ranks may pass `{}`. So is, without broadcast_from_rank0, a path or a
-    LazyStateDict that every rank passes. Everything else is torch's own function.
+    LazyStateDict that every rank passes: these are always full, so options may be left
+    out. Everything else is torch's own function.
 
     As there: tensors on meta take the checkpoint's types, others keep theirs; returns
     missing and unexpected keys, RuntimeError with strict, ValueError for
@@ -40,10 +41,15 @@ def set_model_state_dict(
     fallback="native" calls torch's function when no daemon can be reached. Raises
     ckptd.Error besides.
     """
-    wish = options if options is not None else _native_options()
     lazy = isinstance(model_state_dict, (str, _lazy.LazyStateDict)) or hasattr(
         model_state_dict, "__fspath__"
     )
+    wish = options if options is not None else _native_options(full_state_dict=lazy)
+    if lazy and not (wish.full_state_dict or wish.broadcast_from_rank0):
+        raise ValueError(
+            "set_model_state_dict: a path or a LazyStateDict is a full state dict, and the options "
+            "ask for a sharded one; pass StateDictOptions(full_state_dict=True), or no options"
+        )
     original = _native.original(*_ORIGINAL)
     if not (wish.full_state_dict and (wish.broadcast_from_rank0 or lazy)):
         return original(model, model_state_dict, options=options)  # its ValueError, too
@@ -56,10 +62,10 @@ def set_model_state_dict(
     )
 
 
-def _native_options() -> Any:
+def _native_options(full_state_dict: bool) -> Any:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-    return StateDictOptions()
+    return StateDictOptions(full_state_dict=full_state_dict)
 
 
 def _spread(model: nn.Module, given: Given, wish: Any, options: Options) -> Any:
