@@ -6,6 +6,7 @@
 #include "client/cli/json_views.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
+#include "client/cpp/client.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
 
@@ -18,21 +19,34 @@ DeviceMapWay ToWay(const std::string& name) {
   return name == "balanced_low_0" ? DeviceMapWay::kBalancedLowZero : DeviceMapWay::kAuto;
 }
 
-absl::StatusOr<ModuleTreeOptions> ToTreeOptions(const DtypePolicy& dtypes,
-                                                const DeviceMapArguments& arguments) {
-  ModuleTreeOptions out;
-  out.dtypes = dtypes;
-  out.order = arguments.order;
-  for (const std::string& pair : arguments.tied) {
+absl::StatusOr<std::map<std::string, std::string>> ToTied(const std::vector<std::string>& pairs) {
+  std::map<std::string, std::string> out;
+  for (const std::string& pair : pairs) {
     const size_t equals = pair.find('=');
-    if (equals == pair.npos) {
+    if (equals == pair.npos || equals == 0 || equals + 1 == pair.size()) {
       return UsageError(fmt::format("reading --tied {}: it is no pair of names; write it as in "
                                     "lm_head.weight=model.embed_tokens.weight",
                                     pair));
     }
-    out.tied[pair.substr(0, equals)] = pair.substr(equals + 1);
+    out[pair.substr(0, equals)] = pair.substr(equals + 1);
   }
   return out;
+}
+
+absl::StatusOr<DeviceMap> PlanHere(const DeviceMapRequest& request) {
+  auto max_memory = ParseMaxMemory(request.max_memory);
+  if (!max_memory.ok()) return UsageError(MessageOf(max_memory.status()));
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(request.source));
+  CKPTD_ASSIGN_OR_RETURN(
+      const ModuleTree tree,
+      ModuleTree::Make(index, {request.dtype_policy, request.tied, request.order}));
+  return PlanDeviceMap(tree, {request.way, *std::move(max_memory), request.no_split});
+}
+
+absl::StatusOr<DeviceMap> PlanRemote(DeviceMapRequest request, Context& context) {
+  request.source = AbsolutePath(request.source);
+  CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
+  return client.Plan(request);
 }
 
 void PrintMap(const DeviceMap& map, std::ostream& out) {
@@ -83,18 +97,18 @@ void AddDeviceMapOptions(CLI::App& verb, DeviceMapArguments& arguments) {
        "NAME=NAME");
 }
 
-absl::StatusOr<int> RunDeviceMap(const std::string& source, const DtypePolicy& dtypes,
+absl::StatusOr<int> RunDeviceMap(const std::string& source, const DtypePolicy& dtypes, bool remote,
                                  const DeviceMapArguments& arguments, Context& context) {
-  CKPTD_ASSIGN_OR_RETURN(const ModuleTreeOptions tree_options, ToTreeOptions(dtypes, arguments));
-  DeviceMapOptions options;
-  options.way = ToWay(arguments.way);
-  options.no_split = arguments.no_split;
-  auto max_memory = ParseMaxMemory(arguments.max_memory);
-  if (!max_memory.ok()) return UsageError(MessageOf(max_memory.status()));
-  options.max_memory = *std::move(max_memory);
-  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(source));
-  CKPTD_ASSIGN_OR_RETURN(const ModuleTree tree, ModuleTree::Make(index, tree_options));
-  CKPTD_ASSIGN_OR_RETURN(const DeviceMap map, PlanDeviceMap(tree, options));
+  DeviceMapRequest request;
+  request.source = source;
+  request.dtype_policy = dtypes;
+  request.way = ToWay(arguments.way);
+  request.max_memory = arguments.max_memory;
+  request.no_split = arguments.no_split;
+  request.order = arguments.order;
+  CKPTD_ASSIGN_OR_RETURN(request.tied, ToTied(arguments.tied));
+  CKPTD_ASSIGN_OR_RETURN(const DeviceMap map, remote ? PlanRemote(std::move(request), context)
+                                                     : PlanHere(request));
   if (context.json()) {
     context.io.out << ToJson(map) << '\n';
   } else {

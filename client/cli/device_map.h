@@ -23,9 +23,9 @@ struct DeviceMapArguments {
 
 void AddDeviceMapOptions(CLI::App& verb, DeviceMapArguments& arguments);
 
-// Plans from the headers of `source` and prints a table, or JSON. The exit code. Errors as
-// OpenCheckpoint, ParseMaxMemory and PlanDeviceMap.
-absl::StatusOr<int> RunDeviceMap(const std::string& source, const DtypePolicy& dtypes,
+// Plans from the headers of `source`, here or (`remote`) in the daemon, and prints a table, or
+// JSON. The exit code. Errors as OpenCheckpoint, ParseMaxMemory and PlanDeviceMap.
+absl::StatusOr<int> RunDeviceMap(const std::string& source, const DtypePolicy& dtypes, bool remote,
                                  const DeviceMapArguments& arguments, Context& context);
 
 }  // namespace ckptd::cli

@@ -107,12 +107,11 @@ absl::StatusOr<OfflinePlan> Plan(const Options& options, const Context& context)
 
 absl::StatusOr<int> Run(const Options& options, Context& context) {
   if (!options.device_map.way.empty()) {
-    if (!options.layout.empty() || options.remote || !options.hardware.empty()) {
-      return UsageError("--device-map is for one process: leave out --layout, --remote and "
-                        "--hardware");
+    if (!options.layout.empty() || !options.hardware.empty()) {
+      return UsageError("--device-map is for one process: leave out --layout and --hardware");
     }
     CKPTD_ASSIGN_OR_RETURN(const DtypePolicy dtypes, ToDtypePolicy(options.dtype, options.keep_f32));
-    return RunDeviceMap(options.path, dtypes, options.device_map, context);
+    return RunDeviceMap(options.path, dtypes, options.remote, options.device_map, context);
   }
   CKPTD_ASSIGN_OR_RETURN(const OfflinePlan plan, Plan(options, context));
   std::optional<LoadPrediction> prediction;

@@ -107,6 +107,13 @@ absl::StatusOr<PlanSummary> Client::Plan(const PlanRequest& request) {
   return FromProto(response);
 }
 
+absl::StatusOr<DeviceMap> Client::Plan(const DeviceMapRequest& request) {
+  v1::PlanLoadResponse response;
+  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::PlanLoad, ToProto(request), response,
+                                  "planning devices for " + request.source));
+  return FromProto(response.device_map());
+}
+
 absl::StatusOr<LoadResult> Client::Load(const LoadRequest& request) {
   const v1::LoadCheckpointRequest message = ToProto(request, NewRequestId());
   const std::string doing = "loading " + request.source;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 #include "client/cpp/shard.h"
 #include "client/cpp/types.h"
 #include "common/base/handle_kind.h"
+#include "common/layout/device_map.h"
 #include "common/layout/layout.h"
 
 namespace ckptd {
@@ -39,6 +41,17 @@ struct PlanRequest {
   std::string source = {};  // absolute, as the daemon sees it
   LayoutSpec layout = {};
   DtypePolicy dtype_policy = {};
+};
+
+// Devices of one process instead of ranks; see DeviceMapOptions and ModuleTreeOptions.
+struct DeviceMapRequest {
+  std::string source = {};  // absolute, as the daemon sees it
+  DtypePolicy dtype_policy = {};
+  DeviceMapWay way = DeviceMapWay::kAuto;
+  std::string max_memory = {};  // as ParseMaxMemory reads it
+  std::vector<std::string> no_split = {};
+  std::vector<std::string> order = {};
+  std::map<std::string, std::string> tied = {};
 };
 
 struct LoadRequest {
@@ -87,6 +100,7 @@ class Client {
   // All pages of the source's table.
   absl::StatusOr<SourceInfo> Inspect(const std::string& source);
   absl::StatusOr<PlanSummary> Plan(const PlanRequest& request);
+  absl::StatusOr<DeviceMap> Plan(const DeviceMapRequest& request);
   // Starts a load, or finds the resident checkpoint; returns at once. A call
   // that the transport lost is tried again under the same request id.
   absl::StatusOr<LoadResult> Load(const LoadRequest& request);

@@ -26,12 +26,14 @@ v1::AttachMode ToProto(AttachMode mode);
 v1::Layout ToProto(const LayoutSpec& layout);
 v1::DtypePolicy ToProto(const DtypePolicy& policy);
 v1::PlanLoadRequest ToProto(const PlanRequest& request);
+v1::PlanLoadRequest ToProto(const DeviceMapRequest& request);
 v1::LoadCheckpointRequest ToProto(const LoadRequest& request, const std::string& request_id);
 google::protobuf::Duration ToProto(std::chrono::milliseconds duration);
 
 // From the daemon.
 CheckpointInfo FromProto(const v1::Checkpoint& checkpoint);
 PlanSummary FromProto(const v1::PlanLoadResponse& response);
+DeviceMap FromProto(const v1::DeviceMap& map);
 VerifyResult FromProto(const v1::VerifyCheckpointResponse& response);
 LeaseInfo FromProto(const v1::Lease& lease);
 DaemonInfo FromProto(const v1::GetDaemonInfoResponse& response);

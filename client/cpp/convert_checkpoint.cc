@@ -140,6 +140,19 @@ PlanSummary FromProto(const v1::PlanLoadResponse& response) {
   return out;
 }
 
+DeviceMap FromProto(const v1::DeviceMap& map) {
+  DeviceMap out;
+  for (const auto& module : map.modules()) {
+    out.modules.push_back({module.name(), module.device(), module.bytes()});
+  }
+  for (const auto& device : map.devices()) {
+    out.devices.push_back({device.device(), device.limit_bytes(), device.placed_bytes()});
+  }
+  out.total_bytes = map.total_bytes();
+  out.largest_layer_bytes = map.largest_layer_bytes();
+  return out;
+}
+
 VerifyResult FromProto(const v1::VerifyCheckpointResponse& response) {
   VerifyResult out;
   out.tensor_count = response.tensor_count();

@@ -124,11 +124,39 @@ v1::DtypePolicy ToProto(const DtypePolicy& policy) {
   return out;
 }
 
+namespace {
+
+v1::DeviceMapRules::Way ToProto(DeviceMapWay way) {
+  switch (way) {
+    case DeviceMapWay::kBalancedLowZero:
+      return v1::DeviceMapRules::WAY_BALANCED_LOW_0;
+    case DeviceMapWay::kSequential:
+      return v1::DeviceMapRules::WAY_SEQUENTIAL;
+    default:
+      return v1::DeviceMapRules::WAY_BALANCED;
+  }
+}
+
+}  // namespace
+
 v1::PlanLoadRequest ToProto(const PlanRequest& request) {
   v1::PlanLoadRequest out;
   out.set_source(request.source);
   *out.mutable_layout() = ToProto(request.layout);
   *out.mutable_dtype_policy() = ToProto(request.dtype_policy);
+  return out;
+}
+
+v1::PlanLoadRequest ToProto(const DeviceMapRequest& request) {
+  v1::PlanLoadRequest out;
+  out.set_source(request.source);
+  *out.mutable_dtype_policy() = ToProto(request.dtype_policy);
+  v1::DeviceMapRules& rules = *out.mutable_device_map();
+  rules.set_way(ToProto(request.way));
+  rules.set_max_memory(request.max_memory);
+  rules.mutable_no_split()->Add(request.no_split.begin(), request.no_split.end());
+  rules.mutable_order()->Add(request.order.begin(), request.order.end());
+  rules.mutable_tied()->insert(request.tied.begin(), request.tied.end());
   return out;
 }
 

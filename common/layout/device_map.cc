@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <deque>
-#include <map>
 #include <iterator>
+#include <list>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -42,13 +42,14 @@ class Placing {
       for (const std::string& name : tree.ties[i]) NoteTie(i, name);
     }
     is_left_.resize(tree.nodes.size());
+    where_.resize(tree.nodes.size(), left_.end());
     if (memory_.empty() || memory_.back().device != "disk") memory_.push_back({"disk", 0});
     used_.resize(memory_.size());
     placed_.resize(memory_.size());
   }
 
   absl::Status Run() {
-    Unfold(0);
+    Unfold(0, left_.begin());
     FindLargest();
     // At first also tensors beside modules count as layers.
     for (const size_t tensor : tree_.nodes[0].tensors) {
@@ -83,7 +84,7 @@ class Placing {
 
   absl::Status Step() {
     const size_t node = left_.front();
-    Take(0);
+    Take(node);
     gone_.erase(node);
     if (gone_.empty() && (layers_.empty() || layers_.rbegin()->first < largest_)) FindLargest();
     CKPTD_ASSIGN_OR_RETURN(const std::vector<Tie> ties, TiesOf(node));
@@ -98,12 +99,12 @@ class Placing {
     } else if (!ties.empty() && used + Bits(node) <= limit && TakeTiedApart(node, ties)) {
       return absl::OkStatus();
     } else if (used + Bits(node) >= limit && !whole_[node]) {
-      Unfold(node);
+      Unfold(node, left_.begin());
       FindLargest();
     } else {
       used += reserved;
       ++device_;
-      PutBack(node, left_.begin());
+      PutBack(node);
     }
     return absl::OkStatus();
   }
@@ -159,9 +160,8 @@ class Placing {
     device_of_[node] = device_;
     placed_[device_] += Bits(node);
     for (const Tie& tie : ties) {
-      const auto at = std::find(left_.begin(), left_.end(), tie.module);
-      if (at == left_.end()) continue;  // it has two of them
-      Take(at - left_.begin());
+      if (!is_left_[tie.module]) continue;  // it has two of them
+      Take(tie.module);
       // It stays the largest layer to plan for, until that is looked for again.
       for (size_t i = tie.module; i < tree_.nodes[tie.module].end; ++i) {
         if (whole_[i] && !tree_.nodes[i].is_tensor && Bits(i) == largest_) gone_.insert(i);
@@ -174,10 +174,8 @@ class Placing {
   bool TakeTiedApart(size_t node, const std::vector<Tie>& ties) {
     for (const Tie& tie : ties) {
       if (whole_[tie.module]) continue;
-      const auto at = std::find(left_.begin(), left_.end(), tie.module) - left_.begin();
-      Take(at);
-      Unfold(tie.module, at);
-      PutBack(node, left_.begin());
+      Unfold(tie.module, Take(tie.module));
+      PutBack(node);
       FindLargest();
       return true;
     }
@@ -185,26 +183,24 @@ class Placing {
   }
 
   // Puts tensors and modules of `node` where it was.
-  void Unfold(size_t node, ptrdiff_t at = 0) {
-    std::vector<size_t> parts = tree_.nodes[node].tensors;
-    parts.insert(parts.end(), tree_.nodes[node].modules.begin(), tree_.nodes[node].modules.end());
-    for (const size_t part : parts) {
-      ForLayers(part, [this](auto layer) { layers_.insert(layer); });
-      is_left_[part] = true;
-    }
-    left_.insert(left_.begin() + at, parts.begin(), parts.end());
+  void Unfold(size_t node, std::list<size_t>::iterator before) {
+    for (const size_t part : tree_.nodes[node].tensors) Put(part, before);
+    for (const size_t part : tree_.nodes[node].modules) Put(part, before);
   }
 
-  void PutBack(size_t node, std::deque<size_t>::iterator at) {
+  void PutBack(size_t node) { Put(node, left_.begin()); }
+
+  void Put(size_t node, std::list<size_t>::iterator before) {
     ForLayers(node, [this](auto layer) { layers_.insert(layer); });
-    left_.insert(at, node);
+    where_[node] = left_.insert(before, node);
     is_left_[node] = true;
   }
 
-  void Take(ptrdiff_t at) {
-    ForLayers(left_[static_cast<size_t>(at)], [this](auto layer) { layers_.erase(layer); });
-    is_left_[left_[static_cast<size_t>(at)]] = false;
-    left_.erase(left_.begin() + at);
+  // Gives what comes after it.
+  std::list<size_t>::iterator Take(size_t node) {
+    ForLayers(node, [this](auto layer) { layers_.erase(layer); });
+    is_left_[node] = false;
+    return left_.erase(where_[node]);
   }
 
   // (bits, node) of the modules from `node` on that are in one piece.
@@ -228,8 +224,9 @@ class Placing {
   std::unordered_map<std::string_view, size_t> positions_;  // of nodes, by name
   size_t longest_name_ = 0;
   std::unordered_map<size_t, std::set<size_t>> ties_inside_;  // of a node: the ties that reach in
-  std::deque<size_t> left_;
-  std::vector<bool> is_left_;  // per node
+  std::list<size_t> left_;
+  std::vector<bool> is_left_;                       // per node
+  std::vector<std::list<size_t>::iterator> where_;  // in left_, per node that is left
   std::set<std::pair<int64_t, size_t>> layers_;  // of left_
   std::set<size_t> gone_;                        // no longer in layers_, but still counted
   int64_t largest_ = 0;                          // of layers_, or of gone_
@@ -239,6 +236,39 @@ class Placing {
   std::vector<int64_t> placed_;  // per device
   std::map<size_t, size_t> device_of_;
 };
+
+absl::Status TooMuch(const std::string& what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                   "planning devices: " + what);
+}
+
+// What looking for patterns and ties costs, before it is begun.
+absl::Status CheckWork(const ModuleTree& tree, const DeviceMapOptions& options) {
+  uint64_t bytes = 0;
+  uint64_t longest = 0;
+  for (const ModuleNode& node : tree.nodes) {
+    bytes += node.name.size();
+    longest = std::max<uint64_t>(longest, node.name.size());
+  }
+  if (!AreFewGlobs(options.no_split, bytes)) {
+    return TooMuch(fmt::format("there are too many patterns of modules that stay in one piece for "
+                               "the model's {} modules; use fewer, with * for what they have in "
+                               "common",
+                               tree.nodes.size()));
+  }
+  constexpr uint64_t kMaxSteps = uint64_t{1} << 32;
+  constexpr uint64_t kMaxReach = uint64_t{1} << 20;  // no overflow below
+  uint64_t steps = 0;
+  for (const std::vector<std::string>& group : tree.ties) {
+    for (const std::string& name : group) {
+      const auto levels = static_cast<uint64_t>(std::count(name.begin(), name.end(), '.')) + 1;
+      const uint64_t reach = std::min<uint64_t>({name.size(), longest, kMaxReach});
+      steps += levels * reach * reach;
+      if (steps > kMaxSteps) return TooMuch("there are too many tied tensors of long names");
+    }
+  }
+  return absl::OkStatus();
+}
 
 // Joins the entries of modules that are on one device with all that is in them
 // (accelerate's clean_device_map). `entries` are of nodes after `node`, sorted.
@@ -262,6 +292,7 @@ uint64_t Bytes(int64_t bits) { return CeilDivide(static_cast<uint64_t>(bits), 8)
 }  // namespace
 
 absl::StatusOr<DeviceMap> PlanDeviceMap(const ModuleTree& tree, const DeviceMapOptions& options) {
+  CKPTD_RETURN_IF_ERROR(CheckWork(tree, options));
   std::vector<DeviceLimit> memory = options.max_memory;
   if (options.way != DeviceMapWay::kSequential) {
     CKPTD_ASSIGN_OR_RETURN(memory, BalanceMemory(tree, options));
@@ -278,7 +309,8 @@ absl::StatusOr<DeviceMap> PlanDeviceMap(const ModuleTree& tree, const DeviceMapO
   for (size_t i = 0; i < placing.memory().size(); ++i) {
     const DeviceLimit& device = placing.memory()[i];
     out.devices.push_back(
-        {device.device, static_cast<uint64_t>(device.bits) / 8, Bytes(placing.placed()[i])});
+        {device.device, static_cast<uint64_t>(std::max<int64_t>(device.bits, 0)) / 8,
+         Bytes(placing.placed()[i])});
   }
   out.total_bytes = Bytes(static_cast<int64_t>(tree.nodes[0].bits));
   out.largest_layer_bytes = Bytes(placing.largest_layer());

@@ -29,4 +29,11 @@ bool MatchesGlob(std::string_view pattern, std::string_view text) {
   return p == pattern.size();
 }
 
+bool AreFewGlobs(std::span<const std::string> patterns, uint64_t name_bytes) {
+  constexpr uint64_t kMaxSteps = uint64_t{1} << 32;
+  uint64_t pattern_bytes = 0;
+  for (const std::string& pattern : patterns) pattern_bytes += pattern.size() + 1;
+  return pattern_bytes == 0 || name_bytes <= kMaxSteps / pattern_bytes;
+}
+
 }  // namespace ckptd

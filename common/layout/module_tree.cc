@@ -54,6 +54,21 @@ uint32_t CountedBits(const TensorEntry& tensor, const DtypePolicy& policy) {
   return std::min(own, BitsOf(policy.cast_to));
 }
 
+absl::Status CheckPatterns(const CheckpointIndex& index, const ModuleTreeOptions& options) {
+  uint64_t bytes = 0;
+  for (const TensorEntry& tensor : index.tensors) bytes += tensor.name.size();
+  for (const auto& [name, of] : options.tied) bytes += name.size();
+  // Modules are matched at each of their tensors' levels, at most.
+  if (AreFewGlobs(options.order, bytes * kMaxDepth) &&
+      AreFewGlobs(options.dtypes.keep_f32, bytes)) {
+    return absl::OkStatus();
+  }
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                   fmt::format("finding the modules of a checkpoint: there are too many patterns "
+                               "for its {} names; use fewer, with * for what they have in common",
+                               index.tensors.size()));
+}
+
 // What siblings are sorted by where nobody says more.
 int UsualPlace(std::string_view name) {
   const auto has = [name](std::string_view part) { return name.find(part) != name.npos; };
@@ -174,6 +189,7 @@ class Builder {
 
 absl::StatusOr<ModuleTree> ModuleTree::Make(const CheckpointIndex& index,
                                             const ModuleTreeOptions& options) {
+  CKPTD_RETURN_IF_ERROR(CheckPatterns(index, options));
   ModuleTree out;
   Builder builder(options, out);
   // What the caller says counts, also of a checkpoint that holds both.

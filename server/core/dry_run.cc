@@ -58,4 +58,10 @@ absl::StatusOr<GroupPlan> PlanDry(const LoadRequest& request, uint32_t own, Dead
   });
 }
 
+absl::StatusOr<DeviceMap> PlanDevices(const DeviceMapRequest& request) {
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(request.source));
+  CKPTD_ASSIGN_OR_RETURN(const ModuleTree tree, ModuleTree::Make(index, request.tree));
+  return PlanDeviceMap(tree, request.devices);
+}
+
 }  // namespace ckptd

@@ -4,9 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "absl/status/statusor.h"
+#include "common/layout/device_map.h"
 #include "common/layout/group_plan.h"
+#include "common/layout/module_tree.h"
 #include "server/core/domain.h"
 
 namespace ckptd {
@@ -20,6 +23,16 @@ inline constexpr size_t kMaxDryRunCopies = 4'000'000;
 // plan would take the memory of shards.
 absl::StatusOr<GroupPlan> PlanDry(const LoadRequest& request, uint32_t own, Deadline deadline,
                                   size_t max_copies = kMaxDryRunCopies);
+
+// What a device map is planned from.
+struct DeviceMapRequest {
+  std::string source;
+  ModuleTreeOptions tree;
+  DeviceMapOptions devices;
+};
+
+// Opens the source. Errors: those of OpenCheckpoint, ModuleTree and PlanDeviceMap.
+absl::StatusOr<DeviceMap> PlanDevices(const DeviceMapRequest& request);
 
 }  // namespace ckptd
 

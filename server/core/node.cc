@@ -198,6 +198,11 @@ absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, Deadline deadli
   return Await(lookup_worker_.Submit(std::move(plan)), deadline, "planning " + request.source);
 }
 
+absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, Deadline deadline) {
+  return Await(lookup_worker_.Submit([request] { return PlanDevices(request); }), deadline,
+               "planning devices for " + request.source);
+}
+
 absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, Deadline deadline) {
   CKPTD_ASSIGN_OR_RETURN(const Catalog::Held held, catalog_.Look(name));
   if (held.shard->digests.empty() && !held.shard->plan.tensors.empty()) {

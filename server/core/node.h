@@ -64,6 +64,7 @@ class Node {
   absl::StatusOr<CheckpointIndex> Inspect(const std::string& source, Deadline deadline);
   // As PlanDry, on the lookup worker.
   absl::StatusOr<GroupPlan> Plan(const LoadRequest& request, Deadline deadline);
+  absl::StatusOr<DeviceMap> Plan(const DeviceMapRequest& request, Deadline deadline);
   struct Verification {
     uint64_t tensors = 0;
     uint64_t bytes = 0;

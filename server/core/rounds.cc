@@ -36,7 +36,6 @@ Rounds::Round Rounds::NewRound(const LoadRequest& request, Deadline deadline) co
 
 void Rounds::Add(Round& round, uint32_t rank, const LoadRequest& request) {
   round.digests[rank] = RequestDigest(request);
-  round.served.ranks.erase(rank);
   if (!IsRankForm(request)) return;
   round.stated[rank] = std::get<std::shared_ptr<const RankLayout>>(request.layout);
 }

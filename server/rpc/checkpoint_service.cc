@@ -103,9 +103,21 @@ grpc::Status CheckpointServiceImpl::InspectCheckpoint(grpc::ServerContext* conte
   return ToGrpc(Inspect(*request, DeadlineOf(*context, kLongCall), response));
 }
 
+grpc::Status CheckpointServiceImpl::PlanDevices(const grpc::ServerContext& context,
+                                                const v1::PlanLoadRequest& request,
+                                                v1::PlanLoadResponse& response) {
+  const auto devices = DeviceMapRequestFrom(request);
+  if (!devices.ok()) return ToGrpc(devices.status());
+  const auto map = node_.Plan(*devices, DeadlineOf(context, kLongCall));
+  if (!map.ok()) return ToGrpc(map.status());
+  *response.mutable_device_map() = ToProto(*map);
+  return grpc::Status::OK;
+}
+
 grpc::Status CheckpointServiceImpl::PlanLoad(grpc::ServerContext* context,
                                              const v1::PlanLoadRequest* request,
                                              v1::PlanLoadResponse* response) {
+  if (request->has_device_map()) return PlanDevices(*context, *request, *response);
   auto load = FromProto(*request);
   if (!load.ok()) return ToGrpc(load.status());
   const auto dry = node_.Plan(*load, DeadlineOf(*context, kLongCall));

@@ -49,6 +49,8 @@ class CheckpointServiceImpl final : public v1::CheckpointService::Service {
  private:
   absl::Status Watch(grpc::ServerContext* context, const std::string& name,
                      grpc::ServerWriter<v1::WatchCheckpointResponse>* writer);
+  grpc::Status PlanDevices(const grpc::ServerContext& context, const v1::PlanLoadRequest& request,
+                           v1::PlanLoadResponse& response);
   absl::Status Acquire(const v1::AcquireShardRequest& request, v1::AcquireShardResponse* response);
   absl::Status CheckKind(const v1::AcquireShardRequest& request) const;
   void FillHandle(const ShardMemory& memory, AttachMode mode,

@@ -17,6 +17,7 @@
 #include "google/protobuf/duration.pb.h"
 #include "google/protobuf/timestamp.pb.h"
 #include "server/core/domain.h"
+#include "server/core/dry_run.h"
 #include "server/core/links.h"
 
 namespace ckptd {
@@ -45,6 +46,10 @@ absl::StatusOr<LayoutRequest> FromProto(const v1::Layout& layout);
 
 absl::StatusOr<LoadRequest> FromProto(const v1::LoadCheckpointRequest& request);
 absl::StatusOr<LoadRequest> FromProto(const v1::PlanLoadRequest& request);
+// Of a request that has a device map. Errors: ParseMaxMemory's; InvalidArgument
+// INVALID_REQUEST beside a layout.
+absl::StatusOr<DeviceMapRequest> DeviceMapRequestFrom(const v1::PlanLoadRequest& request);
+v1::DeviceMap ToProto(const DeviceMap& map);
 v1::ProposeRequest ToProto(uint32_t rank, const std::string& incarnation,
                            const LoadRequest& request);
 absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request);

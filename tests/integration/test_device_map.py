@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 
+import ckptd
 import pytest
 import torch
 from group import BINARIES
@@ -255,3 +256,38 @@ def test_the_map_loads_the_model_it_was_planned_for(saved):
     mine = planned(path, "auto", {"cpu": "1GiB"}, LLAMA)["device_map"]
     accelerate.utils.modeling.load_checkpoint_in_model(model, str(path), device_map=mine)
     assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("case", [CASES[2], CASES[-1]], ids=lambda case: case.name)
+def test_a_daemon_plans_the_same_map(case, saved, pair):
+    path, model = saved(case)
+    sizes = compute_module_sizes(model)
+    tied = dict(pair.split("=") for pair in case.tied)
+    with ckptd.connect(pair.address(0)) as client:
+        for seed, way in enumerate(WAYS * 3):
+            memory = limits(sizes, seed)
+            here = planned(path, way, memory, case)
+            assert planned(path, way, memory, case, more=["--remote", "--address", pair.address(0)]) == here
+            try:
+                there = client.plan_devices(path, max_memory=memory, way=way, no_split=case.no_split, tied=tied)
+            except ckptd.InvalidArgument as error:
+                assert here is None and error.reason == "INVALID_REQUEST"
+                continue
+            assert there.modules == here["device_map"]
+            assert there.placed == {each["device"]: each["placed_bytes"] for each in here["devices"]}
+            assert there.limits == {d["device"]: d["limit_bytes"] for d in here["devices"] if "limit_bytes" in d}
+            assert (there.total_bytes, there.largest_layer_bytes) == (here["total_bytes"], here["largest_layer_bytes"])
+
+
+def test_what_cannot_be_planned_is_said_by_the_daemon_as_here(saved, pair):
+    path = saved(LLAMA)[0]
+    with ckptd.connect(pair.address(0)) as client:
+        for wrong, words in [
+            ({"max_memory": "gpu=1GB"}, "gpu"),
+            ({"max_memory": {0: "1GB"}, "way": "best"}, "there is no way 'best'; use one of auto"),
+            ({"max_memory": {0: "1GB"}, "tied": {"a": "nothing"}}, "nothing"),
+        ]:
+            with pytest.raises(ckptd.InvalidArgument, match=words):
+                client.plan_devices(path, **wrong)
+        with pytest.raises(ckptd.NotFound):
+            client.plan_devices(path.with_name("none"), max_memory="cpu=1GB")

@@ -21,6 +21,7 @@ _LAZY = {
     "safe_open": "_safe_open",
     "patch": "transformers",
     "unpatch": "transformers",
+    "DeviceMap": "_device_map",
     "Checkpoint": "_types",
     "Progress": "_types",
     "Plan": "_types",
@@ -56,6 +57,7 @@ __all__ = ["__version__", *_LAZY]
 
 if TYPE_CHECKING:
     from ._client import Client, connect
+    from ._device_map import DeviceMap
     from ._errors import (
         Aborted,
         AlreadyExists,
@@ -85,7 +87,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str):
     import importlib
 
-    if name in ("torch", "transformers"):
+    if name in ("accelerate", "torch", "transformers"):
         return importlib.import_module(f".{name}", __name__)
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,9 +3,10 @@
 import os
 import time
 import uuid
-from typing import Callable, List, Optional, Sequence, Union
+from typing import Callable, List, Mapping, Optional, Sequence, Union
 
-from . import _address, _layout, _proto, _types
+from . import _address, _device_map, _layout, _proto, _types
+from ._device_map import Device, DeviceMap
 from ._errors import Error, FailedPrecondition, InvalidArgument, Unavailable, source_changed
 from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, is_transient
 from ._types import Checkpoint, Plan, Progress, Source, Verification
@@ -231,6 +232,32 @@ class Client:
         _layout.fill_layout(request.layout, layout)
         _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)
         return _types.plan_of(self._call("PlanLoad", request, f"planning a load of {path}"))
+
+    def plan_devices(
+        self,
+        source: Union[str, os.PathLike],
+        *,
+        max_memory: Union[str, Mapping[Device, Union[int, str]]],
+        way: str = "auto",
+        no_split: Sequence[str] = (),
+        order: Sequence[str] = (),
+        tied: Optional[Mapping[str, str]] = None,
+        dtype=None,
+        keep_fp32: Sequence[str] = (),
+    ) -> DeviceMap:
+        """On which device of one process each module would be. Nothing is loaded or built.
+
+        max_memory: bytes or "20GiB" per device, as accelerate takes it, or "0=20GiB,cpu=64GiB".
+        way: "auto", "balanced", "balanced_low_0" or "sequential". no_split: patterns of modules
+        that stay in one piece. order: patterns of modules, first to last, where their names do
+        not tell. tied: further names of tensors. dtype, keep_fp32: as in `load`. Raises
+        InvalidArgument INVALID_REQUEST for what cannot be planned.
+        """
+        request = _device_map.request_for(
+            source, way, max_memory, no_split, order, tied, dtype, keep_fp32
+        )
+        reply = self._call("PlanLoad", request, f"planning devices for {request.source}")
+        return _device_map.device_map_of(reply.device_map)
 
     def verify(
         self, checkpoint: Union[str, Checkpoint], timeout: float = _LOAD_SECONDS

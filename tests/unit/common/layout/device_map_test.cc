@@ -85,6 +85,21 @@ TEST(DeviceMap, KeepsTiedModulesTogether) {
                                    Pair("layers.3", "1"), Pair("norm", "1")));
 }
 
+// As accelerate does, which looks for a module's name anywhere in that of a tied tensor: emb
+// takes head along, and x finds it gone.
+TEST(DeviceMap, TakesATieOfAModuleOfTheSameNameForItsOwn) {
+  FakeSource net = Net();
+  ModuleTreeOptions tied;
+  tied.tied = {{"x.emb.weight", "head.weight"}};
+  EXPECT_THAT(PlanDeviceMap(TreeOf(net.index(), tied),
+                            Options(DeviceMapWay::kSequential, "0=3000,1=3000,cpu=10000")),
+              FailsWith(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST"));
+  tied.tied = {{"x.em.weight", "head.weight"}};
+  EXPECT_THAT(PlanDeviceMap(TreeOf(net.index(), tied),
+                            Options(DeviceMapWay::kSequential, "0=3000,1=3000,cpu=10000")),
+              IsOk());
+}
+
 TEST(DeviceMap, TakesAliasesOfTheCheckpointForTies) {
   FakeSource net = Net();
   net.index().aliases = {{"out.weight", "emb.weight"}};
@@ -101,6 +116,23 @@ TEST(DeviceMap, RefusesATieWithAPartOfAModuleThatWasTakenApart) {
   const auto map = PlanDeviceMap(TreeOf(net.index(), tied),
                                  Options(DeviceMapWay::kSequential, "0=5500"));
   EXPECT_THAT(map, FailsWith(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST"));
+}
+
+TEST(DeviceMap, RefusesWhatWouldTakeForever) {
+  FakeSource net = Net();
+  const auto refused = FailsWith(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST");
+  DeviceMapOptions options = Options(DeviceMapWay::kSequential, "0=3000");
+  options.no_split.assign(200, std::string(1'000'000, '*'));
+  EXPECT_THAT(PlanDeviceMap(TreeOf(net.index()), options), refused);
+  ModuleTreeOptions order;
+  order.order = options.no_split;
+  EXPECT_THAT(ModuleTree::Make(net.index(), order), refused);
+  const std::string longest(200'000, 'x');
+  net.Add(longest + ".a", {1}, Dtype::kF32);
+  ModuleTreeOptions tied;
+  tied.tied = {{longest + ".b", longest + ".a"}};
+  EXPECT_THAT(PlanDeviceMap(TreeOf(net.index(), tied), Options(DeviceMapWay::kSequential, "0=3000")),
+              refused);
 }
 
 TEST(BalanceMemory, GivesEachGpuItsShareAndSomeMore) {

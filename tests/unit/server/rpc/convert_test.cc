@@ -227,6 +227,44 @@ TEST(ConvertJoin, KeepsTheIdentityAndTheResidents) {
   EXPECT_EQ(residents[0].request_digests, resident.request_digests);
 }
 
+TEST(ConvertDeviceMap, KeepsWhatIsAskedFor) {
+  v1::PlanLoadRequest request;
+  request.set_source("/m");
+  request.mutable_dtype_policy()->set_cast_to(v1::DTYPE_BF16);
+  v1::DeviceMapRules& rules = *request.mutable_device_map();
+  rules.set_way(v1::DeviceMapRules::WAY_BALANCED_LOW_0);
+  rules.set_max_memory("0=10,cpu=1KB");
+  rules.add_no_split("h.*");
+  rules.add_order("a");
+  rules.add_order("b");
+  (*rules.mutable_tied())["head"] = "emb";
+  ASSERT_OK_AND_ASSIGN(const DeviceMapRequest asked, DeviceMapRequestFrom(request));
+  EXPECT_EQ(asked.source, "/m");
+  EXPECT_EQ(asked.tree.dtypes.cast_to, Dtype::kBF16);
+  EXPECT_THAT(asked.tree.order, ElementsAre("a", "b"));
+  EXPECT_EQ(asked.tree.tied.at("head"), "emb");
+  EXPECT_EQ(asked.devices.way, DeviceMapWay::kBalancedLowZero);
+  EXPECT_THAT(asked.devices.no_split, ElementsAre("h.*"));
+  ASSERT_GE(asked.devices.max_memory.size(), 2u);
+  EXPECT_EQ(asked.devices.max_memory[1].bits, 8000);
+}
+
+TEST(ConvertDeviceMap, RefusesWhatItDoesNotKnow) {
+  const auto refused = FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest);
+  v1::PlanLoadRequest request;
+  request.set_source("/m");
+  request.mutable_device_map()->set_max_memory("cpu=1KB");
+  ASSERT_OK(DeviceMapRequestFrom(request).status());
+  v1::PlanLoadRequest layout = request;
+  layout.mutable_layout()->set_rules("fsdp:2");
+  EXPECT_THAT(DeviceMapRequestFrom(layout).status(), refused);
+  v1::PlanLoadRequest memory = request;
+  memory.mutable_device_map()->set_max_memory("gpu=1KB");
+  EXPECT_THAT(DeviceMapRequestFrom(memory).status(), refused);
+  request.mutable_device_map()->set_way(static_cast<v1::DeviceMapRules::Way>(9));
+  EXPECT_THAT(DeviceMapRequestFrom(request).status(), refused);
+}
+
 TEST(ConvertHeartbeat, KeepsWhatAMemberReads) {
   HeartbeatCall call{3, "one", 8, ReadingNow{"checkpoints/a", {}}};
   call.reading->done.storage_bytes = 70;
