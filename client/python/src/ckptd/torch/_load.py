@@ -55,7 +55,8 @@ def load_into(
     """Makes the daemon's memory the storage of every parameter and buffer of `model`.
 
     Call it once on each rank, after fully_shard (or parallelize_module, or nothing),
-    on a model built on meta or a real one; it opens no process group. Parameter
+    on a model built on meta or a real one, also one inside of DistributedDataParallel;
+    it opens no process group. Parameter
     objects stay the same, so optimizers built before keep working. Tied weights
     stay tied. It may be called again between two steps, to go back to the
     checkpoint: gradients and optimizer state are then those of before. Never call
@@ -102,6 +103,7 @@ def _load_into(
     model, source, mode, handle, dtype, strict, deadline, digest, address, client, init_buffers
 ) -> LoadResult:
     clock = Clock()
+    model = _targets.without_ddp(model)
     targets = list_targets(model, dtype)
     _check_mode(mode, targets)
     clock.lap("model")

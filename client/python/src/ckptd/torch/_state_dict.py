@@ -4,10 +4,9 @@ from typing import Any, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from .. import _client
-from . import _lazy, _load, _module, _native
+from . import _lazy, _load, _module, _native, _targets
 from ._spread import DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -69,8 +68,7 @@ def _native_options(full_state_dict: bool) -> Any:
 
 
 def _spread(model: nn.Module, given: Given, wish: Any, options: Options) -> Any:
-    while isinstance(model, DistributedDataParallel):
-        model = model.module
+    model = _targets.without_ddp(model)
 
     def check(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
         missing, unexpected = _module.compare_names(have, wanted)

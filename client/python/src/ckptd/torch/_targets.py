@@ -10,6 +10,7 @@ from typing import Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from .._errors import FailedPrecondition, InvalidArgument, Unimplemented
 from .._layout import (
@@ -71,6 +72,13 @@ def stated(target: Target) -> List[Tuple[List[str], torch.Size]]:
     if target.flat is None:
         return [(target.names, target.tensor.shape)]
     return [(member.names, member.shape) for member in target.flat.members]
+
+
+def without_ddp(model: nn.Module) -> nn.Module:
+    """What DistributedDataParallel wraps: no checkpoint has its prefix."""
+    while isinstance(model, DistributedDataParallel):
+        model = model.module
+    return model
 
 
 def clean(name: str) -> str:
