@@ -4,7 +4,10 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
+#include <sys/types.h>
 #include <unistd.h>
+
+#include <string>
 
 #include "common/base/fd_passing.h"
 #include "common/base/reasons.h"
@@ -31,16 +34,17 @@ absl::Status Unreachable(absl::StatusCode code, const Address& address, std::str
 
 // A stranger may have made a socket where a daemon's was expected. Root may use
 // anybody's daemon.
-absl::Status CheckOwner(const Address& address, int connection) {
+absl::StatusOr<pid_t> CheckOwner(const Address& address, int connection) {
   CKPTD_ASSIGN_OR_RETURN(const PeerCredentials owner, CredentialsOf(connection));
   const uid_t own = ::geteuid();
-  if (owner.uid == own || owner.uid == 0 || own == 0) return absl::OkStatus();
+  if (owner.uid == own || owner.uid == 0 || own == 0) return owner.pid;
   return Unreachable(absl::StatusCode::kPermissionDenied, address,
                      fmt::format("user {} listens there, neither this user nor root", owner.uid));
 }
 
-// gRPC tries again and again and forgets why; one connection of our own says it.
-absl::Status Probe(const Address& address, Timeout timeout) {
+// gRPC tries again and again and forgets why; one connection of our own says it. The process
+// that listens there.
+absl::StatusOr<pid_t> Probe(const Address& address, Timeout timeout) {
   const auto probe = ConnectUnix(address.path, std::chrono::steady_clock::now() + timeout);
   const absl::Status status = probe.status();
   switch (status.code()) {
@@ -57,10 +61,26 @@ absl::Status Probe(const Address& address, Timeout timeout) {
   }
 }
 
+// The kernel took the connection; starting another daemon would not help.
+absl::Status Silent(const Address& address, pid_t pid, Timeout timeout) {
+  return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonUnreachable,
+                   fmt::format("connecting to the daemon at {} (chosen by {}): process {} listens "
+                               "there, but has not answered within {} ms; see whether it is "
+                               "stopped or overloaded (`ps -o stat,time -p {}`, its log), or name "
+                               "another by --address or CKPTD_ADDRESS",
+                               address.target, address.chosen_by, pid, timeout.count(), pid),
+                   {{"address", address.target},
+                    {"chosen_by", address.chosen_by},
+                    {"pid", std::to_string(pid)}});
+}
+
 }  // namespace
 
 absl::StatusOr<Connection> OpenConnection(const Address& address, const ConnectOptions& options) {
-  if (!address.path.empty()) CKPTD_RETURN_IF_ERROR(Probe(address, options.connect_timeout));
+  pid_t listens = 0;
+  if (!address.path.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(listens, Probe(address, options.connect_timeout));
+  }
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
@@ -76,6 +96,7 @@ absl::StatusOr<Connection> OpenConnection(const Address& address, const ConnectO
       grpc::CreateCustomChannel(address.target, grpc::InsecureChannelCredentials(), arguments);
   if (!connection.channel->WaitForConnected(std::chrono::system_clock::now() +
                                             options.connect_timeout)) {
+    if (listens != 0) return Silent(address, listens, options.connect_timeout);
     return Unreachable(absl::StatusCode::kUnavailable, address,
                        fmt::format("no gRPC server answered within {} ms",
                                    options.connect_timeout.count()));
