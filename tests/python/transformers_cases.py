@@ -28,7 +28,7 @@ MAKERS = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
 
 
 class Case:
-    """One way to load one model. options: of from_pretrained; parallel: "tp" or "fsdp"."""
+    """One way to load one model. options: of from_pretrained; parallel: one of parallel_options."""
 
     def __init__(self, name, model, parallel=None, maker=None, shards=None, **options):
         self.name, self.model, self.parallel, self.shards, self.options = name, model, parallel, shards, options
@@ -62,7 +62,10 @@ def parallel_options(parallel, world):
         return {"tp_plan": "auto"}
     from transformers.distributed import DistributedConfig
 
-    sizes = {"tp": {"tp_size": world}, "fsdp": {"fsdp_size": world}}
+    half = world // 2
+    sizes = {"tp": {"tp_size": world}, "fsdp": {"fsdp_size": world}, "pp": {"pp_size": world},
+             "ep": {"fsdp_size": world, "ep_size": 2}, "hsdp": {"dp_replicate_size": 2, "fsdp_size": half},
+             "fsdp and tp": {"fsdp_size": half, "tp_size": 2}}
     return {"distributed_config": DistributedConfig(**sizes[parallel])}
 
 
@@ -98,7 +101,21 @@ FSDP = [
     Case("fsdp mixtral", "mixtral", "fsdp"),
     Case("fsdp qwen2, tied", "qwen2", "fsdp"),
 ]
-CASES = {1: PLAIN, 2: TP + FSDP if FIVE else TP}
+STAGES = [
+    Case("pp llama", "llama", "pp"),
+    Case("pp qwen2, tied", "qwen2", "pp"),
+    Case("ep qwen3 with experts", "qwen3-moe", "ep"),
+    Case("ep mixtral", "mixtral", "ep", dtype=BF16),
+]
+FOUR = [
+    Case("hsdp llama", "llama", "hsdp"),
+    Case("hsdp mixtral in several files", "mixtral", "hsdp", shards="100KB", dtype=BF16),
+    Case("fsdp and tp llama", "llama", "fsdp and tp"),
+    Case("fsdp and tp qwen2, tied", "qwen2", "fsdp and tp", dtype=BF16),
+    Case("fsdp of four llama of an odd vocabulary", "llama-odd", "fsdp"),
+    Case("ep of four qwen3 with experts", "qwen3-moe", "ep"),
+]
+CASES = {1: PLAIN, 2: TP + FSDP + STAGES, 4: FOUR} if FIVE else {1: PLAIN, 2: TP}
 
 
 def _bits(tensor):
@@ -120,8 +137,8 @@ def facts_of(model):
     return facts
 
 
-def behaviour_of(model):
-    """What a forward, a backward and, of language models, greedy generation give."""
+def behaviour_of(model, backward=True):
+    """What a forward and a backward give."""
     torch.manual_seed(2)
     if getattr(model.config, "pad_token_id", None) is None:
         model.config.pad_token_id = 0
@@ -132,7 +149,8 @@ def behaviour_of(model):
     out = model(input_ids=words, attention_mask=torch.ones_like(words), **named)
     values = [v for v in (getattr(out, "loss", None), out[0], getattr(out, "logits", None)) if v is not None]
     found = {"out": [_bits(value)[:2] + (_bits(value)[-1],) for value in values]}
-    values[0].float().sum().backward()
+    if backward:
+        values[0].float().sum().backward()
     found["gradients"] = {n: _bits(p.grad)[-1] for n, p in model.named_parameters() if p.grad is not None}
     return found
 
