@@ -82,7 +82,7 @@ TEST(FindWholeTensors, FindsWhatIsReplicatedOnAllRanksAndIsLargeEnough) {
   EXPECT_THAT(planned.Whole(257), IsEmpty());
 }
 
-TEST(FindWholeTensors, LeavesOutWhatARankLacksOrHasInAnotherDtype) {
+TEST(FindWholeTensors, LeavesOutWhatARankLacksAndCountsBytesAsRanksHoldThem) {
   const Planned planned(
       Tensors({{"all", {8}}, {"cast.0", {8}}, {"some", {8}}}),
       R"({"world_size": 6, "rules": [{"match": "some", "only_ranks": [0, 1, 2, 3, 4]},
@@ -90,6 +90,41 @@ TEST(FindWholeTensors, LeavesOutWhatARankLacksOrHasInAnotherDtype) {
           "default": {}})");
   EXPECT_THAT(planned.Whole(), ElementsAre("all", "cast.0"));
   EXPECT_THAT(planned.Whole(17), ElementsAre("all")) << "bytes are counted as ranks hold them";
+}
+
+// Of two ranks that state all of some tensors, each in its dtype.
+using Wishes = std::vector<std::pair<std::string, Dtype>>;
+std::vector<uint32_t> WholeOfStated(CheckpointIndex made, const std::vector<Wishes>& wishes) {
+  std::vector<std::shared_ptr<const RankLayout>> stated;
+  for (uint32_t rank = 0; rank < wishes.size(); ++rank) {
+    RankLayout layout;
+    layout.rank = rank;
+    layout.world_size = static_cast<uint32_t>(wishes.size());
+    layout.shardings.emplace_back();
+    for (const auto& [name, dtype] : wishes[rank]) {
+      layout.targets.push_back({name, 0, dtype, Shape{8}, {}, false, {}});
+    }
+    stated.push_back(std::make_shared<const RankLayout>(std::move(layout)));
+  }
+  const auto index = std::make_shared<const CheckpointIndex>(std::move(made));
+  const GroupPlan group = GroupPlan::Make(index, JoinAlike(stated), {}).value();
+  std::vector<const PlannedRank*> ranks;
+  for (uint32_t rank = 0; rank < wishes.size(); ++rank) ranks.push_back(group.Find(rank));
+  return group.WholeOn(ranks, 1);
+}
+
+TEST(FindWholeTensors, LeavesOutWhatRanksWantInDifferentDtypes) {
+  const CheckpointIndex index = Tensors({{"a", {8}}, {"b", {8}}});
+  EXPECT_THAT(WholeOfStated(index, {{{"a", Dtype::kF32}, {"b", Dtype::kF32}},
+                                    {{"a", Dtype::kBF16}, {"b", Dtype::kF32}}}),
+              ElementsAre(1u));
+}
+
+TEST(FindWholeTensors, LeavesOutWhatARankHoldsTwice) {
+  CheckpointIndex index = Tensors({{"a", {8}}, {"b", {8}}});
+  index.aliases = {{"tied", "a"}};
+  const Wishes twice = {{"a", Dtype::kF32}, {"b", Dtype::kF32}, {"tied", Dtype::kF32}};
+  EXPECT_THAT(WholeOfStated(index, {twice, twice}), ElementsAre(1u));
 }
 
 TEST(FindWholeTensors, LeavesOutTensorsThatShareBytes) {
