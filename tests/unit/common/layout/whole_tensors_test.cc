@@ -94,13 +94,14 @@ TEST(FindWholeTensors, LeavesOutWhatARankLacksAndCountsBytesAsRanksHoldThem) {
 
 // Of two ranks that state all of some tensors, each in its dtype.
 using Wishes = std::vector<std::pair<std::string, Dtype>>;
-std::vector<uint32_t> WholeOfStated(CheckpointIndex made, const std::vector<Wishes>& wishes) {
+std::vector<uint32_t> WholeOfStated(CheckpointIndex made, const std::vector<Wishes>& wishes,
+                                    const Sharding& sharding = {}) {
   std::vector<std::shared_ptr<const RankLayout>> stated;
   for (uint32_t rank = 0; rank < wishes.size(); ++rank) {
     RankLayout layout;
     layout.rank = rank;
     layout.world_size = static_cast<uint32_t>(wishes.size());
-    layout.shardings.emplace_back();
+    layout.shardings.push_back(sharding);
     for (const auto& [name, dtype] : wishes[rank]) {
       layout.targets.push_back({name, 0, dtype, Shape{8}, {}, false, {}});
     }
@@ -118,6 +119,13 @@ TEST(FindWholeTensors, LeavesOutWhatRanksWantInDifferentDtypes) {
   EXPECT_THAT(WholeOfStated(index, {{{"a", Dtype::kF32}, {"b", Dtype::kF32}},
                                     {{"a", Dtype::kBF16}, {"b", Dtype::kF32}}}),
               ElementsAre(1u));
+}
+
+TEST(FindWholeTensors, LeavesOutWhatRanksHaveInAnotherOrder) {
+  Sharding halves;
+  halves.boxes = {{{4}, {4}}, {{0}, {4}}};
+  const Wishes wish = {{"a", Dtype::kF32}};
+  EXPECT_THAT(WholeOfStated(Tensors({{"a", {8}}}), {wish, wish}, halves), IsEmpty());
 }
 
 TEST(FindWholeTensors, LeavesOutWhatARankHoldsTwice) {
