@@ -207,9 +207,12 @@ absl::Status Communicator::Look(const std::string& doing, bool& in_progress) {
                          fmt::format("{} on rank {} ({})", doing, NameOf(rank()), device_->info().uuid));
 }
 
+absl::Status Communicator::Interrupted() const {
+  return interrupted_ ? interrupted_() : absl::OkStatus();
+}
+
 absl::Status Communicator::Pause(const std::string& doing, const std::set<uint32_t>& ranks,
                                  Deadline deadline, const char* reason, int turn) const {
-  if (interrupted_) CKPTD_RETURN_IF_ERROR(interrupted_());
   if (std::chrono::steady_clock::now() >= deadline) {
     return MakeError(
         absl::StatusCode::kDeadlineExceeded, reason,
@@ -228,6 +231,7 @@ absl::Status Communicator::AwaitReady(const std::string& doing, const std::set<u
     bool in_progress = false;
     if (absl::Status now = Look(doing, in_progress); !now.ok()) return Fail(std::move(now));
     if (!in_progress) return absl::OkStatus();
+    if (absl::Status told = Interrupted(); !told.ok()) return GiveUp(std::move(told));
     absl::Status end = Pause(doing, ranks, deadline, reason, turn);
     if (!end.ok()) return Fail(std::move(end));
   }
@@ -252,7 +256,9 @@ absl::Status Communicator::Wait(CUstream stream, Deadline deadline) {
         return now;
       }
     }
-    if (now.ok()) now = Pause(doing, begun_ranks_, deadline, reason::kDeadline, turn);
+    if (!now.ok()) return Fail(std::move(now));
+    if (absl::Status told = Interrupted(); !told.ok()) return GiveUp(std::move(told));
+    now = Pause(doing, begun_ranks_, deadline, reason::kDeadline, turn);
     if (!now.ok()) return Fail(std::move(now));
   }
 }
@@ -286,8 +292,12 @@ absl::Status Communicator::Abort() {
 }
 
 absl::Status Communicator::Fail(absl::Status status) {
+  return GiveUp(WithFact(status, "rank", std::to_string(NameOf(rank()))));
+}
+
+absl::Status Communicator::GiveUp(absl::Status status) {
   if (!error_.ok()) return error_;
-  error_ = WithFact(status, "rank", std::to_string(NameOf(rank())));
+  error_ = std::move(status);
   const absl::Status aborted = Abort();
   if (!aborted.ok()) error_ = WithContext(error_, MessageOf(aborted) + "; before");
   return error_;

@@ -54,7 +54,7 @@ class Communicator {
 
   // Returns when all ranks have joined. Errors: InvalidArgument INVALID_REQUEST for options that
   // cannot be; DeadlineExceeded RANK_MISSING; those of NcclLibrary::Check, also for two ranks on
-  // one GPU; what `interrupted` says. All carry the fact "rank".
+  // one GPU. All carry the fact "rank". And what `interrupted` says, as it says it.
   static absl::StatusOr<std::unique_ptr<Communicator>> Join(
       std::shared_ptr<const NcclLibrary> library, std::shared_ptr<CudaDevice> device,
       CommunicatorOptions options, Deadline deadline);
@@ -105,11 +105,15 @@ class Communicator {
   // Until NCCL is no longer in progress.
   absl::Status AwaitReady(const std::string& doing, const std::set<uint32_t>& ranks,
                           Deadline deadline, const char* reason);
-  // One turn of a wait: asks `interrupted`, looks at the deadline, pauses.
+  // What whoever uses it says in between.
+  absl::Status Interrupted() const;
+  // One turn of a wait: looks at the deadline, pauses.
   absl::Status Pause(const std::string& doing, const std::set<uint32_t>& ranks, Deadline deadline,
                      const char* reason, int turn) const;
   // Aborts and remembers; answers `status` with the rank.
   absl::Status Fail(absl::Status status);
+  // The same, without: whose fault it is, `status` says itself, if anybody's.
+  absl::Status GiveUp(absl::Status status);
   // ncclCommAbort or ncclCommDestroy, by `end`; the handle is gone afterwards.
   absl::Status EndHandle(decltype(&ncclCommAbort) end, const char* doing);
   std::set<uint32_t> Others() const;
