@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import _client
-from . import _lazy, _load, _module, _native
+from . import _lazy, _load, _module, _native, _private
 from ._spread import DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -47,6 +47,8 @@ def set_model_state_dict(
     original = _native.original(*_ORIGINAL)
     if not (wish.full_state_dict and (wish.broadcast_from_rank0 or lazy)):
         return original(model, model_state_dict, options=options)  # its ValueError, too
+    if not lazy:
+        model_state_dict = _private.by_name(model, model_state_dict)
     own = Options(timeout, address, client, digest)
     return _native.stand_in(
         "set_model_state_dict",
