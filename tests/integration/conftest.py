@@ -25,10 +25,20 @@ def pytest_collection_modifyitems(items):
         pytest.exit(f"there is no {BINARIES}/ckptd; run deploy/setup --build first", returncode=3)
 
 
+def recorded(terminalreporter, name):
+    """The values that tests recorded under `name`."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    return [value for report in reports if report.when == "call"
+            for key, value in report.user_properties if key == name]
+
+
 def pytest_terminal_summary(terminalreporter):
-    """The table of what became of loads in which something died: tests record rows as "fault"."""
-    rows = [value for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
-            if report.when == "call" for name, value in report.user_properties if name == "fault"]
+    """The table of what became of loads in which something died, and what tests of others passed."""
+    counts = recorded(terminalreporter, "foreign")
+    if counts:
+        terminalreporter.section("tests of others, without ckptd and with it")
+        terminalreporter.write("".join(counts))
+    rows = recorded(terminalreporter, "fault")
     if not rows:
         return
     terminalreporter.section("stage x process x outcome")

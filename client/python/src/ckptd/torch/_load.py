@@ -16,7 +16,7 @@ from .._errors import Error, InvalidArgument, Unimplemented
 from .._layout import RankLayout
 from .._rpc import Deadline
 from .._shard import Shard
-from . import _buffers, _memory, _place, _private, _targets
+from . import _buffers, _memory, _names, _place, _private, _targets
 from ._result import LoadResult
 from ._targets import Target
 
@@ -103,7 +103,7 @@ def _load_into(
     model, source, mode, handle, dtype, strict, deadline, digest, address, client, init_buffers
 ) -> LoadResult:
     clock = Clock()
-    model = _targets.without_ddp(model)
+    model = _names.without_ddp(model)
     targets = list_targets(model, dtype)
     _check_mode(mode, targets)
     clock.lap("model")
@@ -192,14 +192,14 @@ def list_targets(model: nn.Module, dtype: Optional[torch.dtype] = None) -> List[
 
     Puts FSDP into the state between two steps. Raises ckptd.Error.
     """
-    modules = list(model.named_modules(remove_duplicate=False))
+    modules = _names.modules_of(model)
     groups = _private.Groups(module for _, module in modules)
-    flats = _private.flats_of(modules, _targets.clean)
+    flats = _private.flats_of(modules, _names.clean)
     groups.settle()
     for flat in flats:
         flat.settle()
     targets = _targets.collect(modules, groups, flats)
-    _targets.choose_dtypes(targets, dtype, _private.buffer_dtypes(modules, _targets.clean))
+    _targets.choose_dtypes(targets, dtype, _private.buffer_dtypes(modules, _names.clean))
     _check_devices(targets)
     return targets
 

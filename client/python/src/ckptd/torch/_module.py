@@ -5,8 +5,9 @@ from typing import Any, Callable, Iterable, List, Mapping, Tuple
 from torch import nn
 
 from . import _load, _private
+from ._names import clean
 from ._spread import Check, DtypeFor, Given, Have, Options, Spread, Wanted, spread
-from ._targets import Target, clean, stated
+from ._targets import Target, stated
 
 _EXTRA = "_extra_state"
 

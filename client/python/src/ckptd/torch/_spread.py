@@ -21,7 +21,7 @@ from .. import _address, _client
 from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._shard import Shard
-from . import _agree, _lazy, _load, _memory, _place, _private, _stage, _targets
+from . import _agree, _lazy, _load, _memory, _names, _place, _private, _stage, _targets
 from ._lazy import InFile
 from ._place import Entry
 from ._result import LoadResult
@@ -146,7 +146,7 @@ class _Source:
 
     def word(self, doing: str, given: Given, check: Check, own: _client.Client) -> str:
         """What the others have to know, as JSON."""
-        entries = {_targets.clean(name): e for name, e in _entries(given, own).items()}
+        entries = {_names.clean(name): e for name, e in _entries(given, own).items()}
         missing, unexpected = check({n: _have(e) for n, e in entries.items()}, self._wanted)
         parts: Dict[Tuple[str, int], set] = {}
         take, staged = {}, {}

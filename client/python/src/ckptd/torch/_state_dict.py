@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from .. import _client
-from . import _lazy, _load, _module, _native, _targets
+from . import _lazy, _load, _module, _names, _native, _private
 from ._spread import DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -52,6 +52,8 @@ def set_model_state_dict(
     original = _native.original(*_ORIGINAL)
     if not (wish.full_state_dict and (wish.broadcast_from_rank0 or lazy)):
         return original(model, model_state_dict, options=options)  # its ValueError, too
+    if not lazy:
+        model_state_dict = _private.by_name(model, model_state_dict)
     own = Options(timeout, address, client, digest)
     return _native.stand_in(
         "set_model_state_dict",
@@ -68,7 +70,7 @@ def _native_options(full_state_dict: bool) -> Any:
 
 
 def _spread(model: nn.Module, given: Given, wish: Any, options: Options) -> Any:
-    model = _targets.without_ddp(model)
+    model = _names.without_ddp(model)
 
     def check(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
         missing, unexpected = _module.compare_names(have, wanted)

@@ -10,7 +10,6 @@ from typing import Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from .._errors import FailedPrecondition, InvalidArgument, Unimplemented
 from .._layout import (
@@ -23,12 +22,11 @@ from .._layout import (
     Sharding,
 )
 from . import _private, _memory
+from ._names import clean
 
 # There are as many of some objects as tensors: fewer dictionaries are fewer pages of memory.
 SLOTS = {"slots": True} if sys.version_info >= (3, 10) else {}
 _CPU = torch.device("cpu")
-# Wrappers that put themselves into module paths but not into checkpoint names.
-_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 @dataclass(**SLOTS)
@@ -72,21 +70,6 @@ def stated(target: Target) -> List[Tuple[List[str], torch.Size]]:
     if target.flat is None:
         return [(target.names, target.tensor.shape)]
     return [(member.names, member.shape) for member in target.flat.members]
-
-
-def without_ddp(model: nn.Module) -> nn.Module:
-    """What DistributedDataParallel wraps: no checkpoint has its prefix."""
-    while isinstance(model, DistributedDataParallel):
-        model = model.module
-    return model
-
-
-def clean(name: str) -> str:
-    """A module path's name as a checkpoint has it."""
-    for wrapper in _WRAPPERS:
-        if wrapper in name:
-            name = name.replace(wrapper, "")
-    return name
 
 
 def collect(

@@ -1,0 +1,44 @@
+"""The names that checkpoints have for a model's tensors, where module paths say more."""
+
+from typing import List, Tuple
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+# Wrappers that put themselves into module paths but not into checkpoint names.
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+# By it modules whose hooks leave a child's name out of state dicts tell torch's functions so.
+_LEFT_OUT = "_fqn_modifiers"
+
+
+def without_ddp(model: nn.Module) -> nn.Module:
+    """What DistributedDataParallel wraps: no checkpoint has its prefix."""
+    while isinstance(model, DistributedDataParallel):
+        model = model.module
+    return model
+
+
+def clean(name: str) -> str:
+    """A module path's name as a checkpoint has it."""
+    for wrapper in _WRAPPERS:
+        if wrapper in name:
+            name = name.replace(wrapper, "")
+    return name
+
+
+def modules_of(model: nn.Module) -> List[Tuple[str, nn.Module]]:
+    """(path, module), by every path there is, without the names that modules leave out."""
+    modules = list(model.named_modules(remove_duplicate=False))
+    left_out = {
+        f"{path}.{child}" if path else child
+        for path, module in modules
+        if hasattr(type(module), _LEFT_OUT)
+        for child in getattr(module, _LEFT_OUT)().values()
+    }
+    return [(_without(path, left_out), module) for path, module in modules] if left_out else modules
+
+
+def _without(path: str, left_out: set) -> str:
+    parts = path.split(".")
+    kept = (part for n, part in enumerate(parts, 1) if ".".join(parts[:n]) not in left_out)
+    return ".".join(kept)
