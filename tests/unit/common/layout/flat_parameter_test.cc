@@ -163,6 +163,19 @@ TEST_F(FlatParameters, AreRefusedWhenTheyAreCutIntoMoreThanOneRun) {
   EXPECT_THAT(Refused(), FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch));
 }
 
+TEST_F(FlatParameters, AreRefusedWhenTheirMembersDoNotFitIntoThem) {
+  const RankLayout good = layout_;
+  const auto refused = [&](const auto& bend) {
+    layout_ = good;
+    bend(layout_);
+    return Refused();
+  };
+  const auto mismatch = FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch);
+  EXPECT_THAT(refused([](RankLayout& l) { l.targets[1].flat->begin = 5; }), mismatch) << "overlap";
+  EXPECT_THAT(refused([](RankLayout& l) { l.targets[1].flat->begin = 11; }), mismatch) << "end";
+  EXPECT_THAT(refused([](RankLayout& l) { l.targets[1].dtype = Dtype::kBF16; }), mismatch);
+}
+
 TEST_F(FlatParameters, AreRefusedWhenMalformed) {
   const RankLayout good = layout_;
   const auto refused = [&](const auto& bend) {
