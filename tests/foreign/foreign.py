@@ -95,7 +95,9 @@ def fetch(package, version):
             "--dest", CACHE, environment={"PYTHONPATH": str(HERE), "CKPTD_FOREIGN_VERSION": version})
         with tempfile.TemporaryDirectory(dir=CACHE) as unpacked:  # all of it is there, or nothing
             with tarfile.open(CACHE / f"{package}-{version}.tar.gz") as archive:
-                archive.extractall(unpacked, filter="data")
+                # Python 3.11.4 and newer know it; what comes is PyPI's, by its version.
+                safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+                archive.extractall(unpacked, **safely)
             (pathlib.Path(unpacked) / folder.name).rename(folder)
     return folder
 
