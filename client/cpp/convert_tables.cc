@@ -157,8 +157,8 @@ absl::Status AppendSource(const v1::InspectCheckpointResponse& page, SourceInfo&
   }
   if (page.source_identity() != out.identity) {
     return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
-                     fmt::format("inspecting {}: its files were replaced or written between two "
-                                 "pages of its tensors; inspect it again",
+                     fmt::format("inspecting {}: its files, or their links, owner or mode, have "
+                                 "changed between two pages of its tensors; inspect it again",
                                  out.source));
   }
   if (static_cast<size_t>(table.names_size()) > kMaxTensors - out.tensors.size()) {

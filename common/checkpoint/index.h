@@ -69,7 +69,7 @@ struct CheckpointIndex {
 };
 
 // Digest over who the files were, in their order: equal for files that nobody replaced
-// or wrote in between.
+// or wrote in between, also as two hosts see them.
 uint64_t IdentityOf(const std::vector<SourceFile>& files);
 
 }  // namespace ckptd

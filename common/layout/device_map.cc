@@ -21,11 +21,19 @@
 namespace ckptd {
 namespace {
 
+absl::Status TooMuch(const std::string& what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                   "planning devices: " + what);
+}
+
 // Gives modules to devices, one device after the other and never back. What is left to place
 // is a row of modules, of which the first one is placed, taken apart, or makes for the next
 // device.
 class Placing {
  public:
+  // A module that is put back or taken apart has its ties looked at again: a second at worst.
+  static constexpr uint64_t kMostLooks = uint64_t{1} << 22;
+
   Placing(const ModuleTree& tree, const std::vector<std::string>& no_split,
           std::vector<DeviceLimit> memory)
       : tree_(tree), memory_(std::move(memory)), whole_(tree.nodes.size()) {
@@ -123,13 +131,14 @@ class Placing {
   }
 
   // The tensors outside of `node` that are also inside.
-  absl::StatusOr<std::vector<Tie>> TiesOf(size_t node) const {
+  absl::StatusOr<std::vector<Tie>> TiesOf(size_t node) {
     std::vector<Tie> out;
     const auto inside = ties_inside_.find(node);
     if (inside == ties_inside_.end()) return out;
     const std::string own = tree_.nodes[node].name + ".";
     for (const size_t tie : inside->second) {
       for (const std::string& name : tree_.ties[tie]) {
+        if (++looked_ > kMostLooks) return TooMuch("its ties are looked at again too often");
         if ((name + ".").find(own) != name.npos) continue;
         CKPTD_ASSIGN_OR_RETURN(const size_t module, LeftModuleOf(node, name));
         out.push_back({name, module});
@@ -223,6 +232,7 @@ class Placing {
   std::vector<bool> whole_;  // per node: cannot be taken apart
   std::unordered_map<std::string_view, size_t> positions_;  // of nodes, by name
   size_t longest_name_ = 0;
+  uint64_t looked_ = 0;  // at tied names, so far
   std::unordered_map<size_t, std::set<size_t>> ties_inside_;  // of a node: the ties that reach in
   std::list<size_t> left_;
   std::vector<bool> is_left_;                       // per node
@@ -236,11 +246,6 @@ class Placing {
   std::vector<int64_t> placed_;  // per device
   std::map<size_t, size_t> device_of_;
 };
-
-absl::Status TooMuch(const std::string& what) {
-  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   "planning devices: " + what);
-}
 
 // What looking for patterns and ties costs, before it is begun.
 absl::Status CheckWork(const ModuleTree& tree, const DeviceMapOptions& options) {

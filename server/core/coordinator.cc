@@ -141,13 +141,6 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
   return *name;
 }
 
-void Coordinator::Served(uint32_t rank, const ServedLoad& served) {
-  rounds_.Served(rank, served.name, served.load_key, served.deadline, Clock::now());
-  MutexLock lock(mutex_);
-  wake_ = true;
-  changed_.NotifyAll();
-}
-
 absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
                                             const std::vector<ResidentCheckpoint>& residents) {
   const uint64_t before = parts_.membership.epoch();
@@ -167,7 +160,6 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
     MutexLock lock(mutex_);
     if (running_ != nullptr) running_->NoteReading(call.rank, *call.reading);
   }
-  for (const ServedLoad& served : call.served) Served(call.rank, served);
   for (const CheckpointInfo& info : parts_.catalog.List()) {
     if (info.state == CheckpointState::kLoading) reply.loads.emplace_back(info.name, info.progress);
   }

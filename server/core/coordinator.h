@@ -42,9 +42,6 @@ class Coordinator {
   // Errors: LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, DEADLINE (file metadata).
   absl::StatusOr<std::string> Propose(uint32_t rank, const LoadRequest& request);
 
-  // A client of `rank` was served from a shard that is resident: no round waits for it.
-  void Served(uint32_t rank, const ServedLoad& served);
-
   absl::StatusOr<JoinReply> Join(const MemberIdentity& identity,
                                  const std::vector<ResidentCheckpoint>& residents);
   absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call);

@@ -18,8 +18,6 @@ constexpr std::chrono::seconds kJoinDeadline{3};
 constexpr std::chrono::seconds kProposeDeadline{8};
 constexpr std::chrono::milliseconds kFirstRetry{50};
 constexpr std::chrono::seconds kLastRetry{1};
-// Different loads of one trainer between two heartbeats.
-constexpr size_t kMostServed = 64;
 constexpr std::chrono::nanoseconds kOften = std::chrono::milliseconds(100);
 
 // The transfer itself reports more often, through Execute, but only until the leader
@@ -89,21 +87,11 @@ absl::StatusOr<std::string> Follower::Propose(const LoadRequest& request, Deadli
                                 std::min(deadline, Clock::now() + kProposeDeadline));
 }
 
-void Follower::Served(ServedLoad served) {
-  MutexLock lock(mutex_);
-  std::erase_if(served_, [&](const ServedLoad& known) { return known.load_key == served.load_key; });
-  if (served_.size() == kMostServed) served_.erase(served_.begin());
-  served_.push_back(std::move(served));
-  tell_ = true;
-  changed_.NotifyAll();
-}
-
 bool Follower::Pause(std::chrono::nanoseconds duration) {
   MutexLock lock(mutex_);
-  changed_.WaitUntil(mutex_, Clock::now() + std::chrono::duration_cast<Clock::duration>(duration),
-                     [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || tell_; });
-  tell_ = false;
-  return !stopping_;
+  return !changed_.WaitUntil(
+      mutex_, Clock::now() + std::chrono::duration_cast<Clock::duration>(duration),
+      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; });
 }
 
 void Follower::Loop() {
@@ -166,12 +154,8 @@ bool Follower::Join() {
 bool Follower::Beat() {
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
   const uint64_t since = parts_.catalog.Tick();
-  HeartbeatCall call{identity_.rank, identity_.incarnation, members_epoch_, parts_.reading()};
-  {
-    MutexLock lock(mutex_);
-    call.served = served_;
-  }
-  auto reply = parts_.leader->Heartbeat(call, deadline);
+  auto reply = parts_.leader->Heartbeat(
+      {identity_.rank, identity_.incarnation, members_epoch_, parts_.reading()}, deadline);
   if (!reply.ok()) {
     const bool forgotten = reply.status().code() == absl::StatusCode::kNotFound;
     if (!forgotten && Clock::now() - last_answer_ < timeout_) return true;
@@ -192,9 +176,6 @@ bool Follower::Beat() {
     }
   }
   MutexLock lock(mutex_);
-  std::erase_if(served_, [&call](const ServedLoad& served) {
-    return std::find(call.served.begin(), call.served.end(), served) != call.served.end();
-  });
   state_.epoch = std::max(state_.epoch, reply->epoch);
   state_.missing_ranks = reply->missing_ranks;
   changed_.NotifyAll();

@@ -52,8 +52,6 @@ class Follower {
   // leader's own answers move our epoch: anybody can reach the port.
   bool IsCurrent(uint64_t epoch) const;
   absl::StatusOr<std::string> Propose(const LoadRequest& request, Deadline deadline);
-  // Tells the leader, without waiting for it.
-  void Served(ServedLoad served);
   void Stop();
 
  private:
@@ -71,9 +69,6 @@ class Follower {
   State state_ ABSL_GUARDED_BY(mutex_);
   std::string secret_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // What the leader has not been told of; at most kMostServed.
-  std::vector<ServedLoad> served_ ABSL_GUARDED_BY(mutex_);
-  bool tell_ ABSL_GUARDED_BY(mutex_) = false;  // of one more of them, at once
   std::string leader_incarnation_;  // the loop's own
   std::chrono::nanoseconds interval_{std::chrono::seconds(1)};
   std::chrono::nanoseconds timeout_{std::chrono::seconds(5)};

@@ -83,22 +83,12 @@ struct JoinReply {
   std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(5);
 };
 
-// A trainer asked and was given the shard that was resident.
-struct ServedLoad {
-  std::string name;       // of the resident checkpoint
-  uint64_t load_key = 0;  // LoadKey of what the trainer asked for
-  Deadline deadline;      // of the trainer
-
-  bool operator==(const ServedLoad&) const = default;
-};
-
 struct HeartbeatCall {
   uint32_t rank = 0;
   std::string incarnation;
   // Epoch of HeartbeatReply::members as this member has them; 0: not at all.
   uint64_t members_epoch = 0;
   std::optional<ReadingNow> reading;
-  std::vector<ServedLoad> served = {};
 };
 
 struct HeartbeatReply {

@@ -67,7 +67,7 @@ LoadOutcome LoadRunner::Run() {
 
 absl::Status LoadRunner::FindLost(std::set<uint32_t>& lost) {
   for (uint32_t rank = 0; rank < load_.stated.size() && IsRankForm(load_.request); ++rank) {
-    if (load_.stated[rank] != nullptr || load_.served.count(rank) > 0) continue;
+    if (load_.stated[rank] != nullptr) continue;
     const auto holds =
         session_.links[rank]->Holds(load_.name, Sooner(load_.deadline, kCallDeadline));
     if (!holds.ok()) return OfRank(rank, holds.status());
@@ -120,7 +120,7 @@ absl::StatusOr<std::vector<Cohort>> LoadRunner::Cohorts() const {
   std::vector<std::shared_ptr<const RankLayout>> stated;
   for (uint32_t rank = 0; rank < session_.links.size(); ++rank) {
     if (IsRankForm(load_.request)) {
-      if (load_.stated[rank] == nullptr) continue;  // has its shard already
+      if (load_.stated[rank] == nullptr) continue;  // holds its shard already
       stated.push_back(load_.stated[rank]);
     }
     ranks.push_back(rank);

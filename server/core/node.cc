@@ -146,13 +146,6 @@ absl::StatusOr<std::string> Node::Propose(const LoadRequest& request) {
   return name;
 }
 
-void Node::TellServed(const std::string& name, const LoadRequest& request) {
-  if (!IsRankForm(request)) return;
-  ServedLoad served{name, LoadKey(request), Clock::now() + request.timeout};
-  if (coordinator_ != nullptr) return coordinator_->Served(0, served);
-  follower_->Served(std::move(served));
-}
-
 absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::string& request_id) {
   CKPTD_RETURN_IF_ERROR(CheckNotDraining());
   CKPTD_RETURN_IF_ERROR(
@@ -173,7 +166,6 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   reply.resident = resident.has_value();
   if (resident.has_value()) {
     name = *resident;
-    TellServed(name, request);
   } else {
     reply.differs = catalog_.NearMiss(request);
     CKPTD_ASSIGN_OR_RETURN(name, Propose(request));

@@ -127,8 +127,6 @@ class Node {
 
  private:
   absl::StatusOr<std::string> Propose(const LoadRequest& request);
-  // Other ranks may need a round of this load, which then goes on without this rank.
-  void TellServed(const std::string& name, const LoadRequest& request);
   // The resident checkpoint that answers the request, if its files are unchanged.
   absl::StatusOr<std::optional<std::string>> FindResident(const LoadRequest& request);
   absl::Status ClaimRequestId(const std::string& request_id, const LoadRequest& request,

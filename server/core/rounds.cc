@@ -6,14 +6,11 @@
 namespace ckptd {
 
 const KnownCheckpoint* Rounds::FindKnown(uint32_t rank, uint64_t key, uint64_t digest) const {
-  const KnownCheckpoint* without = nullptr;
   for (const auto& [name, known] : known_) {
     if (known.load_key != key || known.holders.empty()) continue;
-    if (rank >= known.request_digests.size()) continue;
-    if (known.request_digests[rank] == digest) return &known;
-    if (known.request_digests[rank] == 0) without = &known;
+    if (rank < known.request_digests.size() && known.request_digests[rank] == digest) return &known;
   }
-  return without;
+  return nullptr;
 }
 
 std::optional<std::vector<SourceFile>> Rounds::FilesToCheck(uint32_t rank,
@@ -52,8 +49,7 @@ bool Rounds::Takes(const std::string& name, const Round& round, uint32_t rank,
   const uint64_t digest = RequestDigest(request);
   // A rank that already stated something else belongs to a later round.
   if (round.digests[rank] != 0) return round.digests[rank] == digest;
-  // Who was served from another checkpoint may ask for something else yet.
-  if (!round.running || round.served.ranks.count(rank) > 0) return true;
+  if (!round.running) return true;
   const auto known = known_.find(name);
   return known != known_.end() && known->second.request_digests[rank] == digest;
 }
@@ -70,56 +66,6 @@ bool Rounds::WaitWhileEnding(uint32_t rank, const LoadRequest& request, Deadline
   return ended_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !IsEnding(rank, request);
   });
-}
-
-void Rounds::ServedRanks::Add(uint32_t rank, const std::vector<SourceFile>& from,
-                              Deadline deadline) {
-  // Of a checkpoint that was replaced meanwhile, nobody has what the others will get.
-  if (files != from) ranks.clear();
-  files = from;
-  ranks[rank] = deadline;
-}
-
-Rounds::Round& Rounds::Open(const std::string& name, const LoadRequest& request,
-                            Deadline deadline, Clock::time_point now) {
-  Round round = NewRound(request, deadline);
-  const auto at = served_.find(round.load_key);
-  if (at != served_.end() && IsRankForm(request)) {
-    round.served = std::move(at->second);
-    std::erase_if(round.served.ranks, [now](const auto& entry) { return entry.second <= now; });
-    served_.erase(at);
-  }
-  return rounds_[name] = std::move(round);
-}
-
-void Rounds::Served(uint32_t rank, const std::string& name, uint64_t load_key, Deadline deadline,
-                    Clock::time_point now) {
-  MutexLock lock(mutex_);
-  if (const auto at = rounds_.find(name); at != rounds_.end() && at->second.running) {
-    at->second.early[rank] = {load_key, deadline};
-    return;
-  }
-  const auto known = known_.find(name);
-  if (known == known_.end() || known->second.holders.count(rank) == 0) return;
-  for (auto at = served_.begin(); at != served_.end();) {
-    std::erase_if(at->second.ranks, [now](const auto& entry) { return entry.second <= now; });
-    at = at->second.ranks.empty() ? served_.erase(at) : std::next(at);
-  }
-  NoteServed(rank, load_key, known->second.files, deadline);
-}
-
-void Rounds::NoteServed(uint32_t rank, uint64_t load_key, const std::vector<SourceFile>& files,
-                        Deadline deadline) {
-  for (auto& [open, round] : rounds_) {
-    if (round.running || round.load_key != load_key || !IsRankForm(round.request)) continue;
-    // What it stated there itself, others may wait for.
-    if (round.digests[rank] == 0) round.served.Add(rank, files, deadline);
-    return;
-  }
-  ServedRanks& served = served_[load_key];
-  served.Add(rank, files, deadline);
-  // Nobody is left who could need a round.
-  if (served.ranks.size() == world_size_) served_.erase(load_key);
 }
 
 std::optional<std::string> Rounds::Propose(uint32_t rank, const LoadRequest& request, bool reuse,
@@ -139,7 +85,7 @@ std::optional<std::string> Rounds::Propose(uint32_t rank, const LoadRequest& req
     }
     const bool join = known != nullptr && rounds_.count(known->name) == 0;
     name = join ? known->name : "checkpoints/" + RandomHex(8);
-    Open(name, request, deadline, now);
+    rounds_.emplace(name, NewRound(request, deadline));
   }
   Round& round = rounds_.at(name);
   if (!round.running) {
@@ -152,24 +98,13 @@ std::optional<std::string> Rounds::Propose(uint32_t rank, const LoadRequest& req
   return name;
 }
 
-bool Rounds::IsApart(const std::string& name, const Round& round, uint32_t rank) const {
-  const auto known = known_.find(name);
-  if (known == known_.end()) return round.served.ranks.count(rank) > 0;
-  if (known->second.holders.count(rank) > 0) return false;
-  // The others loaded it without this one; or its trainer has the same bytes from elsewhere.
-  if (known->second.request_digests[rank] == 0) return true;
-  return round.served.ranks.count(rank) > 0 && round.served.files == known->second.files;
-}
-
 std::vector<int32_t> Rounds::MissingOf(const std::string& name, const Round& round) const {
   std::vector<int32_t> missing;
   if (!IsRankForm(round.request)) return missing;
   const auto known = known_.find(name);
   for (uint32_t rank = 0; rank < world_size_; ++rank) {
     const bool held = known != known_.end() && known->second.holders.count(rank) > 0;
-    if (round.digests[rank] == 0 && !held && !IsApart(name, round, rank)) {
-      missing.push_back(static_cast<int32_t>(rank));
-    }
+    if (round.digests[rank] == 0 && !held) missing.push_back(static_cast<int32_t>(rank));
   }
   return missing;
 }
@@ -180,24 +115,15 @@ std::vector<ReadyLoad> Rounds::TakeReady() {
   for (auto& [name, round] : rounds_) {
     if (round.running || !MissingOf(name, round).empty()) continue;
     round.running = true;
-    ReadyLoad load{name, round.request, round.deadline, {}, round.stated, round.digests,
-                   {}};
+    ReadyLoad load{name, round.request, round.deadline, {}, round.stated, round.digests};
     const auto known = known_.find(name);
-    if (known != known_.end() && !known->second.holders.empty()) {
-      load.files = known->second.files;
-    } else if (!round.served.ranks.empty()) {
-      load.files = round.served.files;
-    }
+    if (known != known_.end() && !known->second.holders.empty()) load.files = known->second.files;
     for (uint32_t rank = 0; rank < world_size_; ++rank) {
       if (!IsRankForm(round.request)) {
         load.request_digests[rank] = RequestDigest(round.request);
-        continue;
-      }
-      if (load.request_digests[rank] != 0) continue;
-      if (known != known_.end()) {
+      } else if (load.request_digests[rank] == 0 && known != known_.end()) {
         load.request_digests[rank] = known->second.request_digests[rank];
       }
-      if (IsApart(name, round, rank)) load.served.insert(rank);
     }
     ready.push_back(std::move(load));
   }
@@ -263,23 +189,11 @@ void Rounds::Finished(const std::string& name, const LoadOutcome& outcome) {
   if (!outcome.holders.empty()) NoteHolders(name, at->second, outcome);
   const Round ended = std::move(at->second);
   rounds_.erase(at);
-  if (!outcome.status.ok()) return;
-  NoteJoined(ended, outcome.files);
-  if (ended.late.empty()) return;
+  if (!outcome.status.ok() || ended.late.empty()) return;
   Round next = NewRound(ended.late.front().request, ended.late.front().deadline);
   next.late = ended.late;
   AddLate(next);
   rounds_.emplace(name, std::move(next));
-}
-
-// Who states its tensors while others hold theirs has what it asked for, as they have.
-void Rounds::NoteJoined(const Round& ended, const std::vector<SourceFile>& files) {
-  if (!IsRankForm(ended.request)) return;
-  for (const auto& [rank, asked] : ended.early) NoteServed(rank, asked.first, files, asked.second);
-  if (std::count(ended.digests.begin(), ended.digests.end(), 0) == 0) return;
-  for (uint32_t rank = 0; rank < world_size_; ++rank) {
-    if (ended.digests[rank] != 0) NoteServed(rank, ended.load_key, files, ended.deadline);
-  }
 }
 
 void Rounds::PutBack(const std::string& name, Round& round, const std::set<uint32_t>& lost) {

@@ -1,7 +1,6 @@
 // What clients have asked the group for: gathers proposals until a load can
 // start. In rule form one proposal is enough; in rank form every rank states its
-// tensors, except those whose shard is resident already: under that name, or under
-// another one from which their trainers were served. Leader only.
+// tensors, except those whose shard is resident already. Leader only.
 // Thread-safe; time is passed in.
 #ifndef CKPTD_SERVER_CORE_ROUNDS_H_
 #define CKPTD_SERVER_CORE_ROUNDS_H_
@@ -26,12 +25,9 @@ struct ReadyLoad {
   Deadline deadline;
   // What the ranks that hold it already were loaded from; empty when there are none.
   std::vector<SourceFile> files;
-  // Rank form: per rank what it stated; null for ranks that hold it already, or that
-  // were served.
+  // Rank form: per rank what it stated; null for ranks that hold it already.
   std::vector<std::shared_ptr<const RankLayout>> stated;
   std::vector<uint64_t> request_digests;
-  // Ranks whose trainers were served from another checkpoint: nothing is asked of them.
-  std::set<uint32_t> served = {};
 };
 
 // A checkpoint that some ranks hold.
@@ -67,10 +63,6 @@ class Rounds {
   // mean other files already (WaitWhileEnding, then check them and ask again).
   std::optional<std::string> Propose(uint32_t rank, const LoadRequest& request, bool reuse,
                                      Clock::time_point now);
-  // That rank's trainer asked for a load and was served from the shard of `name` that is
-  // resident there: nobody waits for its statement, until its deadline.
-  void Served(uint32_t rank, const std::string& name, uint64_t load_key, Deadline deadline,
-              Clock::time_point now);
   // Waits while a load that the request would join is being published. False at the
   // deadline.
   bool WaitWhileEnding(uint32_t rank, const LoadRequest& request, Deadline deadline) const;
@@ -100,14 +92,6 @@ class Rounds {
   void SetResidents(uint32_t rank, const std::vector<ResidentCheckpoint>& residents);
 
  private:
-  // Rank form: ranks that have what they asked for without a round of all ranks, until
-  // when that counts, and the files that all of them have it from.
-  struct ServedRanks {
-    std::vector<SourceFile> files;
-    std::map<uint32_t, Deadline> ranks;
-
-    void Add(uint32_t rank, const std::vector<SourceFile>& from, Deadline deadline);
-  };
   struct Round {
     LoadRequest request;
     uint64_t load_key = 0;
@@ -117,7 +101,6 @@ class Rounds {
     bool failing = false;
     std::vector<std::shared_ptr<const RankLayout>> stated;
     std::vector<uint64_t> digests;  // per rank, 0 when not stated
-    ServedRanks served;
     // Rank form: ranks that were taken for holders and asked while it ran.
     struct Late {
       uint32_t rank = 0;
@@ -125,14 +108,9 @@ class Rounds {
       Deadline deadline;
     };
     std::vector<Late> late;
-    // Ranks that were served from it before its end was noted: load key, deadline.
-    std::map<uint32_t, std::pair<uint64_t, Deadline>> early;
   };
   Round NewRound(const LoadRequest& request, Deadline deadline) const;
   static void Add(Round& round, uint32_t rank, const LoadRequest& request);
-  // Opens a round under that name, with who was served before.
-  Round& Open(const std::string& name, const LoadRequest& request, Deadline deadline,
-              Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether a request of `rank` belongs to that open or running round.
   bool Takes(const std::string& name, const Round& round, uint32_t rank,
              const LoadRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -141,20 +119,11 @@ class Rounds {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteHolders(const std::string& name, const Round& round, const LoadOutcome& outcome)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void NoteJoined(const Round& ended, const std::vector<SourceFile>& files)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The statements that came late, in the round itself.
   static void AddLate(Round& round);
 
-  // The known checkpoint in which that is what the rank stated, or else one that the
-  // others loaded without it.
   const KnownCheckpoint* FindKnown(uint32_t rank, uint64_t key, uint64_t digest) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether the round goes on without that rank, which holds nothing under its name.
-  bool IsApart(const std::string& name, const Round& round, uint32_t rank) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void NoteServed(uint32_t rank, uint64_t load_key, const std::vector<SourceFile>& files,
-                  Deadline deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<int32_t> MissingOf(const std::string& name, const Round& round) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -166,8 +135,6 @@ class Rounds {
   mutable CondVar ended_;
   std::map<std::string, Round> rounds_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, KnownCheckpoint> known_ ABSL_GUARDED_BY(mutex_);
-  // Who was served while no round of that load was open: by load key.
-  std::map<uint64_t, ServedRanks> served_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptd

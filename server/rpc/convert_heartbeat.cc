@@ -14,12 +14,6 @@ v1::HeartbeatRequest ToProto(const HeartbeatCall& call) {
     out.mutable_reading()->set_name(call.reading->name);
     *out.mutable_reading()->mutable_done() = ToProto(call.reading->done);
   }
-  for (const ServedLoad& served : call.served) {
-    v1::ServedLoad& load = *out.add_served();
-    load.set_name(served.name);
-    load.set_load_key(served.load_key);
-    *load.mutable_timeout() = ToProto(served.deadline - Clock::now());
-  }
   return out;
 }
 
@@ -30,10 +24,6 @@ HeartbeatCall FromProto(const v1::HeartbeatRequest& request) {
   call.members_epoch = request.members_epoch();
   if (!request.reading().name().empty()) {
     call.reading = {request.reading().name(), FromProto(request.reading().done())};
-  }
-  for (const v1::ServedLoad& load : request.served()) {
-    call.served.push_back(
-        {load.name(), load.load_key(), Clock::now() + FromProto(load.timeout())});
   }
   return call;
 }

@@ -81,7 +81,7 @@ def test_a_header_is_never_read_with_the_bytes_of_another_file(start, path, in_p
         pathlib.Path(path).with_name("other").rename(path)
     if resident:
         assert ckptd.safe_open(path, "pt", address=address).get_tensor("a")[0, 1] == 1001
-    with pytest.raises(ckptd.Aborted, match="replaced or written since it was opened; open it again") as error:
+    with pytest.raises(ckptd.Aborted, match="have changed since it was opened; open it again") as error:
         opened.get_tensor("a")
     assert error.value.reason == "SOURCE_CHANGED"
     assert ckptd.safe_open(path, "pt", address=address).get_tensor("a")[0, 1] == 1001

@@ -225,7 +225,7 @@ def test_inspect_never_mixes_pages_of_two_files(client, daemon, source):
         return real(request)
 
     daemon.page, daemon.InspectCheckpoint = 1, replaced_after_the_first_page
-    with pytest.raises(ckptd.Aborted, match="between two pages.*open it again") as error:
+    with pytest.raises(ckptd.Aborted, match="between two pages.*inspect it again") as error:
         client.inspect(source[0])
     assert error.value.reason == "SOURCE_CHANGED"
 

@@ -212,7 +212,9 @@ class Client:
                     reply.source_identity,
                 )
             elif reply.source_identity != result.identity:
-                raise source_changed(path, "between two pages of its tensors")
+                raise source_changed(
+                    path, "between two pages of its tensors", "inspect it again"
+                )
             _types.add_page(result, reply.tensors)
             if not reply.next_page_token:
                 return result

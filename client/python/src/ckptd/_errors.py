@@ -115,9 +115,9 @@ def make(number: int, message: str, reason: str = "", facts=None) -> Error:
     return BY_NUMBER.get(number, Unknown)(message, reason, facts)
 
 
-def source_changed(path: str, when: str) -> Aborted:
+def source_changed(path: str, when: str, then: str) -> Aborted:
     return Aborted(
-        f"reading {path}: its files were replaced or written {when}; open it again",
+        f"reading {path}: its files, or their links, owner or mode, have changed {when}; {then}",
         "SOURCE_CHANGED",
     )
 

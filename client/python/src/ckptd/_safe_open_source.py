@@ -61,7 +61,7 @@ class Source:
                     checkpoint = client.load(self.path, mode=mode, timeout=self.timeout)
                     # The header that callers have seen is of other bytes.
                     if checkpoint.source_identity != self.contents.identity:
-                        raise source_changed(self.path, "since it was opened")
+                        raise source_changed(self.path, "since it was opened", "open it again")
                     self._shards[mode] = client.acquire(checkpoint, mode)
             return self._shards[mode]
 

@@ -204,7 +204,7 @@ TEST(SourceTable, IsNeverOfPagesOfDifferentFiles) {
   EXPECT_EQ(source.identity, "1");
   ASSERT_OK(AppendSource(page, source));
   page.set_source_identity("2");
-  EXPECT_THAT(AppendSource(page, source), Says("inspecting /m/a: its files were replaced"));
+  EXPECT_THAT(AppendSource(page, source), Says("inspecting /m/a: its files, or their links"));
 }
 
 }  // namespace

@@ -135,6 +135,24 @@ TEST(DeviceMap, RefusesWhatWouldTakeForever) {
               refused);
 }
 
+// A module that is tied with so many others that each of them is taken apart in a step of its
+// own, in which all of its ties are looked at.
+TEST(DeviceMap, RefusesTiesThatWouldTakeForever) {
+  constexpr int kTies = 2'500;
+  FakeSource source;
+  ModuleTreeOptions tied;
+  for (int i = 0; i < kTies; ++i) {
+    const std::string number = std::to_string(i);
+    source.Add("m.t" + number, {1}, Dtype::kF32);
+    source.Add("x" + number + ".b.w", {1000}, Dtype::kF32);
+    tied.tied["x" + number + ".a.w"] = "m.t" + number;
+  }
+  tied.order = {"m"};
+  EXPECT_THAT(PlanDeviceMap(TreeOf(source.index(), tied),
+                            Options(DeviceMapWay::kSequential, "0=1,1=48000")),
+              FailsWith(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST"));
+}
+
 TEST(BalanceMemory, GivesEachGpuItsShareAndSomeMore) {
   FakeSource net = Net();
   const auto tree = TreeOf(net.index());

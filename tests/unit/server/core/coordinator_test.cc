@@ -62,28 +62,6 @@ TEST_F(CoordinatorTest, LoadsOnceAllRanksHaveStatedTheirTensors) {
   EXPECT_EQ(EndOf(1, name).state, CheckpointState::kActive);
 }
 
-TEST_F(CoordinatorTest, ARankLoadsAloneWhereTheOthersHaveWhatTheyAskFor) {
-  ASSERT_OK_AND_ASSIGN(const std::string old, coordinator_->Propose(0, Statement(0)));
-  ASSERT_OK(coordinator_->Propose(1, Statement(1)));
-  ASSERT_EQ(EndOf(0, old).state, CheckpointState::kActive);
-  coordinator_->Served(0, {old, LoadKey(Statement(0)), Soon()});
-  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(1, Statement(1, "b")));
-  group_.rank(1).catalog.Begin(name, Statement(1, "b"));
-  EXPECT_EQ(EndOf(1, name).state, CheckpointState::kActive);
-  EXPECT_FALSE(group_.rank(0).catalog.Get(name).ok());
-}
-
-TEST_F(CoordinatorTest, AHeartbeatTellsWhoWasServed) {
-  ASSERT_OK_AND_ASSIGN(const std::string old, coordinator_->Propose(0, Statement(0)));
-  ASSERT_OK(coordinator_->Propose(1, Statement(1)));
-  ASSERT_EQ(EndOf(0, old).state, CheckpointState::kActive);
-  HeartbeatCall beat = Beat(1);
-  beat.served = {{old, LoadKey(Statement(1)), Soon()}};
-  EXPECT_OK(coordinator_->Heartbeat(beat).status());
-  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Statement(0, "b")));
-  EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
-}
-
 TEST_F(CoordinatorTest, AHeartbeatTellsWhoIsWaitedFor) {
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(1, Statement(1)));
   ASSERT_OK_AND_ASSIGN(const HeartbeatReply reply, coordinator_->Heartbeat(Beat(1)));

@@ -33,20 +33,17 @@ class FakeLeader final : public LeaderLink {
     reply.incarnation = incarnation_;
     reply.version = version_;
     reply.secret = "secret of " + incarnation_;
-    reply.heartbeat_interval = interval_;
+    reply.heartbeat_interval = std::chrono::milliseconds(1);
     return reply;
   }
   absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call, Deadline) override {
     MutexLock lock(mutex_);
     if (call.reading.has_value()) read_ = call.reading;
-    if (!deaf_) served_.insert(served_.end(), call.served.begin(), call.served.end());
-    ++beats_;
     changed_.NotifyAll();
     if (forgetful_) {
       forgetful_ = false;
       return absl::NotFoundError("who is that");
     }
-    if (deaf_) return absl::UnavailableError("no answer");
     HeartbeatReply reply;
     reply.epoch = epoch_;
     reply.missing_ranks = missing_;
@@ -98,31 +95,6 @@ class FakeLeader final : public LeaderLink {
       return read_.has_value() && read_->done.storage_bytes == storage_bytes;
     });
   }
-  void BeatEvery(std::chrono::nanoseconds interval) {
-    MutexLock lock(mutex_);
-    interval_ = interval;
-  }
-  void Hear(bool hear) {
-    MutexLock lock(mutex_);
-    deaf_ = !hear;
-  }
-  bool WaitForBeats(int more) {
-    MutexLock lock(mutex_);
-    const int until = beats_ + more;
-    return changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return beats_ >= until;
-    });
-  }
-  // The checkpoints that it was told ranks were served from, until there are so many.
-  std::vector<std::string> WaitForServed(size_t count) {
-    MutexLock lock(mutex_);
-    changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return served_.size() >= count;
-    });
-    std::vector<std::string> names;
-    for (const ServedLoad& served : served_) names.push_back(served.name);
-    return names;
-  }
   size_t residents() const {
     MutexLock lock(mutex_);
     return residents_;
@@ -142,10 +114,6 @@ class FakeLeader final : public LeaderLink {
   std::string second_ ABSL_GUARDED_BY(mutex_) = "one";
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 5;
   std::optional<ReadingNow> read_ ABSL_GUARDED_BY(mutex_);
-  std::vector<ServedLoad> served_ ABSL_GUARDED_BY(mutex_);
-  std::chrono::nanoseconds interval_ ABSL_GUARDED_BY(mutex_) = std::chrono::milliseconds(1);
-  bool deaf_ ABSL_GUARDED_BY(mutex_) = false;
-  int beats_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 class FollowerTest : public ::testing::Test {
@@ -268,33 +236,6 @@ TEST_F(FollowerTest, TellsTheLeaderHowFarItHasRead) {
   EXPECT_TRUE(leader_->WaitForReading(1));
   counters->storage_bytes = 2;
   EXPECT_TRUE(leader_->WaitForReading(2));
-}
-
-TEST_F(FollowerTest, TellsTheLeaderOnceThatItsTrainerWasServed) {
-  const auto follower = Start();
-  ASSERT_TRUE(follower->WaitReady(Soon()));
-  follower->Served({"checkpoints/a", 1, Soon()});
-  EXPECT_THAT(leader_->WaitForServed(1), ::testing::ElementsAre("checkpoints/a"));
-  ASSERT_TRUE(leader_->WaitForBeats(3));
-  EXPECT_THAT(leader_->WaitForServed(1), ::testing::ElementsAre("checkpoints/a"));
-}
-
-TEST_F(FollowerTest, TellsALeaderThatDidNotHearAgain) {
-  const auto follower = Start();
-  ASSERT_TRUE(follower->WaitReady(Soon()));
-  leader_->Hear(false);
-  follower->Served({"checkpoints/a", 1, Soon()});
-  ASSERT_TRUE(leader_->WaitForBeats(3));
-  leader_->Hear(true);
-  EXPECT_THAT(leader_->WaitForServed(1), ::testing::ElementsAre("checkpoints/a"));
-}
-
-TEST_F(FollowerTest, TellsTheLeaderAtOnceThatItsTrainerWasServed) {
-  leader_->BeatEvery(std::chrono::hours(1));
-  const auto follower = Start();
-  ASSERT_TRUE(follower->WaitReady(Soon()));
-  follower->Served({"checkpoints/a", 1, Soon()});
-  EXPECT_THAT(leader_->WaitForServed(1), ::testing::ElementsAre("checkpoints/a"));
 }
 
 TEST_F(FollowerTest, HearsThatTheProcessOfARankIsGone) {

@@ -283,18 +283,6 @@ TEST(ConvertHeartbeat, KeepsWhatAMemberReads) {
   EXPECT_FALSE(FromProto(ToProto(call)).reading.has_value());
 }
 
-TEST(ConvertHeartbeat, KeepsWhatTrainersWereServedFrom) {
-  const Deadline deadline = Clock::now() + std::chrono::hours(1);
-  HeartbeatCall call{3, "one", 8, {}, {{"checkpoints/a", 7, deadline}}};
-  const HeartbeatCall back = FromProto(ToProto(call));
-  ASSERT_EQ(back.served.size(), 1u);
-  EXPECT_EQ(back.served[0].name, "checkpoints/a");
-  EXPECT_EQ(back.served[0].load_key, 7u);
-  // The time that is left travels, not the clock of the sender.
-  EXPECT_GE(back.served[0].deadline, deadline);
-  EXPECT_LT(back.served[0].deadline, deadline + std::chrono::minutes(1));
-}
-
 TEST(ConvertHeartbeat, KeepsTheAnswer) {
   HeartbeatReply reply;
   reply.epoch = 4;
