@@ -66,7 +66,7 @@ def test_stages_that_state_something_else_are_loaded_anew_together(trainers):
 def test_a_stage_that_alone_states_something_else_waits_no_longer_than_it_was_told(trainers):
     """The others are served what they hold, and need not state anything."""
     trainers.all(["ab", "c", "d"])
-    with pytest.raises(ckptd.DeadlineExceeded, match="no trainer of ranks 0, 2 has stated its tensors"):
+    with pytest.raises(ckptd.DeadlineExceeded, match="ranks 0, 2"):
         trainers.load(1, "cd", timeout=2)
     assert trainers.load(0, "ab").resident and trainers.load(1, "c").resident
 
