@@ -218,6 +218,8 @@ TEST(Communicator, TwoRanksOnOneGpuAreRefusedByNameWhereNcclDoesNotOfferIt) {
     const CudaDriver& driver = **CudaDriver::Load();
     crowded.device = CudaDevice::Open(driver, ListGpus(driver).value().front()).value();
     const absl::Status status = crowded.TryJoin(Patiently()).status();
+    // The process of rank 0 serves the id: it stays until the other has its answer.
+    self.rank == 0 ? self.Hear() : self.Say();
     EXPECT_EQ(ReasonOf(status), reason::kNcclFailed);
     EXPECT_THAT(MessageOf(status), AllOf(HasSubstr("GPU-"), HasSubstr("two ranks use one GPU")));
   });
