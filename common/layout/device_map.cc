@@ -36,13 +36,10 @@ class Placing {
 
   Placing(const ModuleTree& tree, const std::vector<std::string>& no_split,
           std::vector<DeviceLimit> memory)
-      : tree_(tree), memory_(std::move(memory)), whole_(tree.nodes.size()) {
+      : tree_(tree), memory_(std::move(memory)), no_split_(no_split), whole_(tree.nodes.size()) {
     for (size_t i = 1; i < tree.nodes.size(); ++i) {
       const ModuleNode& node = tree.nodes[i];
-      whole_[i] = node.modules.empty() ||
-                  std::any_of(no_split.begin(), no_split.end(), [&node](const std::string& glob) {
-                    return MatchesGlob(glob, node.name);
-                  });
+      whole_[i] = node.modules.empty() || no_split_.FirstOf(node.name) < no_split_.size();
       positions_[node.name] = i;
       longest_name_ = std::max(longest_name_, node.name.size());
     }
@@ -57,6 +54,7 @@ class Placing {
   }
 
   absl::Status Run() {
+    CKPTD_RETURN_IF_ERROR(no_split_.Check("planning devices"));
     Unfold(0, left_.begin());
     FindLargest();
     // At first also tensors beside modules count as layers.
@@ -229,6 +227,7 @@ class Placing {
 
   const ModuleTree& tree_;
   std::vector<DeviceLimit> memory_;
+  CountedGlobs no_split_;
   std::vector<bool> whole_;  // per node: cannot be taken apart
   std::unordered_map<std::string_view, size_t> positions_;  // of nodes, by name
   size_t longest_name_ = 0;
@@ -247,20 +246,10 @@ class Placing {
   std::map<size_t, size_t> device_of_;
 };
 
-// What looking for patterns and ties costs, before it is begun.
-absl::Status CheckWork(const ModuleTree& tree, const DeviceMapOptions& options) {
-  uint64_t bytes = 0;
+// What looking for ties costs, before it is begun.
+absl::Status CheckTies(const ModuleTree& tree) {
   uint64_t longest = 0;
-  for (const ModuleNode& node : tree.nodes) {
-    bytes += node.name.size();
-    longest = std::max<uint64_t>(longest, node.name.size());
-  }
-  if (!AreFewGlobs(options.no_split, bytes)) {
-    return TooMuch(fmt::format("there are too many patterns of modules that stay in one piece for "
-                               "the model's {} modules; use fewer, with * for what they have in "
-                               "common",
-                               tree.nodes.size()));
-  }
+  for (const ModuleNode& node : tree.nodes) longest = std::max<uint64_t>(longest, node.name.size());
   constexpr uint64_t kMaxSteps = uint64_t{1} << 32;
   constexpr uint64_t kMaxReach = uint64_t{1} << 20;  // no overflow below
   uint64_t steps = 0;
@@ -297,7 +286,7 @@ uint64_t Bytes(int64_t bits) { return CeilDivide(static_cast<uint64_t>(bits), 8)
 }  // namespace
 
 absl::StatusOr<DeviceMap> PlanDeviceMap(const ModuleTree& tree, const DeviceMapOptions& options) {
-  CKPTD_RETURN_IF_ERROR(CheckWork(tree, options));
+  CKPTD_RETURN_IF_ERROR(CheckTies(tree));
   std::vector<DeviceLimit> memory = options.max_memory;
   if (options.way != DeviceMapWay::kSequential) {
     CKPTD_ASSIGN_OR_RETURN(memory, BalanceMemory(tree, options));

@@ -1,10 +1,17 @@
 #include "common/layout/glob.h"
 
-#include <cstddef>
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
 
 namespace ckptd {
+namespace {
 
-bool MatchesGlob(std::string_view pattern, std::string_view text) {
+// False once `left`, which each step takes one from, is 0.
+bool Match(std::string_view pattern, std::string_view text, uint64_t& left) {
   size_t p = 0;
   size_t t = 0;
   // Only the latest star can need more characters: earlier ones have already
@@ -12,6 +19,7 @@ bool MatchesGlob(std::string_view pattern, std::string_view text) {
   size_t star = std::string_view::npos;
   size_t star_text = 0;
   while (t < text.size()) {
+    if (left == 0 || --left == 0) return false;
     if (p < pattern.size() && pattern[p] == '*') {
       star = p++;
       star_text = t;
@@ -29,11 +37,29 @@ bool MatchesGlob(std::string_view pattern, std::string_view text) {
   return p == pattern.size();
 }
 
-bool AreFewGlobs(std::span<const std::string> patterns, uint64_t name_bytes) {
-  constexpr uint64_t kMaxSteps = uint64_t{1} << 32;
-  uint64_t pattern_bytes = 0;
-  for (const std::string& pattern : patterns) pattern_bytes += pattern.size() + 1;
-  return pattern_bytes == 0 || name_bytes <= kMaxSteps / pattern_bytes;
+}  // namespace
+
+bool MatchesGlob(std::string_view pattern, std::string_view text) {
+  uint64_t unlimited = std::numeric_limits<uint64_t>::max();
+  return Match(pattern, text, unlimited);
+}
+
+bool CountedGlobs::Matches(size_t pattern, std::string_view text) {
+  return Match(patterns_[pattern], text, left_) && !exhausted();
+}
+
+size_t CountedGlobs::FirstOf(std::string_view text) {
+  size_t pattern = 0;
+  while (pattern < size() && !exhausted() && !Matches(pattern, text)) ++pattern;
+  return exhausted() ? size() : pattern;
+}
+
+absl::Status CountedGlobs::Check(std::string_view doing) const {
+  if (!exhausted()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                   fmt::format("{}: {} pattern{} for so many names take too long; use fewer and "
+                               "shorter ones, with * for what names have in common",
+                               doing, size(), size() == 1 ? "" : "s"));
 }
 
 }  // namespace ckptd

@@ -3,10 +3,13 @@
 #ifndef CKPTD_COMMON_LAYOUT_GLOB_H_
 #define CKPTD_COMMON_LAYOUT_GLOB_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+
+#include "absl/status/status.h"
 
 namespace ckptd {
 
@@ -14,9 +17,29 @@ namespace ckptd {
 // O(pattern x text), never exponential. Thread-safe.
 bool MatchesGlob(std::string_view pattern, std::string_view text);
 
-// Whether names of so many bytes in all can be matched with all of the patterns in a
-// moment: a few seconds at worst.
-bool AreFewGlobs(std::span<const std::string> patterns, uint64_t name_bytes);
+// Many patterns for many names, of callers who may want more than can be done in a moment:
+// what is compared is counted, and from some number on nothing matches any more. Not
+// thread-safe; the patterns outlive it.
+class CountedGlobs {
+ public:
+  // Bytes compared: less than a second or two.
+  static constexpr uint64_t kMostSteps = uint64_t{1} << 29;
+
+  explicit CountedGlobs(std::span<const std::string> patterns) : patterns_(patterns) {}
+
+  size_t size() const { return patterns_.size(); }
+  bool Matches(size_t pattern, std::string_view text);
+  // Position of the first pattern that describes `text`; size() for none.
+  size_t FirstOf(std::string_view text);
+  // OK while answers are worth something; else InvalidArgument INVALID_REQUEST.
+  absl::Status Check(std::string_view doing) const;
+
+ private:
+  bool exhausted() const { return left_ == 0; }
+
+  const std::span<const std::string> patterns_;
+  uint64_t left_ = kMostSteps;
+};
 
 }  // namespace ckptd
 

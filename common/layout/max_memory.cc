@@ -74,15 +74,19 @@ bool Before(const DeviceLimit& a, const DeviceLimit& b) {
 
 // Bits of the largest module that is first to match one of the patterns: the first layer of
 // each kind, in the order of the tree.
-uint64_t LargestInOnePiece(const ModuleTree& tree, const std::vector<std::string>& patterns) {
+absl::StatusOr<uint64_t> LargestInOnePiece(const ModuleTree& tree,
+                                           const std::vector<std::string>& patterns) {
+  CountedGlobs globs(patterns);
   uint64_t most = 0;
-  for (const std::string& pattern : patterns) {
+  for (size_t pattern = 0; pattern < patterns.size(); ++pattern) {
+    CKPTD_RETURN_IF_ERROR(globs.Check("planning devices"));
     const auto first = std::find_if(
-        tree.nodes.begin() + 1, tree.nodes.end(), [&pattern](const ModuleNode& node) {
-          return node.has_size && !node.is_tensor && MatchesGlob(pattern, node.name);
+        tree.nodes.begin() + 1, tree.nodes.end(), [&globs, pattern](const ModuleNode& node) {
+          return node.has_size && !node.is_tensor && globs.Matches(pattern, node.name);
         });
     if (first != tree.nodes.end()) most = std::max(most, first->bits);
   }
+  CKPTD_RETURN_IF_ERROR(globs.Check("planning devices"));
   return most;
 }
 
@@ -152,8 +156,8 @@ absl::StatusOr<std::vector<DeviceLimit>> BalanceMemory(const ModuleTree& tree,
   const uint64_t total = tree.nodes[0].bits;
   const uint64_t share = total / 8 / (gpus.size() - (low_zero ? 1 : 0));
   // Layers do not divide evenly: room for the largest one, or a usual one, and a quarter.
-  const uint64_t slack =
-      std::max(LargestInOnePiece(tree, options.no_split), MeanLeaf(tree) * 8) * 5 / 32;
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t largest, LargestInOnePiece(tree, options.no_split));
+  const uint64_t slack = std::max(largest, MeanLeaf(tree) * 8) * 5 / 32;
   const auto per_gpu = static_cast<int64_t>((share + slack) * 8);
   // The last one keeps what it has, should the slack be too small.
   for (size_t i = 0; i + 1 < gpus.size(); ++i) {

@@ -15,13 +15,13 @@
 namespace ckptd {
 namespace {
 
+constexpr char kDoing[] = "finding the modules of a checkpoint";
 constexpr size_t kMaxDepth = 64;
 constexpr uint64_t kMaxBits = uint64_t{1} << 62;
 
 absl::Status Refuse(const std::string& name, const std::string& why) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   fmt::format("finding the modules of a checkpoint: {} {}",
-                               name.substr(0, 200), why),
+                   fmt::format("{}: {} {}", kDoing, name.substr(0, 200), why),
                    {{"tensor", name.substr(0, 200)}});
 }
 
@@ -43,30 +43,12 @@ bool IsFloating(Dtype dtype) {
 }
 
 // Of one element, as accelerate counts it.
-uint32_t CountedBits(const TensorEntry& tensor, const DtypePolicy& policy) {
+uint32_t CountedBits(const TensorEntry& tensor, Dtype cast_to, CountedGlobs& keep_f32) {
   if (tensor.dtype == Dtype::kBool) return 1;
   const uint32_t own = BitsOf(tensor.dtype);
   if (!IsFloating(tensor.dtype)) return own;
-  for (const std::string& pattern : policy.keep_f32) {
-    if (MatchesGlob(pattern, tensor.name)) return BitsOf(Dtype::kF32);
-  }
-  if (policy.cast_to == Dtype::kUnspecified) return own;
-  return std::min(own, BitsOf(policy.cast_to));
-}
-
-absl::Status CheckPatterns(const CheckpointIndex& index, const ModuleTreeOptions& options) {
-  uint64_t bytes = 0;
-  for (const TensorEntry& tensor : index.tensors) bytes += tensor.name.size();
-  for (const auto& [name, of] : options.tied) bytes += name.size();
-  // Modules are matched at each of their tensors' levels, at most.
-  if (AreFewGlobs(options.order, bytes * kMaxDepth) &&
-      AreFewGlobs(options.dtypes.keep_f32, bytes)) {
-    return absl::OkStatus();
-  }
-  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   fmt::format("finding the modules of a checkpoint: there are too many patterns "
-                               "for its {} names; use fewer, with * for what they have in common",
-                               index.tensors.size()));
+  if (keep_f32.FirstOf(tensor.name) < keep_f32.size()) return BitsOf(Dtype::kF32);
+  return cast_to == Dtype::kUnspecified ? own : std::min(own, BitsOf(cast_to));
 }
 
 // What siblings are sorted by where nobody says more.
@@ -95,7 +77,11 @@ struct Draft {
 
 class Builder {
  public:
-  Builder(const ModuleTreeOptions& options, ModuleTree& out) : options_(options), out_(out) {}
+  Builder(const ModuleTreeOptions& options, ModuleTree& out)
+      : cast_to_(options.dtypes.cast_to),
+        keep_f32_(options.dtypes.keep_f32),
+        order_(options.order),
+        out_(out) {}
 
   absl::Status Add(const std::string& name, const TensorEntry& tensor) {
     Draft* at = &root_;
@@ -113,7 +99,7 @@ class Builder {
     if (!at->below.empty()) return Refuse(name, "is a tensor and a module, by its name");
     const auto elements = CheckedElements(tensor.shape);
     const auto bits = elements.has_value()
-                          ? CheckedMultiply(*elements, CountedBits(tensor, options_.dtypes))
+                          ? CheckedMultiply(*elements, CountedBits(tensor, cast_to_, keep_f32_))
                           : std::nullopt;
     if (!bits.has_value() || *bits > kMaxBits - total_) return Refuse(name, "is larger than any");
     total_ += *bits;
@@ -123,13 +109,16 @@ class Builder {
     return absl::OkStatus();
   }
 
-  void Emit() {
+  absl::Status Emit() {
     EmitNode("", root_);
+    CKPTD_RETURN_IF_ERROR(keep_f32_.Check(kDoing));
+    CKPTD_RETURN_IF_ERROR(order_.Check(kDoing));
     for (auto& [tensor, names] : names_) {
       if (names.size() < 2) continue;
       std::sort(names.begin(), names.end());
       out_.ties.push_back(std::move(names));
     }
+    return absl::OkStatus();
   }
 
  private:
@@ -159,18 +148,14 @@ class Builder {
     return position;
   }
 
-  std::vector<const Child*> InOrder(const std::string& parent, const Draft& draft) const {
+  std::vector<const Child*> InOrder(const std::string& parent, const Draft& draft) {
     using Key = std::tuple<bool, size_t, int, std::tuple<bool, size_t, std::string>>;
     std::vector<std::pair<Key, const Child*>> sorted;
     for (const Child& child : draft.below) {
       const std::string name = parent.empty() ? child.first : parent + "." + child.first;
-      const auto pattern = std::find_if(
-          options_.order.begin(), options_.order.end(),
-          [&name](const std::string& glob) { return MatchesGlob(glob, name); });
-      sorted.emplace_back(
-          Key{!child.second->is_tensor, static_cast<size_t>(pattern - options_.order.begin()),
-              UsualPlace(child.first), NaturalKey(child.first)},
-          &child);
+      sorted.emplace_back(Key{!child.second->is_tensor, order_.FirstOf(name),
+                              UsualPlace(child.first), NaturalKey(child.first)},
+                          &child);
     }
     std::sort(sorted.begin(), sorted.end());
     std::vector<const Child*> out;
@@ -178,7 +163,9 @@ class Builder {
     return out;
   }
 
-  const ModuleTreeOptions& options_;
+  const Dtype cast_to_;
+  CountedGlobs keep_f32_;
+  CountedGlobs order_;
   ModuleTree& out_;
   Draft root_;
   uint64_t total_ = 0;
@@ -189,7 +176,6 @@ class Builder {
 
 absl::StatusOr<ModuleTree> ModuleTree::Make(const CheckpointIndex& index,
                                             const ModuleTreeOptions& options) {
-  CKPTD_RETURN_IF_ERROR(CheckPatterns(index, options));
   ModuleTree out;
   Builder builder(options, out);
   // What the caller says counts, also of a checkpoint that holds both.
@@ -207,7 +193,7 @@ absl::StatusOr<ModuleTree> ModuleTree::Make(const CheckpointIndex& index,
     }
     CKPTD_RETURN_IF_ERROR(builder.Add(name, *tensor));
   }
-  builder.Emit();
+  CKPTD_RETURN_IF_ERROR(builder.Emit());
   return out;
 }
 

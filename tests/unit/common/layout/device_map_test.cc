@@ -118,21 +118,53 @@ TEST(DeviceMap, RefusesATieWithAPartOfAModuleThatWasTakenApart) {
   EXPECT_THAT(map, FailsWith(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST"));
 }
 
-TEST(DeviceMap, RefusesWhatWouldTakeForever) {
-  FakeSource net = Net();
+// Patterns that are slow to match: a star and much before what never comes.
+std::vector<std::string> SlowGlobs(size_t count) {
+  return std::vector<std::string>(count, "*" + std::string(10'000, 'x') + "y");
+}
+// A module with a name of so many bytes, and one in it.
+FakeSource LongNamed(size_t bytes) {
+  FakeSource source;
+  source.Add(std::string(bytes, 'x') + ".part.a", {1}, Dtype::kF32);
+  return source;
+}
+
+TEST(DeviceMap, RefusesPatternsThatWouldTakeForever) {
   const auto refused = FailsWith(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST");
-  DeviceMapOptions options = Options(DeviceMapWay::kSequential, "0=3000");
-  options.no_split.assign(200, std::string(1'000'000, '*'));
-  EXPECT_THAT(PlanDeviceMap(TreeOf(net.index()), options), refused);
+  FakeSource source = LongNamed(20'000);
+  for (const DeviceMapWay way : {DeviceMapWay::kSequential, DeviceMapWay::kBalanced}) {
+    DeviceMapOptions options = Options(way, "0=3000,1=3000", SlowGlobs(1));
+    EXPECT_THAT(PlanDeviceMap(TreeOf(source.index()), options), IsOk());
+    options.no_split = SlowGlobs(10);
+    EXPECT_THAT(PlanDeviceMap(TreeOf(source.index()), options), refused);
+  }
   ModuleTreeOptions order;
-  order.order = options.no_split;
-  EXPECT_THAT(ModuleTree::Make(net.index(), order), refused);
+  order.order = SlowGlobs(10);
+  EXPECT_THAT(ModuleTree::Make(source.index(), order), refused);
+  ModuleTreeOptions kept;
+  kept.dtypes.keep_f32 = SlowGlobs(10);
+  EXPECT_THAT(ModuleTree::Make(source.index(), kept), refused);
+}
+
+TEST(DeviceMap, TakesAsManyPatternsAsAModelHasModules) {
+  FakeSource source;
+  ModuleTreeOptions options;
+  for (int i = 0; i < 2'000; ++i) {
+    const std::string module = "model.layers." + std::to_string(i) + ".self_attn.q_proj";
+    source.Add(module + ".weight", {1}, Dtype::kF32);
+    options.order.push_back(module);
+  }
+  EXPECT_THAT(ModuleTree::Make(source.index(), options), IsOk());
+}
+
+TEST(DeviceMap, RefusesLongNamesThatAreTied) {
   const std::string longest(200'000, 'x');
-  net.Add(longest + ".a", {1}, Dtype::kF32);
+  FakeSource source = LongNamed(longest.size());
   ModuleTreeOptions tied;
-  tied.tied = {{longest + ".b", longest + ".a"}};
-  EXPECT_THAT(PlanDeviceMap(TreeOf(net.index(), tied), Options(DeviceMapWay::kSequential, "0=3000")),
-              refused);
+  tied.tied = {{longest + ".b", longest + ".part.a"}};
+  EXPECT_THAT(PlanDeviceMap(TreeOf(source.index(), tied),
+                            Options(DeviceMapWay::kSequential, "0=3000")),
+              FailsWith(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST"));
 }
 
 // A module that is tied with so many others that each of them is taken apart in a step of its
