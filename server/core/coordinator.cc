@@ -275,7 +275,8 @@ void Coordinator::FailExpired() {
       why = MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
                       fmt::format("loading {}: no trainer of {} has stated its tensors in time; "
                                   "every rank must call the load with the same source and "
-                                  "options",
+                                  "options, and one that finds its own still resident states "
+                                  "nothing: unload it there",
                                   round.name, RankText(round.waiting)),
                       {{"ranks", fmt::format("{}", fmt::join(round.waiting, ","))}});
     }
