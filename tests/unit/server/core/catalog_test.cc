@@ -56,6 +56,20 @@ TEST_F(CatalogTest, TheIdentityTellsAnyOtherFileApart) {
   EXPECT_NE(identity("checkpoints/h", [](SourceFile& file) { ++file.header_hash; }), usual);
 }
 
+TEST(SourceIdentity, IsOfTheFilesWhicheverHostSeesThem) {
+  const SourceFile file{"/m/a", 1, 2, 3, 4, 5, 6};
+  const auto changed = [&file](uint64_t SourceFile::*what) {
+    SourceFile other = file;
+    ++(other.*what);
+    return IdentityOf({other});
+  };
+  EXPECT_EQ(changed(&SourceFile::device), IdentityOf({file}));
+  EXPECT_NE(changed(&SourceFile::inode), IdentityOf({file}));
+  EXPECT_NE(changed(&SourceFile::bytes), IdentityOf({file}));
+  EXPECT_NE(changed(&SourceFile::header_hash), IdentityOf({file}));
+  EXPECT_NE(IdentityOf({file, file}), IdentityOf({file}));
+}
+
 TEST_F(CatalogTest, TheSourceIdentityIsThatOfTheFilesWhateverIsAskedOfThem) {
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
   LoadRequest other = request_;
