@@ -137,6 +137,7 @@ TEST(DeviceMap, RefusesPatternsThatWouldTakeForever) {
     EXPECT_THAT(PlanDeviceMap(TreeOf(source.index()), options), IsOk());
     options.no_split = SlowGlobs(10);
     EXPECT_THAT(PlanDeviceMap(TreeOf(source.index()), options), refused);
+    EXPECT_THAT(BalanceMemory(TreeOf(source.index()), options), refused);
   }
   ModuleTreeOptions order;
   order.order = SlowGlobs(10);

@@ -133,6 +133,8 @@ TEST(FindWholeTensors, LeavesOutWhatARankHoldsTwice) {
   index.aliases = {{"tied", "a"}};
   const Wishes twice = {{"a", Dtype::kF32}, {"b", Dtype::kF32}, {"tied", Dtype::kF32}};
   EXPECT_THAT(WholeOfStated(index, {twice, twice}), ElementsAre(1u));
+  EXPECT_THAT(WholeOfStated(index, {twice, {{"b", Dtype::kF32}}}), ElementsAre(1u))
+      << "twice on one rank is not once on two";
 }
 
 TEST(FindWholeTensors, LeavesOutTensorsThatShareBytes) {
