@@ -79,14 +79,13 @@ absl::StatusOr<uint64_t> LargestInOnePiece(const ModuleTree& tree,
   CountedGlobs globs(patterns);
   uint64_t most = 0;
   for (size_t pattern = 0; pattern < patterns.size(); ++pattern) {
-    CKPTD_RETURN_IF_ERROR(globs.Check("planning devices"));
     const auto first = std::find_if(
         tree.nodes.begin() + 1, tree.nodes.end(), [&globs, pattern](const ModuleNode& node) {
           return node.has_size && !node.is_tensor && globs.Matches(pattern, node.name);
         });
+    CKPTD_RETURN_IF_ERROR(globs.Check("planning devices"));
     if (first != tree.nodes.end()) most = std::max(most, first->bits);
   }
-  CKPTD_RETURN_IF_ERROR(globs.Check("planning devices"));
   return most;
 }
 

@@ -173,7 +173,9 @@ TEST_F(FlatParameters, AreRefusedWhenTheirMembersDoNotFitIntoThem) {
   const auto mismatch = FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch);
   EXPECT_THAT(refused([](RankLayout& l) { l.targets[1].flat->begin = 5; }), mismatch) << "overlap";
   EXPECT_THAT(refused([](RankLayout& l) { l.targets[1].flat->begin = 11; }), mismatch) << "end";
-  EXPECT_THAT(refused([](RankLayout& l) { l.targets[1].dtype = Dtype::kBF16; }), mismatch);
+  const absl::Status dtypes = refused([](RankLayout& l) { l.targets[1].dtype = Dtype::kBF16; });
+  EXPECT_THAT(dtypes, mismatch);
+  EXPECT_THAT(dtypes.message(), ::testing::HasSubstr("ask for one dtype"));
 }
 
 TEST_F(FlatParameters, AreRefusedWhenMalformed) {
