@@ -173,9 +173,18 @@ TEST_F(FlatParameters, AreRefusedWhenTheirMembersDoNotFitIntoThem) {
   const auto mismatch = FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch);
   EXPECT_THAT(refused([](RankLayout& l) { l.targets[1].flat->begin = 5; }), mismatch) << "overlap";
   EXPECT_THAT(refused([](RankLayout& l) { l.targets[1].flat->begin = 11; }), mismatch) << "end";
-  const absl::Status dtypes = refused([](RankLayout& l) { l.targets[1].dtype = Dtype::kBF16; });
-  EXPECT_THAT(dtypes, mismatch);
-  EXPECT_THAT(dtypes.message(), ::testing::HasSubstr("ask for one dtype"));
+}
+
+TEST_F(FlatParameters, AreRefusedWhenTheirMembersAreOfDifferentDtypes) {
+  for (const char* name : {"x", "y"}) source_.Add(name, {6}, Dtype::kF32);
+  layout_ = AskFor({"x", "y"}, Sharding{}, MeshOf({1}));
+  layout_.flats = {{"flat", 0, 12}};
+  layout_.targets[0].flat = {0, 0};
+  layout_.targets[1].flat = {0, 6};
+  ASSERT_OK(Refused());
+  layout_.targets[1].dtype = Dtype::kBF16;
+  EXPECT_THAT(Refused(), FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch));
+  EXPECT_THAT(std::string(Refused().message()), ::testing::HasSubstr("ask for one dtype"));
 }
 
 TEST_F(FlatParameters, AreRefusedWhenMalformed) {
