@@ -21,9 +21,11 @@
 namespace ckptd {
 namespace {
 
-absl::Status TooMuch(const std::string& what) {
+absl::Status TooManyTies() {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   "planning devices: " + what);
+                   "planning devices: so many tied tensors, of names so long or in modules that are "
+                   "taken apart, take too long; keep their modules in one piece with --no-split, or "
+                   "leave ties out");
 }
 
 // Gives modules to devices, one device after the other and never back. What is left to place
@@ -136,7 +138,7 @@ class Placing {
     const std::string own = tree_.nodes[node].name + ".";
     for (const size_t tie : inside->second) {
       for (const std::string& name : tree_.ties[tie]) {
-        if (++looked_ > kMostLooks) return TooMuch("its ties are looked at again too often");
+        if (++looked_ > kMostLooks) return TooManyTies();
         if ((name + ".").find(own) != name.npos) continue;
         CKPTD_ASSIGN_OR_RETURN(const size_t module, LeftModuleOf(node, name));
         out.push_back({name, module});
@@ -258,7 +260,7 @@ absl::Status CheckTies(const ModuleTree& tree) {
       const auto levels = static_cast<uint64_t>(std::count(name.begin(), name.end(), '.')) + 1;
       const uint64_t reach = std::min<uint64_t>({name.size(), longest, kMaxReach});
       steps += levels * reach * reach;
-      if (steps > kMaxSteps) return TooMuch("there are too many tied tensors of long names");
+      if (steps > kMaxSteps) return TooManyTies();
     }
   }
   return absl::OkStatus();

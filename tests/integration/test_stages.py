@@ -79,7 +79,7 @@ def test_a_daemon_that_was_killed_loads_its_stage_again(trainers):
         assert [checkpoint.resident for checkpoint in again] == [rank != victim for rank in range(3)]
 
 
-def test_a_file_that_was_replaced_is_loaded_anew_by_all_stages(trainers, path):
+def test_a_file_that_was_touched_is_loaded_anew_by_all_stages(trainers, path):
     old = trainers.all(["ab", "c", "d"])
     os.utime(path, ns=(1, 1))
     new = trainers.all(["ab", "cd", "d"])
