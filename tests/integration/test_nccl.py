@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -186,11 +187,13 @@ def test_a_link_that_stands_still_is_named_and_given_up_and_the_next_load_works(
     since = time.monotonic()
     answer = bench.group.ctl("load", source, "--layout", "fsdp:4")
     assert answer.returncode == 4 and '"reason":"DEADLINE"' in answer.stderr, answer.stderr
+    named = re.findall(r'"rank":"(\d+)"', answer.stderr)
     if (files, reader) == (5, "all"):
-        # Each of them sends to rank 2, and is as far as rank 2: NCCL tells no more, and nobody is blamed.
-        assert '"rank"' not in answer.stderr and "no rank has read or received anything" in answer.stderr
+        # They send to each other: who has to wait for rank 2 before it does more than rank 2 is as far as that,
+        # and NCCL tells no more. Whether all come to that is a matter of moments; nobody else is blamed.
+        assert named in ([], ["2"]) and "no rank has read or received anything" in answer.stderr, answer.stderr
     else:
-        assert '"rank":"2"' in answer.stderr, answer.stderr
+        assert named == ["2"], answer.stderr
     assert time.monotonic() - since < LIMIT
     load(bench, source, "fsdp:4")
 
