@@ -338,13 +338,10 @@ def test_without_the_private_exchange_the_public_path_is_taken(make, monkeypatch
 
 
 def test_a_model_on_another_device_is_refused(make, monkeypatch):
-    from ckptd.torch import _load
+    from ckptd.torch import _load, _targets
 
-    class Elsewhere:
-        type = "xpu"
-
-    model = on_meta()
-    targets = _load.list_targets(model, None)
-    monkeypatch.setattr(targets[0], "tensor", type("T", (), {"is_meta": False, "device": Elsewhere()})())
+    targets = _load.list_targets(on_meta(), None)
+    elsewhere = _targets.Arrangement(None, None, torch.device("xpu", 0))
+    monkeypatch.setattr(targets[0], "arrangement", elsewhere)
     with pytest.raises(ckptd.Unimplemented, match="belongs on"):
         _load._check_devices(targets)

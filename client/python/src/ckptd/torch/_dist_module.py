@@ -10,7 +10,7 @@ from .. import _client
 from .._errors import Unimplemented
 from . import _load, _memory, _module, _native, _private
 from ._spread import DtypeFor, Given, Have, Options, Wanted, spread
-from ._targets import Target
+from ._targets import Arrangements, Target
 
 
 def _own_dtype(target: Target, source: torch.dtype) -> torch.dtype:
@@ -184,7 +184,8 @@ def _shard_by_daemons(given: Given, meta, options: Options) -> Dict[str, torch.T
     sink = _Sink()
 
     def plan() -> Tuple[Wanted, DtypeFor]:
-        return Wanted([_target(name, like, sink) for name, like in meta.items()]), _own_dtype
+        lying = Arrangements()
+        return Wanted([_target(name, like, sink, lying) for name, like in meta.items()]), _own_dtype
 
     def check(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
         missing, unexpected = _module.compare_names(have, wanted)
@@ -202,15 +203,16 @@ def _shard_by_daemons(given: Given, meta, options: Options) -> Dict[str, torch.T
     return sink.found
 
 
-def _target(name: str, like: torch.Tensor, sink: _Sink) -> Target:
+def _target(name: str, like: torch.Tensor, sink: _Sink, lying: Arrangements) -> Target:
     if not _memory.number_of(like.dtype):
         raise Unimplemented(
             f"sharding {name}: checkpoints hold no {like.dtype}",
             "DTYPE_UNSUPPORTED",
             {"tensor": name},
         )
-    spec = _private.spec_of(like, None) if _private.is_dtensor(like) else None
-    return Target([name], like, [(sink, name)], True, True, None, spec, like.dtype)
+    spec = _private.spec_of(like) if _private.is_dtensor(like) else None
+    arrangement = lying.over_mesh(spec) if spec is not None else lying.plain(like)
+    return Target([name], like, [(sink, name)], True, True, arrangement, None, spec, like.dtype)
 
 
 def _shard_by_broadcast(given: Any, meta) -> Dict[str, torch.Tensor]:

@@ -234,7 +234,7 @@ def _settle_mode(mode: str, targets: List[Target], client: _client.Client) -> st
     A model that belongs on the host gets what is right there; where it belongs on no
     device yet, the daemon's decides.
     """
-    homes = {target.device: target for target in targets if not target.is_buffer}
+    homes = {t.arrangement.device: t for t in _targets.alike(t for t in targets if not t.is_buffer)}
     homes.pop(None, None)
     on_gpu = [target for device, target in homes.items() if device.type == "cuda"]
     auto = mode == "auto"
@@ -250,7 +250,7 @@ def _settle_mode(mode: str, targets: List[Target], client: _client.Client) -> st
 
 
 def _check_devices(targets: List[Target]) -> None:
-    for target in targets:
+    for target in _targets.alike(targets):
         device = target.device
         if device is not None and device.type not in ("cpu", "cuda"):
             raise Unimplemented(

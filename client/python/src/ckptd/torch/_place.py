@@ -12,7 +12,7 @@ from .._errors import DataLoss, FailedPrecondition
 from .._shard import Shard
 from . import _private, _memory
 from ._result import LoadResult
-from ._targets import SLOTS, Target
+from ._targets import SLOTS, Target, alike
 
 
 @dataclass(**SLOTS)
@@ -20,7 +20,6 @@ class Entry:
     """A target and its place in the shard."""
 
     target: Target
-    dtype: torch.dtype
     offset: int
     count: int  # elements, padding included
     local_shape: tuple
@@ -28,7 +27,7 @@ class Entry:
 
     def tensors(self, shard: Shard):
         """(flat storage with padding, its view of the local shape) over the shard's memory."""
-        flat = _memory.flat(shard, self.dtype, self.count, self.offset)
+        flat = _memory.flat(shard, self.target.dtype, self.count, self.offset)
         if len(self.local_shape) == 1 and self.local_shape[0] == self.count:
             return flat, flat
         return flat, flat.as_strided(self.local_shape, _memory.contiguous_strides(self.local_shape))
@@ -41,29 +40,34 @@ def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
     the model is in no state to take it.
     """
     _check_devices(targets, shard)
-    entries = [_entry(target, shard.table) for target in targets]
-    tried: Dict[int, bool] = {}
-    for entry in entries:
-        target = entry.target
-        if entry.public or target.spec is None or target.is_buffer:
-            continue
-        mesh = id(target.spec.mesh)
-        if mesh not in tried:
-            tried[mesh] = _private.in_place_works(target.tensor, target.spec)
-        if not tried[mesh]:
-            entry.public = (
-                f"PyTorch {torch.__version__} does not let a DTensor's memory be exchanged"
-            )
-    return entries
+    table, refusals = shard.table, _refusals(targets)
+    return [
+        _entry(target, table, refusals) if target.flat is None else _flat_entry(target, table)
+        for target in targets
+    ]
 
 
 def _check_devices(targets: List[Target], shard: Shard) -> None:
-    have, fine = _memory.device_of(shard), {None}
-    for target in targets:
-        wanted = target.device
-        if wanted not in fine:
-            _memory.check_device(target.name, wanted, have, shard.device)
-            fine.add(wanted)
+    have = _memory.device_of(shard)
+    for target in alike(targets):
+        if target.device is not None:
+            _memory.check_device(target.name, target.device, have, shard.device)
+
+
+def _refusals(targets: List[Target]) -> Dict[int, Optional[str]]:
+    """id of an arrangement -> why parameters that lie so are left to torch's public path."""
+    parameters = (target for target in targets if not target.is_buffer)
+    return {id(target.arrangement): _refusal(target) for target in alike(parameters)}
+
+
+def _refusal(target: Target) -> Optional[str]:
+    if not _private.can_exchange():
+        return f"PyTorch {torch.__version__} cannot exchange a parameter's memory"
+    if target.fsdp is not None and target.fsdp.pin_memory:
+        return "CPUOffloadPolicy pins memory; CPUOffloadPolicy(pin_memory=False) keeps the daemon's"
+    if target.spec is not None and not _private.in_place_works(target.tensor, target.spec):
+        return f"PyTorch {torch.__version__} does not let a DTensor's memory be exchanged"
+    return None
 
 
 def _flat_entry(target: Target, table) -> Entry:
@@ -76,12 +80,10 @@ def _flat_entry(target: Target, table) -> Entry:
         _differs(target, f"{elements} elements instead of {target.tensor.numel()}")
     if target.dtype != target.tensor.dtype:
         _check_dtype_change(target)
-    return Entry(target, target.dtype, offset, elements, (elements,))
+    return Entry(target, offset, elements, (elements,))
 
 
-def _entry(target: Target, table) -> Entry:
-    if target.flat is not None:
-        return _flat_entry(target, table)
+def _entry(target: Target, table, refusals: Dict[int, Optional[str]]) -> Entry:
     index, fsdp = table.index[target.names[0]], target.fsdp
     if fsdp is not None:  # this rank's part, and the same with padding
         local, padded = fsdp.sharded_size, fsdp.padded_sharded_param_size
@@ -99,12 +101,14 @@ def _entry(target: Target, table) -> Entry:
             f"{table.padded_nbytes[index]} bytes with padding, fewer than {count} elements need",
         )
     # An empty shape still gets storage: FSDP2 gathers its padding.
-    entry = Entry(target, target.dtype, table.offsets[index], count, local)
+    entry = Entry(target, table.offsets[index], count, local)
     if not target.is_buffer:
         _refuse_subclass(target)
         if target.dtype != target.tensor.dtype:
             _check_dtype_change(target)
-        entry.public = _refusal(target)
+        entry.public = refusals[id(target.arrangement)]
+        if target.spec is None and not target.tensor.is_contiguous():
+            entry.public = "its memory order is not row-major"
     return entry
 
 
@@ -159,17 +163,6 @@ def _refuse_subclass(target: Target) -> None:
         )
 
 
-def _refusal(target: Target) -> Optional[str]:
-    """Why the parameter is left to torch's public path."""
-    if not _private.can_exchange():
-        return f"PyTorch {torch.__version__} cannot exchange a parameter's memory"
-    if target.fsdp is not None and target.fsdp.pin_memory:
-        return "CPUOffloadPolicy pins memory; CPUOffloadPolicy(pin_memory=False) keeps the daemon's"
-    if target.spec is None and not target.tensor.is_contiguous():
-        return "its memory order is not row-major"
-    return None
-
-
 def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
     """Gives every entry its memory. Does not fail for entries that `prepare` passed."""
     changed = []
@@ -181,8 +174,9 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
             elif entry.target.flat is not None:
                 changed += entry.target.flat.put(view, result.mode != "shared")
             elif entry.public is None:
+                if not entry.target.tensor.is_meta:
+                    changed.append(entry.target.tensor)
                 _fill_parameter(entry.target, flat, view)
-                changed.append(entry.target.tensor)
     # A graph recorded before now refuses to run backward over exchanged weights.
     torch.autograd.graph.increment_version(changed)
     for entry in entries:

@@ -128,7 +128,8 @@ class Groups:
     def __init__(self, modules: Iterable[nn.Module]):
         self.states: List = []
         self.groups: List = []
-        self.params: Dict[int, object] = {}  # id(sharded parameter) -> FSDPParam
+        # id(sharded parameter) -> (FSDPParam, its group)
+        self.params: Dict[int, Tuple[object, object]] = {}
         if FSDPModule is None:
             return
         seen = set()
@@ -144,7 +145,7 @@ class Groups:
             for param in group.fsdp_params[:1]:
                 _require(param, _PARAM_NAMES)
             for param in group.fsdp_params:
-                self.params[id(param.sharded_param)] = param
+                self.params[id(param.sharded_param)] = (param, group)
 
     def settle(self) -> None:
         """Puts every group into the sharded state, as between two steps.
@@ -317,15 +318,18 @@ class Flat:
             at = begin + numel
 
 
+def _units(modules: List[Tuple[str, nn.Module]]) -> List[Tuple[str, nn.Module]]:
+    """Those that FSDP1 wraps."""
+    return [] if FSDP is None else [each for each in modules if isinstance(each[1], FSDP)]
+
+
 def flats_of(modules: List[Tuple[str, nn.Module]], clean: Callable[[str], str]) -> List[Flat]:
     """The flat parameters of FSDP1 in `modules`, (path, module), each once.
 
     clean: makes a module path's name one of checkpoints.
     """
     found: Dict[int, Flat] = {}
-    for path, module in modules:
-        if FSDP is None or not isinstance(module, FSDP):
-            continue
+    for path, module in _units(modules):
         _require(module, ("_handle", "training_state"), "FSDP1")
         if module._handle is not None and id(module._handle) not in found:
             found[id(module._handle)] = Flat(module, clean(f"{path}.") if path else "", clean)
@@ -337,9 +341,7 @@ def buffer_dtypes(
 ) -> Dict[int, torch.dtype]:
     """id of a buffer -> its type before FSDP1's mixed precision cast it, at a first forward."""
     found: Dict[int, torch.dtype] = {}
-    for _, module in modules:
-        if FSDP is None or not isinstance(module, FSDP):
-            continue
+    for _, module in _units(modules):
         before = getattr(module, "_buffer_name_to_orig_dtype", {})
         for name, buffer in module.named_buffers() if before else ():
             if clean(name) in before:
@@ -352,15 +354,14 @@ def is_flattened(param) -> bool:
     return getattr(param, "_fsdp_flattened", False)
 
 
-def managed_elsewhere(slots) -> bool:
-    """Whether FSDP2 manages the parameter in one of `slots`, by the hook it leaves there."""
-    for module, name in slots:
-        for hook in module._load_state_dict_post_hooks.values():
-            if getattr(hook, "__module__", "") != _HOOK_MODULE:
-                continue
-            held = [cell.cell_contents for cell in hook.__closure__ or ()]
-            if not held or any(p._module_info.param_name == name for p in held):
-                return True
+def managed_elsewhere(module: nn.Module, name: str) -> bool:
+    """Whether FSDP2 manages the module's parameter `name`, by the hook it leaves there."""
+    for hook in module._load_state_dict_post_hooks.values():
+        if getattr(hook, "__module__", "") != _HOOK_MODULE:
+            continue
+        held = [cell.cell_contents for cell in hook.__closure__ or ()]
+        if not held or any(p._module_info.param_name == name for p in held):
+            return True
     return False
 
 
@@ -389,9 +390,9 @@ def was_used(fsdp_param) -> bool:
     return bool(getattr(fsdp_param, "all_gather_outputs", None))
 
 
-def spec_of(param, fsdp_param):
-    """The DTensorSpec that says how `param` lies over its mesh."""
-    return param._spec if fsdp_param is None else fsdp_param._sharding_spec
+def spec_of(param):
+    """The DTensorSpec that says how the DTensor `param` lies over its mesh."""
+    return param._spec
 
 
 def spec_with_dtype(spec, dtype: torch.dtype):
@@ -414,7 +415,7 @@ def put(param, view: torch.Tensor, spec) -> None:
     implementation is exchanged for that of a new one. Autograd's facts live in
     the implementation and are carried over.
     """
-    if param.dtype != view.dtype or param.device != view.device:
+    if param.device != view.device or param.dtype != view.dtype:
         if spec.tensor_meta.dtype != view.dtype:
             spec = spec_with_dtype(spec, view.dtype)
         exchange(param, dtensor_over(view, spec, param.requires_grad))
@@ -424,7 +425,7 @@ def put(param, view: torch.Tensor, spec) -> None:
 
 def put_plain(param: nn.Parameter, view: torch.Tensor) -> None:
     """Makes `view` the memory of a plain parameter, keeping the object."""
-    if param.dtype != view.dtype or param.device != view.device:
+    if param.device != view.device or param.dtype != view.dtype:
         exchange(param, torch.Tensor._make_subclass(nn.Parameter, view, param.requires_grad))
     else:
         param.data = view
@@ -443,18 +444,16 @@ def put_storage(fsdp_param, param, flat: torch.Tensor) -> None:
 
 def exchange(param, made) -> None:
     """Gives `param` the implementation of `made`, keeping hooks, name and object."""
-    same_dtype = param.dtype == made.dtype
     grad_dtype = param.grad_dtype if _HAS_GRAD_DTYPE else None
-    followed_dtype = grad_dtype == param.dtype
+    follows = grad_dtype == param.dtype  # as it does of itself
     hooks, after = param._backward_hooks, getattr(param, "_post_accumulate_grad_hooks", None)
     torch._C._swap_tensor_impl(param, made)
     if hooks is not None:
         param._backward_hooks = hooks
     if after is not None:
         param._post_accumulate_grad_hooks = after
-    if _HAS_GRAD_DTYPE and (same_dtype or not followed_dtype) and param.is_leaf:
-        if param.grad_dtype != grad_dtype:
-            param.grad_dtype = grad_dtype
+    if _HAS_GRAD_DTYPE and not follows and param.is_leaf:
+        param.grad_dtype = grad_dtype
 
 
 def default_store(prefix: str):

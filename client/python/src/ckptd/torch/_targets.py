@@ -6,7 +6,7 @@ the daemon's business.
 
 import sys
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -29,6 +29,45 @@ SLOTS = {"slots": True} if sys.version_info >= (3, 10) else {}
 _CPU = torch.device("cpu")
 
 
+class Arrangement:
+    """What targets that lie alike have in common, so that it is found out once and not for each.
+
+    Those of one FSDP2 group, or of none, with the same mesh and placements. spec and fsdp, a
+    DTensorSpec and an FSDPParam or None, are the first one's: in what else decides how memory
+    is had (padded dimension, offloading) they are all like it.
+    """
+
+    __slots__ = ("spec", "fsdp", "device")
+
+    def __init__(self, spec, fsdp, device: Optional[torch.device]):
+        self.spec, self.fsdp = spec, fsdp
+        self.device = device  # where their memory must be; None: anywhere
+
+
+class Arrangements:
+    """Those of a model, each once."""
+
+    def __init__(self):
+        self._found: Dict[object, Arrangement] = {}
+
+    def plain(self, tensor: torch.Tensor) -> Arrangement:
+        """Of a tensor that is whole on this rank; on meta it belongs nowhere yet."""
+        device = None if tensor.is_meta else tensor.device
+        found = self._found.get(device)
+        if found is None:
+            found = self._found[device] = Arrangement(None, None, device)
+        return found
+
+    def over_mesh(self, spec, fsdp=None, group=None) -> Arrangement:
+        key = (id(spec.mesh), spec.placements, id(group))
+        found = self._found.get(key)
+        if found is None:
+            offloaded = fsdp is not None and fsdp.offload_to_cpu
+            device = _CPU if offloaded else _private.device_of_mesh(spec.mesh)
+            found = self._found[key] = Arrangement(spec, fsdp, device)
+        return found
+
+
 @dataclass(**SLOTS)
 class Target:
     """One tensor of the model, under all its names; tied ones are one target.
@@ -42,10 +81,10 @@ class Target:
     slots: List[Tuple[nn.Module, str]]  # modules that hold it, and under which name
     is_buffer: bool
     persistent: bool
+    arrangement: Arrangement
     fsdp: Optional[object] = None  # its FSDPParam
     spec: Optional[object] = None  # its DTensorSpec
     dtype: Optional[torch.dtype] = None  # wanted
-    missing: bool = False
     flat: Optional[_private.Flat] = None
     cast: Optional[torch.dtype] = None  # to which it is cast when it is placed, by a copy
 
@@ -56,13 +95,12 @@ class Target:
     @property
     def device(self) -> Optional[torch.device]:
         """Where its memory must be; None for a plain tensor on meta, which may be anywhere."""
-        if self.fsdp is not None and self.fsdp.offload_to_cpu:
-            return _CPU
-        if self.flat is not None:
-            return self.flat.device
-        if self.spec is not None:
-            return _private.device_of_mesh(self.spec.mesh)
-        return None if self.tensor.is_meta else self.tensor.device
+        return self.arrangement.device
+
+
+def alike(targets: Iterable[Target]) -> Iterable[Target]:
+    """One of `targets` for each way in which they lie."""
+    return {id(target.arrangement): target for target in targets}.values()
 
 
 def stated(target: Target) -> List[Tuple[List[str], torch.Size]]:
@@ -78,6 +116,23 @@ def collect(
     """All parameters and buffers of `modules`, (path, module), each object once."""
     found: Dict[int, Target] = {}
     in_flats = {key for flat in flats for key in flat.held}
+    arrangements = Arrangements()
+
+    def note(tensor, full_name: str, slot, is_buffer: bool, persistent: bool) -> None:
+        target = found.get(id(tensor))
+        if target is None:
+            fsdp, spec, arrangement = _attribute(full_name, tensor, slot, groups, arrangements)
+            found[id(tensor)] = Target(
+                [full_name], tensor, [slot], is_buffer, persistent, arrangement, fsdp, spec
+            )
+            return
+        if target.spec is not None and target.fsdp is None:
+            _check_managed_here(full_name, slot)
+        if full_name not in target.names:
+            target.names.append(full_name)
+        target.slots.append(slot)
+        target.persistent = target.persistent or persistent
+
     for path, module in modules:
         parameters, buffers = _private.tensors_of(module)
         if not parameters and not buffers:
@@ -85,20 +140,40 @@ def collect(
         prefix = clean(f"{path}.") if path else ""
         for name, param in parameters.items():
             if param is not None and id(param) not in in_flats:
-                _check_not_flattened(prefix + name, param)
-                _note(found, prefix + name, param, (module, name), False, True)
+                note(param, prefix + name, (module, name), False, True)
         for name, buffer in buffers.items():
             if buffer is not None:
                 persistent = _private.is_persistent(module, name)
-                _note(found, prefix + name, buffer, (module, name), True, persistent)
-    targets = list(found.values())
-    for target in targets:
-        if _private.is_dtensor(target.tensor):
-            _attribute(target, groups)
+                note(buffer, prefix + name, (module, name), True, persistent)
     _check_all_managed(found, groups)
-    return targets + [
-        Target([flat.name], flat.parameter, [], False, True, flat=flat) for flat in flats
-    ]
+    return list(found.values()) + [_of_flat(flat) for flat in flats]
+
+
+def _of_flat(flat: _private.Flat) -> Target:
+    arrangement = Arrangement(None, None, flat.device)
+    return Target([flat.name], flat.parameter, [], False, True, arrangement, flat=flat)
+
+
+def _attribute(full_name: str, tensor, slot, groups: _private.Groups, arrangements: Arrangements):
+    """(its FSDPParam, its DTensorSpec, how it lies); None for what it has not."""
+    if not _private.is_dtensor(tensor):
+        _check_not_flattened(full_name, tensor)
+        return None, None, arrangements.plain(tensor)
+    fsdp, group = groups.params.get(id(tensor), (None, None))
+    if fsdp is None:
+        _check_managed_here(full_name, slot)
+    spec = _private.spec_of(tensor)
+    return fsdp, spec, arrangements.over_mesh(spec, fsdp, group)
+
+
+def _check_managed_here(full_name: str, slot) -> None:
+    if _private.managed_elsewhere(*slot):
+        raise FailedPrecondition(
+            f"filling {full_name}: FSDP2 manages it from a module outside of the one given; "
+            "pass the "
+            "whole model to load_into",
+            "MODEL_PART",
+        )
 
 
 def _check_not_flattened(name: str, param: nn.Parameter) -> None:
@@ -111,33 +186,8 @@ def _check_not_flattened(name: str, param: nn.Parameter) -> None:
         )
 
 
-def _note(found, full_name, tensor, slot, is_buffer, persistent) -> None:
-    key = id(tensor)
-    if key not in found:
-        found[key] = Target([full_name], tensor, [slot], is_buffer, persistent)
-        return
-    target = found[key]
-    if full_name not in target.names:
-        target.names.append(full_name)
-    target.slots.append(slot)
-    target.persistent = target.persistent or persistent
-
-
-def _attribute(target: Target, groups: _private.Groups) -> None:
-    tensor = target.tensor
-    target.fsdp = groups.params.get(id(tensor))
-    target.spec = _private.spec_of(tensor, target.fsdp)
-    if target.fsdp is None and _private.managed_elsewhere(target.slots):
-        raise FailedPrecondition(
-            f"filling {target.name}: FSDP2 manages it from a module outside of the one given; "
-            "pass the "
-            "whole model to load_into",
-            "MODEL_PART",
-        )
-
-
 def _check_all_managed(reached: Dict[int, Target], groups: _private.Groups) -> None:
-    for key, param in groups.params.items():
+    for key, (param, _) in groups.params.items():
         if key not in reached:
             raise FailedPrecondition(
                 f"filling an FSDP2 model: its parameter {param} is no longer the one in the "
@@ -182,24 +232,22 @@ class _Statement:
 
     layout: RankLayout
     meshes: Dict[int, int] = field(default_factory=dict)
-    shardings: Dict[tuple, int] = field(default_factory=dict)
-    plain: Optional[int] = None
-    kept: list = field(default_factory=list)  # keeps ids unique
+    shardings: Dict[int, int] = field(default_factory=dict)
 
     def sharding(self, target: Target) -> int:
-        if target.spec is None:
-            if self.plain is None:
-                self.plain = self._add(Sharding())
-            return self.plain
-        spec = target.spec
-        padded = None if target.fsdp is None else target.fsdp.fsdp_placement.dim
-        key = (id(spec.mesh), spec.placements, padded)
+        key = id(target.arrangement)  # which its targets keep
         index = self.shardings.get(key)
         if index is None:
-            placements = tuple(_placement(p, target) for p in spec.placements)
-            index = self._add(Sharding(self._mesh(spec.mesh), placements, padded))
-            self.shardings[key] = index
+            index = self.shardings[key] = self._add(self._sharding(target))
         return index
+
+    def _sharding(self, target: Target) -> Sharding:
+        spec, fsdp = target.arrangement.spec, target.arrangement.fsdp
+        if spec is None:
+            return Sharding()
+        placements = tuple(_placement(p, target) for p in spec.placements)
+        padded = None if fsdp is None else fsdp.fsdp_placement.dim
+        return Sharding(self._mesh(spec.mesh), placements, padded)
 
     def flat_sharding(self, flat: _private.Flat) -> int:
         if flat.ranks is None:
@@ -246,7 +294,6 @@ class _Statement:
             if stated not in self.layout.meshes:
                 self.layout.meshes.append(stated)
             index = self.meshes[id(mesh)] = self.layout.meshes.index(stated)
-            self.kept.append(mesh)
         return index
 
 
