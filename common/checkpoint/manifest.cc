@@ -16,6 +16,7 @@
 #include "common/base/posix.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
+#include "common/checkpoint/process_memory.h"
 
 namespace ckptd {
 namespace {
@@ -52,7 +53,7 @@ class TensorReader {
  private:
   void Read() {
     std::vector<std::byte> block(kDigestBlockBytes);
-    UniqueFd fd;
+    OpenedFile file;
     uint32_t open = UINT32_MAX;
     while (!failed_) {
       const size_t at = next_++;
@@ -60,15 +61,15 @@ class TensorReader {
       const Piece& piece = index_.tensors[order_[at]].pieces.front();
       absl::StatusOr<uint64_t> digest = uint64_t{0};
       if (open != piece.file) {
-        auto opened = OpenForReading(index_.files[piece.file].path);
+        auto opened = OpenSourceFile(index_.files[piece.file].path);
         if (opened.ok()) {
-          fd = *std::move(opened);
+          file = *std::move(opened);
           open = piece.file;
         } else {
           digest = opened.status();
         }
       }
-      if (digest.ok()) digest = DigestOf(fd.get(), piece, block);
+      if (digest.ok()) digest = DigestOf(file, piece, block);
       if (digest.ok()) {
         digests_[order_[at]] = *digest;
       } else {
@@ -80,14 +81,15 @@ class TensorReader {
   }
 
   // A tensor of a safetensors file lies in one piece.
-  absl::StatusOr<uint64_t> DigestOf(int fd, const Piece& piece, std::span<std::byte> block) const {
+  absl::StatusOr<uint64_t> DigestOf(const OpenedFile& file, const Piece& piece,
+                                    std::span<std::byte> block) const {
     std::vector<uint64_t> blocks;
     uint64_t done = 0;
     do {
       const std::span<std::byte> part =
           block.first(static_cast<size_t>(std::min(piece.bytes - done, kDigestBlockBytes)));
       CKPTD_RETURN_IF_ERROR(
-          PreadFull(fd, piece.offset + done, part, index_.files[piece.file].path));
+          file.Read(piece.offset + done, part, index_.files[piece.file].path));
       blocks.push_back(Xxh3(part));
       done += part.size();
     } while (done < piece.bytes);

@@ -13,6 +13,7 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/process_memory.h"
 
 namespace ckptd {
 namespace {
@@ -61,32 +62,40 @@ absl::Status StatError(const std::string& path, int error) {
                    {{"file", path}});
 }
 
-// The JSON of the header of an open file of `file_bytes`.
-absl::StatusOr<std::string> ReadHeaderBytes(int fd, const std::string& path, uint64_t file_bytes) {
+// The JSON of the header that is at `at` of an open file, `file_bytes` before its end.
+absl::StatusOr<std::string> ReadHeaderBytes(int fd, const std::string& path, uint64_t at,
+                                            uint64_t file_bytes) {
   std::string bytes(std::min(file_bytes, kFirstReadBytes), '\0');
-  CKPTD_RETURN_IF_ERROR(PreadFull(fd, 0, std::as_writable_bytes(std::span(bytes)), path));
+  CKPTD_RETURN_IF_ERROR(PreadFull(fd, at, std::as_writable_bytes(std::span(bytes)), path));
   CKPTD_ASSIGN_OR_RETURN(const uint64_t length,
                          ParseHeaderLength(std::as_bytes(std::span(bytes)), file_bytes));
   const size_t have = bytes.size();
   bytes.resize(kHeaderLengthBytes + length);
   if (bytes.size() > have) {
     const std::span<char> rest = std::span(bytes).subspan(have);
-    CKPTD_RETURN_IF_ERROR(PreadFull(fd, have, std::as_writable_bytes(rest), path));
+    CKPTD_RETURN_IF_ERROR(PreadFull(fd, at + have, std::as_writable_bytes(rest), path));
   }
   bytes.erase(0, kHeaderLengthBytes);
   return bytes;
 }
 
-absl::StatusOr<SafetensorsFile> ReadOpenFile(int fd, const std::string& path) {
+absl::StatusOr<SafetensorsFile> ReadOpenFile(const OpenedFile& file, const std::string& path) {
+  const int fd = file.fd.get();
   struct stat info = {};
   if (::fstat(fd, &info) != 0) return StatError(path, errno);
   if (!S_ISREG(info.st_mode)) return NotRegular(path, info.st_mode);
   SafetensorsFile out;
   out.file = IdentityOf(path, info);
-  CKPTD_ASSIGN_OR_RETURN(const std::string json, ReadHeaderBytes(fd, path, out.file.bytes));
+  const uint64_t at = file.memory.has_value() ? file.memory->header_at() : 0;
+  const uint64_t bytes = out.file.bytes - at;
+  CKPTD_ASSIGN_OR_RETURN(const std::string json, ReadHeaderBytes(fd, path, at, bytes));
   out.file.header_hash = Xxh3(json);
-  out.data_start = kHeaderLengthBytes + json.size();
-  CKPTD_ASSIGN_OR_RETURN(out.header, ParseSafetensorsHeader(json, out.file.bytes));
+  out.data_start = at + kHeaderLengthBytes + json.size();
+  CKPTD_ASSIGN_OR_RETURN(out.header, ParseSafetensorsHeader(json, bytes));
+  if (file.memory.has_value() && file.memory->data_at() != out.data_start) {
+    return HeaderError("MetadataIncompleteBuffer",
+                       "the memory that it offers is not as long as its tensors");
+  }
   return out;
 }
 
@@ -121,9 +130,9 @@ absl::Status CheckRegular(const std::string& path) {
 
 absl::StatusOr<SafetensorsFile> ReadSafetensorsFile(const std::string& path) {
   CKPTD_RETURN_IF_ERROR(CheckRegular(path));
-  absl::StatusOr<UniqueFd> fd = OpenForReading(path);
-  if (!fd.ok()) return WithFact(fd.status(), "file", path);
-  absl::StatusOr<SafetensorsFile> out = ReadOpenFile(fd->get(), path);
+  const absl::StatusOr<OpenedFile> file = OpenSourceFile(path);
+  if (!file.ok()) return WithFact(file.status(), "file", path);
+  absl::StatusOr<SafetensorsFile> out = ReadOpenFile(*file, path);
   if (out.ok()) return out;
   absl::Status status = out.status();
   if (FactsOf(status).count("error") != 0) {

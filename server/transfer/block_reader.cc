@@ -60,7 +60,7 @@ absl::Status BlockReader::Use(uint64_t offset, size_t bytes,
     return absl::OkStatus();
   }
   const std::span<std::byte> buffer(buffer_.get(), bytes);
-  CKPTD_RETURN_IF_ERROR(PreadFull(source_->fd.get(), offset, buffer, files_.path(file_)));
+  CKPTD_RETURN_IF_ERROR(source_->file.Read(offset, buffer, files_.path(file_)));
   use(buffer);
   return absl::OkStatus();
 }
@@ -71,7 +71,7 @@ absl::Status BlockReader::UseMapped(uint64_t offset, size_t bytes,
   if (RunGuarded(mapped, [&use, mapped] { use(mapped); })) return absl::OkStatus();
   // Reading it the other way says why.
   const std::span<std::byte> buffer(buffer_.get(), bytes);
-  CKPTD_RETURN_IF_ERROR(PreadFull(source_->fd.get(), offset, buffer, files_.path(file_)));
+  CKPTD_RETURN_IF_ERROR(source_->file.Read(offset, buffer, files_.path(file_)));
   return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
                    fmt::format("reading {}: bytes at {} went away and came back; let the writer "
                                "finish and load again",

@@ -74,7 +74,7 @@ void ReadAhead(OpenSource& source, uint64_t position) {
   if (!source.read_ahead_to.compare_exchange_strong(asked, until)) return;
   const uint64_t from = std::max(asked, position);
   // A hint: where it is not supported, the reads below wait instead.
-  ::posix_fadvise(source.fd.get(), static_cast<off_t>(from), static_cast<off_t>(until - from),
+  ::posix_fadvise(source.file.fd.get(), static_cast<off_t>(from), static_cast<off_t>(until - from),
                   POSIX_FADV_WILLNEED);
 }
 
@@ -98,17 +98,18 @@ absl::StatusOr<std::shared_ptr<OpenSource>> SourceFiles::Acquire(uint32_t file) 
   MutexLock lock(slot.mutex);
   if (slot.open != nullptr) return slot.open;
   const SourceFile& wanted = index_.files[file];
-  CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, OpenForReading(wanted.path));
-  CKPTD_RETURN_IF_ERROR(CheckIdentity(fd.get(), wanted));
   auto source = std::make_shared<OpenSource>();
-  if (mappable_) {
-    void* address = ::mmap(nullptr, wanted.bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
+  CKPTD_ASSIGN_OR_RETURN(source->file, OpenSourceFile(wanted.path));
+  const int fd = source->file.fd.get();
+  CKPTD_RETURN_IF_ERROR(CheckIdentity(fd, wanted));
+  const bool borrowed = source->file.memory.has_value();  // what the file has there is a hole
+  if (mappable_ && !borrowed) {
+    void* address = ::mmap(nullptr, wanted.bytes, PROT_READ, MAP_SHARED, fd, 0);
     // Without a mapping the file is read through the buffer.
     if (address != MAP_FAILED) source->mapping = Mapping(address, wanted.bytes);
   }
-  source->in_memory = InMemory(fd.get());
-  if (may(ReadWay::kDirect)) source->direct = OpenDirect(fd.get());
-  source->fd = std::move(fd);
+  source->in_memory = borrowed || InMemory(fd);
+  if (may(ReadWay::kDirect) && !borrowed) source->direct = OpenDirect(fd);
   slot.open = source;
   return source;
 }
@@ -121,7 +122,7 @@ void SourceFiles::ItemDone(uint32_t file) {
 }
 
 bool SourceFiles::Cached(const OpenSource& source, const WorkItem& item) {
-  const int fd = source.fd.get();
+  const int fd = source.file.fd.get();
   return source.in_memory || (CachedAt(fd, item.begin) && CachedAt(fd, item.end - 1) &&
                               CachedAt(fd, item.begin + (item.end - item.begin) / 2));
 }

@@ -10,6 +10,7 @@ import ckptd.accelerate
 import ckptd.torch
 import torch
 from accelerate_cases import OnTheHost
+from ckptd.torch import _stage
 from fsdp_cases import assert_in_daemon_memory, numbers
 from spread_bench import BROADCAST, Accelerator, assert_same_bytes, only_on_first, sharded
 from torch import nn
@@ -113,6 +114,21 @@ def a_full_state_dict_costs_its_shard(bench):
     checked(bench, full_state_dict)
 
 
+@contextlib.contextmanager
+def no_copies():
+    kept, _stage.MemoryFile = _stage.MemoryFile, None
+    try:
+        yield
+    finally:
+        _stage.MemoryFile = kept
+
+
+def a_state_dict_in_memory_stays_where_it_is(bench):
+    with no_copies():
+        checked(bench, full_state_dict, in_memory=True)
+        checked(bench, plain_dict, in_memory=True)
+
+
 def a_full_state_dict_in_memory_costs_its_shard(bench):
     checked(bench, full_state_dict, in_memory=True)
 
@@ -161,6 +177,7 @@ TWO = [
     a_checkpoint_costs_its_shard,
     a_full_state_dict_costs_its_shard,
     a_full_state_dict_in_memory_costs_its_shard,
+    a_state_dict_in_memory_stays_where_it_is,
     a_lazy_state_dict_costs_its_shard,
     set_model_state_dict_costs_its_shard,
     set_model_state_dict_from_memory_costs_its_shard,

@@ -6,7 +6,8 @@ torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _agree  # noqa: E402
+from ckptd.torch import _agree, _stage  # noqa: E402
+from fake_slab import Refusal  # noqa: E402
 from fsdp_cases import Net, numbers  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
@@ -24,6 +25,26 @@ def test_a_process_that_is_alone_needs_no_process_group(daemon, tmp_path, in_mem
     result = ckptd.torch.DistModule(model, address=daemon.path).load_state_dict(given)
     assert result == Net().load_state_dict(state)
     assert_filled(model, state)
+
+
+@pytest.mark.parametrize("code,reason", [(7, "SOURCE_UNREADABLE"), (15, "SOURCE_INVALID")])
+def test_a_state_dict_is_copied_only_for_a_daemon_that_cannot_read_it(daemon, monkeypatch, code, reason):
+    copies, copy = [], _stage.MemoryFile
+    monkeypatch.setattr(_stage, "MemoryFile", lambda image: copies.append(image) or copy(image))
+    for expected in (0, 1):
+        if expected:  # as one that may not, or one that is older
+            daemon.fail_next["InspectCheckpoint"] = [Refusal(code, reason, "it cannot")]
+        state, model = numbers(Net()), Net()
+        ckptd.torch.DistModule(model, address=daemon.path).load_state_dict(state)
+        assert_filled(model, state)
+        assert len(copies) == expected
+
+
+def test_a_daemon_that_fails_otherwise_is_no_reason_to_copy(daemon, monkeypatch):
+    monkeypatch.setattr(_stage, "MemoryFile", lambda image: pytest.fail("copied"))
+    daemon.fail_next["InspectCheckpoint"] = [Refusal(8, "NO_MEMORY", "it is full")]
+    with pytest.raises(ckptd.ResourceExhausted, match="it is full"):
+        ckptd.torch.DistModule(Net(), address=daemon.path).load_state_dict(numbers(Net()))
 
 
 def test_one_of_several_processes_without_a_group_is_told_so(daemon, monkeypatch):

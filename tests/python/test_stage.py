@@ -1,7 +1,10 @@
 """A state dict of this process as a safetensors file in memory."""
 
 import os
+import struct
 import threading
+import weakref
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
 from ckptd.torch import _stage  # noqa: E402
+from fake_slab import offered as read_offered  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
@@ -18,8 +22,8 @@ def staged():
     """staged(tensors) -> a MemoryFile that is closed after the test."""
     made = []
 
-    def make(tensors):
-        made.append(_stage.MemoryFile(tensors))
+    def make(tensors, how=_stage.MemoryFile):
+        made.append(how(_stage._image(tensors)))
         return made[-1]
 
     yield make
@@ -117,7 +121,7 @@ def test_a_dict_for_which_there_is_no_room_is_refused_before_anything_is_written
     monkeypatch.setattr(_stage, "available_bytes", lambda: (64 << 20) + 1000)
     monkeypatch.setattr(os, "memfd_create", lambda *_: pytest.fail("a file was made"))
     with pytest.raises(ckptd.ResourceExhausted, match="there is room for 1e-06 GB; save it to a file") as raised:
-        _stage.MemoryFile({"a": torch.ones(1000)})
+        _stage.MemoryFile(_stage._image({"a": torch.ones(1000)}))
     assert raised.value.reason == "NO_MEMORY"
 
 
@@ -133,5 +137,76 @@ def test_room_is_within_what_the_system_has_free():
 ])
 def test_a_tensor_that_cannot_be_written_is_named(tensor, reason):
     with pytest.raises(ckptd.Error, match="spreading odd") as raised:
-        _stage.MemoryFile({"fine": torch.ones(2), "odd": tensor})
+        _stage._image({"fine": torch.ones(2), "odd": tensor})
     assert raised.value.reason == reason
+
+
+# ---- Offered where it is.
+
+
+def ranges_of(offered):
+    with open(offered.path, "rb") as file:
+        data = file.read()
+    assert data[:8] == b"CKPTDMEM"
+    return list(struct.iter_unpack("<QQ", data[16 : 16 + 16 * int.from_bytes(data[8:16], "little")]))
+
+
+def test_what_is_offered_has_the_bytes_that_a_copy_has(staged):
+    given = tensors()
+    offered, copied = staged(given, _stage.OfferedMemory), staged(given)
+    with open(offered.path, "rb") as file:
+        start = file.read()
+    assert len(start) == os.stat(copied.path).st_size + 16 + 16 * len(ranges_of(offered))
+    with open(copied.path, "rb") as file:
+        assert read_offered(start) == file.read()
+
+
+def test_tensors_in_row_major_order_stay_where_they_are(staged):
+    given = tensors()
+    found = ranges_of(staged(given, _stage.OfferedMemory))
+    assert {(t.data_ptr(), t.numel() * t.element_size()) for n, t in given.items()
+            if t.is_contiguous() and n != "none"} < set(found)
+    assert len(found) == len(given) - 1
+    assert {given["turned"].data_ptr(), given["every other"].data_ptr()}.isdisjoint(a for a, _ in found)
+
+
+def test_an_offer_holds_its_tensors_until_it_is_closed(staged):
+    tensor = torch.ones(1000)
+    kept = weakref.ref(tensor)
+    offered = staged({"a": tensor}, _stage.OfferedMemory)
+    path = offered.path
+    del tensor
+    assert kept() is not None or offered._tensors[0].data_ptr() == ranges_of(offered)[0][0]
+    offered.close()
+    offered.close()
+    assert offered._tensors == [] and not os.path.exists(path)
+
+
+def test_nothing_can_change_what_is_offered(staged):
+    fd = os.open(staged({"a": torch.ones(4)}, _stage.OfferedMemory).path, os.O_RDWR)
+    with pytest.raises(PermissionError):
+        os.pwrite(fd, b"x", 0)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 0)
+    os.close(fd)
+
+
+def test_only_copies_need_room(staged, monkeypatch):
+    monkeypatch.setattr(_stage, "available_bytes", lambda: (64 << 20) + 1000)
+    staged({"a": torch.ones(4000)}, _stage.OfferedMemory)
+    with pytest.raises(ckptd.ResourceExhausted):
+        staged({"a": torch.ones(40, 100).t()}, _stage.OfferedMemory)
+
+
+def test_yama_is_told_who_may_read_for_as_long_as_something_is_offered(staged, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(_stage.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *a: said.append((a[0], a[1].value))))
+    monkeypatch.setattr(_stage, "_YAMA", str(tmp_path / "scope"))
+    (tmp_path / "scope").write_text("1\n")
+    offered = staged({"a": torch.ones(4)}, _stage.OfferedMemory)
+    assert said == [(0x59616D61, 2**64 - 1)]
+    offered.close()
+    assert said[1:] == [(0x59616D61, 0)]
+    (tmp_path / "scope").write_text("0\n")  # whoever may trace may read, as without it
+    staged({"a": torch.ones(4)}, _stage.OfferedMemory).close()
+    assert len(said) == 2

@@ -220,6 +220,12 @@ class Client:
                 return result
             request.page_token = reply.next_page_token
 
+    def check_readable(self, source: Union[str, os.PathLike]) -> None:
+        """Raises ckptd.Error, as `inspect` does, for what the daemon cannot read."""
+        path = os.path.abspath(os.fspath(source))
+        request = _proto.message("InspectCheckpointRequest")(source=path)
+        self._call("InspectCheckpoint", request, f"inspecting {path}")
+
     def plan(
         self,
         source: Union[str, os.PathLike],

@@ -4,11 +4,16 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <memory>
 #include <ostream>
+#include <string>
 #include <vector>
 
+#include "common/checkpoint/open.h"
+#include "server/transfer/block_reader.h"
 #include "server/transfer/sigbus_guard.h"
+#include "tests/testing/offered_memory.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/transfer_world.h"
 
@@ -35,7 +40,7 @@ class SourceFilesTest : public ::testing::Test {
   // What is open of a file: of an empty one nothing is cached, of one in memory all.
   static std::unique_ptr<OpenSource> Open(bool cached, bool mappable, bool direct) {
     auto source = std::make_unique<OpenSource>();
-    source->fd = UniqueFd(::memfd_create("source", MFD_CLOEXEC));
+    source->file.fd = UniqueFd(::memfd_create("source", MFD_CLOEXEC));
     source->in_memory = cached;
     if (mappable) {
       void* const address = ::mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -89,6 +94,31 @@ TEST_F(SourceFilesTest, AFileIsOpenForTheWaysThatMayBeTakenAndNoOther) {
   const UniqueFd direct(::open(world_.index.files[0].path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
   EXPECT_EQ(Acquire(ReadWay::kAuto)->direct.valid(), direct.valid());
   EXPECT_EQ(Acquire(ReadWay::kDirect)->direct.valid(), direct.valid());
+}
+
+TEST_F(SourceFilesTest, MemoryOfAProcessIsReadThroughTheBufferWhateverWasAskedFor) {
+  const std::vector<std::byte> data(kBytes, std::byte{7});
+  const std::string json = R"({"a":{"dtype":"U8","shape":[1048576],"data_offsets":[0,1048576]}})";
+  const OfferedMemory offer(json, {{data.data(), kBytes}});
+  const auto index = OpenCheckpoint(offer.path());
+  ASSERT_OK(index);
+  WorkItem item;
+  item.begin = index->tensors[0].pieces[0].offset;
+  item.end = item.begin + kBytes;
+  const std::vector<WorkItem> items = {item};
+  for (const ReadWay way : {ReadWay::kAuto, ReadWay::kMap, ReadWay::kBuffer, ReadWay::kDirect}) {
+    SourceFiles files(*index, items, way);
+    BlockReader reader(files, 2);
+    ASSERT_OK(reader.Begin(item));
+    EXPECT_EQ(reader.way(), ReadWay::kBuffer);
+    bool equal = false;
+    const auto compare = [&equal](std::span<const std::byte> found) {
+      equal = std::count(found.begin(), found.end(), std::byte{7}) == 5000;
+    };
+    EXPECT_OK(reader.Use(item.begin + 1000, 5000, compare));
+    EXPECT_TRUE(equal);
+    reader.End();
+  }
 }
 
 TEST_F(SourceFilesTest, AFileThatWasJustWrittenIsCached) {

@@ -118,8 +118,8 @@ def spread(
         wanted, dtype_for = plan()
         rank, patience = group.rank, _PATIENCE
         with _load.connected(options.address, options.client, deadline, rank, patience) as own:
-            with contextlib.closing(_Source(wanted)) as source:
-                word = json.loads(group.word(lambda: source.word(doing, given, check, own)))
+            with contextlib.closing(_Source(wanted, own)) as source:
+                word = json.loads(group.word(lambda: source.word(doing, given, check)))
                 _compare(doing, word, wanted)
                 group.vote(1)
                 group.forget_word()
@@ -136,17 +136,17 @@ def spread(
 class _Source:
     """Rank 0's part: names what is to be read, and holds what had to be copied for it."""
 
-    def __init__(self, wanted: Wanted):
-        self._wanted = wanted
-        self._staged: Optional[_stage.MemoryFile] = None
+    def __init__(self, wanted: Wanted, own: _client.Client):
+        self._wanted, self._own = wanted, own
+        self._staged: Union[None, _stage.OfferedMemory, _stage.MemoryFile] = None
 
     def close(self) -> None:
         if self._staged is not None:
             self._staged.close()
 
-    def word(self, doing: str, given: Given, check: Check, own: _client.Client) -> str:
+    def word(self, doing: str, given: Given, check: Check) -> str:
         """What the others have to know, as JSON."""
-        entries = {_names.clean(name): e for name, e in _entries(given, own).items()}
+        entries = {_names.clean(name): e for name, e in _entries(given, self._own).items()}
         missing, unexpected = check({n: _have(e) for n, e in entries.items()}, self._wanted)
         parts: Dict[Tuple[str, int], set] = {}
         take, staged = {}, {}
@@ -169,7 +169,7 @@ class _Source:
             part = _part_of(doing, target, parts, found)
             take[target.name] = [part, [entry.name for entry in found], found[0].dtype]
         if staged:
-            self._staged = _stage.MemoryFile(staged)
+            self._staged = _stage.staged(staged, self._own)
         path = self._staged.path if self._staged else ""
         objects = {n: entries[n] for n in self._wanted.objects if n in entries}
         said = {

@@ -1,64 +1,166 @@
 """Tensors of this process as a safetensors file in memory, for the daemons to read.
 
-One copy, made by write() so that it never counts as memory mapped by this process. The
-file has no name: it is gone when it is closed, or with the process, however that ends.
+Best where they are: OfferedMemory says where, and copies nothing. Where the daemon may not
+read this process's memory, MemoryFile has one copy, made by write() so that it never counts
+as memory mapped by this process. Neither has a name: both are gone when they are closed, or
+with the process, however that ends.
 """
 
 import ctypes
 import fcntl
 import json
+import logging
 import os
+import struct
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 
-from .. import _dtypes
-from .._errors import FailedPrecondition, ResourceExhausted, Unimplemented
+from .. import _client, _dtypes
+from .._errors import Error, FailedPrecondition, ResourceExhausted, Unimplemented
 from . import _memory, _private
 
 _BLOCK = 16 << 20  # bytes written, or copied to be in row-major order, at once
 _SPARE = 64 << 20  # what must remain beside the file
 _FOLDER = "CKPTD_STAGE_DIR"
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+_MAGIC = b"CKPTDMEM"
+_RANGE = struct.Struct("<QQ")  # address and bytes
+_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+_PR_SET_PTRACER = 0x59616D61
+_ANYBODY, _NOBODY = -1, 0
+_LOG = logging.getLogger("ckptd")
+
+
+class _Image(NamedTuple):
+    """A safetensors file of tensors: header, then `nbytes` of data."""
+
+    header: bytes
+    places: List[Tuple[torch.Tensor, int]]  # (tensor, where it is in the data)
+    nbytes: int
+
+
+def _image(tensors: Dict[str, torch.Tensor]) -> _Image:
+    """Tensors that are the same memory are in it once; its metadata calls the others by their
+    further names, as safetensors' save_model does. Raises Unimplemented (DTYPE_UNSUPPORTED)
+    and FailedPrecondition (NO_VALUES) by tensor.
+    """
+    kept, aliases = _without_repeats({n: _plain(n, t) for n, t in tensors.items()})
+    # Wider types first, so that each lies on a multiple of its own size.
+    order = sorted(kept, key=lambda name: (-kept[name].element_size(), name))
+    header, places, end = {"__metadata__": {"format": "pt", **aliases}}, [], 0
+    for name in order:
+        tensor = kept[name]
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _dtypes.BY_NUMBER[_memory.number_of(tensor.dtype)].name,
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + size],
+        }
+        places.append((tensor, end))
+        end += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return _Image(len(text).to_bytes(8, "little") + text, places, end)
+
+
+def staged(
+    tensors: Dict[str, torch.Tensor], own: _client.Client
+) -> Union["OfferedMemory", "MemoryFile"]:
+    """What the daemon of `own`, and those of its host, read `tensors` from until close()."""
+    image = _image(tensors)
+    if os.environ.get(_FOLDER):
+        return MemoryFile(image)
+    offered = OfferedMemory(image)
+    try:
+        own.check_readable(offered.path)
+        return offered
+    except Error as error:
+        offered.close()
+        if error.reason not in ("SOURCE_UNREADABLE", "SOURCE_INVALID", "SOURCE_NOT_FOUND"):
+            raise
+        _LOG.info("the state dict is copied for the daemon, which cannot read it here: %s", error)
+        return MemoryFile(image)
+
+
+class OfferedMemory:
+    """Tensors that the daemons read out of this process, at `path`, until close().
+
+    Tensors on the host in row-major order stay where they are; of others it has copies.
+    They must not change meanwhile. Linux's Yama, where it is in force, is told that others
+    of this user may read this process until close(). Not thread-safe. Raises
+    ResourceExhausted (NO_MEMORY) when there is no room for the copies.
+
+    The format is that of common/checkpoint/process_memory.h.
+    """
+
+    def __init__(self, image: _Image):
+        tensors = [tensor for tensor, _ in image.places if tensor.numel()]
+        _check_room(sum(t.numel() * t.element_size() for t in tensors if not _lies_flat(t)))
+        # Held here: nothing else may keep a copy, and a caller might drop the original.
+        self._tensors = [t if _lies_flat(t) else t.cpu().contiguous() for t in tensors]
+        ranges = [(t.data_ptr(), t.numel() * t.element_size()) for t in self._tensors]
+        start = _MAGIC + struct.pack("<Q", len(ranges)) + b"".join(_RANGE.pack(*r) for r in ranges)
+        self._fd = os.memfd_create("ckptd-state-dict", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            _write_all(self._fd, start + image.header, 0)
+            os.ftruncate(self._fd, len(start) + len(image.header) + image.nbytes)
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        _let_read(_ANYBODY)
+
+    @property
+    def path(self) -> str:
+        """Where a process of the same user and process-id namespace opens it."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def close(self) -> None:
+        """Takes the offer back. Whoever still reads gets an error, or what is there then."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            _let_read(_NOBODY)
+            os.close(fd)
+            self._tensors = []
+
+
+def _lies_flat(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def _let_read(whom: int) -> None:
+    """Tells Yama, where it is in force, who may read this process's memory besides its parents."""
+    try:
+        with open(_YAMA) as file:
+            if file.read().strip() != "1":
+                return
+    except OSError:  # a kernel without it
+        return
+    # If it fails, the daemon says that it cannot read.
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(whom & (2**64 - 1)), 0, 0, 0)
 
 
 class MemoryFile:
-    """A safetensors file over copies of `tensors`, readable at `path` until close().
+    """A safetensors file over copies of tensors, readable at `path` until close().
 
-    Tensors that are the same memory are stored once; the file's metadata calls the
-    others by their further names, as safetensors' save_model does. Tensors may be on any
-    device and in any memory order; they must not change meanwhile. Not thread-safe.
-    Raises ResourceExhausted (NO_MEMORY) before it writes anything when there is no room,
-    Unimplemented (DTYPE_UNSUPPORTED) and FailedPrecondition (NO_VALUES) by tensor.
+    Tensors may be on any device and in any memory order; they must not change meanwhile.
+    Not thread-safe. Raises ResourceExhausted (NO_MEMORY) before it writes anything when
+    there is no room.
     """
 
-    def __init__(self, tensors: Dict[str, torch.Tensor]):
-        kept, aliases = _without_repeats({n: _plain(n, t) for n, t in tensors.items()})
-        # Wider types first, so that each lies on a multiple of its own size.
-        order = sorted(kept, key=lambda name: (-kept[name].element_size(), name))
-        header, places, end = {"__metadata__": {"format": "pt", **aliases}}, [], 0
-        for name in order:
-            tensor = kept[name]
-            size = tensor.numel() * tensor.element_size()
-            header[name] = {
-                "dtype": _dtypes.BY_NUMBER[_memory.number_of(tensor.dtype)].name,
-                "shape": list(tensor.shape),
-                "data_offsets": [end, end + size],
-            }
-            places.append((tensor, end))
-            end += size
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self.nbytes = 8 + len(text) + end
+    def __init__(self, image: _Image):
+        self.nbytes = len(image.header) + image.nbytes
         _check_room(self.nbytes)
         self._named: Optional[str] = None
         self._fd = self._create()
         try:
-            _write_all(self._fd, len(text).to_bytes(8, "little") + text, 0)
+            _write_all(self._fd, image.header, 0)
             os.ftruncate(self._fd, self.nbytes)
-            self._fill(places, 8 + len(text))
+            self._fill(image.places, len(image.header))
         except BaseException:
             self.close()
             raise
@@ -82,11 +184,7 @@ class MemoryFile:
             for each in waiting:
                 each.result()
         if self._named is None:
-            fcntl.fcntl(
-                self._fd,
-                fcntl.F_ADD_SEALS,
-                fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL,
-            )
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
 
     @property
     def path(self) -> str:
