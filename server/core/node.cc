@@ -22,6 +22,14 @@ constexpr std::chrono::seconds kProposeDeadline{20};
 constexpr size_t kRememberedRequests = 1024;
 constexpr size_t kMaxRequestIdBytes = 128;
 
+absl::Status TakenMeanwhile(const std::string& name) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kTaken,
+                   fmt::format("verifying {}: an EXCLUSIVE client took its memory meanwhile; load "
+                               "the source again",
+                               name),
+                   {{"checkpoint", name}});
+}
+
 // Waits for a worker's answer. Errors: DeadlineExceeded DEADLINE.
 template <typename T>
 absl::StatusOr<T> Await(std::future<absl::StatusOr<T>> future, Deadline deadline,
@@ -195,6 +203,28 @@ absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, Deadline d
                "planning devices for " + request.source);
 }
 
+absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
+                                                 const Catalog::Held& held) {
+  const std::shared_ptr<const SlabView> view = held.memory->Read();
+  if (view == nullptr) return TakenMeanwhile(name);
+  Verification result;
+  const RankPlan& plan = held.shard->plan;
+  CKPTD_ASSIGN_OR_RETURN(const std::set<uint32_t> dirty, DirtyPadding(plan, *view));
+  for (uint32_t i = 0; i < plan.tensors.size(); ++i) {
+    const PlannedTensor& tensor = plan.tensors[i];
+    result.bytes += tensor.bytes;
+    ++result.tensors;
+    CKPTD_ASSIGN_OR_RETURN(const uint64_t digest,
+                           DigestInSlab(*view, tensor.offset, tensor.bytes));
+    if (dirty.count(i) > 0 || digest != held.shard->digests[i]) {
+      result.mismatched.push_back(tensor.name);
+    }
+  }
+  // Who took it meanwhile may have written it already.
+  if (held.memory->GivenUp()) return TakenMeanwhile(name);
+  return result;
+}
+
 absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, Deadline deadline) {
   CKPTD_ASSIGN_OR_RETURN(const Catalog::Held held, catalog_.Look(name));
   if (held.shard->digests.empty() && !held.shard->plan.tensors.empty()) {
@@ -202,24 +232,8 @@ absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, Deadlin
                      fmt::format("verifying {}: it was loaded without digests; load it with them",
                                  name));
   }
-  auto verify = [held]() -> absl::StatusOr<Verification> {
-    Verification result;
-    const SlabView view = held.memory->View();
-    const RankPlan& plan = held.shard->plan;
-    CKPTD_ASSIGN_OR_RETURN(const std::set<uint32_t> dirty, DirtyPadding(plan, view));
-    for (uint32_t i = 0; i < plan.tensors.size(); ++i) {
-      const PlannedTensor& tensor = plan.tensors[i];
-      result.bytes += tensor.bytes;
-      ++result.tensors;
-      CKPTD_ASSIGN_OR_RETURN(const uint64_t digest,
-                             DigestInSlab(view, tensor.offset, tensor.bytes));
-      if (dirty.count(i) > 0 || digest != held.shard->digests[i]) {
-        result.mismatched.push_back(tensor.name);
-      }
-    }
-    return result;
-  };
-  return Await(lookup_worker_.Submit(std::move(verify)), deadline, "verifying " + name);
+  return Await(lookup_worker_.Submit([held, name] { return Compare(name, held); }), deadline,
+               "verifying " + name);
 }
 
 absl::StatusOr<uint64_t> Node::Unload(const std::string& name, bool force) {

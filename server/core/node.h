@@ -126,6 +126,8 @@ class Node {
   void Stop();
 
  private:
+  // Its digests beside what the memory has now. TAKEN when a client took it meanwhile.
+  static absl::StatusOr<Verification> Compare(const std::string& name, const Catalog::Held& held);
   absl::StatusOr<std::string> Propose(const LoadRequest& request);
   // The resident checkpoint that answers the request, if its files are unchanged.
   absl::StatusOr<std::optional<std::string>> FindResident(const LoadRequest& request);

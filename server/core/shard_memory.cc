@@ -6,7 +6,7 @@
 namespace ckptd {
 
 absl::Status ShardMemory::SealLocked() {
-  if (sealed_ || slab_ == nullptr) return absl::OkStatus();
+  if (sealed_ || slab() == nullptr) return absl::OkStatus();
   CKPTD_RETURN_IF_ERROR(backend_.Seal(*slab_));
   sealed_ = true;
   return absl::OkStatus();
@@ -14,7 +14,7 @@ absl::Status ShardMemory::SealLocked() {
 
 void ShardMemory::Filled() {
   MutexLock lock(mutex_);
-  if (slab_ != nullptr) backend_.Filled(*slab_);
+  if (slab() != nullptr) backend_.Filled(*slab_);
 }
 
 absl::Status ShardMemory::Seal() {
@@ -29,7 +29,7 @@ bool ShardMemory::sealed() const {
 
 absl::StatusOr<SlabHandle> ShardMemory::Export(AttachMode mode) {
   MutexLock lock(mutex_);
-  if (slab_ == nullptr) return SlabHandle{};
+  if (slab() == nullptr) return SlabHandle{};
   if (mode != AttachMode::kExclusive) {
     CKPTD_RETURN_IF_ERROR(SealLocked());
   } else if (sealed_) {
@@ -43,22 +43,44 @@ absl::StatusOr<SlabHandle> ShardMemory::Export(AttachMode mode) {
 
 void ShardMemory::GiveUp() {
   MutexLock lock(mutex_);
-  if (slab_ != nullptr) backend_.GiveUp(std::move(slab_));
+  given_up_ = true;
+  if (readers_ == 0 && slab_ != nullptr) backend_.GiveUp(std::move(slab_));
+}
+
+bool ShardMemory::GivenUp() const {
+  MutexLock lock(mutex_);
+  return given_up_;
+}
+
+std::shared_ptr<const SlabView> ShardMemory::Read() {
+  MutexLock lock(mutex_);
+  if (given_up_) return nullptr;
+  ++readers_;
+  auto view = slab_ == nullptr ? std::make_unique<SlabView>() : std::make_unique<SlabView>(slab_->view());
+  return {view.release(), [this](const SlabView* held) {
+            delete held;
+            EndRead();
+          }};
+}
+
+void ShardMemory::EndRead() {
+  MutexLock lock(mutex_);
+  if (--readers_ == 0 && given_up_ && slab_ != nullptr) backend_.GiveUp(std::move(slab_));
 }
 
 SlabView ShardMemory::View() const {
   MutexLock lock(mutex_);
-  return slab_ == nullptr ? SlabView() : slab_->view();
+  return slab() == nullptr ? SlabView() : slab_->view();
 }
 
 std::string ShardMemory::ipc_handle() const {
   MutexLock lock(mutex_);
-  return slab_ == nullptr ? std::string() : slab_->ipc_handle();
+  return slab() == nullptr ? std::string() : slab_->ipc_handle();
 }
 
 std::vector<Segment> ShardMemory::Segments() const {
   MutexLock lock(mutex_);
-  return slab_ == nullptr ? std::vector<Segment>() : slab_->segments();
+  return slab() == nullptr ? std::vector<Segment>() : slab_->segments();
 }
 
 }  // namespace ckptd

@@ -1,5 +1,5 @@
 // The slab of a loaded shard, shared between the catalog and whoever is using it
-// right now (an acquire, a verification). Thread-safe.
+// right now (an acquire, a verification). Thread-safe. It outlives who Reads it.
 #ifndef CKPTD_SERVER_CORE_SHARD_MEMORY_H_
 #define CKPTD_SERVER_CORE_SHARD_MEMORY_H_
 
@@ -30,22 +30,33 @@ class ShardMemory {
   // Descriptors for a client. SHARED and PRIVATE seal first; EXCLUSIVE on sealed
   // memory is FailedPrecondition EXCLUSIVE_NEEDS_COPY. No memory: no descriptors.
   absl::StatusOr<SlabHandle> Export(AttachMode mode);
-  // The memory belongs to a client now.
+  // The memory belongs to a client now. It is let go of when nobody Reads it any more.
   void GiveUp();
-  // Writable view for the load worker; empty after GiveUp.
+  // Writable view for the load worker, which fills it before anybody can take it; empty
+  // after GiveUp.
   SlabView View() const;
+  // A view that stays valid for as long as it is held; null after GiveUp. Whether the bytes
+  // were this shard's until the end, GivenUp says then.
+  std::shared_ptr<const SlabView> Read();
+  bool GivenUp() const;
   std::vector<Segment> Segments() const;
   HandleKind kind() const { return kind_; }
   std::string ipc_handle() const;  // the slab's
 
  private:
   absl::Status SealLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndRead();
+  Slab* slab() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return given_up_ ? nullptr : slab_.get();
+  }
 
   MemoryBackend& backend_;
   const HandleKind kind_;
   mutable Mutex mutex_;
   std::unique_ptr<Slab> slab_ ABSL_GUARDED_BY(mutex_);
   bool sealed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool given_up_ ABSL_GUARDED_BY(mutex_) = false;
+  unsigned readers_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ckptd

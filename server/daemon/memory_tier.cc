@@ -35,6 +35,7 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
                          ParseShare(config.arena, options.budget_bytes));
   CKPTD_ASSIGN_OR_RETURN(options.segment_bytes, ParseBytes(config.segment_bytes));
   options.huge_pages = config.huge_pages == "auto";
+  options.filled_by_peers = config.world_size > 1;
   options.note = [](const std::string& line) { Log(LogLevel::kWarn, "memory: {}", line); };
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory,
                          HostMemory::Create(std::move(options)));

@@ -223,11 +223,13 @@ absl::StatusOr<std::vector<ArenaPiece>> Arena::Take(uint64_t bytes, bool unseale
       std::memset(piece.segment->data() + piece.bytes, 0, piece.dirty_bytes - piece.bytes);
     }
     piece.dirty_bytes = piece.bytes;
+    piece.filling = true;
   }
   return std::move(draft.pieces);
 }
 
 Arena::Fate Arena::FateOf(const ArenaPiece& piece) const {
+  if (piece.filling && options_.filled_by_peers) return Fate::kDrop;
   const bool stale = piece.segment->sealed() && piece.taken_for != reader_;
   if (!piece.lent) return stale ? Fate::kDrop : Fate::kFree;
   if (!ownership_check_works_) return Fate::kDrop;
@@ -238,7 +240,7 @@ Arena::Fate Arena::FateOf(const ArenaPiece& piece) const {
 void Arena::Settle(ArenaPiece piece, Pieces& doomed) {
   switch (FateOf(piece)) {
     case Fate::kFree:
-      piece.lent = false;
+      piece.lent = piece.filling = false;
       free_.push_back(std::move(piece));
       break;
     case Fate::kLinger:

@@ -41,6 +41,10 @@ struct HostMemoryOptions {
   // False: as on a kernel whose ownership check does not work, memory that was
   // handed out is never used again.
   bool ownership_check = true;
+  // Whether other daemons map slabs to fill them. One that was stopped in the middle writes
+  // on when it goes on, however long ago its load was given up: that memory is never used
+  // again.
+  bool filled_by_peers = false;
   // What the system still has; AvailableMemory unless a test says otherwise.
   std::function<absl::StatusOr<uint64_t>()> available_memory = nullptr;
   // Told, in a sentence, what went wrong in the background. Called by the fill
@@ -54,6 +58,7 @@ struct ArenaPiece {
   uint64_t bytes = 0;           // the slab's part, from the start
   uint64_t dirty_bytes = 0;     // beyond this the segment holds zeros
   uint64_t taken_for = 0;       // the reader (NewReader) that could map it before a seal
+  bool filling = false;         // taken, and whoever fills it has not ended
   bool lent = false;            // descriptors went out since it was last checked
   bool lent_writable = false;   // ... read-write ones: its content and seals are the client's
 };

@@ -102,6 +102,12 @@ absl::StatusOr<std::unique_ptr<Slab>> HostMemory::Allocate(uint64_t bytes, Attac
   return std::make_unique<HostSlab>(arena_, bytes, std::move(pieces));
 }
 
+void HostMemory::Filled(Slab& slab) {
+  const absl::StatusOr<HostSlab*> ours = OurSlab(slab);
+  if (!ours.ok()) return;
+  for (ArenaPiece& piece : (*ours)->pieces()) piece.filling = false;
+}
+
 absl::Status HostMemory::Seal(Slab& slab) {
   CKPTD_ASSIGN_OR_RETURN(HostSlab* const ours, OurSlab(slab));
   for (ArenaPiece& piece : ours->pieces()) {

@@ -40,6 +40,7 @@ class HostMemory final : public MemoryBackend {
   absl::Status Seal(Slab& slab) override;
   absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) override;
   void GiveUp(std::unique_ptr<Slab> slab) override;
+  void Filled(Slab& slab) override;
   void NewReader() override;
   std::vector<uint64_t> OwnedSegments() const override;
   MemoryUsage Usage() const override;

@@ -38,6 +38,23 @@ TEST_F(LeaseTableTest, RefusesACheckpointThatIsNotThere) {
               FailsWith(absl::StatusCode::kNotFound, reason::kCheckpointNotFound));
 }
 
+TEST_F(LeaseTableTest, WhoReadsTheMemoryKeepsItUntilTheEndThoughAClientTakesIt) {
+  Load(AttachMode::kExclusive);
+  const auto memory = catalog_.Look(kName).value().memory;
+  auto view = memory->Read();
+  ASSERT_NE(view, nullptr);
+  ASSERT_FALSE(view->segments.empty());
+  const uint64_t held = memory_->Usage().used;
+  memory->GiveUp();
+  EXPECT_TRUE(memory->GivenUp());
+  EXPECT_EQ(memory->Read(), nullptr);
+  EXPECT_TRUE(memory->View().segments.empty());
+  EXPECT_EQ(memory_->Usage().used, held);
+  EXPECT_EQ(view->segments[0][0], std::byte{});  // mapped, or this test ends here
+  view.reset();
+  EXPECT_LT(memory_->Usage().used, held);
+}
+
 TEST_F(LeaseTableTest, RefusesACheckpointThatIsStillLoading) {
   catalog_.Begin(kName, RuleRequest());
   EXPECT_THAT(leases_.Open(kName, AttachMode::kShared),

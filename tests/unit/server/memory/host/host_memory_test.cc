@@ -190,6 +190,35 @@ TEST_F(HostMemoryTest, WithoutAnOwnershipCheckMemoryThatWasNeverLentIsUsedAgain)
   EXPECT_EQ(Allocate(kSegment)->segments()[0].id, id);
 }
 
+TEST_F(HostMemoryTest, MemoryThatAPeerMayStillBeFillingIsNeverUsedAgain) {
+  options_.filled_by_peers = true;
+  Start();
+  auto slab = Allocate(kSegment);
+  const uint64_t id = slab->segments()[0].id;
+  slab.reset();  // its load was given up
+  EXPECT_EQ(Arena(), 0U);
+  slab = Allocate(kSegment);
+  EXPECT_NE(slab->segments()[0].id, id);
+  EXPECT_FALSE(memory_->OriginalFd(id).ok());  // nor can whoever is late still map it
+}
+
+TEST_F(HostMemoryTest, MemoryThatPeersHaveFilledIsUsedAgain) {
+  options_.filled_by_peers = true;
+  Start();
+  for (const uint64_t bytes : {kSegment, 2 * kSegment, kSegment}) {
+    const auto slab = Allocate(bytes);
+    EXPECT_GE(Arena(), bytes);
+    memory_->Filled(*slab);
+  }
+  EXPECT_EQ(Arena(), 2 * kSegment);
+}
+
+TEST_F(HostMemoryTest, MemoryThatNobodyElseFillsIsUsedAgainThoughItsLoadWasGivenUp) {
+  Start();
+  const uint64_t id = Allocate(kSegment)->segments()[0].id;
+  EXPECT_EQ(Allocate(kSegment)->segments()[0].id, id);
+}
+
 TEST_F(HostMemoryTest, HugePagesAreCountedWhileTheyAreInTheArena) {
   Start();
   auto slab = Allocate(kSegment, AttachMode::kExclusive);

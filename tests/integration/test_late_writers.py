@@ -1,0 +1,83 @@
+"""Daemons that were stopped in the middle of a load and go on long after it was given up."""
+
+import os
+import signal
+import struct
+import threading
+
+import ckptd
+from faults import Loading, stage_of
+from group import Daemon, wait_until
+from noise import peer_address
+
+SIZE = 512 << 20
+OPTIONS = ("--reader", "all", "--reader-threads", "1", "--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
+
+
+def filled(path, value):
+    """A safetensors file whose one tensor has `value` in each byte."""
+    text = b'{"all":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (SIZE, SIZE)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _ in range(SIZE >> 20):
+            file.write(bytes([value]) * (1 << 20))
+    return str(path)
+
+
+def ready(*daemons):
+    wait_until(lambda: all((d.ready() or [{}])[0].get("state") == "READY" for d in daemons), "the group", 30)
+
+
+def test_a_reader_that_was_stopped_and_goes_on_changes_nothing_of_a_later_load(tmp_path):
+    first, second = filled(tmp_path / "first.safetensors", 0x22), filled(tmp_path / "second.safetensors", 0x11)
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+    with Daemon(folders[0], *OPTIONS, ranks=2) as leader:
+        member = {"ranks": 2, "rank": 1, "rendezvous": peer_address(leader)}
+        with Daemon(folders[1], *OPTIONS, **member) as stopped:
+            ready(leader, stopped)
+            loading = Loading(leader, 0, first, "replicate:2")
+            with ckptd.connect(leader.address(0)) as client:
+                wait_until(lambda: stage_of(client, first) == "TRANSFERRING", "bytes to move")
+                os.kill(stopped.process.pid, signal.SIGSTOP)
+                try:
+                    assert isinstance(loading.outcome(20), ckptd.Error)
+                    with Daemon(folders[2], *OPTIONS, **member) as instead:
+                        ready(leader, instead)
+                        found = client.load(second, layout="replicate:2", timeout=60)
+                        assert client.verify(found).ok
+                        os.kill(stopped.process.pid, signal.SIGCONT)
+                        with ckptd.connect(stopped.address(1)) as late:
+                            wait_until(lambda: stage_of(late, first) == "FAILED", "it to give its load up", 30)
+                        assert client.verify(found).ok
+                        with ckptd.connect(instead.address(1)) as other:
+                            assert other.verify(found).ok
+                finally:
+                    os.kill(stopped.process.pid, signal.SIGCONT)
+
+
+def test_who_takes_a_shard_that_is_being_verified_gets_it_and_the_daemon_stays(tmp_path):
+    path, ended = filled(tmp_path / "all.safetensors", 0x33), []
+
+    def verify(daemon, name):
+        with ckptd.connect(daemon.address(0)) as client:
+            try:
+                ended.append(client.verify(name, timeout=30).ok)
+            except ckptd.Error as error:
+                ended.append(error.reason)
+
+    with Daemon(tmp_path) as daemon, ckptd.connect(daemon.address(0)) as client:
+        pid = daemon.ready()[0]["pid"]
+        for _ in range(3):
+            found = client.load(path, layout="replicate:1", mode="exclusive")
+            verifying = threading.Thread(target=verify, args=(daemon, found.name))
+            verifying.start()
+            with client.acquire(found, "exclusive") as shard:
+                view = shard.tensors["all"].buffer
+                view[-4096:] = bytes(4096)
+                verifying.join(30)
+                del view
+            assert daemon.ready()[0]["pid"] == pid
+        # Before it was taken it was right; after that it is nobody's here.
+        assert set(ended) <= {True, "TAKEN"} and len(ended) == 3, ended
