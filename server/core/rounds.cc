@@ -21,8 +21,9 @@ std::optional<std::vector<SourceFile>> Rounds::FilesToCheck(uint32_t rank,
   return known->files;
 }
 
-Rounds::Round Rounds::NewRound(const LoadRequest& request, Deadline deadline) const {
+Rounds::Round Rounds::NewRound(const LoadRequest& request, Deadline deadline) {
   Round round;
+  round.order = ++begun_;
   round.request = request;
   round.load_key = LoadKey(request);
   round.deadline = deadline;
@@ -74,8 +75,12 @@ std::optional<std::string> Rounds::Propose(uint32_t rank, const LoadRequest& req
   MutexLock lock(mutex_);
   if (IsEnding(rank, request)) return std::nullopt;
   std::string name;
+  uint64_t newest = 0;
   for (const auto& [open, round] : rounds_) {
-    if (Takes(open, round, rank, request)) name = open;
+    if (!Takes(open, round, rank, request) || round.order < newest) continue;
+    // An older one may be of trainers that have ended since.
+    name = open;
+    newest = round.order;
   }
   if (name.empty()) {
     const KnownCheckpoint* known = FindKnown(rank, LoadKey(request), RequestDigest(request));

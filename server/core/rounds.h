@@ -95,6 +95,7 @@ class Rounds {
   struct Round {
     LoadRequest request;
     uint64_t load_key = 0;
+    uint64_t order = 0;  // the one begun last has the highest
     Deadline deadline;
     bool running = false;
     bool ending = false;
@@ -109,7 +110,8 @@ class Rounds {
     };
     std::vector<Late> late;
   };
-  Round NewRound(const LoadRequest& request, Deadline deadline) const;
+  Round NewRound(const LoadRequest& request, Deadline deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Add(Round& round, uint32_t rank, const LoadRequest& request);
   // Whether a request of `rank` belongs to that open or running round.
   bool Takes(const std::string& name, const Round& round, uint32_t rank,
@@ -134,6 +136,7 @@ class Rounds {
   mutable Mutex mutex_;
   mutable CondVar ended_;
   std::map<std::string, Round> rounds_ ABSL_GUARDED_BY(mutex_);
+  uint64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, KnownCheckpoint> known_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -138,6 +138,15 @@ TEST_F(RoundsTest, ARankThatStatesSomethingElseOpensAnotherRound) {
   EXPECT_EQ(rounds_.Waiting().size(), 2u);
 }
 
+TEST_F(RoundsTest, OfSeveralRoundsTheOneThatWasBegunLastIsJoined) {
+  for (int i = 0; i < 20; ++i) {  // their names are random
+    Rounds rounds(3);
+    rounds.Propose(0, RankRequest(0, 3, "of a trainer that has ended"), true, now_);
+    const auto last = rounds.Propose(0, RankRequest(0, 3), true, now_);
+    EXPECT_EQ(rounds.Propose(1, RankRequest(1, 3), true, now_), last);
+  }
+}
+
 TEST_F(RoundsTest, AStatementThatComesWhileTheLoadRunsBeginsAnew) {
   const std::string name = State(0);
   State(1);
