@@ -77,6 +77,15 @@ class Catalog {
   absl::StatusOr<CheckpointInfo> Watch(const std::string& name, uint64_t& seen,
                                        Deadline deadline) const;
 
+  // A client begins to watch the entry, and ends. While a load waits for the group, a
+  // rank's statement counts as long as its client watches: one that has watched and is gone
+  // for kAwayForGood has ended.
+  void WatcherCame(const std::string& name);
+  void WatcherLeft(const std::string& name);
+  static constexpr std::chrono::seconds kAwayForGood{2};
+  // LOADING -> FAILED for those whose clients are gone; their statements.
+  std::vector<std::string> TakeAbandoned(Clock::time_point now);
+
   // Waits until the entry is no longer LOADING, is gone, or the deadline.
   void WatchEnd(const std::string& name, Deadline deadline) const;
 
@@ -120,6 +129,8 @@ class Catalog {
     bool exclusive = false;  // its one lease is EXCLUSIVE
     uint64_t version = 1;
     uint64_t last_used = 0;
+    uint32_t watchers = 0;
+    std::optional<Clock::time_point> unwatched = {};  // since when, after somebody watched
   };
 
   Entry* Find(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -127,6 +138,8 @@ class Catalog {
   void NoteAbort(const std::string& name, const absl::Status& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Touch(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits for the statements of other ranks, and its own client has gone.
+  static bool Abandoned(const Entry& entry, Clock::time_point now);
   // Nobody needs its memory: ACTIVE, neither leased nor pinned.
   static bool Evictable(const Entry& entry);
   // Memory of the least recently used evictable checkpoint; null when none.

@@ -30,6 +30,33 @@ void Catalog::Fail(const std::string& name, const absl::Status& why) {
   Log(LogLevel::kError, "{}: failed: {} ({})", name, MessageOf(why), ReasonOf(why));
 }
 
+bool Catalog::Abandoned(const Entry& entry, Clock::time_point now) {
+  const Stage stage = entry.info.progress.stage;
+  const bool waits = entry.info.state == CheckpointState::kLoading && entry.memory == nullptr &&
+                     (stage == Stage::kUnspecified || stage == Stage::kGathering);
+  return waits && IsRankForm(entry.request) && entry.watchers == 0 &&
+         entry.unwatched.has_value() && now - *entry.unwatched >= kAwayForGood;
+}
+
+std::vector<std::string> Catalog::TakeAbandoned(Clock::time_point now) {
+  std::vector<std::string> statements;
+  MutexLock lock(mutex_);
+  for (auto& [name, entry] : entries_) {
+    if (!Abandoned(entry, now)) continue;
+    statements.push_back(entry.request.statement);
+    entry.info.state = CheckpointState::kFailed;
+    entry.info.failure =
+        MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
+                  fmt::format("loading {}: its trainer went away before all ranks had stated "
+                              "their tensors; load again",
+                              entry.info.source),
+                  {{"rank", std::to_string(rank_)}});
+    Touch(entry);
+    Log(LogLevel::kWarn, "{}: {}", name, MessageOf(entry.info.failure));
+  }
+  return statements;
+}
+
 void Catalog::NoteAbort(const std::string& name, const absl::Status& why) {
   aborted_[name] = {why, ++ticks_};
   if (aborted_.size() <= kAbortsKept) return;

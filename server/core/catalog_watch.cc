@@ -36,6 +36,19 @@ absl::StatusOr<CheckpointInfo> Catalog::Watch(const std::string& name, uint64_t&
   return entry->info;
 }
 
+void Catalog::WatcherCame(const std::string& name) {
+  MutexLock lock(mutex_);
+  if (Entry* entry = Find(name); entry != nullptr) ++entry->watchers;
+}
+
+void Catalog::WatcherLeft(const std::string& name) {
+  MutexLock lock(mutex_);
+  Entry* entry = Find(name);
+  // One that was made anew under its name has not seen this watcher come.
+  if (entry == nullptr || entry->watchers == 0) return;
+  if (--entry->watchers == 0) entry->unwatched = Clock::now();
+}
+
 void Catalog::WatchEnd(const std::string& name, Deadline deadline) const {
   MutexLock lock(mutex_);
   changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -155,6 +155,7 @@ absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
 absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call) {
   CKPTD_ASSIGN_OR_RETURN(HeartbeatReply reply,
                          parts_.membership.Heartbeat(call.rank, call.incarnation));
+  rounds_.Withdraw(call.rank, call.abandoned, Clock::now());
   if (reply.epoch != call.members_epoch) reply.members = Incarnations(parts_.membership.Members());
   if (call.reading.has_value()) {
     MutexLock lock(mutex_);
@@ -191,6 +192,7 @@ void Coordinator::Loop() {
 void Coordinator::Tick() {
   parts_.membership.DropSilent();
   ForgetDeparted();
+  rounds_.Withdraw(0, parts_.catalog.TakeAbandoned(Clock::now()), Clock::now());
   FailExpired();
   PostReady();
   ShowWaiting();

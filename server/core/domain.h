@@ -62,6 +62,8 @@ struct LoadRequest {
   std::optional<HandleKind> kind = {};  // unset: as each rank's memory prefers
   bool digests = true;
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
+  // Tells this proposal from others, also from an equal one; no part of what is asked for.
+  std::string statement = {};
 };
 
 bool IsRankForm(const LoadRequest& request);

@@ -154,8 +154,12 @@ bool Follower::Join() {
 bool Follower::Beat() {
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
   const uint64_t since = parts_.catalog.Tick();
+  for (std::string& statement : parts_.catalog.TakeAbandoned(Clock::now())) {
+    abandoned_.push_back(std::move(statement));
+  }
   auto reply = parts_.leader->Heartbeat(
-      {identity_.rank, identity_.incarnation, members_epoch_, parts_.reading()}, deadline);
+      {identity_.rank, identity_.incarnation, members_epoch_, parts_.reading(), abandoned_},
+      deadline);
   if (!reply.ok()) {
     const bool forgotten = reply.status().code() == absl::StatusCode::kNotFound;
     if (!forgotten && Clock::now() - last_answer_ < timeout_) return true;
@@ -163,6 +167,7 @@ bool Follower::Beat() {
     return false;
   }
   last_answer_ = Clock::now();
+  abandoned_.clear();
   std::set<std::string> known;
   for (const auto& [name, progress] : reply->loads) {
     known.insert(name);

@@ -74,6 +74,7 @@ class Follower {
   std::chrono::nanoseconds timeout_{std::chrono::seconds(5)};
   Clock::time_point last_answer_;
   uint64_t members_epoch_ = 0;  // of present_
+  std::vector<std::string> abandoned_;  // that the leader has not been told for certain
   Presence present_;
   std::thread thread_;
 };

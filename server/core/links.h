@@ -89,6 +89,8 @@ struct HeartbeatCall {
   // Epoch of HeartbeatReply::members as this member has them; 0: not at all.
   uint64_t members_epoch = 0;
   std::optional<ReadingNow> reading;
+  // LoadRequest::statement of what nobody waits for any more.
+  std::vector<std::string> abandoned = {};
 };
 
 struct HeartbeatReply {

@@ -143,7 +143,8 @@ absl::StatusOr<std::optional<std::string>> Node::FindResident(const LoadRequest&
   return unchanged ? std::optional<std::string>(match->name) : std::nullopt;
 }
 
-absl::StatusOr<std::string> Node::Propose(const LoadRequest& request) {
+absl::StatusOr<std::string> Node::Propose(LoadRequest request) {
+  request.statement = RandomHex(8);
   if (coordinator_ != nullptr) return coordinator_->Propose(0, request);
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(

@@ -128,7 +128,7 @@ class Node {
  private:
   // Its digests beside what the memory has now. TAKEN when a client took it meanwhile.
   static absl::StatusOr<Verification> Compare(const std::string& name, const Catalog::Held& held);
-  absl::StatusOr<std::string> Propose(const LoadRequest& request);
+  absl::StatusOr<std::string> Propose(LoadRequest request);
   // The resident checkpoint that answers the request, if its files are unchanged.
   absl::StatusOr<std::optional<std::string>> FindResident(const LoadRequest& request);
   absl::Status ClaimRequestId(const std::string& request_id, const LoadRequest& request,

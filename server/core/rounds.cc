@@ -29,11 +29,13 @@ Rounds::Round Rounds::NewRound(const LoadRequest& request, Deadline deadline) {
   round.deadline = deadline;
   round.stated.resize(world_size_);
   round.digests.resize(world_size_, 0);
+  round.statements.resize(world_size_);
   return round;
 }
 
 void Rounds::Add(Round& round, uint32_t rank, const LoadRequest& request) {
   round.digests[rank] = RequestDigest(request);
+  round.statements[rank] = request.statement;
   if (!IsRankForm(request)) return;
   round.stated[rank] = std::get<std::shared_ptr<const RankLayout>>(request.layout);
 }
@@ -101,6 +103,21 @@ std::optional<std::string> Rounds::Propose(uint32_t rank, const LoadRequest& req
     round.late.push_back({rank, request, deadline});
   }
   return name;
+}
+
+void Rounds::Withdraw(uint32_t rank, const std::vector<std::string>& statements,
+                      Clock::time_point now) {
+  MutexLock lock(mutex_);
+  for (auto& [name, round] : rounds_) {
+    const std::string& made = round.statements[rank];
+    if (round.running || made.empty() || !IsRankForm(round.request)) continue;
+    if (std::find(statements.begin(), statements.end(), made) == statements.end()) continue;
+    round.digests[rank] = 0;
+    round.stated[rank] = nullptr;
+    round.statements[rank].clear();
+    const auto stated = [](uint64_t digest) { return digest != 0; };
+    if (std::none_of(round.digests.begin(), round.digests.end(), stated)) round.deadline = now;
+  }
 }
 
 std::vector<int32_t> Rounds::MissingOf(const std::string& name, const Round& round) const {

@@ -67,6 +67,10 @@ class Rounds {
   // deadline.
   bool WaitWhileEnding(uint32_t rank, const LoadRequest& request, Deadline deadline) const;
 
+  // The rank's trainers of these statements have gone: rounds that have not begun wait for
+  // the rank again. One that is left without any statement expires.
+  void Withdraw(uint32_t rank, const std::vector<std::string>& statements, Clock::time_point now);
+
   // Takes the rounds that can start.
   std::vector<ReadyLoad> TakeReady();
   // Takes the rounds whose deadline has passed, with the ranks that are missing.
@@ -102,6 +106,7 @@ class Rounds {
     bool failing = false;
     std::vector<std::shared_ptr<const RankLayout>> stated;
     std::vector<uint64_t> digests;  // per rank, 0 when not stated
+    std::vector<std::string> statements;  // per rank, as they came
     // Rank form: ranks that were taken for holders and asked while it ran.
     struct Late {
       uint32_t rank = 0;

@@ -172,7 +172,9 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
                                         "GetCheckpoint instead",
                                         request->name(), kMaxWatchers)));
   }
+  node_.catalog().WatcherCame(request->name());
   const absl::Status status = Watch(context, request->name(), writer);
+  node_.catalog().WatcherLeft(request->name());
   --watchers_;
   return ToGrpc(status);
 }

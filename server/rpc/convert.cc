@@ -198,6 +198,7 @@ v1::ProposeRequest ToProto(uint32_t rank, const std::string& incarnation,
   out.set_handle_kind(ToProto(request.kind));
   *out.mutable_timeout() = ToProto(request.timeout);
   out.set_skip_digests(!request.digests);
+  out.set_statement(request.statement);
   return out;
 }
 
@@ -210,6 +211,7 @@ absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request) {
   CKPTD_ASSIGN_OR_RETURN(out.kind, FromProto(request.handle_kind()));
   out.digests = !request.skip_digests();
   out.timeout = TimeoutFrom(request.timeout(), request.has_timeout());
+  out.statement = request.statement();
   return out;
 }
 

@@ -14,6 +14,7 @@ v1::HeartbeatRequest ToProto(const HeartbeatCall& call) {
     out.mutable_reading()->set_name(call.reading->name);
     *out.mutable_reading()->mutable_done() = ToProto(call.reading->done);
   }
+  for (const std::string& statement : call.abandoned) out.add_abandoned(statement);
   return out;
 }
 
@@ -25,6 +26,7 @@ HeartbeatCall FromProto(const v1::HeartbeatRequest& request) {
   if (!request.reading().name().empty()) {
     call.reading = {request.reading().name(), FromProto(request.reading().done())};
   }
+  call.abandoned.assign(request.abandoned().begin(), request.abandoned().end());
   return call;
 }
 

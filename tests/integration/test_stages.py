@@ -2,11 +2,13 @@
 
 import concurrent.futures
 import os
+import subprocess
+import sys
 
 import ckptd
 import pytest
 import torch
-from group import save
+from group import save, wait_until
 
 TENSORS = {name: torch.arange(60.0).reshape(10, 6) + 100 * i for i, name in enumerate("abcd")}
 PATIENCE = 30
@@ -85,3 +87,35 @@ def test_a_file_that_was_touched_is_loaded_anew_by_all_stages(trainers, path):
     new = trainers.all(["ab", "cd", "d"])
     assert {c.name for c in new}.isdisjoint({c.name for c in old})
     assert len({c.name for c in new}) == 1
+
+
+LEFT_ALONE = """
+import sys
+sys.path[:0] = sys.argv[3:]
+import ckptd
+layout = ckptd.RankLayout(0, 3, shardings=[ckptd.Sharding()])
+layout.add("a", (10, 6), 0)
+with ckptd.connect(sys.argv[1]) as client:
+    client.load(sys.argv[2], layout=layout, timeout=600)
+"""
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_a_trainer_that_was_killed_has_stated_keeps_nobody_from_loading(trainers, path, first):
+    group = trainers.group
+    with ckptd.connect(group.address(0)) as client, ckptd.connect(group.address(1)) as other:
+        dead = subprocess.Popen([sys.executable, "-c", LEFT_ALONE, group.address(0), path, *sys.path])
+        try:
+            wait_until(lambda: [c.state for c in client.list()] == ["LOADING"], "its statement")
+            wait_until(lambda: client.list()[0].progress.stage == "GATHERING", "the group to be waited for")
+        finally:
+            dead.kill()
+            dead.wait()
+        wait_until(lambda: client.list()[0].state == "FAILED", "it to be missed", 10)
+        assert client.list()[0].failure.reason == "RANK_MISSING"
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            # Other tensors than it asked for; whoever of them comes first.
+            loads = {first: pool.submit(trainers.load, first, "bc")}
+            wait_until(lambda: any(c.state == "LOADING" for c in (client, other)[first].list()), "the first one")
+            loads.update((rank, pool.submit(trainers.load, rank, "bc")) for rank in range(3) if rank != first)
+            assert len({load.result(PATIENCE).name for load in loads.values()}) == 1

@@ -16,6 +16,9 @@
 namespace ckptd {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
 constexpr absl::StatusCode kNotFound = absl::StatusCode::kNotFound;
 
 class CatalogWatchTest : public ::testing::Test {
@@ -30,6 +33,56 @@ TEST_F(CatalogWatchTest, WatchingReturnsAtOnceWithTheFirstVersion) {
   uint64_t seen = 0;
   ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
   EXPECT_GT(seen, 0u);
+}
+
+// A rank's statement waits for those of others; its client comes and goes.
+class CatalogClientTest : public CatalogWatchTest {
+ protected:
+  CatalogClientTest() {
+    stated_.statement = "s";
+    catalog_.Begin("checkpoints/a", stated_);
+  }
+  std::vector<std::string> AbandonedAfter(Clock::duration away) {
+    return catalog_.TakeAbandoned(Clock::now() + away);
+  }
+  CheckpointState State() { return catalog_.Get("checkpoints/a").value().state; }
+
+  LoadRequest stated_ = RankRequest(0, 3);
+};
+
+TEST_F(CatalogClientTest, IsAbandonedWhenWhoWatchedItHasGoneForGood) {
+  catalog_.WatcherCame("checkpoints/a");
+  EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
+  catalog_.WatcherLeft("checkpoints/a");
+  EXPECT_THAT(AbandonedAfter(Clock::duration(0)), IsEmpty());
+  EXPECT_EQ(State(), CheckpointState::kLoading);
+  EXPECT_THAT(AbandonedAfter(Catalog::kAwayForGood), ElementsAre("s"));
+  EXPECT_EQ(State(), CheckpointState::kFailed);
+  EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());  // it was said
+}
+
+TEST_F(CatalogClientTest, IsNotAbandonedByClientsThatNeverWatchOrComeBack) {
+  EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
+  catalog_.WatcherCame("checkpoints/a");
+  catalog_.WatcherLeft("checkpoints/a");
+  catalog_.WatcherCame("checkpoints/a");
+  EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
+}
+
+TEST_F(CatalogClientTest, IsNotAbandonedOnceItsLoadHasBegun) {
+  catalog_.WatcherCame("checkpoints/a");
+  catalog_.WatcherLeft("checkpoints/a");
+  Progress progress;
+  progress.stage = Stage::kQueued;
+  catalog_.UpdateProgress("checkpoints/a", progress);
+  EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
+}
+
+TEST_F(CatalogClientTest, ALoadByRulesNeedsNoClient) {
+  catalog_.Begin("checkpoints/b", request_);
+  catalog_.WatcherCame("checkpoints/b");
+  catalog_.WatcherLeft("checkpoints/b");
+  EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
 }
 
 TEST_F(CatalogWatchTest, WatchingWakesOnAChange) {

@@ -147,6 +147,49 @@ TEST_F(RoundsTest, OfSeveralRoundsTheOneThatWasBegunLastIsJoined) {
   }
 }
 
+LoadRequest Named(LoadRequest request, const std::string& statement) {
+  request.statement = statement;
+  return request;
+}
+
+TEST_F(RoundsTest, ARankWhoseTrainerHasGoneIsWaitedForAgain) {
+  const std::string name = Propose(0, Named(RankRequest(0, 3, "old"), "s0"));
+  State(1);
+  rounds_.Withdraw(0, {"s0"}, now_);
+  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(0, 2));
+  State(2);
+  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
+  EXPECT_EQ(State(0), name);  // another trainer, with other tensors
+  const auto ready = rounds_.TakeReady();
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_EQ(ready[0].request_digests[0], RequestDigest(RankRequest(0, 3)));
+}
+
+TEST_F(RoundsTest, OnlyTheVeryStatementIsWithdrawn) {
+  Propose(0, Named(RankRequest(0, 3), "s0"));
+  Propose(0, Named(RankRequest(0, 3), "s0 again"));
+  rounds_.Withdraw(0, {"s0", ""}, now_);
+  rounds_.Withdraw(1, {"s0 again"}, now_);
+  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(1, 2));
+}
+
+TEST_F(RoundsTest, ALoadThatRunsIsNotStoppedByATrainerThatHasGone) {
+  for (uint32_t rank = 0; rank < 3; ++rank) Propose(rank, Named(RankRequest(rank, 3), "s"));
+  rounds_.TakeReady();
+  rounds_.Withdraw(0, {"s"}, now_);
+  EXPECT_EQ(rounds_.Running().size(), 1u);
+  EXPECT_THAT(rounds_.TakeExpired(now_ + std::chrono::hours(1)), IsEmpty());
+}
+
+TEST_F(RoundsTest, ARoundThatNobodyWaitsForExpiresAtOnceUnlessSomebodyJoinsIt) {
+  Propose(0, Named(RankRequest(0, 3), "s0"));
+  rounds_.Withdraw(0, {"s0"}, now_);
+  Propose(1, Named(RankRequest(1, 3), "s1"));
+  EXPECT_THAT(rounds_.TakeExpired(now_), IsEmpty());
+  rounds_.Withdraw(1, {"s1"}, now_);
+  EXPECT_EQ(rounds_.TakeExpired(now_).size(), 1u);
+}
+
 TEST_F(RoundsTest, AStatementThatComesWhileTheLoadRunsBeginsAnew) {
   const std::string name = State(0);
   State(1);
