@@ -1,14 +1,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <system_error>
 
 #include "client/cli/exit_codes.h"
 #include "client/cli/json_views.h"
+#include "client/cli/manifest_file.h"
 #include "client/cli/offline.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
@@ -52,20 +51,6 @@ bool IsPath(const std::string& target) {
 std::string TextOf(const ManifestDifference& difference) {
   if (difference.tensor.empty()) return fmt::format("{}: {}", difference.file, difference.what);
   return fmt::format("{} in {}: {}", difference.tensor, difference.file, difference.what);
-}
-
-// A file that is there is whole: it is renamed into its place.
-absl::Status WriteWhole(const std::string& path, const std::string& text) {
-  const std::string beside = path + ".part";
-  std::ofstream file(beside, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  std::error_code error;
-  if (file) std::filesystem::rename(beside, path, error);
-  if (file && !error) return absl::OkStatus();
-  const absl::Status status = ErrnoStatus(error ? error.value() : errno, "writing " + path);
-  std::filesystem::remove(beside, error);
-  return status;
 }
 
 // Host memory is looked at where it is; a tensor in device memory comes over first.
@@ -136,21 +121,30 @@ absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
   return out;
 }
 
-absl::StatusOr<Verified> KeepManifest(const Options& options) {
+// What can be refused is, before every byte is read.
+absl::StatusOr<Verified> KeepManifest(const Options& options, Context& context) {
+  const std::string& target = options.write_manifest;
   CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(options.target));
+  CKPTD_RETURN_IF_ERROR(CheckFileNames(index));
+  if (!IsStdout(target)) CKPTD_RETURN_IF_ERROR(ManifestPath(index, target).status());
   CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, MakeManifest(index));
-  CKPTD_RETURN_IF_ERROR(WriteWhole(options.write_manifest, ToJson(manifest)));
-  return Verified{options.target, "digests of all bytes, kept in " + options.write_manifest,
-                  CountsOf(index), {}};
+  if (IsStdout(target)) {
+    context.io.out << ToJson(manifest);
+  } else {
+    // Again: reading took its time, and what is there now counts.
+    CKPTD_ASSIGN_OR_RETURN(const std::string path, ManifestPath(index, target));
+    CKPTD_RETURN_IF_ERROR(WriteWhole(path, ToJson(manifest)));
+  }
+  return Verified{options.target, "digests of all bytes, kept in " + target, CountsOf(index), {}};
 }
 
-absl::StatusOr<Verified> VerifyPath(const Options& options) {
+absl::StatusOr<Verified> VerifyPath(const Options& options, Context& context) {
   if (options.attached) {
     return UsageError("--attached verifies a checkpoint that a daemon holds; name one of "
                       "`ckptctl list`, not a file");
   }
   if (!options.manifest.empty()) return CompareWithManifest(options);
-  if (!options.write_manifest.empty()) return KeepManifest(options);
+  if (!options.write_manifest.empty()) return KeepManifest(options, context);
   CKPTD_ASSIGN_OR_RETURN(const VerifyResult result, VerifyFiles(options.target));
   return Verified{options.target, "headers and sizes of the files", result, {}};
 }
@@ -227,14 +221,15 @@ void Print(const Verified& verified, Context& context) {
 absl::StatusOr<int> Run(const Options& options, Context& context) {
   const bool files = IsPath(options.target);
   const absl::StatusOr<Verified> verified =
-      files ? VerifyPath(options) : VerifyLoaded(options, context);
+      files ? VerifyPath(options, context) : VerifyLoaded(options, context);
   if (files && absl::IsDataLoss(verified.status())) {
     // Damaged files are what this verb looks for: not just any failure.
     context.PrintError(verified.status());
     return kExitMismatch;
   }
   CKPTD_RETURN_IF_ERROR(verified.status());
-  Print(*verified, context);
+  // Nothing but the manifest goes where the manifest went.
+  if (!IsStdout(options.write_manifest)) Print(*verified, context);
   if (!verified->result.mismatched.empty()) return Mismatch(*verified);
   return kExitFine;
 }
@@ -261,7 +256,7 @@ void AddVerify(CLI::App& app, Context& context) {
   CLI::Option* const kept = verb->add_option(
       "--manifest", options->manifest, "Compare every byte of the files with this manifest");
   verb->add_option("--write-manifest", options->write_manifest,
-                   "Read the files and keep a digest of each file and tensor here")
+                   "Read the files and keep a digest of each file and tensor here; -: on stdout")
       ->excludes(kept);
   verb->callback([options, &context] {
     context.action = [options, &context] { return Run(*options, context); };

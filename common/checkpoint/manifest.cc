@@ -112,7 +112,6 @@ std::string FolderOf(const std::string& source) {
 }
 
 void AddFiles(const CheckpointIndex& index, Manifest& manifest) {
-  const std::string folder = FolderOf(index.source);
   std::vector<std::vector<std::pair<uint64_t, uint64_t>>> inside(index.files.size());
   for (size_t i = 0; i < index.tensors.size(); ++i) {
     const Piece& piece = index.tensors[i].pieces.front();
@@ -120,7 +119,7 @@ void AddFiles(const CheckpointIndex& index, Manifest& manifest) {
   }
   for (size_t i = 0; i < index.files.size(); ++i) {
     Manifest::File file;
-    file.name = std::filesystem::path(index.files[i].path).lexically_relative(folder).string();
+    file.name = NameInManifest(index, index.files[i]);
     file.bytes = index.files[i].bytes;
     file.header = index.files[i].header_hash;
     // Those without bytes share their offset with another one: any fixed order will do.
@@ -196,6 +195,10 @@ void CompareFiles(const Manifest& kept, const Manifest& now,
 }
 
 }  // namespace
+
+std::string NameInManifest(const CheckpointIndex& index, const SourceFile& file) {
+  return std::filesystem::path(file.path).lexically_relative(FolderOf(index.source)).string();
+}
 
 absl::StatusOr<Manifest> MakeManifest(const CheckpointIndex& index, unsigned threads) {
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());

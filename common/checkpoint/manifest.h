@@ -40,6 +40,9 @@ struct Manifest {
   std::vector<Tensor> tensors;  // sorted by name
 };
 
+// What a manifest of `index` calls this file: relative to the folder of the source.
+std::string NameInManifest(const CheckpointIndex& index, const SourceFile& file);
+
 // Reads every byte of the source, with as many threads as there are cores, `threads`
 // at most (0: 16). Blocking; thread-safe. Errors: those of reading, naming the file;
 // Aborted SOURCE_CHANGED when a file changed meanwhile.
