@@ -36,6 +36,7 @@ struct Verified {
   std::string how;
   VerifyResult result;
   std::vector<ManifestDifference> differences;  // of files that have a manifest
+  bool compared = true;                         // false: looked at for the first time
 };
 
 // A path has a slash at its start or a file behind it; a checkpoint's name has
@@ -113,7 +114,7 @@ absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
   CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(options.target));
   CKPTD_ASSIGN_OR_RETURN(const Manifest now, MakeManifest(index));
   Verified out{options.target, "digests of all bytes, beside " + options.manifest, CountsOf(index),
-               Compare(*kept, now)};
+               Compare(*kept, now), true};
   for (const ManifestDifference& difference : out.differences) {
     out.result.mismatched.push_back(difference.tensor.empty() ? difference.file
                                                               : difference.tensor);
@@ -135,7 +136,8 @@ absl::StatusOr<Verified> KeepManifest(const Options& options, Context& context) 
     CKPTD_ASSIGN_OR_RETURN(const std::string path, ManifestPath(index, target));
     CKPTD_RETURN_IF_ERROR(WriteWhole(path, ToJson(manifest)));
   }
-  return Verified{options.target, "digests of all bytes, kept in " + target, CountsOf(index), {}};
+  return Verified{options.target, "digests of all bytes, written to " + target,
+                  CountsOf(index), {}, false};
 }
 
 absl::StatusOr<Verified> VerifyPath(const Options& options, Context& context) {
@@ -146,7 +148,7 @@ absl::StatusOr<Verified> VerifyPath(const Options& options, Context& context) {
   if (!options.manifest.empty()) return CompareWithManifest(options);
   if (!options.write_manifest.empty()) return KeepManifest(options, context);
   CKPTD_ASSIGN_OR_RETURN(const VerifyResult result, VerifyFiles(options.target));
-  return Verified{options.target, "headers and sizes of the files", result, {}};
+  return Verified{options.target, "headers and sizes of the files", result, {}, true};
 }
 
 absl::StatusOr<Verified> VerifyLoaded(const Options& options, Context& context) {
@@ -205,9 +207,10 @@ void Print(const Verified& verified, Context& context) {
     context.io.out << ToJson(result, verified.what, verified.how, verified.differences) << '\n';
   } else if (result.mismatched.empty()) {
     if (context.globals.quiet) return;
-    context.io.out << Escape(fmt::format("{}: {}, {}: {} are right", verified.what,
+    context.io.out << Escape(fmt::format("{}: {}, {}: {}{}", verified.what,
                                          Counted(result.tensor_count, "tensor"),
-                                         HumanBytes(result.bytes), verified.how))
+                                         HumanBytes(result.bytes), verified.how,
+                                         verified.compared ? " are right" : ""))
                    << '\n';
   } else if (verified.differences.empty()) {
     for (const std::string& name : result.mismatched) context.io.out << Escape(name) << '\n';

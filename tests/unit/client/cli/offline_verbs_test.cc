@@ -207,6 +207,12 @@ TEST_F(OfflineVerbs, VerifyKeepsAManifestAndFindsAFlippedBitBesideIt) {
   EXPECT_THAT(outcome.err, HasSubstr("it is not what its manifest says"));
 }
 
+TEST_F(OfflineVerbs, VerifyDoesNotCallWhatItOnlyReadRight) {
+  const std::string manifest = dir_ / "m.json";
+  EXPECT_EQ(run_({"verify", model_, "--write-manifest", manifest}).out,
+            model_ + ": 3 tensors, 216 B: digests of all bytes, written to " + manifest + "\n");
+}
+
 TEST_F(OfflineVerbs, VerifyLeavesNoManifestThatItCouldNotWrite) {
   const Outcome outcome = run_({"verify", model_, "--write-manifest", dir_ / "none/m.json"});
   EXPECT_EQ(outcome.code, kExitFailed);
