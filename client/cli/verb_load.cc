@@ -131,8 +131,8 @@ absl::StatusOr<CheckpointInfo> Follow(Client& client, const CheckpointInfo& chec
 
 int ReportInterrupted(const std::string& name, Context& context) {
   context.io.err << Escape(fmt::format("ckptctl: stopped watching {}; the load goes on. Follow it "
-                                       "with `ckptctl watch {}`, end it with `ckptctl unload {}`",
-                                       name, name, name))
+                                       "with `ckptctl watch {}`",
+                                       name, name))
                  << '\n';
   return kExitInterrupted;
 }

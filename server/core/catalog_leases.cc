@@ -1,4 +1,5 @@
 // The part of the catalog that lends shards and takes them back.
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,25 +12,27 @@
 namespace ckptd {
 namespace {
 
-// Why a checkpoint in this state cannot be acquired.
-absl::Status NotAcquirable(const CheckpointInfo& info) {
+// Why a checkpoint in this state is not there for `doing`, "unloading" it for example.
+absl::Status NotActive(std::string_view doing, const CheckpointInfo& info) {
   const Facts facts = {{"checkpoint", info.name}, {"state", std::string(NameOf(info.state))}};
   switch (info.state) {
     case CheckpointState::kFailed:
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLoadFailed,
-                       fmt::format("acquiring {}: its load failed: {}", info.name,
+                       fmt::format("{} {}: its load failed: {}", doing, info.name,
                                    MessageOf(info.failure)),
                        facts);
     case CheckpointState::kTaken:
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kTaken,
-                       fmt::format("acquiring {}: an EXCLUSIVE client took its memory; load the "
-                                   "source again",
-                                   info.name),
+                       fmt::format("{} {}: an EXCLUSIVE client took its memory; load the source "
+                                   "again",
+                                   doing, info.name),
                        facts);
     default:
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNotActive,
-                       fmt::format("acquiring {}: it is {} ({}); watch it until it is ACTIVE",
-                                   info.name, NameOf(info.state), NameOf(info.progress.stage)),
+                       fmt::format("{} {}: it is {} ({}); wait until it has ended, `ckptctl watch "
+                                   "{}` follows it",
+                                   doing, info.name, NameOf(info.state),
+                                   NameOf(info.progress.stage), info.name),
                        facts);
   }
 }
@@ -40,7 +43,7 @@ absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode 
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
-  if (entry->info.state != CheckpointState::kActive) return NotAcquirable(entry->info);
+  if (entry->info.state != CheckpointState::kActive) return NotActive("acquiring", entry->info);
   if (entry->exclusive) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
                      fmt::format("acquiring {}: a client is taking it EXCLUSIVE; load the source "
@@ -94,7 +97,7 @@ absl::StatusOr<Catalog::Held> Catalog::Look(const std::string& name) const {
   MutexLock lock(mutex_);
   const Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
-  if (entry->info.state != CheckpointState::kActive) return NotAcquirable(entry->info);
+  if (entry->info.state != CheckpointState::kActive) return NotActive("verifying", entry->info);
   return Held{entry->memory, entry->shard, entry->generation};
 }
 
@@ -104,7 +107,7 @@ absl::StatusOr<std::shared_ptr<const Shard>> Catalog::Table(const std::string& n
   if (entry == nullptr) return CheckpointNotFound(name);
   const bool readable = entry->info.state == CheckpointState::kActive ||
                         entry->info.state == CheckpointState::kTaken;
-  if (!readable) return NotAcquirable(entry->info);
+  if (!readable) return NotActive("listing the tensors of", entry->info);
   return entry->shard;
 }
 
@@ -113,7 +116,7 @@ absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
-  if (entry->info.state == CheckpointState::kLoading) return NotAcquirable(entry->info);
+  if (entry->info.state == CheckpointState::kLoading) return NotActive("unloading", entry->info);
   if (entry->info.leases > 0 && !force) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
                      fmt::format("unloading {}: {} leases are open on it; end them, or force it "

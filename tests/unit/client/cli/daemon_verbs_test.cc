@@ -128,6 +128,7 @@ TEST_F(DaemonVerbs, LoadGoesOnWhenTheWatcherIsInterrupted) {
   const Outcome outcome = Run({"load", "/m", "--layout", "fsdp:2"});
   EXPECT_EQ(outcome.code, kExitInterrupted);
   EXPECT_THAT(outcome.err, HasSubstr("ckptctl watch checkpoints/ab12"));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("unload")));  // refused as long as it is loading
 }
 
 TEST_F(DaemonVerbs, WatchTakesAShortName) {

@@ -272,6 +272,21 @@ TEST_F(CatalogTest, AnotherSourceIsNoNearMiss) {
               ::testing::IsEmpty());
 }
 
+TEST_F(CatalogTest, WhatALoadKeepsFromBeingDoneIsSaidAsWhatItWas) {
+  catalog_.Begin("checkpoints/a", request_);
+  const auto ends_with = ::testing::HasSubstr(
+      "wait until it has ended, `ckptctl watch checkpoints/a` follows it");
+  const auto expect = [&](const absl::Status& status, const std::string& start) {
+    EXPECT_THAT(status, FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNotActive));
+    EXPECT_THAT(MessageOf(status), ::testing::StartsWith(start + " checkpoints/a: it is LOADING ("));
+    EXPECT_THAT(MessageOf(status), ends_with);
+  };
+  expect(catalog_.Unload("checkpoints/a", false).status(), "unloading");
+  expect(catalog_.Look("checkpoints/a").status(), "verifying");
+  expect(catalog_.Table("checkpoints/a").status(), "listing the tensors of");
+  expect(catalog_.Hold("checkpoints/a", AttachMode::kShared).status(), "acquiring");
+}
+
 TEST_F(CatalogTest, EvictsTheLeastRecentlyUsedCheckpointForAnother) {
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
   ASSERT_OK(MakeActive(catalog_, "checkpoints/b", request_));
