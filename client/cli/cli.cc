@@ -4,7 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
+#include <string_view>
 
 #include "client/cli/context.h"
 #include "client/cli/exit_codes.h"
@@ -95,11 +97,56 @@ std::string GivenEmpty(const CLI::App& app) {
   return {};
 }
 
+// What --output or its twin asks for, of a command line that was not understood: the options
+// have no values then.
+std::string OutputOf(const std::vector<std::string>& arguments) {
+  constexpr std::string_view kOption = "--output";
+  const char* const twin = std::getenv("CKPTD_OUTPUT");
+  std::string output = twin == nullptr ? "" : twin;
+  for (size_t i = 0; i < arguments.size() && arguments[i] != "--"; ++i) {
+    const std::string_view word = arguments[i];
+    if (word == kOption && i + 1 < arguments.size()) output = arguments[i + 1];
+    if (word.starts_with("--output=")) output = word.substr(kOption.size() + 1);
+  }
+  return output;
+}
+
+// The words that nothing took, in the order they were given; empty when there are none.
+std::string Unexpected(const CLI::App& app, const std::vector<std::string>& arguments) {
+  std::vector<std::string> left = app.remaining(true);
+  std::vector<std::string> words;
+  for (const std::string& argument : arguments) {
+    const auto at = std::find(left.begin(), left.end(), argument);
+    if (at == left.end()) continue;
+    words.push_back(argument);
+    left.erase(at);
+  }
+  words.insert(words.end(), left.begin(), left.end());
+  if (words.empty()) return {};
+  return fmt::format("{} not expected: {}",
+                     words.size() == 1 ? "this argument was" : "these arguments were",
+                     fmt::join(words, " "));
+}
+
+int ReportParseError(const CLI::App& app, const CLI::ParseError& error,
+                     const std::vector<std::string>& arguments, Context& context) {
+  context.globals.output = OutputOf(arguments);
+  const std::vector<std::string> extra = app.remaining();
+  const bool required = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError);
+  if (required && app.get_subcommands().empty() && !extra.empty()) {
+    return ReportUsage(app, fmt::format("`{}` is no verb of ckptctl", extra.front()), context);
+  }
+  // A misspelt option is what is wrong, not that the one it was meant to be is required.
+  const bool extras = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError);
+  const std::string unexpected = required || extras ? Unexpected(app, arguments) : "";
+  return ReportUsage(app, unexpected.empty() ? error.what() : unexpected, context);
+}
+
 // nullopt when the command line was understood and a verb is to run.
-std::optional<int> Parse(CLI::App& app, std::vector<std::string> arguments, Context& context) {
-  std::reverse(arguments.begin(), arguments.end());  // what CLI11 takes
+std::optional<int> Parse(CLI::App& app, const std::vector<std::string>& arguments,
+                         Context& context) {
   try {
-    app.parse(std::move(arguments));
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // as CLI11 takes it
     for (const CLI::App* part : {static_cast<const CLI::App*>(&app), &Named(app)}) {
       const std::string empty = GivenEmpty(*part);
       if (!empty.empty()) return ReportUsage(app, empty + " is empty", context);
@@ -111,14 +158,8 @@ std::optional<int> Parse(CLI::App& app, std::vector<std::string> arguments, Cont
   } catch (const CLI::CallForVersion&) {
     context.io.out << "ckptctl " << CKPTD_VERSION << '\n';
     return kExitFine;
-  } catch (const CLI::RequiredError& error) {
-    const std::vector<std::string> extra = app.remaining();
-    if (app.get_subcommands().empty() && !extra.empty()) {
-      return ReportUsage(app, fmt::format("`{}` is no verb of ckptctl", extra.front()), context);
-    }
-    return ReportUsage(app, error.what(), context);
   } catch (const CLI::ParseError& error) {
-    return ReportUsage(app, error.what(), context);
+    return ReportParseError(app, error, arguments, context);
   }
 }
 

@@ -120,6 +120,53 @@ TEST(Usage, ErrorsAreJsonWhenJsonIsAskedFor) {
   EXPECT_EQ(nlohmann::json::parse(outcome.err)["error"]["reason"], "USAGE");
 }
 
+TEST(Usage, ErrorsOfWhatIsNotUnderstoodAreJsonWhenJsonIsAskedFor) {
+  const std::vector<std::vector<std::string>> bad = {{"list", "--timeout", "0s"},
+                                                     {"list", "--rank", "abc"},
+                                                     {"list", "--bogus"},
+                                                     {"bogus"}};
+  for (std::vector<std::string> arguments : bad) {
+    Runner run;
+    {
+      const ScopedVariable output("CKPTD_OUTPUT", "json");
+      EXPECT_EQ(nlohmann::json::parse(run(arguments).err)["error"]["reason"], "USAGE");
+    }
+    arguments.emplace_back("--output=json");
+    EXPECT_EQ(nlohmann::json::parse(run(arguments).err)["error"]["reason"], "USAGE");
+    arguments.insert(arguments.end() - 1, "--output");
+    arguments.back() = "json";
+    EXPECT_EQ(nlohmann::json::parse(run(arguments).err)["error"]["reason"], "USAGE");
+  }
+}
+
+TEST(Usage, ErrorsOfTwinsAreJsonWhenJsonIsAskedFor) {
+  Runner run;
+  const ScopedVariable timeout("CKPTD_TIMEOUT", "abc");
+  const Outcome outcome = run({"list", "--output", "json"});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_EQ(nlohmann::json::parse(outcome.err)["error"]["reason"], "USAGE");
+}
+
+TEST(Usage, AnOptionBeatsItsTwinAlsoForErrors) {
+  Runner run;
+  const ScopedVariable output("CKPTD_OUTPUT", "json");
+  EXPECT_THAT(run({"list", "--rank", "abc", "--output", "table"}).err,
+              ::testing::StartsWith("ckptctl: "));
+}
+
+TEST(Usage, AMisspeltOptionIsNamedBeforeTheOneItWasMeantToBe) {
+  Runner run;
+  EXPECT_THAT(run({"load", "/m", "--layot", "fsdp:2"}).err,
+              HasSubstr("not expected: --layot fsdp:2;"));
+  EXPECT_THAT(run({"load", "/m"}).err, HasSubstr("--layout is required"));
+}
+
+TEST(Usage, UnexpectedWordsComeInTheOrderGiven) {
+  Runner run;
+  EXPECT_THAT(run({"list", "--adress", "foo", "bar", "--x"}).err,
+              HasSubstr("these arguments were not expected: --adress foo bar --x;"));
+}
+
 TEST(Usage, EnvironmentTwinsAreRead) {
   Runner run;
   const ScopedVariable output("CKPTD_OUTPUT", "json");
