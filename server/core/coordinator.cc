@@ -73,14 +73,18 @@ absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t wo
     if (stated == world_size && layout.rank != rank) {
       return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
                        fmt::format("loading {}: the request states the tensors of rank {}, this "
-                                   "daemon serves rank {}; connect to that rank's daemon",
+                                   "daemon serves rank {}; connect to that rank's daemon: if the address "
+                                   "comes from CKPTD_ADDRESS, write {{rank}} in it",
                                    request.source, layout.rank, rank));
     }
   }
   if (stated == world_size) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongWorldSize,
                    fmt::format("loading {}: the layout is for {} rank{}, this group has {}; start "
-                               "as many daemons as trainers, or change the layout",
+                               "as many daemons as trainers, or change the layout; where none was "
+                               "named, the process counted its ranks by WORLD_SIZE or SLURM_NTASKS "
+                               "(1 if unset): start it under torchrun, set WORLD_SIZE and RANK, or "
+                               "give it a daemon of its own",
                                request.source, stated, stated == 1 ? "" : "s", world_size));
 }
 

@@ -230,8 +230,9 @@ TEST(CheckRequest, RefusesAPathThatNoFileCanHave) {
 }
 
 TEST(CheckRequest, RefusesRulesForAnotherGroupSize) {
-  EXPECT_THAT(CheckRequest(RuleRequest("fsdp:3"), 1, 2),
-              FailsWith(kInvalidArgument, reason::kWrongWorldSize));
+  const absl::Status status = CheckRequest(RuleRequest("fsdp:3"), 1, 2);
+  EXPECT_THAT(status, FailsWith(kInvalidArgument, reason::kWrongWorldSize));
+  EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("set WORLD_SIZE and RANK"));
 }
 
 TEST(CheckRequest, RefusesRulesThatDoNotParse) {
@@ -240,8 +241,9 @@ TEST(CheckRequest, RefusesRulesThatDoNotParse) {
 }
 
 TEST(CheckRequest, RefusesTheStatementOfAnotherRank) {
-  EXPECT_THAT(CheckRequest(RankRequest(0, 2), 1, 2),
-              FailsWith(kInvalidArgument, reason::kWrongRank));
+  const absl::Status status = CheckRequest(RankRequest(0, 2), 1, 2);
+  EXPECT_THAT(status, FailsWith(kInvalidArgument, reason::kWrongRank));
+  EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("CKPTD_ADDRESS, write {rank} in it"));
 }
 
 TEST(CheckRequest, RefusesACallerThatIsNoRankOfTheGroup) {
