@@ -123,6 +123,10 @@ std::string Counted(uint64_t count, std::string_view thing) {
   return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
 }
 
+std::string_view OtherRanks(int32_t world_size) {
+  return world_size > 1 ? "; --rank chooses another" : "";
+}
+
 std::string JoinShape(const std::vector<uint64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }

@@ -30,6 +30,8 @@ std::string HumanRate(double bytes_per_second);
 std::string HumanDuration(std::chrono::duration<double> duration);
 // "1 tensor", "2 tensors".
 std::string Counted(uint64_t count, std::string_view thing);
+// "; --rank chooses another" behind what was done to one rank's daemon of several.
+std::string_view OtherRanks(int32_t world_size);
 // "[1024, 4096]".
 std::string JoinShape(const std::vector<uint64_t>& shape);
 

@@ -23,12 +23,19 @@ void PrintResult(const std::vector<JsonField>& fields, const std::string& senten
   }
 }
 
+JsonField RankField(int32_t rank) {
+  return {"rank", "", static_cast<uint64_t>(rank), Kind::kNumber};
+}
+
 absl::StatusOr<int> RunUnload(const std::string& id, bool force, Context& context) {
   const std::string name = CheckpointName(id);
   CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
+  CKPTD_ASSIGN_OR_RETURN(const DaemonInfo daemon, admin.Info());
   CKPTD_ASSIGN_OR_RETURN(const uint64_t freed, admin.Unload(name, force));
-  PrintResult({{"name", name}, {"freed_bytes", "", freed, Kind::kNumber}},
-              fmt::format("{} is unloaded, {} freed", name, HumanBytes(freed)), context);
+  PrintResult({{"name", name}, RankField(daemon.rank), {"freed_bytes", "", freed, Kind::kNumber}},
+              fmt::format("{} of rank {} is unloaded, {} freed{}", name, daemon.rank,
+                          HumanBytes(freed), OtherRanks(daemon.world_size)),
+              context);
   return kExitFine;
 }
 
@@ -36,10 +43,12 @@ absl::StatusOr<int> RunPin(const std::string& id, bool off, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
   CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo checkpoint, admin.Pin(CheckpointName(id), !off));
   PrintResult({{"name", checkpoint.name},
+               RankField(checkpoint.rank),
                {"pinned", "", checkpoint.pinned ? 1U : 0U, Kind::kBool}},
-              fmt::format("{} is {}", checkpoint.name,
+              fmt::format("{} of rank {} is {}{}", checkpoint.name, checkpoint.rank,
                           checkpoint.pinned ? "pinned: it is never evicted"
-                                            : "no longer pinned: it may be evicted"),
+                                            : "no longer pinned: it may be evicted",
+                          OtherRanks(checkpoint.world_size)),
               context);
   return kExitFine;
 }
@@ -50,10 +59,12 @@ absl::StatusOr<int> RunDrain(const std::string& wait, Context& context) {
     CKPTD_ASSIGN_OR_RETURN(patience, ParseTimeout(wait));
   }
   CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
+  CKPTD_ASSIGN_OR_RETURN(const DaemonInfo daemon, admin.Info());
   CKPTD_ASSIGN_OR_RETURN(const uint32_t remaining, admin.Drain(patience));
-  PrintResult({{"remaining_leases", "", remaining, Kind::kNumber}},
-              fmt::format("the daemon takes no new work; {} lease{} left", remaining,
-                          remaining == 1 ? " is" : "s are"),
+  PrintResult({RankField(daemon.rank), {"remaining_leases", "", remaining, Kind::kNumber}},
+              fmt::format("the daemon of rank {} takes no new work; {} lease{} left{}", daemon.rank,
+                          remaining, remaining == 1 ? " is" : "s are",
+                          OtherRanks(daemon.world_size)),
               context);
   return kExitFine;
 }
@@ -71,7 +82,8 @@ absl::StatusOr<int> RunLogLevel(const std::string& level, Context& context) {
 void AddUnload(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(
       app, "unload", "Drop a checkpoint's shard from the daemon's memory",
-      "A leased one is refused without --force. Trainers that have mapped it keep their memory.\n\n"
+      "A leased one is refused without --force. Trainers that have mapped it keep their memory.\n"
+      "It goes from one rank's daemon, the others keep theirs: --rank chooses it.\n\n"
       "Example:\n"
       "  ckptctl unload checkpoints/3f9a12c4\n");
   auto name = std::make_shared<std::string>();
@@ -85,6 +97,7 @@ void AddUnload(CLI::App& app, Context& context) {
 
 void AddPin(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(app, "pin", "Keep a checkpoint from being evicted",
+                           "In one rank's daemon, without the others: --rank chooses it.\n\n"
                            "Examples:\n"
                            "  ckptctl pin checkpoints/3f9a12c4\n"
                            "  ckptctl pin checkpoints/3f9a12c4 --off\n");
@@ -100,7 +113,8 @@ void AddPin(CLI::App& app, Context& context) {
 void AddDrain(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(
       app, "drain", "Refuse new loads and leases from now on, before a shutdown",
-      "With --wait it waits until the last lease has ended; exit code 4 says some remain.\n\n"
+      "With --wait it waits until the last lease has ended; exit code 4 says some remain.\n"
+      "It is one rank's daemon, without the others: --rank chooses it.\n\n"
       "Examples:\n"
       "  ckptctl drain\n"
       "  ckptctl drain --wait 5m\n");

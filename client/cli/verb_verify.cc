@@ -37,6 +37,7 @@ struct Verified {
   VerifyResult result;
   std::vector<ManifestDifference> differences;  // of files that have a manifest
   bool compared = true;                         // false: looked at for the first time
+  int32_t world_size = 1;                       // of the group that holds it
 };
 
 // A path has a slash at its start or a file behind it; a checkpoint's name has
@@ -114,7 +115,7 @@ absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
   CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(options.target));
   CKPTD_ASSIGN_OR_RETURN(const Manifest now, MakeManifest(index));
   Verified out{options.target, "digests of all bytes, beside " + options.manifest, CountsOf(index),
-               Compare(*kept, now), true};
+               Compare(*kept, now), true, 1};
   for (const ManifestDifference& difference : out.differences) {
     out.result.mismatched.push_back(difference.tensor.empty() ? difference.file
                                                               : difference.tensor);
@@ -137,7 +138,7 @@ absl::StatusOr<Verified> KeepManifest(const Options& options, Context& context) 
     CKPTD_RETURN_IF_ERROR(WriteWhole(path, ToJson(manifest)));
   }
   return Verified{options.target, "digests of all bytes, written to " + target,
-                  CountsOf(index), {}, false};
+                  CountsOf(index), {}, false, 1};
 }
 
 absl::StatusOr<Verified> VerifyPath(const Options& options, Context& context) {
@@ -148,7 +149,7 @@ absl::StatusOr<Verified> VerifyPath(const Options& options, Context& context) {
   if (!options.manifest.empty()) return CompareWithManifest(options);
   if (!options.write_manifest.empty()) return KeepManifest(options, context);
   CKPTD_ASSIGN_OR_RETURN(const VerifyResult result, VerifyFiles(options.target));
-  return Verified{options.target, "headers and sizes of the files", result, {}, true};
+  return Verified{options.target, "headers and sizes of the files", result, {}, true, 1};
 }
 
 absl::StatusOr<Verified> VerifyLoaded(const Options& options, Context& context) {
@@ -165,6 +166,9 @@ absl::StatusOr<Verified> VerifyLoaded(const Options& options, Context& context) 
     out.how = "digests over the daemon's memory";
     CKPTD_ASSIGN_OR_RETURN(out.result, client.Verify(out.what, context.TimeoutOr(kVerifyTimeout)));
   }
+  // The result stands, also of what was unloaded meanwhile.
+  const absl::StatusOr<CheckpointInfo> info = client.Get(out.what);
+  if (info.ok()) out.world_size = info->world_size;
   return out;
 }
 
@@ -201,16 +205,20 @@ absl::Status Mismatch(const Verified& verified) {
                     {"mismatched", count}});
 }
 
+// Files are of no rank.
+std::string OfRank(int32_t rank) { return rank < 0 ? "" : fmt::format(" of rank {}", rank); }
+
 void Print(const Verified& verified, Context& context) {
   const VerifyResult& result = verified.result;
   if (context.json()) {
     context.io.out << ToJson(result, verified.what, verified.how, verified.differences) << '\n';
   } else if (result.mismatched.empty()) {
     if (context.globals.quiet) return;
-    context.io.out << Escape(fmt::format("{}: {}, {}: {}{}", verified.what,
+    context.io.out << Escape(fmt::format("{}{}: {}, {}: {}{}{}", verified.what, OfRank(result.rank),
                                          Counted(result.tensor_count, "tensor"),
                                          HumanBytes(result.bytes), verified.how,
-                                         verified.compared ? " are right" : ""))
+                                         verified.compared ? " are right" : "",
+                                         OtherRanks(verified.world_size)))
                    << '\n';
   } else if (verified.differences.empty()) {
     for (const std::string& name : result.mismatched) context.io.out << Escape(name) << '\n';
@@ -243,8 +251,9 @@ void AddVerify(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(
       app, "verify", "Check a loaded checkpoint's bytes, or files",
       "A checkpoint's digests are computed again and compared; exit code 5 and the names of the\n"
-      "tensors say what differs. Of files, the headers and sizes are checked, without a daemon;\n"
-      "beside a manifest that was kept of them, or of what they were copied from, every byte.\n\n"
+      "tensors say what differs. They are of one rank's shard: --rank chooses whose. Of files, the\n"
+      "headers and sizes are checked, without a daemon; beside a manifest that was kept of them, or\n"
+      "of what they were copied from, every byte.\n\n"
       "Examples:\n"
       "  ckptctl verify checkpoints/3f9a12c4\n"
       "  ckptctl verify checkpoints/3f9a12c4 --attached\n"

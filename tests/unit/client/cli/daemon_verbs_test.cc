@@ -184,7 +184,8 @@ TEST_F(DaemonVerbs, VerifyAttachedChecksTheMappedBytes) {
   const Outcome outcome = Run({"verify", "ab12", "--attached"});
   EXPECT_EQ(outcome.code, kExitFine) << outcome.err;
   EXPECT_EQ(outcome.out,
-            "checkpoints/ab12: 3 tensors, 164 B: digests over the memory mapped here are right\n");
+            "checkpoints/ab12 of rank 0: 3 tensors, 164 B: digests over the memory mapped here are "
+            "right; --rank chooses another\n");
 }
 
 TEST_F(DaemonVerbs, VerifyAttachedFindsAChangedByte) {
@@ -212,8 +213,21 @@ TEST_F(DaemonVerbs, VerifyAttachedNeedsDigests) {
 
 TEST_F(DaemonVerbs, UnloadSaysWhatItFreed) {
   EXPECT_EQ(Run({"unload", "ab12", "--force"}).out,
-            "checkpoints/ab12 is unloaded, 1.5 GB freed\n");
+            "checkpoints/ab12 of rank 0 is unloaded, 1.5 GB freed\n");
   EXPECT_THAT(daemon_.admin_calls, ::testing::ElementsAre("unload checkpoints/ab12 force"));
+}
+
+TEST_F(DaemonVerbs, WhatIsDoneToOneRankOfSeveralIsSaidToBe) {
+  daemon_.answers.info.set_rank(1);
+  daemon_.answers.info.set_world_size(2);
+  const std::string others = "; --rank chooses another\n";
+  EXPECT_EQ(Run({"unload", "ab12"}).out,
+            "checkpoints/ab12 of rank 1 is unloaded, 1.5 GB freed" + others);
+  EXPECT_EQ(Run({"drain"}).out,
+            "the daemon of rank 1 takes no new work; 0 leases are left" + others);
+  EXPECT_EQ(Run({"pin", "ab12"}).out,
+            "checkpoints/ab12 of rank 0 is pinned: it is never evicted" + others);
+  EXPECT_EQ(nlohmann::json::parse(Run({"drain", "--output", "json"}).out)["rank"], 1);
 }
 
 TEST_F(DaemonVerbs, PinGoesBothWays) {
