@@ -274,6 +274,17 @@ def a_file_is_a_dict_on_rank_0_and_nothing_elsewhere(bench):
     dist.barrier()
 
 
+def a_folder_is_read_by_accelerate_where_that_was_allowed(bench):
+    state = numbers(Bare())
+    folder = bench.save_shards(state)
+    for path in (folder, os.path.join(folder, "model.safetensors.index.json")):
+        for devices in (None, {"": "cpu"}, {"up": "cpu", "head": "disk"}):
+            mine = ckptd.torch.load_state_dict(
+                path, devices, every_rank=True, address="/nowhere/x.sock", fallback="native")
+            assert sorted(mine) == sorted(state)
+            assert all(torch.equal(value, state[name]) for name, value in mine.items())
+
+
 def names_of_a_lazy_dict_change_without_reading(bench):
     state = numbers(Bare())
     path = written(bench, state, {"format": "pt"})
@@ -436,6 +447,7 @@ TWO = [
     an_optimizer_goes_on_with_the_sharded_parameters,
     a_parameter_without_a_sharded_one_is_a_key_error,
     a_file_is_a_dict_on_rank_0_and_nothing_elsewhere,
+    a_folder_is_read_by_accelerate_where_that_was_allowed,
     names_of_a_lazy_dict_change_without_reading,
     files_of_other_formats_are_refused_as_by_accelerate,
     devices_are_those_of_accelerate_s_map,

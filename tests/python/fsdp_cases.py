@@ -5,6 +5,7 @@ numbers, once on meta and filled by load_into from a fake daemon. Bytes are
 compared after the load and, where the case trains, after optimizer steps.
 """
 
+import json
 import os
 
 import ckptd
@@ -147,6 +148,21 @@ class Bench:
             save_file(tensors, path)
         torch.distributed.barrier()
         return path
+
+    def save_shards(self, tensors):
+        """A folder with an index of two files, for all ranks, written by the first."""
+        self.saved += 1
+        folder = os.path.join(self.folder, f"{self.case}-{self.saved}")
+        if self.rank == 0:
+            os.mkdir(folder)
+            where = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
+            for file in set(where.values()):
+                part = {name: t for name, t in tensors.items() if where[name] == file}
+                save_file(part, os.path.join(folder, file), metadata={"format": "pt"})
+            with open(os.path.join(folder, "model.safetensors.index.json"), "w") as file:
+                json.dump({"weight_map": where}, file)
+        torch.distributed.barrier()
+        return folder
 
     def load(self, model, path, **options):
         options.setdefault("init_buffers", init_buffers)

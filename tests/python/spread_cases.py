@@ -286,6 +286,16 @@ def the_original_is_called_only_where_that_was_allowed(bench):
     assert sum("original function" in line for line in said.lines) == 1, said.lines
 
 
+def a_path_is_read_for_the_original_where_that_was_allowed(bench):
+    state, theirs = numbers(Bare()), sharded(Bare)
+    accelerates(bench, theirs, only_on_first(bench, state))
+    wider = {name: t.double() for name, t in state.items()}
+    for path in (bench.save(state), bench.save_shards(state), bench.save(wider)):
+        mine = sharded(Bare)
+        ours(bench, mine, path, address="/nowhere/ckptd.sock", fallback="native")
+        assert_equal(mine, theirs, "by the original")
+
+
 def a_model_over_two_dimensions_is_loaded(bench):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 
@@ -321,5 +331,6 @@ FULL = [
     a_rank_that_does_not_come_is_named,
     without_a_daemon_every_rank_is_told_how_to_start_one,
     the_original_is_called_only_where_that_was_allowed,
+    a_path_is_read_for_the_original_where_that_was_allowed,
 ]
 CASES = {2: FULL, 4: [*FULL[:3], a_model_over_two_dimensions_is_loaded, a_rank_that_does_not_come_is_named]}

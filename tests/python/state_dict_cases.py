@@ -4,6 +4,8 @@ Each case calls torch's function on one model and ours on another, on every rank
 compares what they did, what they returned and what they raised.
 """
 
+import os
+
 import ckptd
 import ckptd.torch
 import torch
@@ -206,6 +208,32 @@ def torch_is_called_where_that_was_allowed(bench):
         set_ours(bench, sharded(Net), only_on_first(bench, state), address="/nowhere/x.sock")
 
 
+def a_path_is_read_for_torch_where_that_was_allowed(bench):
+    state, away = numbers(Net()), {"address": "/nowhere/x.sock", "fallback": "native"}
+    theirs = sharded(Net)
+    torchs(theirs, only_on_first(bench, state), options=BROADCAST)
+    folder = bench.save_shards(state)
+    for path in (bench.save(state), folder, os.path.join(folder, "model.safetensors.index.json")):
+        first_only = sharded(Net)
+        set_ours(bench, first_only, path if bench.rank == 0 else {}, **away)
+        settle_buffers(first_only, theirs)
+        assert_equal(first_only, theirs, "rank 0's path")
+        everywhere = real()
+        set_ours(bench, everywhere, path, None, **away)
+        for name, value in everywhere.state_dict().items():
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            assert torch.equal(whole, state[name]), name
+
+
+def what_rank_0_cannot_read_for_torch_is_said_on_every_rank(bench):
+    away = {"address": "/nowhere/x.sock", "fallback": "native"}
+    given = ckptd.torch.load_state_dict(bench.save(numbers(Net())), address=bench.address)
+    with fails(ckptd.Unavailable, "LazyStateDict", "pass the checkpoint's path instead"):
+        set_ours(bench, sharded(Net), given, **away)
+    with fails(OSError):
+        set_ours(bench, sharded(Net), "/nowhere/m.safetensors" if bench.rank == 0 else {}, **away)
+
+
 # -- DistModule ----------------------------------------------------------------
 
 
@@ -281,9 +309,10 @@ def torch_fills_a_dist_module_where_that_was_allowed(bench):
     theirs, inner = sharded(Net), sharded(Net)
     torchs(theirs, only_on_first(bench, state), options=BROADCAST)
     mine = dist_module(bench, inner, address="/nowhere/x.sock", fallback="native")
-    mine.load_state_dict(only_on_first(bench, state))
-    settle_buffers(inner, theirs)
-    assert_equal(inner, theirs, "after the load")
+    for given in (only_on_first(bench, state), bench.save(state)):
+        mine.load_state_dict(given)
+        settle_buffers(inner, theirs)
+        assert_equal(inner, theirs, "after the load")
 
 
 # -- plain dicts -----------------------------------------------------------------
@@ -320,9 +349,10 @@ def a_dict_over_any_placements_is_distribute_tensor_s(bench):
     meta = {name: distribute_tensor(torch.empty_like(state[name], device="meta"), mesh, p)
             for name, p in places.items()}
     meta["plain"] = torch.empty(3, 3, device="meta")
-    for options in ({}, {"address": "/nowhere/x.sock", "fallback": "native"}):
+    away = {"address": "/nowhere/x.sock", "fallback": "native"}
+    for given, options in ((state, {}), (state, away), (bench.save(state), away)):
         parts = {}
-        shard_ours(bench, state, meta, parts, **options)
+        shard_ours(bench, given, meta, parts, **options)
         for name, there in expected.items():
             here = parts[name]
             assert here.placements == there.placements and here.device_mesh == there.device_mesh
@@ -362,6 +392,8 @@ TWO = [
     a_lazy_dict_that_every_rank_has_needs_no_broadcast,
     a_path_is_a_full_state_dict_without_being_told,
     torch_is_called_where_that_was_allowed,
+    a_path_is_read_for_torch_where_that_was_allowed,
+    what_rank_0_cannot_read_for_torch_is_said_on_every_rank,
     a_dist_module_loads_as_its_contract_says,
     a_dist_module_fills_a_real_model_too,
     a_dist_module_says_which_keys_do_not_fit_on_every_rank,

@@ -8,7 +8,7 @@ from torch import nn
 
 from .. import _client
 from .._errors import Unimplemented
-from . import _load, _memory, _module, _native, _private
+from . import _given, _load, _memory, _module, _native, _private
 from ._spread import DtypeFor, Given, Have, Options, Wanted, spread
 from ._targets import Arrangements, Target
 
@@ -86,7 +86,7 @@ class DistModule(nn.Module):
         return _native.stand_in(
             "DistModule.load_state_dict",
             lambda: _fill(self.module, state_dict, strict, own),
-            lambda: _native_fill(self.module, state_dict, strict),
+            lambda: _native_fill(self.module, state_dict, strict, own),
             fallback,
         )
 
@@ -103,12 +103,13 @@ def _fill(module: nn.Module, given: Given, strict: bool, options: Options) -> An
     return _module.incompatible(made.missing, made.unexpected)
 
 
-def _native_fill(module: nn.Module, given: Any, strict: bool) -> Any:
+def _native_fill(module: nn.Module, given: Given, strict: bool, own: Options) -> Any:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
     where = ("torch.distributed.checkpoint.state_dict", "set_model_state_dict")
-    return _native.original(*where)(module, dict(given), options=options)
+    whole = _given.as_dict("DistModule.load_state_dict", given, own.timeout)
+    return _native.original(*where)(module, dict(whole), options=options)
 
 
 def broadcast_and_shard_state_dict(
@@ -174,7 +175,7 @@ def _shard(given: Given, meta, into, options: Options, fallback: Optional[str]) 
     values = _native.stand_in(
         "broadcast_and_shard_state_dict",
         lambda: _shard_by_daemons(given, meta, options),
-        lambda: _shard_by_broadcast(given, meta),
+        lambda: _shard_by_broadcast(given, meta, options),
         fallback,
     )
     into.update((name, values[name]) for name in meta)
@@ -215,16 +216,17 @@ def _target(name: str, like: torch.Tensor, sink: _Sink, lying: Arrangements) -> 
     return Target([name], like, [(sink, name)], True, True, arrangement, None, spec, like.dtype)
 
 
-def _shard_by_broadcast(given: Any, meta) -> Dict[str, torch.Tensor]:
+def _shard_by_broadcast(given: Given, meta, options: Options) -> Dict[str, torch.Tensor]:
     """With torch alone: whole tensors go to every rank, which keeps its part."""
     from torch.distributed.tensor import distribute_tensor
 
+    state = _given.as_dict("broadcast_and_shard_state_dict", given, options.timeout)
     found = {}
     for name, like in meta.items():
         mesh = like.device_mesh if _private.is_dtensor(like) else None
         device = torch.device("cpu") if mesh is None else _private.device_of_mesh(mesh)
         if _load.rank_and_size()[0] == 0:
-            whole = given[name].detach().to(device, like.dtype).contiguous()
+            whole = state[name].detach().to(device, like.dtype).contiguous()
         else:
             whole = torch.empty(like.shape, dtype=like.dtype, device=device)
         dist.broadcast(whole, src=0)

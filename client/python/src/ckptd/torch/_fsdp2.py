@@ -1,5 +1,6 @@
 """accelerate's functions for FSDP2, fed by the daemons. accelerate is imported by calls alone."""
 
+import os
 from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 
 from .. import _client
 from .._errors import InvalidArgument
-from . import _buffers, _load, _module, _native, _private
+from . import _buffers, _given, _load, _module, _native, _private
 from ._spread import DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -37,18 +38,32 @@ def fsdp2_load_full_state_dict(
     returns `model`. Other than there: buffers and plain parameters are filled as well, tied
     ones stay tied and need but one of their names, parameters stay the same objects, and
     an error comes on every rank. fallback="native" calls accelerate's function when no
-    daemon can be reached. Raises RuntimeError for tensors of another shape and for models
-    that differ between ranks, ckptd.Error.
+    daemon can be reached, with what safetensors reads on rank 0 if full_sd is a path.
+    Raises RuntimeError for tensors of another shape and for models that differ between
+    ranks, ckptd.Error.
     """
-    own = Options(timeout, address, client, digest)
+    own, doing = Options(timeout, address, client, digest), "fsdp2_load_full_state_dict"
     return _native.stand_in(
-        "fsdp2_load_full_state_dict",
+        doing,
         lambda: _spread(model, full_sd, cpu_offload, own),
         lambda: _native.original(_UTILS, "fsdp2_load_full_state_dict")(
-            accelerator, model, full_sd, cpu_offload
+            accelerator, model, _native_dict(doing, model, full_sd, timeout), cpu_offload
         ),
         fallback,
     )
+
+
+def _native_dict(doing: str, model: nn.Module, given: Given, timeout: float) -> Any:
+    """What accelerate gets: of a file in the model's types, or its ranks wait for ever."""
+    whole = _given.as_dict(doing, given, timeout)
+    if not isinstance(given, (str, os.PathLike)):
+        return whole
+    wanted = model.state_dict()
+    for name in set(whole) & set(wanted):
+        value = whole[name]
+        if value.is_floating_point() and value.dtype != torch.float8_e4m3fn:
+            whole[name] = value.to(wanted[name].dtype)
+    return whole
 
 
 def _spread(model: nn.Module, given: Given, cpu_offload: bool, options: Options) -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from .. import _client
 from .._errors import NotFound
 from .._types import Source
-from . import _load, _memory, _native, _private
+from . import _load, _memory, _native, _native_files, _private
 from ._targets import SLOTS
 
 _LOG = logging.getLogger("ckptd")
@@ -215,9 +215,14 @@ def load_state_dict(
     return _native.stand_in(
         "load_state_dict",
         lambda: _open(path, device_map, rank, timeout, address, client),
-        lambda: _native.original("accelerate.utils.modeling", "load_state_dict")(path, device_map),
+        lambda: _native_files.read(path, lambda file: _accelerates(file, device_map)),
         fallback,
     )
+
+
+def _accelerates(path: str, device_map) -> Dict[str, Any]:
+    """accelerate's, which knows files but neither indices nor folders."""
+    return _native.original("accelerate.utils.modeling", "load_state_dict")(path, device_map)
 
 
 def _open(path, device_map, rank: int, timeout: float, address, client) -> LazyStateDict:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from .. import _client
-from . import _lazy, _load, _module, _names, _native, _private
+from . import _given, _lazy, _load, _module, _names, _native, _private
 from ._spread import DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -37,8 +37,8 @@ def set_model_state_dict(
     broadcast_from_rank0 without full_state_dict. Other than there: errors come on every
     rank, parameters stay the same objects and tied ones tied, memory is the daemon's, and
     the dict is left as it is. timeout, digest, address, client: see load_into.
-    fallback="native" calls torch's function when no daemon can be reached. Raises
-    ckptd.Error besides.
+    fallback="native" calls torch's function when no daemon can be reached, with what
+    safetensors reads if a path was passed. Raises ckptd.Error besides.
     """
     lazy = isinstance(model_state_dict, (str, _lazy.LazyStateDict)) or hasattr(
         model_state_dict, "__fspath__"
@@ -54,11 +54,15 @@ def set_model_state_dict(
         return original(model, model_state_dict, options=options)  # its ValueError, too
     if not lazy:
         model_state_dict = _private.by_name(model, model_state_dict)
-    own = Options(timeout, address, client, digest)
+    own, doing = Options(timeout, address, client, digest), "set_model_state_dict"
     return _native.stand_in(
-        "set_model_state_dict",
+        doing,
         lambda: _spread(model, model_state_dict, wish, own),
-        lambda: original(model, model_state_dict, options=options),
+        lambda: original(
+            model,
+            _given.as_dict(doing, model_state_dict, timeout, not wish.broadcast_from_rank0),
+            options=wish,
+        ),
         fallback,
     )
 

@@ -1,0 +1,37 @@
+"""What torch's and accelerate's own functions get where ckptd takes more than they do.
+
+They take dicts alone: a path is read here, by safetensors, without any daemon.
+"""
+
+import os
+from typing import Any
+
+from .._errors import Unavailable
+from .._rpc import Deadline
+from . import _agree, _lazy, _native_files
+
+
+def as_dict(doing: str, given: Any, timeout: float, every_rank: bool = False) -> Any:
+    """`given` as the original function takes it: on rank 0, `{}` on the others unless every_rank.
+
+    To be called by every rank. What went wrong on one of them is raised on every one, since
+    the original would wait for it in a collective.
+    """
+    with _agree.agree(doing, Deadline(timeout)) as group:
+        whole = _dict_of(doing, given) if group.rank == 0 or every_rank else {}
+        group.vote(1)
+    return whole
+
+
+def _dict_of(doing: str, given: Any) -> Any:
+    if isinstance(given, (str, os.PathLike)):
+        return _native_files.read(os.fspath(given), _native_files.load_file)
+    if not isinstance(given, _lazy.LazyStateDict):
+        return given
+    if any(isinstance(entry, _lazy.InFile) for entry in given.entries.values()):
+        raise Unavailable(
+            f"{doing} without the daemons: the values of a LazyStateDict come from a daemon, and "
+            "none can be reached; start the daemons, or pass the checkpoint's path instead",
+            "DAEMON_UNREACHABLE",
+        )
+    return dict(given.entries)

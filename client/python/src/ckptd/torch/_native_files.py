@@ -1,0 +1,78 @@
+"""Checkpoints read by safetensors alone, where a caller allowed it in place of a daemon."""
+
+import json
+import os
+from typing import Any, Callable, Dict, List, Mapping
+
+from .._errors import FailedPrecondition, InvalidArgument
+
+_USUAL_INDEX = "model.safetensors.index.json"
+_INDEX = ".safetensors.index.json"
+
+
+def load_file(path: str) -> Mapping[str, Any]:
+    """name -> tensor of a file, further names of tied tensors included."""
+    try:
+        from safetensors import safe_open
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise FailedPrecondition(
+            f"reading {path} without the daemons: safetensors is not installed; install it, or "
+            "start the daemons",
+            "NO_SAFETENSORS",
+        ) from error
+    found = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        for alias, name in (file.metadata() or {}).items():
+            if name in found:
+                found.setdefault(alias, found[name])
+    return found
+
+
+def read(
+    path: str, read_file: Callable[[str], Mapping[str, Any]]
+) -> Dict[str, Any]:
+    """name -> value of a file, of all files that an index names, or of a folder's."""
+    found: Dict[str, Any] = {}
+    for file in _files_of(path):
+        found.update(read_file(file))
+    return found
+
+
+def _files_of(path: str) -> List[str]:
+    """Which files make the checkpoint `path`; by the same rules as the daemons find them."""
+    if not os.path.isdir(path):
+        return _files_of_index(path) if path.endswith(".json") else [path]
+    names = sorted(n for n in os.listdir(path) if not n.startswith("."))
+    indices = [n for n in names if n.endswith(_INDEX)]
+    if _USUAL_INDEX in indices or len(indices) == 1:
+        name = _USUAL_INDEX if _USUAL_INDEX in indices else indices[0]
+        return _files_of_index(os.path.join(path, name))
+    if indices:
+        raise InvalidArgument(
+            f"opening {path}: it holds {len(indices)} indices ({indices[0]}, {indices[1]} ...), "
+            "each another checkpoint; name the index to load",
+            "SOURCE_INVALID",
+            {"file": path},
+        )
+    files = [os.path.join(path, n) for n in names if n.endswith(".safetensors")]
+    if not files:
+        raise FileNotFoundError(
+            f"opening {path}: no .safetensors file in this folder; name a .safetensors file, an "
+            "index.json or the folder that holds them"
+        )
+    return files
+
+
+def _files_of_index(path: str) -> List[str]:
+    with open(path, encoding="utf-8") as file:
+        try:
+            named = json.load(file)["weight_map"].values()
+            return [os.path.join(os.path.dirname(path), name) for name in sorted(set(named))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidArgument(
+                f"opening {path}: it has no weight_map of names and files; name the index of a "
+                "sharded checkpoint, a .safetensors file or a folder",
+                "SOURCE_INVALID",
+                {"file": path},
+            ) from error
