@@ -105,6 +105,12 @@ TEST_F(ManifestTarget, IsWrittenBesideUnderANameThatNobodyKnows) {
                                             "precious"}));
 }
 
+TEST_F(ManifestTarget, LeavesNothingBesideItWhenItCannotBeWritten) {
+  const Outcome outcome = Write(dir_ / std::string(300, 'm'));  // longer than a name may be
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_EQ(Names(), std::set<std::string>{"model.safetensors"});
+}
+
 TEST_F(ManifestTarget, HasTheModeOfAnyNewFile) {
   const mode_t before = ::umask(0027);
   EXPECT_EQ(Write(dir_ / "m.json").code, kExitFine);
