@@ -91,31 +91,31 @@ def test_a_file_that_was_touched_is_loaded_anew_by_all_stages(trainers, path):
 
 LEFT_ALONE = """
 import sys
-sys.path[:0] = sys.argv[3:]
+sys.path[:0] = sys.argv[4:]
 import ckptd
-layout = ckptd.RankLayout(0, 3, shardings=[ckptd.Sharding()])
+layout = ckptd.RankLayout(int(sys.argv[3]), 3, shardings=[ckptd.Sharding()])
 layout.add("a", (10, 6), 0)
 with ckptd.connect(sys.argv[1]) as client:
     client.load(sys.argv[2], layout=layout, timeout=600)
 """
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_what_a_trainer_that_was_killed_has_stated_keeps_nobody_from_loading(trainers, path, first):
+@pytest.mark.parametrize("dead,first", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_what_a_trainer_that_was_killed_has_stated_keeps_nobody_from_loading(trainers, path, dead, first):
     group = trainers.group
-    with ckptd.connect(group.address(0)) as client, ckptd.connect(group.address(1)) as other:
-        dead = subprocess.Popen([sys.executable, "-c", LEFT_ALONE, group.address(0), path, *sys.path])
+    with ckptd.connect(group.address(dead)) as client, ckptd.connect(group.address(first)) as other:
+        trainer = subprocess.Popen(
+            [sys.executable, "-c", LEFT_ALONE, group.address(dead), path, str(dead), *sys.path])
         try:
-            wait_until(lambda: [c.state for c in client.list()] == ["LOADING"], "its statement")
-            wait_until(lambda: client.list()[0].progress.stage == "GATHERING", "the group to be waited for")
+            wait_until(lambda: [c.progress.stage for c in client.list()] == ["GATHERING"], "its statement")
         finally:
-            dead.kill()
-            dead.wait()
+            trainer.kill()
+            trainer.wait()
         wait_until(lambda: client.list()[0].state == "FAILED", "it to be missed", 10)
         assert client.list()[0].failure.reason == "RANK_MISSING"
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             # Other tensors than it asked for; whoever of them comes first.
             loads = {first: pool.submit(trainers.load, first, "bc")}
-            wait_until(lambda: any(c.state == "LOADING" for c in (client, other)[first].list()), "the first one")
+            wait_until(lambda: any(c.state == "LOADING" for c in other.list()), "the first one")
             loads.update((rank, pool.submit(trainers.load, rank, "bc")) for rank in range(3) if rank != first)
             assert len({load.result(PATIENCE).name for load in loads.values()}) == 1
