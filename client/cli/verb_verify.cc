@@ -251,9 +251,9 @@ void AddVerify(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(
       app, "verify", "Check a loaded checkpoint's bytes, or files",
       "A checkpoint's digests are computed again and compared; exit code 5 and the names of the\n"
-      "tensors say what differs. They are of one rank's shard: --rank chooses whose. Of files, the\n"
-      "headers and sizes are checked, without a daemon; beside a manifest that was kept of them, or\n"
-      "of what they were copied from, every byte.\n\n"
+      "tensors say what differs. They are of one rank's shard: --rank chooses whose. Of files,\n"
+      "the headers and sizes are checked, without a daemon; beside a manifest that was kept of them,\n"
+      "or of what they were copied from, every byte.\n\n"
       "Examples:\n"
       "  ckptctl verify checkpoints/3f9a12c4\n"
       "  ckptctl verify checkpoints/3f9a12c4 --attached\n"

@@ -73,8 +73,8 @@ absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t wo
     if (stated == world_size && layout.rank != rank) {
       return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
                        fmt::format("loading {}: the request states the tensors of rank {}, this "
-                                   "daemon serves rank {}; connect to that rank's daemon: if the address "
-                                   "comes from CKPTD_ADDRESS, write {{rank}} in it",
+                                   "daemon serves rank {}; connect to that rank's daemon: if the "
+                                   "address comes from CKPTD_ADDRESS, write {{rank}} in it",
                                    request.source, layout.rank, rank));
     }
   }

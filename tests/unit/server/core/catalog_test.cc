@@ -278,7 +278,8 @@ TEST_F(CatalogTest, WhatALoadKeepsFromBeingDoneIsSaidAsWhatItWas) {
       "wait until it has ended, `ckptctl watch checkpoints/a` follows it");
   const auto expect = [&](const absl::Status& status, const std::string& start) {
     EXPECT_THAT(status, FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNotActive));
-    EXPECT_THAT(MessageOf(status), ::testing::StartsWith(start + " checkpoints/a: it is LOADING ("));
+    EXPECT_THAT(MessageOf(status),
+                ::testing::StartsWith(start + " checkpoints/a: it is LOADING ("));
     EXPECT_THAT(MessageOf(status), ends_with);
   };
   expect(catalog_.Unload("checkpoints/a", false).status(), "unloading");
