@@ -1,5 +1,6 @@
 // Logging: one line per state change, with rank, checkpoint and duration. spdlog
-// stays behind this header; lines go to stderr.
+// stays behind this header; lines go to stderr, and nothing waits for who reads it:
+// lines that find no room are dropped, and counted in the next one that does.
 #ifndef CKPTD_COMMON_BASE_LOGGING_H_
 #define CKPTD_COMMON_BASE_LOGGING_H_
 
@@ -23,6 +24,9 @@ bool ParseLogLevel(std::string_view text, LogLevel& level);
 std::string_view NameOf(LogLevel level);
 
 void LogLine(LogLevel level, std::string_view line);
+
+// A line as it is, whatever the level. Does not wait either.
+void PlainLine(std::string_view line);
 
 template <typename... Args>
 void Log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {

@@ -20,6 +20,8 @@
 namespace ckptd {
 namespace {
 
+constexpr int kSignalsOfWrites[] = {SIGPIPE, SIGXFSZ};
+
 // Between fork and exec: only async-signal-safe calls. Never returns.
 [[noreturn]] void BecomeChild(const ChildOptions& options, char* const* arguments,
                               char* const* environment, int error_pipe, pid_t parent) {
@@ -29,7 +31,7 @@ namespace {
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::signal(SIGPIPE, SIG_DFL);
+  for (const int signal : kSignalsOfWrites) ::signal(signal, SIG_DFL);
   if (options.keep_fd >= 0) ::fcntl(options.keep_fd, F_SETFD, 0);
   ::execvpe(arguments[0], arguments, environment);
   const int error = errno;
@@ -56,6 +58,10 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
 }
 
 }  // namespace
+
+void IgnoreSignalsOfWrites() {
+  for (const int signal : kSignalsOfWrites) ::signal(signal, SIG_IGN);
+}
 
 absl::StatusOr<pid_t> StartChild(const ChildOptions& options) {
   std::vector<std::string> arguments = options.arguments;

@@ -20,6 +20,10 @@ struct ChildOptions {
   int keep_fd = -1;        // stays open in the child
 };
 
+// What ends a process by default when it writes where nobody reads (SIGPIPE) or past
+// `ulimit -f` (SIGXFSZ) becomes an error of the write. Children get the defaults back.
+void IgnoreSignalsOfWrites();
+
 // Starts a process that gets SIGTERM when we die. Signals are unblocked in it.
 absl::StatusOr<pid_t> StartChild(const ChildOptions& options);
 

@@ -258,6 +258,7 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
   config.local_size = options.nproc;
   config.world_size = options.nproc * options.nnodes;
   config.rank = options.node_rank * options.nproc;
+  IgnoreSignalsOfWrites();
   LogLevel level = LogLevel::kInfo;
   ParseLogLevel(config.log_level, level);
   InitLogging("launch", level);

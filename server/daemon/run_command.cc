@@ -1,4 +1,5 @@
 #include <grpc/grpc.h>
+#include <grpc/support/log.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
@@ -7,7 +8,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdio>
 #include <cstring>
 #include <thread>
 
@@ -16,6 +16,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/daemon/child.h"
 #include "server/daemon/commands.h"
 #include "server/daemon/daemon.h"
 #ifdef CKPTD_WITH_NCCL
@@ -46,6 +47,12 @@ void RaiseFileLimit() {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// gRPC would write to stderr by itself, and wait there for who reads it.
+void LogOfGrpc(gpr_log_func_args* line) {
+  const bool error = line->severity == GPR_LOG_SEVERITY_ERROR;
+  Log(error ? LogLevel::kError : LogLevel::kDebug, "gRPC: {}", line->message);
 }
 
 // NCCL's settings are made for the trainer. Before the first thread, and before NCCL.
@@ -82,7 +89,7 @@ int WaitForTheEnd(const Daemon& daemon, const sigset_t& signals) {
 }  // namespace
 
 void PrintError(const absl::Status& status) {
-  fmt::print(stderr, "ckptd: {} [{}]\n", MessageOf(status), ReasonOf(status));
+  PlainLine(fmt::format("ckptd: {} [{}]", MessageOf(status), ReasonOf(status)));
 }
 
 int RunCommand(const Config& config) {
@@ -91,7 +98,7 @@ int RunCommand(const Config& config) {
   InitLogging(fmt::format("rank {}", config.rank), level);
   // Shard memory must not be readable through /proc by processes of this user.
   ::prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-  ::signal(SIGPIPE, SIG_IGN);
+  IgnoreSignalsOfWrites();
   ::signal(SIGIO, SIG_IGN);  // the ownership check takes leases on memfds
   RaiseFileLimit();
   CleanEnvironment();
@@ -103,6 +110,7 @@ int RunCommand(const Config& config) {
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   // Once more than it is shut down: the last shutdown waits for gRPC's own poller,
   // which may sleep for ten seconds after a peer was lost; the process ends instead.
+  ::gpr_set_log_function(LogOfGrpc);
   ::grpc_init();
   auto daemon = Daemon::Start(config);
   if (!daemon.ok()) {
