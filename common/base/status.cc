@@ -132,6 +132,7 @@ absl::Status ErrnoStatus(int error, std::string_view doing) {
       break;
     case ENOMEM:
     case ENOSPC:
+    case EFBIG:
     case EMFILE:
     case ENFILE:
       code = absl::StatusCode::kResourceExhausted;

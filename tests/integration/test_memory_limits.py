@@ -154,6 +154,16 @@ def test_a_small_limit_of_descriptors_refuses_a_load_that_needs_more(tmp_path):
         assert daemon.pid(0) == pid
 
 
+def test_a_small_limit_of_file_sizes_refuses_a_load_that_needs_more(tmp_path):
+    source = sparse(tmp_path / "large.safetensors", 5 * MIB)
+    with Daemon(tmp_path, wrapper=("prlimit", f"--fsize={MIB}:{MIB}")) as daemon:
+        pid = daemon.pid(0)
+        with ckptd.connect(daemon.address(0)) as client:
+            error = refused(client, source)
+            assert "ulimit -f" in error.message
+        assert daemon.pid(0) == pid
+
+
 def cpu_seconds(pid):
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -31,6 +31,9 @@ absl::Status SegmentError(int error, const std::string& doing) {
   if (status.code() != absl::StatusCode::kResourceExhausted) {
     return absl::InternalError(MessageOf(status));
   }
+  if (error == EFBIG) {
+    return WithContext(status, "making host memory (raise the limit of file sizes, ulimit -f)");
+  }
   return WithContext(status, "making host memory (see ulimit -n and free memory)");
 }
 
