@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/daemon/environment.h"
@@ -74,6 +75,13 @@ absl::Status UsageError(const CLI::App& app, const CLI::ParseError& error) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, what);
 }
 
+// Empty when `path` may be read to its end: /dev/zero has none, and a FIFO may wait.
+std::string CheckConfigFile(const std::string& path) {
+  constexpr size_t kMostBytes = 1 << 20;
+  if (path.empty()) return {};
+  return MessageOf(ReadSmallFile(path, kMostBytes).status());
+}
+
 // Daemons and trainers need not share a working directory.
 absl::StatusOr<std::string> AbsoluteRunDir(const std::string& given) {
   std::error_code error;
@@ -93,7 +101,8 @@ CommandLineParser::CommandLineParser() : line_(DefaultLine()), app_(kAbout, "ckp
   app_.set_version_flag("--version", std::string("ckptd ") + CKPTD_VERSION);
   app_.set_config("--config", ReadEnvironment("CKPTD_CONFIG").value_or(""),
                   "TOML file with the keys of `ckptd config`; flags win over it, it wins over "
-                  "CKPTD_* variables");
+                  "CKPTD_* variables")
+      ->check(CheckConfigFile);
   app_.allow_config_extras(CLI::config_extras_mode::error);
   run_ = app_.add_subcommand("run", "Run one daemon until SIGTERM or Ctrl-C");
   launch_ = app_.add_subcommand("launch", "Start and supervise the daemons of this node");

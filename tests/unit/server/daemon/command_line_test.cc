@@ -60,6 +60,18 @@ TEST(CommandLine, NamesTheKeyThatTheFileMisspells) {
   EXPECT_THAT(line, Says("no key \"loglevel\""));
 }
 
+TEST(CommandLine, ReadsNoDeviceAsItsFile) {
+  const auto line = Parse({"--config", "/dev/zero", "run"});
+  EXPECT_THAT(line, FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));
+  EXPECT_THAT(line, Says("not a regular file"));
+}
+
+TEST(CommandLine, RefusesAFileThatIsTooLong) {
+  const TempFolder folder;
+  const std::string file = FileWith(folder, std::string((1 << 20) + 1, '\n'));
+  EXPECT_THAT(Parse({"--config", file.c_str(), "run"}), Says("more than the 1048576 allowed"));
+}
+
 TEST(CommandLine, MakesTheRunDirectoryAbsolute) {
   ASSERT_OK_AND_ASSIGN(const CommandLine line, Parse({"run", "--run-dir", "x/../y"}));
   EXPECT_EQ(line.config.run_dir, (std::filesystem::current_path() / "y").string());
