@@ -126,6 +126,9 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, help="write all samples here")
     parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "bin", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if not any(options.only in name for name in (*contenders.OURS, *contenders.RIVALS)):
+        parser.error(f"no loader is called {options.only!r}; there are: "
+                     f"{'; '.join((*contenders.OURS, *contenders.RIVALS))}")
     options.directory = options.directory.resolve()
     options.directory.mkdir(parents=True, exist_ok=True)
     start = starter(options.binaries, options.directory)
