@@ -13,7 +13,7 @@ from fake_daemon import FakeDaemon
 torch = pytest.importorskip("torch")
 
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _load, _memory  # noqa: E402
+from ckptd.torch import _load, _memory, _targets  # noqa: E402
 from fsdp_cases import Net, assert_in_daemon_memory, numbers, on_meta, train  # noqa: E402
 
 
@@ -125,9 +125,9 @@ class OfDaemon:
 
 
 def target(device, trainable=True, is_buffer=False):
-    device = torch.device(device) if device else None
+    arrangement = _targets.Arrangement(None, None, torch.device(device) if device else None)
     tensor = types.SimpleNamespace(requires_grad=trainable)
-    return types.SimpleNamespace(name="w", device=device, is_buffer=is_buffer, tensor=tensor)
+    return _targets.Target(["w"], tensor, [], is_buffer, True, arrangement)
 
 
 @pytest.mark.parametrize(
