@@ -96,7 +96,7 @@ import ckptd
 layout = ckptd.RankLayout(int(sys.argv[3]), 3, shardings=[ckptd.Sharding()])
 layout.add("a", (10, 6), 0)
 with ckptd.connect(sys.argv[1]) as client:
-    client.load(sys.argv[2], layout=layout, timeout=600)
+    client.load(sys.argv[2], layout=layout, timeout=600, progress=lambda _: print("watches", flush=True))
 """
 
 
@@ -105,12 +105,11 @@ def test_what_a_trainer_that_was_killed_has_stated_keeps_nobody_from_loading(tra
     group = trainers.group
     with ckptd.connect(group.address(dead)) as client, ckptd.connect(group.address(first)) as other:
         trainer = subprocess.Popen(
-            [sys.executable, "-c", LEFT_ALONE, group.address(dead), path, str(dead), *sys.path])
-        try:
-            wait_until(lambda: [c.progress.stage for c in client.list()] == ["GATHERING"], "its statement")
-        finally:
+            [sys.executable, "-c", LEFT_ALONE, group.address(dead), path, str(dead), *sys.path],
+            stdout=subprocess.PIPE, text=True)
+        with trainer:
+            assert trainer.stdout.readline() == "watches\n"
             trainer.kill()
-            trainer.wait()
         wait_until(lambda: client.list()[0].state == "FAILED", "it to be missed", 10)
         assert client.list()[0].failure.reason == "RANK_MISSING"
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
