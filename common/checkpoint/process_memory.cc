@@ -62,17 +62,24 @@ std::string ProcessOf(std::string_view path) {
   return !number().empty() && path.empty() ? process : std::string();
 }
 
-// Who may read the process may have its memory; who put the memfd there, was it?
-absl::Status CheckOffered(int fd, const std::string& path, const std::string& process) {
+// Who may read the process may have its memory; but did it put the memfd there? `memory`
+// is the process's, open: asked after that, the rest is of the same process.
+absl::Status CheckOffered(int fd, int memory, const std::string& path) {
   struct stat file = {};
-  struct stat owner = {};
-  if (process.empty()) return Invalid(path, "its path is not /proc/PID/fd/N");
-  if (::fcntl(fd, F_GET_SEALS) != kSeals) return Invalid(path, "it is not sealed");
-  if (::fstat(fd, &file) != 0 || ::stat((std::string(kProc) + process).c_str(), &owner) != 0) {
+  struct stat named = {};
+  struct stat process = {};
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) return Invalid(path, "it is not sealed");
+  if (::fstat(fd, &file) != 0 || ::fstat(memory, &process) != 0 ||
+      ::stat(path.c_str(), &named) != 0) {
     return ErrnoStatus(errno, "reading " + path);
   }
-  return file.st_uid == owner.st_uid ? absl::OkStatus()
-                                     : Invalid(path, "it belongs to another user than the process");
+  if (named.st_ino != file.st_ino || named.st_dev != file.st_dev) {
+    return Invalid(path, "it is no longer the process's");
+  }
+  // That of a program with more rights than its user is root's, whoever started it.
+  return file.st_uid == process.st_uid ? absl::OkStatus()
+                                       : Invalid(path, "it belongs to another user than the process");
 }
 
 uint64_t NumberAt(std::span<const std::byte> bytes, size_t at) {
@@ -91,14 +98,15 @@ bool ProcessMemory::IsNamedBy(int fd, const std::string& path) {
 
 absl::StatusOr<ProcessMemory> ProcessMemory::Open(int fd, const std::string& path) {
   const std::string process = ProcessOf(path);
-  CKPTD_RETURN_IF_ERROR(CheckOffered(fd, path, process));
-  struct stat info = {};
-  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "reading the size of " + path);
+  if (process.empty()) return Invalid(path, "its path is not /proc/PID/fd/N");
   ProcessMemory out;
-  CKPTD_RETURN_IF_ERROR(out.ReadRanges(fd, path, static_cast<uint64_t>(info.st_size)));
   const std::string memory = fmt::format("{}{}/mem", kProc, process);
   out.memory_ = UniqueFd(::open(memory.c_str(), O_RDONLY | O_CLOEXEC));
   if (!out.memory_.valid()) return Unreadable(path, process, errno);
+  CKPTD_RETURN_IF_ERROR(CheckOffered(fd, out.memory_.get(), path));
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "reading the size of " + path);
+  CKPTD_RETURN_IF_ERROR(out.ReadRanges(fd, path, static_cast<uint64_t>(info.st_size)));
   CKPTD_RETURN_IF_ERROR(out.CheckReadable(path, process));
   return out;
 }
@@ -108,6 +116,7 @@ absl::Status ProcessMemory::CheckReadable(const std::string& path,
   std::byte byte = {};
   for (const MemoryRange& range : ranges_) {
     for (const uint64_t at : {range.address, range.address + range.bytes - 1}) {
+      errno = ESRCH;  // what no bytes mean
       if (::pread(memory_.get(), &byte, 1, static_cast<off_t>(at)) == 1) continue;
       return Unreadable(path, process, errno);
     }

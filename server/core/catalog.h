@@ -80,8 +80,13 @@ class Catalog {
   // A client begins to watch the entry, and ends. While a load waits for the group, a
   // rank's statement counts as long as its client watches: one that has watched and is gone
   // for kAwayForGood has ended.
-  void WatcherCame(const std::string& name);
-  void WatcherLeft(const std::string& name);
+  // Returns the generation, for WatcherLeft.
+  uint64_t WatcherCame(const std::string& name);
+  void WatcherLeft(const std::string& name, uint64_t generation);
+  // A client asks for the entry from time to time: who else watches it says nothing of that.
+  void WasPolled(const std::string& name);
+  // A client was told this name, and has yet to watch it.
+  void WillBeWatched(const std::string& name);
   static constexpr std::chrono::seconds kAwayForGood{2};
   // LOADING -> FAILED for those whose clients are gone; their statements.
   std::vector<std::string> TakeAbandoned(Clock::time_point now);
@@ -130,6 +135,7 @@ class Catalog {
     uint64_t version = 1;
     uint64_t last_used = 0;
     uint32_t watchers = 0;
+    bool polled = false;
     std::optional<Clock::time_point> unwatched = {};  // since when, after somebody watched
   };
 

@@ -34,7 +34,7 @@ bool Catalog::Abandoned(const Entry& entry, Clock::time_point now) {
   const Stage stage = entry.info.progress.stage;
   const bool waits = entry.info.state == CheckpointState::kLoading && entry.memory == nullptr &&
                      (stage == Stage::kUnspecified || stage == Stage::kGathering);
-  return waits && IsRankForm(entry.request) && entry.watchers == 0 &&
+  return waits && IsRankForm(entry.request) && entry.watchers == 0 && !entry.polled &&
          entry.unwatched.has_value() && now - *entry.unwatched >= kAwayForGood;
 }
 

@@ -36,17 +36,31 @@ absl::StatusOr<CheckpointInfo> Catalog::Watch(const std::string& name, uint64_t&
   return entry->info;
 }
 
-void Catalog::WatcherCame(const std::string& name) {
+uint64_t Catalog::WatcherCame(const std::string& name) {
   MutexLock lock(mutex_);
-  if (Entry* entry = Find(name); entry != nullptr) ++entry->watchers;
+  Entry* entry = Find(name);
+  if (entry == nullptr) return 0;
+  ++entry->watchers;
+  return entry->generation;
 }
 
-void Catalog::WatcherLeft(const std::string& name) {
+void Catalog::WatcherLeft(const std::string& name, uint64_t generation) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   // One that was made anew under its name has not seen this watcher come.
-  if (entry == nullptr || entry->watchers == 0) return;
+  if (entry == nullptr || entry->generation != generation || entry->watchers == 0) return;
   if (--entry->watchers == 0) entry->unwatched = Clock::now();
+}
+
+void Catalog::WasPolled(const std::string& name) {
+  MutexLock lock(mutex_);
+  if (Entry* entry = Find(name); entry != nullptr) entry->polled = true;
+}
+
+void Catalog::WillBeWatched(const std::string& name) {
+  MutexLock lock(mutex_);
+  Entry* entry = Find(name);
+  if (entry != nullptr && entry->unwatched.has_value()) entry->unwatched = Clock::now();
 }
 
 void Catalog::WatchEnd(const std::string& name, Deadline deadline) const {

@@ -63,9 +63,9 @@ absl::StatusOr<std::shared_ptr<const GroupPlan>> PlanTargets(
   return std::make_shared<const GroupPlan>(std::move(plan));
 }
 
-absl::Status Interrupted(const MemberReading& parts, const Incoming& incoming,
-                         const ExecuteCall& call) {
-  if (incoming.over()) {
+absl::Status Interrupted(const MemberReading& parts, const ExecuteCall& call) {
+  // Not whether its memory has gone: who reads into it holds it.
+  if (parts.catalog.LoadingMemory(call.name) == nullptr) {
     return MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
                      "reading for " + call.name + ": the load is over; load again");
   }
@@ -105,7 +105,7 @@ absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, Incoming& i
   options.threads = parts.reading.threads;
   options.way = parts.reading.way;
   options.digests = incoming.request().digests && options.parts == 1;
-  options.interrupted = [&] { return Interrupted(parts, incoming, call); };
+  options.interrupted = [&] { return Interrupted(parts, call); };
   const auto counters = std::make_shared<TransferProgress>(reader.target_count());
   parts.own.Begin(call.name, reader.Begun(), counters);
   auto report =
@@ -125,7 +125,7 @@ absl::Status ReceiveScatter(const MemberReading& parts, Incoming& incoming,
   CKPTD_ASSIGN_OR_RETURN(const WholeTensors whole,
                          WholeTensors::Of(incoming.index(), scatter.whole));
   ScatterExchange exchange(scatter, order, whole, call.deadline,
-                           [&] { return Interrupted(parts, incoming, call); });
+                           [&] { return Interrupted(parts, call); });
   const auto counters = std::make_shared<TransferProgress>(0);
   exchange.CountIn(*counters);
   ScatterExchange::Own own{&incoming.plan(), nullptr};

@@ -127,7 +127,10 @@ absl::Status Node::ClaimRequestId(const std::string& request_id, const LoadReque
 absl::StatusOr<std::optional<std::string>> Node::FindResident(const LoadRequest& request) {
   const auto match = catalog_.FindMatch(request);
   if (!match.has_value()) return std::optional<std::string>();
-  if (!match->active) return std::optional<std::string>(match->name);
+  if (!match->active) {
+    catalog_.WillBeWatched(match->name);
+    return std::optional<std::string>(match->name);
+  }
   CheckpointIndex index;
   index.source = request.source;
   index.files = match->files;

@@ -104,9 +104,9 @@ bool PartReader::IsLeft(uint32_t rank) const {
 
 absl::Status PartReader::ReachOne(const ReadTarget& target, TransferTarget& reached) {
   if (target.who.rank == parts_.rank) {
-    const std::shared_ptr<ShardMemory> own = parts_.catalog.LoadingMemory(load_.name);
-    if (own == nullptr) return CheckpointNotFound(load_.name);
-    reached.slab = own->View();
+    own_ = parts_.catalog.LoadingMemory(load_.name);
+    if (own_ == nullptr) return CheckpointNotFound(load_.name);
+    reached.slab = own_->View();
     return absl::OkStatus();
   }
   CKPTD_RETURN_IF_ERROR(CheckAnnounced(target));
@@ -118,6 +118,17 @@ absl::Status PartReader::ReachOne(const ReadTarget& target, TransferTarget& reac
   CKPTD_RETURN_IF_ERROR(view.status());
   reached.slab = *std::move(view);
   return absl::OkStatus();
+}
+
+void PartReader::LetGo() {
+  for (const ReadTarget& target : targets_) {
+    if (target.who.rank == parts_.rank) continue;
+    std::vector<uint64_t> kept = target.prepared.owned_segments;
+    for (const auto& segment : target.prepared.segments) {
+      kept.erase(std::remove(kept.begin(), kept.end(), segment.id), kept.end());
+    }
+    parts_.peers.memory.KeepOnly(target.who.rank, kept);
+  }
 }
 
 ReadReport PartReader::Begun() const {
@@ -133,10 +144,14 @@ ReadReport PartReader::Begun() const {
 absl::StatusOr<ReadReport> PartReader::Read(const TransferOptions& options,
                                             const ScatterCall* scatter,
                                             TransferProgress& progress) {
-  CKPTD_ASSIGN_OR_RETURN(TransferResult result,
-                         scatter != nullptr
-                             ? Scatter(options, *scatter, progress)
-                             : RunTransfer(*load_.plan, ranks_, reached_, options, progress));
+  absl::StatusOr<TransferResult> ended =
+      scatter != nullptr ? Scatter(options, *scatter, progress)
+                         : RunTransfer(*load_.plan, ranks_, reached_, options, progress);
+  if (!ended.ok()) {
+    LetGo();
+    return ended.status();
+  }
+  TransferResult result = *std::move(ended);
   ReadReport report = Begun();
   report.storage_bytes = result.storage_bytes;
   report.mapped_bytes = progress.mapped_bytes;

@@ -66,12 +66,16 @@ class PartReader {
   absl::Status ReachFar(const std::map<size_t, std::string>& why);
   bool MayLeave(const ReadTarget& target) const;
   bool IsLeft(uint32_t rank) const;
+  // After a failure: what the targets had prepared is used for nothing else, and would stay
+  // allocated for as long as it is mapped here.
+  void LetGo();
   absl::StatusOr<TransferResult> Scatter(const TransferOptions& options, const ScatterCall& call,
                                          TransferProgress& progress);
 
   const Parts parts_;
   const Load load_;
   const std::vector<ReadTarget> targets_;
+  std::shared_ptr<ShardMemory> own_;  // held while it is written, should the load fail meanwhile
   std::vector<TransferTarget> reached_;
   std::vector<const PlannedRank*> ranks_;  // of those
   std::vector<std::unique_ptr<TransferSink>> sinks_;

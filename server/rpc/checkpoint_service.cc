@@ -172,9 +172,9 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
                                         "GetCheckpoint instead",
                                         request->name(), kMaxWatchers)));
   }
-  node_.catalog().WatcherCame(request->name());
+  const uint64_t generation = node_.catalog().WatcherCame(request->name());
   const absl::Status status = Watch(context, request->name(), writer);
-  node_.catalog().WatcherLeft(request->name());
+  node_.catalog().WatcherLeft(request->name(), generation);
   --watchers_;
   return ToGrpc(status);
 }
@@ -182,6 +182,7 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
 grpc::Status CheckpointServiceImpl::GetCheckpoint(grpc::ServerContext*,
                                                   const v1::GetCheckpointRequest* request,
                                                   v1::GetCheckpointResponse* response) {
+  node_.catalog().WasPolled(request->name());
   const auto info = node_.catalog().Get(request->name());
   if (!info.ok()) return ToGrpc(info.status());
   *response->mutable_checkpoint() = ToProto(*info);

@@ -7,7 +7,7 @@ import threading
 
 import ckptd
 from faults import Loading, stage_of
-from group import Daemon, wait_until
+from group import Daemon, Group, wait_until
 from noise import peer_address
 
 SIZE = 512 << 20
@@ -81,3 +81,19 @@ def test_who_takes_a_shard_that_is_being_verified_gets_it_and_the_daemon_stays(t
             assert daemon.ready()[0]["pid"] == pid
         # Before it was taken it was right; after that it is nobody's here.
         assert set(ended) <= {True, "TAKEN"} and len(ended) == 3, ended
+
+
+def test_a_reader_that_is_killed_takes_no_other_daemon_with_it(tmp_path):
+    path = filled(tmp_path / "all.safetensors", 0x44)
+    with Group(tmp_path, 3, *OPTIONS) as group, ckptd.connect(group.address(0)) as client:
+        pids = [group.pid(rank) for rank in range(2)]
+        for _ in range(3):
+            loading = Loading(group, 0, path, "replicate:3")
+            wait_until(lambda: stage_of(client, path) == "TRANSFERRING", "bytes to move")
+            group.kill(2)
+            assert isinstance(loading.outcome(20), ckptd.Error)
+            group.wait_ready()
+            # They were writing into memory of their own when the load was given up.
+            assert [group.pid(rank) for rank in range(2)] == pids
+        found = client.load(path, layout="replicate:3", timeout=60)
+        assert client.verify(found).ok

@@ -220,11 +220,13 @@ class Client:
                 return result
             request.page_token = reply.next_page_token
 
-    def check_readable(self, source: Union[str, os.PathLike]) -> None:
+    def check_readable(
+        self, source: Union[str, os.PathLike], timeout: float = _CALL_SECONDS
+    ) -> None:
         """Raises ckptd.Error, as `inspect` does, for what the daemon cannot read."""
         path = os.path.abspath(os.fspath(source))
         request = _proto.message("InspectCheckpointRequest")(source=path)
-        self._call("InspectCheckpoint", request, f"inspecting {path}")
+        self._call("InspectCheckpoint", request, f"inspecting {path}", Deadline(timeout))
 
     def plan(
         self,

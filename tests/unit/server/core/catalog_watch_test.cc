@@ -45,15 +45,16 @@ class CatalogClientTest : public CatalogWatchTest {
   std::vector<std::string> AbandonedAfter(Clock::duration away) {
     return catalog_.TakeAbandoned(Clock::now() + away);
   }
+  void Leave(uint64_t watcher) { catalog_.WatcherLeft("checkpoints/a", watcher); }
   CheckpointState State() { return catalog_.Get("checkpoints/a").value().state; }
 
   LoadRequest stated_ = RankRequest(0, 3);
 };
 
 TEST_F(CatalogClientTest, IsAbandonedWhenWhoWatchedItHasGoneForGood) {
-  catalog_.WatcherCame("checkpoints/a");
+  const uint64_t watcher = catalog_.WatcherCame("checkpoints/a");
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
-  catalog_.WatcherLeft("checkpoints/a");
+  Leave(watcher);
   EXPECT_THAT(AbandonedAfter(Clock::duration(0)), IsEmpty());
   EXPECT_EQ(State(), CheckpointState::kLoading);
   EXPECT_THAT(AbandonedAfter(Catalog::kAwayForGood), ElementsAre("s"));
@@ -63,15 +64,36 @@ TEST_F(CatalogClientTest, IsAbandonedWhenWhoWatchedItHasGoneForGood) {
 
 TEST_F(CatalogClientTest, IsNotAbandonedByClientsThatNeverWatchOrComeBack) {
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
-  catalog_.WatcherCame("checkpoints/a");
-  catalog_.WatcherLeft("checkpoints/a");
+  Leave(catalog_.WatcherCame("checkpoints/a"));
   catalog_.WatcherCame("checkpoints/a");
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
 }
 
-TEST_F(CatalogClientTest, IsNotAbandonedOnceItsLoadHasBegun) {
+TEST_F(CatalogClientTest, IsNotAbandonedByAClientThatPollsWhoeverElseStopsToWatch) {
+  catalog_.WasPolled("checkpoints/a");
+  Leave(catalog_.WatcherCame("checkpoints/a"));
+  EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
+}
+
+TEST_F(CatalogClientTest, IsNotAbandonedBetweenTheAnswerToItsNextClientAndItsWatch) {
+  Leave(catalog_.WatcherCame("checkpoints/a"));
+  const auto later = Clock::now() + Catalog::kAwayForGood;
+  while (Clock::now() == later - Catalog::kAwayForGood) continue;
+  catalog_.WillBeWatched("checkpoints/a");
+  EXPECT_THAT(catalog_.TakeAbandoned(later), IsEmpty());
+}
+
+TEST_F(CatalogClientTest, AWatcherOfAnEntryThatWasMadeAnewIsNotItsOwn) {
+  const uint64_t old = catalog_.WatcherCame("checkpoints/a");
+  catalog_.Fail("checkpoints/a", absl::InternalError("it burned"));
+  catalog_.Begin("checkpoints/a", stated_);
   catalog_.WatcherCame("checkpoints/a");
-  catalog_.WatcherLeft("checkpoints/a");
+  Leave(old);
+  EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
+}
+
+TEST_F(CatalogClientTest, IsNotAbandonedOnceItsLoadHasBegun) {
+  Leave(catalog_.WatcherCame("checkpoints/a"));
   Progress progress;
   progress.stage = Stage::kQueued;
   catalog_.UpdateProgress("checkpoints/a", progress);
@@ -80,8 +102,7 @@ TEST_F(CatalogClientTest, IsNotAbandonedOnceItsLoadHasBegun) {
 
 TEST_F(CatalogClientTest, ALoadByRulesNeedsNoClient) {
   catalog_.Begin("checkpoints/b", request_);
-  catalog_.WatcherCame("checkpoints/b");
-  catalog_.WatcherLeft("checkpoints/b");
+  catalog_.WatcherLeft("checkpoints/b", catalog_.WatcherCame("checkpoints/b"));
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
 }
 

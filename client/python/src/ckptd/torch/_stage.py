@@ -32,6 +32,8 @@ _RANGE = struct.Struct("<QQ")  # address and bytes
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 _PR_SET_PTRACER = 0x59616D61
 _ANYBODY, _NOBODY = -1, 0
+_PATIENCE = 5.0  # seconds for a daemon that is busy with other files
+_COPY_AFTER = ("SOURCE_UNREADABLE", "SOURCE_INVALID", "SOURCE_NOT_FOUND", "DEADLINE")
 _LOG = logging.getLogger("ckptd")
 
 
@@ -76,11 +78,11 @@ def staged(
         return MemoryFile(image)
     offered = OfferedMemory(image)
     try:
-        own.check_readable(offered.path)
+        own.check_readable(offered.path, _PATIENCE)
         return offered
-    except Error as error:
+    except BaseException as error:
         offered.close()
-        if error.reason not in ("SOURCE_UNREADABLE", "SOURCE_INVALID", "SOURCE_NOT_FOUND"):
+        if not isinstance(error, Error) or error.reason not in _COPY_AFTER:
             raise
         _LOG.info("the state dict is copied for the daemon, which cannot read it here: %s", error)
         return MemoryFile(image)
@@ -99,7 +101,9 @@ class OfferedMemory:
 
     def __init__(self, image: _Image):
         tensors = [tensor for tensor, _ in image.places if tensor.numel()]
-        _check_room(sum(t.numel() * t.element_size() for t in tensors if not _lies_flat(t)))
+        copied = sum(t.numel() * t.element_size() for t in tensors if not _lies_flat(t))
+        if copied:
+            _check_room(copied)
         # Held here: nothing else may keep a copy, and a caller might drop the original.
         self._tensors = [t if _lies_flat(t) else t.cpu().contiguous() for t in tensors]
         ranges = [(t.data_ptr(), t.numel() * t.element_size()) for t in self._tensors]
