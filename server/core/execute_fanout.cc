@@ -125,6 +125,7 @@ ExecuteFanout::Failure ExecuteFanout::StandsStill(const Answers& answers) const 
 
 // Who still works for nothing stops then, and answers.
 void ExecuteFanout::AbortOthers(std::optional<size_t> failed, const absl::Status& why) {
+  if (load_.failing) load_.failing();
   for (size_t i = 0; i < members_.size(); ++i) {
     if (i == failed || !members_[i].works()) continue;
     // Who cannot be told is about to be dropped, which ends its stream.

@@ -40,6 +40,8 @@ class ExecuteFanout {
     // How long nothing may happen once all bytes were read, while ranks still wait for what a
     // communicator brings: each of its exchanges takes less.
     std::chrono::nanoseconds patience = std::chrono::seconds(8);
+    // Called before a rank hears that the load fails: whose clients may ask again at once.
+    std::function<void()> failing = {};
   };
   ExecuteFanout(std::vector<Member> members, Load load, std::function<Progress()> progress);
   ~ExecuteFanout();

@@ -129,9 +129,12 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
       if (member.rank == share.rank && share.rank != 0) member.read = OrderFor(share);
     }
   }
-  fanout_ = std::make_unique<ExecuteFanout>(
-      std::move(members), ExecuteFanout::Load{session_.epoch, load_.name, load_.deadline},
-      [this] { return ShowProgress(); });
+  ExecuteFanout::Load load{session_.epoch, load_.name, load_.deadline};
+  load.failing = [this] {
+    if (parts_.ending) parts_.ending(true);
+  };
+  fanout_ = std::make_unique<ExecuteFanout>(std::move(members), std::move(load),
+                                            [this] { return ShowProgress(); });
 }
 
 absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
