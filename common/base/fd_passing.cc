@@ -110,8 +110,7 @@ absl::Status RemoveStaleSocket(const std::string& path, const sockaddr_un& addre
     if (error == ENOENT) return absl::OkStatus();
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
                      "listening on " + path +
-                         ": another process answers there; a job of this name runs here already: "
-                         "stop it, or give this one another name with --job (CKPTD_JOB)",
+                         ": another process answers there; stop it or choose another path",
                      {{"file", path}});
   }
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) {

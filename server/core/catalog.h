@@ -82,11 +82,11 @@ class Catalog {
   // for kAwayForGood has ended.
   // Returns the generation, for WatcherLeft.
   uint64_t WatcherCame(const std::string& name);
-  void WatcherLeft(const std::string& name, uint64_t generation);
+  void WatcherLeft(const std::string& name, uint64_t generation, Clock::time_point now);
   // A client asks for the entry from time to time: who else watches it says nothing of that.
   void WasPolled(const std::string& name);
   // A client was told this name, and has yet to watch it.
-  void WillBeWatched(const std::string& name);
+  void WillBeWatched(const std::string& name, Clock::time_point now);
   static constexpr std::chrono::seconds kAwayForGood{2};
   // LOADING -> FAILED for those whose clients are gone; their statements.
   std::vector<std::string> TakeAbandoned(Clock::time_point now);

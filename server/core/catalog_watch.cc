@@ -44,12 +44,13 @@ uint64_t Catalog::WatcherCame(const std::string& name) {
   return entry->generation;
 }
 
-void Catalog::WatcherLeft(const std::string& name, uint64_t generation) {
+void Catalog::WatcherLeft(const std::string& name, uint64_t generation,
+                          Clock::time_point now) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   // One that was made anew under its name has not seen this watcher come.
   if (entry == nullptr || entry->generation != generation || entry->watchers == 0) return;
-  if (--entry->watchers == 0) entry->unwatched = Clock::now();
+  if (--entry->watchers == 0) entry->unwatched = now;
 }
 
 void Catalog::WasPolled(const std::string& name) {
@@ -57,10 +58,10 @@ void Catalog::WasPolled(const std::string& name) {
   if (Entry* entry = Find(name); entry != nullptr) entry->polled = true;
 }
 
-void Catalog::WillBeWatched(const std::string& name) {
+void Catalog::WillBeWatched(const std::string& name, Clock::time_point now) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
-  if (entry != nullptr && entry->unwatched.has_value()) entry->unwatched = Clock::now();
+  if (entry != nullptr && entry->unwatched.has_value()) entry->unwatched = now;
 }
 
 void Catalog::WatchEnd(const std::string& name, Deadline deadline) const {

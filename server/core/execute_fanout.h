@@ -41,7 +41,7 @@ class ExecuteFanout {
     // communicator brings: each of its exchanges takes less.
     std::chrono::nanoseconds patience = std::chrono::seconds(8);
     // Called before a rank hears that the load fails: whose clients may ask again at once.
-    std::function<void()> failing = {};
+    std::function<void()> failing = nullptr;
   };
   ExecuteFanout(std::vector<Member> members, Load load, std::function<Progress()> progress);
   ~ExecuteFanout();

@@ -128,7 +128,7 @@ absl::StatusOr<std::optional<std::string>> Node::FindResident(const LoadRequest&
   const auto match = catalog_.FindMatch(request);
   if (!match.has_value()) return std::optional<std::string>();
   if (!match->active) {
-    catalog_.WillBeWatched(match->name);
+    catalog_.WillBeWatched(match->name, Clock::now());
     return std::optional<std::string>(match->name);
   }
   CheckpointIndex index;

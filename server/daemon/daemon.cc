@@ -30,6 +30,16 @@ std::chrono::nanoseconds Seconds(double seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
 }
 
+// What a rank's socket cannot be had for, as a rule.
+absl::Status OfAnotherJob(const absl::Status& status, const std::string& job) {
+  if (status.code() != absl::StatusCode::kFailedPrecondition) return status;
+  return MakeError(status.code(), ReasonOf(status),
+                   fmt::format("{}; if a job called {} runs here already, give this one another "
+                               "name with --job (CKPTD_JOB)",
+                               MessageOf(status), job),
+                   FactsOf(status));
+}
+
 }  // namespace
 
 Daemon::Daemon(const Config& config)
@@ -106,9 +116,9 @@ absl::Status Daemon::StartPeerServer() {
 absl::Status Daemon::StartClientServers() {
   CKPTD_ASSIGN_OR_RETURN(memory_, MakeMemoryTier(config_));
   peer_memory_ = std::make_unique<HostPeerMemory>(host_, memory_.import);
-  CKPTD_ASSIGN_OR_RETURN(
-      peer_socket_,
-      PeerSocket::Start({paths_.memory}, memory_.segment_fd));
+  auto peer_socket = PeerSocket::Start({paths_.memory}, memory_.segment_fd);
+  if (!peer_socket.ok()) return OfAnotherJob(peer_socket.status(), config_.job);
+  peer_socket_ = *std::move(peer_socket);
   // From here on this daemon owns the rank's sockets: a second one has failed.
   node_ = std::make_unique<Node>(*memory_.backend, *peer_memory_, NodeOptions());
   if (config_.rank == 0) SetSecret(node_->group_secret());

@@ -174,7 +174,7 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
   }
   const uint64_t generation = node_.catalog().WatcherCame(request->name());
   const absl::Status status = Watch(context, request->name(), writer);
-  node_.catalog().WatcherLeft(request->name(), generation);
+  node_.catalog().WatcherLeft(request->name(), generation, Clock::now());
   --watchers_;
   return ToGrpc(status);
 }

@@ -130,7 +130,7 @@ def test_a_second_daemon_for_a_live_rank_is_refused(start):
     answer = subprocess.run([BINARIES / "ckptd", "run", "--rendezvous", "127.0.0.1:0"], env=group.environment,
                             capture_output=True, text=True, timeout=20)
     assert answer.returncode == 2 and "rank-0" in answer.stderr, answer.stderr
-    assert "give this one another name with --job (CKPTD_JOB)" in answer.stderr
+    assert "if a job called job runs here already, give this one another name with --job" in answer.stderr
     assert group.ready()
 
 

@@ -70,17 +70,22 @@ def test_who_takes_a_shard_that_is_being_verified_gets_it_and_the_daemon_stays(t
     with Daemon(tmp_path) as daemon, ckptd.connect(daemon.address(0)) as client:
         pid = daemon.ready()[0]["pid"]
         for _ in range(3):
+            ended.clear()
             found = client.load(path, layout="replicate:1", mode="exclusive")
-            verifying = threading.Thread(target=verify, args=(daemon, found.name))
-            verifying.start()
+            verifying = [threading.Thread(target=verify, args=(daemon, found.name)) for _ in range(4)]
+            for thread in verifying:
+                thread.start()
+            # They are done one after the other: the next one is at it by now.
+            wait_until(lambda: ended, "the first one")
             with client.acquire(found, "exclusive") as shard:
                 view = shard.tensors["all"].buffer
                 view[-4096:] = bytes(4096)
-                verifying.join(30)
+                for thread in verifying:
+                    thread.join(30)
                 del view
             assert daemon.ready()[0]["pid"] == pid
-        # Before it was taken it was right; after that it is nobody's here.
-        assert set(ended) <= {True, "TAKEN"} and len(ended) == 3, ended
+            # Before it was taken it was right; after that it is nobody's here.
+            assert set(ended) == {True, "TAKEN"} and len(ended) == 4, ended
 
 
 def test_a_reader_that_is_killed_takes_no_other_daemon_with_it(tmp_path):

@@ -185,8 +185,8 @@ def _shard_by_daemons(given: Given, meta, options: Options) -> Dict[str, torch.T
     sink = _Sink()
 
     def plan() -> Tuple[Wanted, DtypeFor]:
-        lying = Arrangements()
-        return Wanted([_target(name, like, sink, lying) for name, like in meta.items()]), _own_dtype
+        known = Arrangements()
+        return Wanted([_target(name, like, sink, known) for name, like in meta.items()]), _own_dtype
 
     def check(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
         missing, unexpected = _module.compare_names(have, wanted)
@@ -204,7 +204,7 @@ def _shard_by_daemons(given: Given, meta, options: Options) -> Dict[str, torch.T
     return sink.found
 
 
-def _target(name: str, like: torch.Tensor, sink: _Sink, lying: Arrangements) -> Target:
+def _target(name: str, like: torch.Tensor, sink: _Sink, known: Arrangements) -> Target:
     if not _memory.number_of(like.dtype):
         raise Unimplemented(
             f"sharding {name}: checkpoints hold no {like.dtype}",
@@ -212,7 +212,7 @@ def _target(name: str, like: torch.Tensor, sink: _Sink, lying: Arrangements) -> 
             {"tensor": name},
         )
     spec = _private.spec_of(like) if _private.is_dtensor(like) else None
-    arrangement = lying.over_mesh(spec) if spec is not None else lying.plain(like)
+    arrangement = known.over_mesh(spec) if spec is not None else known.plain(like)
     return Target([name], like, [(sink, name)], True, True, arrangement, None, spec, like.dtype)
 
 

@@ -1,0 +1,93 @@
+"""Without daemons the same files make a checkpoint as with them: ckptctl inspect is who knows."""
+
+import json
+import os
+import pathlib
+import subprocess
+
+import ckptd
+import pytest
+
+pytest.importorskip("torch")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CKPTCTL = pathlib.Path(os.environ.get("CKPTD_BUILD_DIR", ROOT / "build")) / "bin/ckptctl"
+pytestmark = pytest.mark.skipif(not CKPTCTL.exists(), reason="ckptctl is not built")
+
+
+def holding(name):
+    header = json.dumps({name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    return len(header).to_bytes(8, "little") + header + b"x"
+
+
+A, B = holding("x"), holding("y")
+USUAL = "model.safetensors.index.json"
+
+
+def index(**weight_map):
+    return json.dumps({"weight_map": weight_map}).encode()
+
+
+# name of the case -> (file -> bytes, the path that is opened)
+SHAPES = {
+    "one file": ({"a.safetensors": A}, "a.safetensors"),
+    "a file of another name": ({"weights": A}, "weights"),
+    "a folder of files": ({"b.safetensors": B, "a.safetensors": A, "config.json": b"{}"}, ""),
+    "hidden files": ({"a.safetensors": A, ".b.safetensors": B}, ""),
+    "a hidden index": ({"a.safetensors": A, ".x.safetensors.index.json": index()}, ""),
+    "the usual index, other files beside it": (
+        {USUAL: index(x="a.safetensors"), "a.safetensors": A, "b.safetensors": B}, ""),
+    "an index of another name": (
+        {"other.safetensors.index.json": index(x="a.safetensors"), "a.safetensors": A, "b.safetensors": B}, ""),
+    "the usual index among others": (
+        {USUAL: index(x="a.safetensors"), "x.safetensors.index.json": index(y="b.safetensors"),
+         "a.safetensors": A, "b.safetensors": B}, ""),
+    "two other indices": (
+        {"w.safetensors.index.json": index(x="a.safetensors"), "x.safetensors.index.json": index(x="a.safetensors"),
+         "a.safetensors": A}, ""),
+    "an index by its path": (
+        {"x.json": index(x="a.safetensors", y="b.safetensors"), "a.safetensors": A, "b.safetensors": B},
+        "x.json"),
+    "no file": ({"config.json": b"{}"}, ""),
+    "an index without names": ({USUAL: b"{}", "a.safetensors": A}, ""),
+    "an index that is a list": ({USUAL: b"[]", "a.safetensors": A}, ""),
+    "an index that is no JSON": ({USUAL: b"{", "a.safetensors": A}, ""),
+}  # fmt: skip
+
+
+def inspected(path):
+    """Names of the files, or None where it is refused."""
+    done = subprocess.run([CKPTCTL, "--output", "json", "inspect", path], capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        return None
+    files = {os.path.basename(file["path"]) for file in json.loads(done.stdout)["files"]}
+    return {name for name in files if not name.endswith(".json")}  # without the index
+
+
+def read_without(path):
+    from ckptd.torch import _native_files
+
+    read = set()
+    try:
+        _native_files.read(str(path), lambda file: read.add(os.path.basename(file)) or {})
+    except (ckptd.Error, FileNotFoundError):
+        return None
+    return read
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_read_without_daemons_is_what_they_would_read(tmp_path, shape):
+    contents, opened = SHAPES[shape]
+    for name, data in contents.items():
+        (tmp_path / name).write_bytes(data)
+    assert read_without(tmp_path / opened) == inspected(tmp_path / opened)
+
+
+def test_the_shapes_are_both_read_and_refused(tmp_path):
+    found = []
+    for number, (contents, opened) in enumerate(SHAPES.values()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, data in contents.items():
+            (folder / name).write_bytes(data)
+        found.append(inspected(folder / opened) is None)
+    assert 3 <= sum(found) <= len(found) - 8, found
