@@ -56,7 +56,7 @@ def commit() -> str:
 def strip(build: pathlib.Path, folder: pathlib.Path):
     """Stripped copies of everything that is packed; the highest glibc that any of it needs."""
     needs = (2, 0)
-    names = [f"bin/{name}" for name in (*PROGRAMS, *make_archive.BENCHES)]
+    names = [f"bin/{name}" for name in (*PROGRAMS, *make_archive.TESTS)]
     names += [f"fakes/{name}" for name in make_archive.FAKES if (build / "fakes" / name).exists()]
     for name in names:
         target = folder / name

@@ -15,10 +15,11 @@ TEST_FILES = (
     "tests/integration/group.py",
     "tests/integration/program.py",
     "tests/testing/fake_cuda.py",
+    "tests/testing/fake_nccl.py",
     "tests/testing/host_view.py",
 )
-BENCHES = ("kernel_bench", "copy_bench")
-FAKES = ("libcuda.so.1", "libckptd_twins.so")
+TESTS = ("kernel_bench", "copy_bench", "contract_memory_cuda", "contract_transfer_cuda")
+FAKES = ("libcuda.so.1", "libckptd_twins.so", "libnccl.so.2")
 
 
 def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
@@ -65,7 +66,7 @@ def lay_out(
     (folder / "bin").mkdir()
     for name in ("ckptd", "ckptctl"):
         (folder / "bin" / name).symlink_to(f"../python/ckptd/bin/{name}")
-    for name in BENCHES:
+    for name in TESTS:
         _copy(binaries / "bin" / name, folder / "bin" / name)
     for name in FAKES:
         if (binaries / "fakes" / name).exists():

@@ -30,6 +30,7 @@ class Bench:
         self.has = set(spec["has"])
         self.folder = pathlib.Path(spec["folder"])  # for files, perhaps large
         self.environment = spec["environment"]
+        self.nccl = spec["nccl"]  # path, version, and why it cannot be used, if so
         self.figure, self.not_measured = record.figure, record.not_measured
         self._stack = contextlib.ExitStack()
         self._gpu = None
@@ -43,8 +44,9 @@ class Bench:
         """Mistakes of any process that the fake driver has seen."""
         if not self.fake:
             return []
-        trace = pathlib.Path(self.environment["CKPTD_FAKE_CUDA"]).parent / "trace"
-        lines = trace.read_text().splitlines() if trace.exists() else []
+        folder = pathlib.Path(self.environment["CKPTD_FAKE_CUDA"]).parent
+        traces = [folder / name for name in ("trace", "nccl-trace")]
+        lines = [line for t in traces if t.exists() for line in t.read_text().splitlines()]
         return [line for line in lines if '"violation"' in line]
 
     def keep(self, context):

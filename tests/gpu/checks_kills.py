@@ -20,10 +20,10 @@ def size_of(bench) -> int:
     return (24 << 20) if bench.fake else (3 << 30 if bench.quick else 6 << 30)
 
 
-def start(bench):
+def start(bench, group=None):
     """Two daemons that have loaded and unloaded once: (group, source, a client, free memory)."""
     source = files.sparse(bench.path() / "m.safetensors", size_of(bench), 60)
-    group = bench.group(2)
+    group = group or bench.group(2)
     one = bench.client(group.address(0))
     said = client.ask(one, "load", source=source, layout=LAYOUT)
     assert "name" in said, said
@@ -103,17 +103,21 @@ def caught(bench, group, one, path, watched):
         return wait_until(seen, "bytes to move").state == "LOADING"
 
 
+def start_hit(bench, group, one, watched):
+    """Begins loads until one was seen moving bytes, by the daemon of rank `watched`."""
+    for attempt in range(ATTEMPTS):
+        path = files.sparse(bench.path() / f"m{attempt}.safetensors", size_of(bench), 60)
+        if caught(bench, group, one, path, watched):
+            return
+        client.hear(one)
+        unload(group)
+    raise NotShown(f"{ATTEMPTS} loads were over before they could be hit")
+
+
 def during_transfer(bench, victim):
     """Kills the daemon of rank `victim` while bytes move."""
     group, source, one, before = start(bench)
-    for attempt in range(ATTEMPTS):
-        path = files.sparse(bench.path() / f"m{attempt}.safetensors", size_of(bench), 60)
-        if caught(bench, group, one, path, 1 - victim):
-            break
-        client.hear(one)
-        unload(group)
-    else:
-        raise NotShown(f"{ATTEMPTS} loads were over before they could be hit")
+    start_hit(bench, group, one, watched=1 - victim)
     begin = time.monotonic()
     group.kill(victim)
     said = client.hear(one)

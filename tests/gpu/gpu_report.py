@@ -50,7 +50,11 @@ TWELVE = (
         "with the PyTorch that is here",
     ),
     ("NCCL registers imported memory", [], "it takes two GPUs: one rank alone registers nothing"),
-    ("NCCL is aborted while a daemon stands still", [], "ckptd does not use NCCL yet"),
+    (
+        "NCCL is aborted while a daemon stands still",
+        ["a daemon that stands still during a transfer by NCCL is named, and the next load works"],
+        "two daemons on one GPU",
+    ),
     (
         "the daemon's own memory on the GPU while it loads, and after",
         ["an idle daemon's own memory on the GPU, before a load, in it and after it"],
@@ -87,6 +91,8 @@ def facts(found: dict) -> List[str]:
             f"PyTorch is built for CUDA {torch['built for CUDA']}, NCCL {torch['NCCL']}, and sees "
             f"{'a GPU' if torch['sees a GPU'] else 'no GPU'}"
         )
+    nccl = found["nccl"]
+    lines.append(f"NCCL for daemons: {nccl['version'] or 'none'}")
     return lines
 
 

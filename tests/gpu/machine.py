@@ -1,5 +1,6 @@
 """What this machine has. Run as a program it opens the driver, and prints what it found as JSON."""
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -17,6 +18,7 @@ MODULES = {
     "torch": ("torch", "trainers, and most of what is compared", False),
     "safetensors": ("safetensors", "the comparison with its loader", False),
 }
+SHARES_A_GPU = 23000  # the first NCCL that lets several ranks share one, as ncclGetVersion says it
 
 
 def _version(module: str) -> str:
@@ -64,6 +66,27 @@ def _torch() -> dict:
     }
 
 
+def _nccl() -> dict:
+    """The library that daemons are to open; CKPTD_NCCL_LIBRARY comes before Python's own."""
+    path = os.environ.get("CKPTD_NCCL_LIBRARY", "")
+    if not path:
+        package = importlib.util.find_spec("nvidia.nccl") if _version("nvidia") else None
+        for folder in package.submodule_search_locations if package else ():
+            path = os.path.join(folder, "lib", "libnccl.so.2")
+    if not os.path.exists(path):
+        return {"path": "", "version": "", "why not": "there is no NCCL; name one: --nccl-library"}
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL(path).ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError) as error:
+        return {"path": path, "version": "", "why not": str(error)}
+    version = f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+    why_not = ""
+    if number.value < SHARES_A_GPU:
+        why_not = f"NCCL {version} refuses several ranks on one GPU; 2.30 does not: --nccl-library"
+    return {"path": path, "version": version, "why not": why_not}
+
+
 def _smi() -> Dict[str, str]:
     names = (
         "driver_version",
@@ -100,6 +123,7 @@ def probe() -> dict:
         "memory bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "driver": _driver() if usable else {"why not": "Python packages are missing", "gpus": []},
         "torch": _torch() if modules["torch"] else {},
+        "nccl": _nccl(),
         "nvidia-smi": _smi(),
     }
 

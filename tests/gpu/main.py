@@ -69,6 +69,11 @@ def arguments():
         help="for files of up to 15 GB, removed at the end (default: TMPDIR)",
     )
     parser.add_argument("--gpu", metavar="UUID", help="which GPU (default: the first visible one)")
+    parser.add_argument(
+        "--nccl-library",
+        metavar="FILE",
+        help="libnccl.so.2 of NCCL 2.30 or newer (default: that of this Python)",
+    )
     parser.add_argument("--fake", action="store_true", help="use the fake driver of the tests")
     parser.add_argument("--list", action="store_true", help="name all checks and end")
     return parser.parse_args()
@@ -76,6 +81,7 @@ def arguments():
 
 def fake_environment(folder: pathlib.Path) -> dict:
     import fake_cuda
+    import fake_nccl
 
     why_not = fake_cuda.why_not()
     if why_not:
@@ -86,7 +92,9 @@ def fake_environment(folder: pathlib.Path) -> dict:
     fake = fake_cuda.FakeCuda(
         folder, gpus=1, bytes=1 << 30, fill=0xCB, link_bytes_per_second=100_000_000, **options
     )
-    return fake.environment()
+    # Slower still: what travels by NCCL is half of a load. Where it is not built, none is found.
+    nccl = fake_nccl.FakeNccl(fake, link_bytes_per_second=20_000_000)
+    return {**fake.environment(), **nccl.environment()}
 
 
 def look_around(environment: dict) -> dict:
@@ -121,6 +129,8 @@ def print_found(found: dict, fake: bool) -> None:
 def run(options, folder: pathlib.Path) -> int:
     begin = time.monotonic()
     environment = fake_environment(folder) if options.fake else {}
+    if options.nccl_library:
+        environment["CKPTD_NCCL_LIBRARY"] = os.path.abspath(options.nccl_library)
     found = look_around(environment)
     print_found(found, options.fake)
     programs = place.missing_programs()
@@ -138,6 +148,7 @@ def run(options, folder: pathlib.Path) -> int:
         "uuid": options.gpu or (gpus[0] if gpus else ""),
         "has": machine.has(found, options.fake),
         "environment": environment,
+        "nccl": found["nccl"],
         "only": options.only,
     }
     total = TOTAL_SECONDS * (PATIENCE_WITH_FAKE if options.fake else 1)

@@ -15,6 +15,7 @@ BUILD = (
 )
 CLIENT = ROOT / "python" if PACKED else ROOT / "client/python/src"
 FOLDERS = [CLIENT, HERE, ROOT / "tests/integration", ROOT / "tests/testing"]
+CONTRACTS = ("contract_memory_cuda", "contract_transfer_cuda")
 OLDEST_PROTOBUF = (4, 25)
 
 
@@ -23,7 +24,7 @@ def program(name: str) -> pathlib.Path:
 
 
 def missing_programs() -> List[str]:
-    names = ("ckptd", "ckptctl", "kernel_bench", "copy_bench")
+    names = ("ckptd", "ckptctl", "kernel_bench", "copy_bench", *CONTRACTS)
     return [name for name in names if not os.access(program(name), os.X_OK)]
 
 

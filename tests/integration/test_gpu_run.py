@@ -12,21 +12,23 @@ from group import BINARIES, sanitized
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NEEDED = [
-    *(BINARIES / name for name in ("ckptd", "ckptctl", "kernel_bench", "copy_bench")),
-    *(BINARIES.parent / "fakes" / name for name in ("libcuda.so.1", "libckptd_twins.so")),
+    *(BINARIES / name for name in ("ckptd", "ckptctl", "kernel_bench", "copy_bench", "contract_memory_cuda")),
+    *(BINARIES.parent / "fakes" / name for name in ("libcuda.so.1", "libckptd_twins.so", "libnccl.so.2")),
 ]
 # What a fake driver, or a PyTorch without a GPU, cannot show.
 NOT_SHOWN = {
     "a CUDA graph over imported memory is captured, replayed, and right",
     "a descriptor alone keeps memory while nobody has the GPU open (either answer passes)",
     "memory is imported by another user in another PID namespace",
+    "CuPy has every tensor where the daemon put it, and the file's bytes",
+    "JAX has every tensor where the daemon put it, and the file's bytes",
 }
 PATIENCE = 600  # some 40 s on a machine that does nothing else
 
 pytest.importorskip("cuda.bindings.driver")
 pytestmark = pytest.mark.skipif(
     sanitized() or not all(path.exists() for path in NEEDED),
-    reason="it takes a build with cuda.h and without sanitizers",
+    reason="it takes a build with cuda.h, nccl.h and no sanitizers",
 )
 
 

@@ -65,6 +65,7 @@ def run(tmp_path, monkeypatch, what, seconds=60.0, only=(), unusable=""):
         "uuid": "GPU-1",
         "has": ["torch"],
         "environment": {"CHILD": str(tmp_path / "child")},
+        "nccl": {},
         "only": list(only),
     }
     runner = steps.Runner(spec, tmp_path, time.monotonic() + 100, unusable)
@@ -169,6 +170,7 @@ def outcome(**more):
         "memory bytes": 2**37,
         "driver": {"cuda": "13.0", "gpus": [{"name": "G", "uuid": "GPU-1", "bytes": 2**37}]},
         "torch": {"sees a GPU": True, "built for CUDA": "13.0", "NCCL": "2.28.9"},
+        "nccl": {"path": "/n/libnccl.so.2", "version": "2.30.7", "why not": ""},
         "nvidia-smi": {"driver_version": "580"},
     }
     check = {

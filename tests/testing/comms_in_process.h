@@ -65,6 +65,7 @@ class BytesInProcess final : public StagedMemory {
   absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() override {
     return std::make_unique<LateLane>();
   }
+  unsigned Lanes() const override { return 2; }
   absl::Status Read(uint64_t offset, std::span<std::byte> out) override {
     std::memcpy(out.data(), At(*this, offset), out.size());
     return absl::OkStatus();

@@ -1,6 +1,7 @@
-// Runs the rest of this process on the fake CUDA driver (tests/fakes/cuda).
-#ifndef CKPTD_TESTS_TESTING_FAKE_CUDA_H_
-#define CKPTD_TESTS_TESTING_FAKE_CUDA_H_
+// The CUDA driver that the rest of this process uses: the fake one (tests/fakes/cuda), or the
+// machine's own where CKPTD_TEST_GPU is set (tests/gpu/checks_contract.py).
+#ifndef CKPTD_TESTS_TESTING_CUDA_H_
+#define CKPTD_TESTS_TESTING_CUDA_H_
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -12,15 +13,19 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "common/cuda/device.h"
 #include "server/memory/cuda/kernels/image.h"
 
 namespace ckptd {
 
+inline bool OnRealGpu() { return ::getenv("CKPTD_TEST_GPU") != nullptr; }
+
 // `config` as tests/fakes/cuda/README.md has it. Call before anything opens the driver:
 // it is read once per process.
-inline void UseFakeCuda(const std::string& config) {
+inline void UseTestCuda(const std::string& config) {
+  if (OnRealGpu()) return;
   std::string folder = ::testing::TempDir() + "fake_cudaXXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
   std::ofstream(folder + "/fake.conf") << config << "state_dir = .\n";
@@ -31,19 +36,20 @@ inline void UseFakeCuda(const std::string& config) {
 
 // Code of the copy kernels, or what the fake takes for it where there is none: it runs the
 // twins of `twins =` in any case.
-inline std::span<const std::byte> KernelsForTheFake() {
+inline std::span<const std::byte> TestKernels() {
   static const std::string stand_in = "// ckptd_pack ckptd_cast ckptd_batch";
   const std::span<const std::byte> image = kernels::KernelImage();
-  if (!image.empty()) return image;
+  if (!image.empty() || OnRealGpu()) return image;
   return std::as_bytes(std::span(stand_in.c_str(), stand_in.size() + 1));
 }
 
-// The fake's GPU number `index`, opened.
-inline std::shared_ptr<CudaDevice> FakeGpu(size_t index = 0) {
+// GPU number `index`, opened; where there are fewer they serve by turns.
+inline std::shared_ptr<CudaDevice> TestGpu(size_t index = 0) {
   const CudaDriver& driver = **CudaDriver::Load();
-  return CudaDevice::Open(driver, ListGpus(driver).value().at(index)).value();
+  const std::vector<GpuInfo> gpus = ListGpus(driver).value();
+  return CudaDevice::Open(driver, gpus.at(OnRealGpu() ? index % gpus.size() : index)).value();
 }
 
 }  // namespace ckptd
 
-#endif  // CKPTD_TESTS_TESTING_FAKE_CUDA_H_
+#endif  // CKPTD_TESTS_TESTING_CUDA_H_

@@ -28,7 +28,7 @@ size_t Calls(const std::string& name) { return Traced("\"call\":\"" + name + "\"
 class CudaIpcContract : public testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_OK_AND_ASSIGN(memory_, CudaMemory::Create(FakeGpu(), {.budget_bytes = 64 << 20,
+    ASSERT_OK_AND_ASSIGN(memory_, CudaMemory::Create(TestGpu(), {.budget_bytes = 64 << 20,
                                                                  .staging_bytes = 8 << 20}));
     violations_ = Traced("\"violation\"");
   }
@@ -118,7 +118,7 @@ TEST_F(CudaIpcContract, AnAnnouncedSizeThatTheMemoryHasNotIsRefusedAndNothingSta
 }
 
 TEST_F(CudaIpcContract, WhatIsNoHandleIsRefused) {
-  const std::string device = FakeGpu()->info().uuid;
+  const std::string device = TestGpu()->info().uuid;
   for (const size_t size : {0, 63, 65}) {
     EXPECT_THAT(DeviceMemory::Open(std::string(size, 'x'), device, kBlock, AttachMode::kShared),
                 FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
@@ -130,13 +130,13 @@ TEST_F(CudaIpcContract, WhatIsNoHandleIsRefused) {
 }
 
 TEST_F(CudaIpcContract, MemoryIsFreeAgainWithItsSlab) {
-  const uint64_t before = FakeGpu()->FreeBytes().value();
+  const uint64_t before = TestGpu()->FreeBytes().value();
   auto slab = Published(3 * kBlock);
   EXPECT_EQ(memory_->Usage().used, 3 * kBlock);
-  EXPECT_EQ(FakeGpu()->FreeBytes().value(), before - 3 * kBlock);
+  EXPECT_EQ(TestGpu()->FreeBytes().value(), before - 3 * kBlock);
   slab.reset();
   EXPECT_EQ(memory_->Usage().used, 0U);
-  EXPECT_EQ(FakeGpu()->FreeBytes().value(), before);
+  EXPECT_EQ(TestGpu()->FreeBytes().value(), before);
 }
 
 }  // namespace

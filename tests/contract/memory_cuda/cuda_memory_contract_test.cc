@@ -1,4 +1,4 @@
-// The contract on device memory, by the fake driver, and what only a driver can show.
+// The contract on device memory, by the fake driver or a GPU's own, and what only a driver can show.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -11,20 +11,20 @@
 #include "tests/contract/memory/memory_contract.h"
 #include "tests/contract/memory/outliving_memory_contract.h"
 #include "tests/contract/memory_cuda/other_process.h"
-#include "tests/testing/fake_cuda.h"
+#include "tests/testing/cuda.h"
 
 namespace ckptd {
 namespace {
 
-constexpr uint64_t kSegment = 4 << 20;  // the recommended granularity
+// The recommended granularity.
+const uint64_t kSegment = OnRealGpu() ? 2 << 20 : 4 << 20;
 constexpr uint64_t kMinimum = 2 << 20;  // the least that the driver maps; blocks of cuMemAlloc
-constexpr uint64_t kGpuBytes = uint64_t{256} << 20;
 
 class OnTheFake : public testing::Environment {
  public:
   // Late streams and dirty fresh memory: a missing wait or clear shows.
   void SetUp() override {
-    UseFakeCuda(
+    UseTestCuda(
         "gpus = 2\nbytes = 0x10000000\nlazy = 1\nfill = 0xcb\ntrace = trace\n"
         "recommended_granularity = 0x400000\n"
         "name.1 = NVIDIA H100 80GB HBM3 MIG 1g.10gb\n"
@@ -36,7 +36,7 @@ class OnTheFake : public testing::Environment {
 const auto* const kEnvironment = testing::AddGlobalTestEnvironment(new OnTheFake);
 
 absl::StatusOr<std::unique_ptr<MemoryBackend>> MakeCuda(uint64_t budget) {
-  return CudaMemory::Create(FakeGpu(), {.budget_bytes = budget, .staging_bytes = 8 << 20});
+  return CudaMemory::Create(TestGpu(), {.budget_bytes = budget, .staging_bytes = 8 << 20});
 }
 
 // As client/cpp imports it.
@@ -56,7 +56,7 @@ class ImportedSlab final : public ClientMemory {
     return out;
   }
   void Write(uint64_t offset, std::span<const std::byte> bytes) override {
-    const auto device = FakeGpu();
+    const auto device = TestGpu();
     ASSERT_OK_AND_ASSIGN(const CudaStream stream, CudaStream::Make(device));
     {
       const CudaScope scope(*device);
@@ -74,15 +74,15 @@ class ImportedSlab final : public ClientMemory {
 
 absl::StatusOr<std::unique_ptr<MemoryBackend>> MakeResting(uint64_t budget) {
   return CudaMemory::Create(
-      FakeGpu(), {.budget_bytes = budget, .staging_bytes = 8 << 20, .keep_engine = false});
+      TestGpu(), {.budget_bytes = budget, .staging_bytes = 8 << 20, .keep_engine = false});
 }
 
-MemoryCase AtRest() { return {"FakeCudaAtRest", MakeResting, kSegment, ImportedSlab::Attach}; }
+MemoryCase AtRest() { return {"CudaAtRest", MakeResting, kSegment, ImportedSlab::Attach}; }
 
-MemoryCase Descriptors() { return {"FakeCuda", MakeCuda, kSegment, ImportedSlab::Attach}; }
+MemoryCase Descriptors() { return {"Cuda", MakeCuda, kSegment, ImportedSlab::Attach}; }
 
 MemoryCase Names() {
-  return {"FakeCudaIpc", MakeCuda, kMinimum, SlabElsewhere::Attach, HandleKind::kCudaIpc};
+  return {"CudaIpc", MakeCuda, kMinimum, SlabElsewhere::Attach, HandleKind::kCudaIpc};
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, MemoryContract,
@@ -93,10 +93,10 @@ INSTANTIATE_TEST_SUITE_P(Backends, OutlivingMemoryContract,
 class CudaMemoryContract : public testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_OK_AND_ASSIGN(memory_, CudaMemory::Create(FakeGpu(), {.budget_bytes = 64 << 20,
+    ASSERT_OK_AND_ASSIGN(memory_, CudaMemory::Create(TestGpu(), {.budget_bytes = 64 << 20,
                                                                  .staging_bytes = 8 << 20}));
   }
-  uint64_t Free(size_t gpu = 0) { return FakeGpu(gpu)->FreeBytes().value(); }
+  uint64_t Free(size_t gpu = 0) { return TestGpu(gpu)->FreeBytes().value(); }
   std::unique_ptr<CudaMemory> memory_;
 };
 
@@ -108,13 +108,13 @@ TEST_F(CudaMemoryContract, FreshMemoryIsZero) {
 }
 
 TEST_F(CudaMemoryContract, MoreThanTheGpuHasFreeIsRefusedWithinTheBudget) {
-  ASSERT_OK_AND_ASSIGN(const auto large, CudaMemory::Create(FakeGpu(), {.budget_bytes = 8 * kGpuBytes,
-                                                                        .staging_bytes = 8 << 20}));
   const uint64_t free = Free();
-  const auto refused = large->Allocate(2 * kGpuBytes, AttachMode::kShared);
+  ASSERT_OK_AND_ASSIGN(const auto large, CudaMemory::Create(TestGpu(), {.budget_bytes = 8 * free,
+                                                                        .staging_bytes = 8 << 20}));
+  const auto refused = large->Allocate(2 * free, AttachMode::kShared);
   ASSERT_THAT(refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
   EXPECT_EQ(FactsOf(refused.status()).at("free_bytes"), std::to_string(free));
-  EXPECT_EQ(FactsOf(refused.status()).at("device"), FakeGpu()->info().uuid);
+  EXPECT_EQ(FactsOf(refused.status()).at("device"), TestGpu()->info().uuid);
 }
 
 TEST_F(CudaMemoryContract, MemoryIsFreeAgainWhenTheLastOneLetsGo) {
@@ -151,30 +151,30 @@ TEST_F(CudaMemoryContract, APrivateClientReportsItsCopy) {
 }
 
 TEST_F(CudaMemoryContract, ASliceOfAGpuIsNamedAsOne) {
-  const std::string slice = FakeGpu(1)->info().uuid;
+  const std::string slice = TestGpu(1)->info().uuid;
   EXPECT_EQ(slice.substr(0, 4), "MIG-");
-  EXPECT_EQ(FakeGpu(0)->info().uuid.substr(0, 4), "GPU-");
+  EXPECT_EQ(TestGpu(0)->info().uuid.substr(0, 4), "GPU-");
   // Whoever knows only its bytes means it too.
-  EXPECT_EQ(FindGpu(FakeGpu()->driver(), "GPU-" + slice.substr(4))->uuid, slice);
+  EXPECT_EQ(FindGpu(TestGpu()->driver(), "GPU-" + slice.substr(4))->uuid, slice);
 }
 
 TEST_F(CudaMemoryContract, AGpuThatIsNotVisibleIsNamedWithThoseThatAre) {
   const auto refused = DeviceMemory::Import(UniqueFd(), "GPU-00000000-1111-2222-3333-444444444444",
                                             kSegment, AttachMode::kShared);
   ASSERT_THAT(refused, FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNoDevice));
-  EXPECT_NE(MessageOf(refused.status()).find(FakeGpu(1)->info().uuid), std::string::npos);
+  EXPECT_NE(MessageOf(refused.status()).find(TestGpu(1)->info().uuid), std::string::npos);
 }
 
 TEST_F(CudaMemoryContract, ASizeThatNoAllocationHasIsRefused) {
   for (const uint64_t bytes : {uint64_t{0}, kMinimum - 1, ~uint64_t{0}}) {
     EXPECT_FALSE(
-        DeviceMemory::Import(UniqueFd(), FakeGpu()->info().uuid, bytes, AttachMode::kShared).ok());
+        DeviceMemory::Import(UniqueFd(), TestGpu()->info().uuid, bytes, AttachMode::kShared).ok());
   }
 }
 
 // Another driver may recommend another one.
 TEST_F(CudaMemoryContract, WhatWasMadeElsewhereNeedsOnlyTheLeastGranularity) {
-  const auto device = FakeGpu();
+  const auto device = TestGpu();
   CUmemAllocationProp properties = {};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -192,12 +192,12 @@ TEST_F(CudaMemoryContract, WhatWasMadeElsewhereNeedsOnlyTheLeastGranularity) {
 
 TEST_F(CudaMemoryContract, ADescriptorOfOtherMemoryIsRefused) {
   const UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  EXPECT_THAT(DeviceMemory::Import(file, FakeGpu()->info().uuid, kSegment, AttachMode::kShared),
+  EXPECT_THAT(DeviceMemory::Import(file, TestGpu()->info().uuid, kSegment, AttachMode::kShared),
               FailsWith(absl::StatusCode::kUnavailable, reason::kDeviceFailed));
 }
 
 TEST_F(CudaMemoryContract, APeersSlabOnAnotherGpuIsWrittenThroughThisDaemonsStaging) {
-  ASSERT_OK_AND_ASSIGN(const auto peer, CudaMemory::Create(FakeGpu(1), {.budget_bytes = 64 << 20,
+  ASSERT_OK_AND_ASSIGN(const auto peer, CudaMemory::Create(TestGpu(1), {.budget_bytes = 64 << 20,
                                                                         .staging_bytes = 8 << 20}));
   ASSERT_OK_AND_ASSIGN(const auto slab, peer->Allocate(3 * kSegment, AttachMode::kShared));
   const Segment segment = slab->segments().front();

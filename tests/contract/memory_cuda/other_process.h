@@ -21,7 +21,7 @@
 #include "common/base/status.h"
 #include "common/cuda/stream.h"
 #include "tests/contract/memory/memory_contract_fixture.h"
-#include "tests/testing/fake_cuda.h"
+#include "tests/testing/cuda.h"
 #include "tests/testing/status_matchers.h"
 
 namespace ckptd {
@@ -97,7 +97,7 @@ class OtherProcess {
   }
 
   static absl::Status Write(uint64_t address, std::span<const std::byte> bytes) {
-    const auto device = FakeGpu();
+    const auto device = TestGpu();
     CKPTD_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Make(device));
     {
       const CudaScope scope(*device);

@@ -7,7 +7,7 @@
 
 #include "client/cpp/device_memory.h"
 #include "server/memory/cuda/cuda_memory.h"
-#include "tests/testing/fake_cuda.h"
+#include "tests/testing/cuda.h"
 #include "tests/testing/slab_bytes.h"
 #include "tests/testing/status_matchers.h"
 
@@ -35,9 +35,9 @@ class RestingMemory : public testing::Test {
     for (uint64_t i = 0; i < kBytes; ++i) bytes_.push_back(static_cast<std::byte>(i % 253));
   }
   static absl::StatusOr<std::unique_ptr<CudaMemory>> Make(bool keep) {
-    return CudaMemory::Create(FakeGpu(), {.budget_bytes = 64 << 20,
+    return CudaMemory::Create(TestGpu(), {.budget_bytes = 64 << 20,
                                           .staging_bytes = 8 << 20,
-                                          .kernels = KernelsForTheFake(),
+                                          .kernels = TestKernels(),
                                           .keep_engine = keep});
   }
   std::unique_ptr<Slab> Filled(AttachMode mode = AttachMode::kShared) {
@@ -112,7 +112,7 @@ TEST_F(RestingMemory, KeepsTheContextForMemoryThatIsOpenedByName) {
 }
 
 TEST_F(RestingMemory, ContextsOnPeersGoWithTheLoad) {
-  const auto other = CudaMemory::Create(FakeGpu(1), {.budget_bytes = 64 << 20}).value();
+  const auto other = CudaMemory::Create(TestGpu(1), {.budget_bytes = 64 << 20}).value();
   const auto theirs = other->Allocate(kBytes, AttachMode::kShared).value();
   const UniqueFd fd = other->SegmentFd(theirs->segments()[0].id).value();
   ASSERT_OK_AND_ASSIGN(auto imported,

@@ -8,7 +8,7 @@
 #include "server/memory/cuda/cuda_memory.h"
 #include "server/transfer/frame_receiver.h"
 #include "server/transfer/transfer.h"
-#include "tests/testing/fake_cuda.h"
+#include "tests/testing/cuda.h"
 #include "tests/testing/slab_bytes.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/transfer_world.h"
@@ -39,7 +39,7 @@ class CopySlabTest : public testing::Test {
   void SetUp() override {
     for (size_t gpu = 0; gpu < 2; ++gpu) {
       const CudaMemoryOptions options = {.budget_bytes = 64 << 20, .staging_bytes = 12 << 20};
-      ASSERT_OK_AND_ASSIGN(memory_[gpu], CudaMemory::Create(FakeGpu(gpu), options));
+      ASSERT_OK_AND_ASSIGN(memory_[gpu], CudaMemory::Create(TestGpu(gpu), options));
       ASSERT_OK_AND_ASSIGN(slab_[gpu], memory_[gpu]->Allocate(kBytes, AttachMode::kShared));
     }
     for (uint64_t i = 0; i < kBytes; ++i) expected_.push_back(static_cast<std::byte>(i % 251));
@@ -76,7 +76,7 @@ TEST(FrameReceiverOnGpu, KeepsNothingOfTheGpuOnceAFrameWasCorrupt) {
   const uint64_t offset = world.AddBytes(0, 400'000, 3);
   world.AddTensor(0, 0, offset, Dtype::kU8, Dtype::kU8, {1, 1000, 400}, {{}, {1, 1000, 400}});
   world.Finish(uint64_t{1} << 20);
-  const auto device = FakeGpu(0);
+  const auto device = TestGpu(0);
   const uint64_t before = device->FreeBytes().value();
   const CudaMemoryOptions options = {
       .budget_bytes = 64 << 20, .staging_bytes = 12 << 20, .keep_engine = false};

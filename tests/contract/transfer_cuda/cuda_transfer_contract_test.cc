@@ -8,7 +8,7 @@
 #include "server/memory/cuda/cuda_memory.h"
 #include "server/transfer/frame_receiver.h"
 #include "tests/contract/transfer/transfer_contract.h"
-#include "tests/testing/fake_cuda.h"
+#include "tests/testing/cuda.h"
 #include "tests/testing/frame_sinks.h"
 
 namespace ckptd {
@@ -22,7 +22,7 @@ class OnTheFake : public testing::Environment {
  public:
   // Late streams and dirty fresh memory: a missing wait or clear shows.
   void SetUp() override { 
-    UseFakeCuda(
+    UseTestCuda(
         "gpus = 2\nbytes = 0x40000000\nlazy = 1\nfill = 0xcb\ntwins = " CKPTD_TWINS "\n");
   }
 };
@@ -31,8 +31,8 @@ const auto* const kEnvironment = testing::AddGlobalTestEnvironment(new OnTheFake
 // Three slots: they are waited for often.
 std::unique_ptr<CudaMemory> MemoryOn(size_t gpu, bool kernels) {
   CudaMemoryOptions options = {.budget_bytes = 512 << 20, .staging_bytes = 12 << 20};
-  if (kernels) options.kernels = KernelsForTheFake();
-  return CudaMemory::Create(FakeGpu(gpu), options).value();
+  if (kernels) options.kernels = TestKernels();
+  return CudaMemory::Create(TestGpu(gpu), options).value();
 }
 
 // Memory of each rank, on the GPUs by turns; null slab: the rank gets nothing.

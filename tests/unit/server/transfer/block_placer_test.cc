@@ -51,6 +51,7 @@ class NotingMemory final : public StagedMemory {
   absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() override {
     return std::make_unique<NotingLane>(notes_);
   }
+  unsigned Lanes() const override { return 2; }
   absl::Status Read(uint64_t, std::span<std::byte>) override { return absl::OkStatus(); }
 
  private:

@@ -44,6 +44,25 @@ TEST_P(BlockReaderTest, ShowsTheBytesOfTheFile) {
   EXPECT_TRUE(equal);
 }
 
+TEST_P(BlockReaderTest, BringsBytesToWhereTheyBelong) {
+  SourceFiles files(world_.index, items_, GetParam());
+  BlockReader reader(files, 2);
+  ASSERT_OK(reader.Begin(item_, true));
+  std::vector<std::byte> place(2 * kReadBlockBytes + 77);
+  ASSERT_OK(reader.ReadTo(1000, place));
+  EXPECT_TRUE(std::equal(place.begin(), place.end(), world_.Content(0).begin() + 1000));
+  std::filesystem::resize_file(world_.index.files[0].path, 4096);
+  const bool before = reader.way() == ReadWay::kDirect;
+  EXPECT_EQ(ReasonOf(reader.ReadTo(0, place)), before ? "" : reason::kSourceChanged);
+}
+
+TEST_P(BlockReaderTest, MapsWhatIsBroughtElsewhereOnlyIfNothingElseMayBe) {
+  SourceFiles files(world_.index, items_, GetParam());
+  BlockReader reader(files, 2);
+  ASSERT_OK(reader.Begin(item_, true));
+  EXPECT_EQ(reader.way() == ReadWay::kMap, GetParam() == ReadWay::kMap);
+}
+
 TEST_P(BlockReaderTest, ReportsAFileThatWasCutSinceTheItemBegan) {
   SourceFiles files(world_.index, items_, GetParam());
   BlockReader reader(files, 2);

@@ -8,7 +8,7 @@
 
 #include "common/base/reasons.h"
 #include "server/memory/cuda/cuda_memory.h"
-#include "tests/testing/fake_cuda.h"
+#include "tests/testing/cuda.h"
 #include "tests/testing/slab_bytes.h"
 #include "tests/testing/status_matchers.h"
 
@@ -18,13 +18,13 @@ namespace {
 class CudaLaneTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    UseFakeCuda("gpus = 2\nlazy = 1\ntwins = " CKPTD_TWINS "\n");
+    UseTestCuda("gpus = 2\nlazy = 1\ntwins = " CKPTD_TWINS "\n");
   }
   void SetUp() override {
     CudaMemoryOptions options = {.budget_bytes = 64 << 20, .staging_bytes = 8 << 20};
-    options.kernels = KernelsForTheFake();
+    options.kernels = TestKernels();
     for (size_t gpu = 0; gpu < 2; ++gpu) {
-      ASSERT_OK_AND_ASSIGN(memory_[gpu], CudaMemory::Create(FakeGpu(gpu), options));
+      ASSERT_OK_AND_ASSIGN(memory_[gpu], CudaMemory::Create(TestGpu(gpu), options));
       ASSERT_OK_AND_ASSIGN(slab_[gpu], memory_[gpu]->Allocate(kBytes, AttachMode::kShared));
     }
     ASSERT_OK_AND_ASSIGN(lane_, slab_[0]->view().staged->OpenLane());
@@ -135,7 +135,7 @@ TEST_F(CudaLaneTest, RefusesACopyThatLeavesItsTensor) {
 
 TEST_F(CudaLaneTest, TakesNoBlocksWithoutKernels) {
   ASSERT_OK_AND_ASSIGN(const auto memory,
-                       CudaMemory::Create(FakeGpu(), {.budget_bytes = 64 << 20}));
+                       CudaMemory::Create(TestGpu(), {.budget_bytes = 64 << 20}));
   ASSERT_OK_AND_ASSIGN(const auto slab, memory->Allocate(kBytes, AttachMode::kShared));
   EXPECT_FALSE(lane_->TakesBlocks(*slab->view().staged));
   EXPECT_NE(memory->tier().find("no copy kernels"), std::string::npos);

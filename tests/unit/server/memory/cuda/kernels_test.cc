@@ -14,7 +14,7 @@
 #include "common/cuda/allocation.h"
 #include "server/memory/cuda/kernels/params.h"
 #include "server/memory/cuda/kernels/tasks.h"
-#include "tests/testing/fake_cuda.h"
+#include "tests/testing/cuda.h"
 
 namespace ckptd {
 namespace {
@@ -25,10 +25,10 @@ std::span<const std::byte> Text(const std::string& text) {
 
 class CudaKernelsTest : public ::testing::Test {
  protected:
-  static void SetUpTestSuite() { UseFakeCuda("gpus = 2\nlazy = 1\ntwins = " CKPTD_TWINS "\n"); }
+  static void SetUpTestSuite() { UseTestCuda("gpus = 2\nlazy = 1\ntwins = " CKPTD_TWINS "\n"); }
 
   void SetUp() override {
-    device_ = FakeGpu();
+    device_ = TestGpu();
     // A tenth of it holds the source, then come the targets.
     auto memory = CudaAllocation::Create(device_, 2 << 20);
     ASSERT_TRUE(memory.ok()) << memory.status();
@@ -43,7 +43,7 @@ class CudaKernelsTest : public ::testing::Test {
   }
 
   std::unique_ptr<CudaKernels> Load() const {
-    auto loaded = CudaKernels::Load(device_, KernelsForTheFake());
+    auto loaded = CudaKernels::Load(device_, TestKernels());
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     return *std::move(loaded);
   }

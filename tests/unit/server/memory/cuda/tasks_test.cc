@@ -74,6 +74,7 @@ TEST(KernelTasks, CastsAreWideWhereSourceAndTargetAllowIt) {
     const BlockCopy copy = OneRun(Dtype::kF32, Dtype::kBF16, 0, 4096);
     return Tasks({kBlockAt + skew, 0, 1 << 20}, copy).at(0).way;
   };
+  EXPECT_EQ(way(16), CastWay(Float::kF32, Float::kBF16, Elements::kWidest));
   EXPECT_EQ(way(8), CastWay(Float::kF32, Float::kBF16, Elements::kWide));
   EXPECT_EQ(way(4), CastWay(Float::kF32, Float::kBF16, Elements::kSingle));
   EXPECT_EQ(way(2), CastWay(Float::kF32, Float::kBF16, Elements::kAstray));
@@ -82,7 +83,8 @@ TEST(KernelTasks, CastsAreWideWhereSourceAndTargetAllowIt) {
 TEST(KernelTasks, EndsThatTheWidestUnitsCannotTakeAreTasksOfTheirOwn) {
   const auto tasks = Tasks({kBlockAt, 0, 1 << 20}, OneRun(Dtype::kF32, Dtype::kBF16, 0, 4 * 1001));
   ASSERT_EQ(tasks.size(), 2U);
-  EXPECT_EQ(tasks[0].last, 500U);
+  EXPECT_EQ(tasks[0].way, CastWay(Float::kF32, Float::kBF16, Elements::kWidest));
+  EXPECT_EQ(tasks[0].last, 250U);
   EXPECT_EQ(tasks[1].way, CastWay(Float::kF32, Float::kBF16, Elements::kSingle));
   EXPECT_EQ(tasks[1].first, 1000U);
   EXPECT_EQ(tasks[1].last, 1001U);
