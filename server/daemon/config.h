@@ -38,7 +38,7 @@ struct Config {
   std::string nccl_library;  // empty: looked for
   std::string memory = "auto";
   std::string device = "auto";
-  std::string staging = "64MiB";
+  std::string staging = "128MiB";
   std::string idle = "keep";
   std::string host_tier = "0";
   std::string memory_budget = "80%";

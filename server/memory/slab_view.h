@@ -53,6 +53,8 @@ class StagedMemory {
   // Lanes of one backend serve all its memory. Errors: as Finish, ResourceExhausted
   // NO_MEMORY without staging memory.
   virtual absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() = 0;
+  // How many lanes have enough staging memory to seldom wait for it; at least one.
+  virtual unsigned Lanes() const = 0;
   // Copies [offset, offset + out.size()) to `out`. What a lane staged shows after its
   // Finish.
   virtual absl::Status Read(uint64_t offset, std::span<std::byte> out) = 0;

@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/transfer/sigbus_guard.h"
+#include "server/transfer/stream_copy.h"
 
 namespace ckptd {
 
@@ -29,7 +31,7 @@ bool BlockReader::Start(const WorkItem& item, std::shared_ptr<OpenSource> source
   return true;
 }
 
-absl::Status BlockReader::Begin(const WorkItem& item) {
+absl::Status BlockReader::Begin(const WorkItem& item, bool elsewhere) {
   CKPTD_ASSIGN_OR_RETURN(source_, files_.Acquire(item.file));
   file_ = item.file;
   begin_ = item.begin;
@@ -46,6 +48,7 @@ absl::Status BlockReader::Begin(const WorkItem& item) {
     direct_->Release(*slot_);
     slot_.reset();
   }
+  if (way_ == ReadWay::kMap && elsewhere && files_.MayBuffer()) way_ = ReadWay::kBuffer;
   if (way_ == ReadWay::kMap) return absl::OkStatus();
   if (way_ == ReadWay::kDirect) way_ = ReadWay::kBuffer;
   if (!files_.Cached(*source_, item)) ReadAhead(*source_, item.begin);
@@ -62,6 +65,19 @@ absl::Status BlockReader::Use(uint64_t offset, size_t bytes,
   const std::span<std::byte> buffer(buffer_.get(), bytes);
   CKPTD_RETURN_IF_ERROR(source_->file.Read(offset, buffer, files_.path(file_)));
   use(buffer);
+  return absl::OkStatus();
+}
+
+absl::Status BlockReader::ReadTo(uint64_t offset, std::span<std::byte> place) {
+  if (way_ == ReadWay::kBuffer) return source_->file.Read(offset, place, files_.path(file_));
+  for (size_t done = 0; done < place.size();) {
+    const size_t n = std::min(place.size() - done, kReadBlockBytes);
+    std::byte* const to = place.data() + done;
+    CKPTD_RETURN_IF_ERROR(Use(offset + done, n, [to](std::span<const std::byte> data) {
+      StreamCopy(to, data.data(), data.size());
+    }));
+    done += n;
+  }
   return absl::OkStatus();
 }
 

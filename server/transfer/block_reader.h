@@ -36,8 +36,9 @@ class BlockReader {
   bool Ahead(const WorkItem& item);
 
   // Turns to an item: opens its file, chooses how to read it, and has the
-  // kernel read ahead when it is not in the page cache.
-  absl::Status Begin(const WorkItem& item);
+  // kernel read ahead when it is not in the page cache. `elsewhere`: all of it will be
+  // read by ReadTo, for which a mapping is no gain; it is chosen only if nothing else may be.
+  absl::Status Begin(const WorkItem& item, bool elsewhere = false);
 
   // Calls use(data) with the bytes [offset, offset + bytes) of the file, which
   // lie in the item; bytes <= kReadBlockBytes. `data` is valid during the call
@@ -45,6 +46,9 @@ class BlockReader {
   // those of PreadFull; `use` may then have run in part.
   absl::Status Use(uint64_t offset, size_t bytes,
                    absl::FunctionRef<void(std::span<const std::byte>)> use);
+
+  // Reads bytes of the item to where they belong. Errors: those of PreadFull.
+  absl::Status ReadTo(uint64_t offset, std::span<std::byte> place);
 
   void End();
 

@@ -43,7 +43,21 @@ void ItemPlacer::Begin() {
     if (board_ != nullptr) FindWholeBlocks(active);
     actives_.push_back(active);
   }
+  plain_ = AllPlain();
   blocks_.Begin();
+}
+
+bool ItemPlacer::AllPlain() const {
+  uint64_t end = 0;
+  for (const Active& active : actives_) {
+    const Geometry& g = active.geometry();
+    const auto to = DestinationsOf(active);
+    // Copies ascend by where they begin.
+    if (g.casts() || g.dims > 0 || to.size() > 1 || g.begin < end) return false;
+    if (!slabs_.Stages(to.front().target)) return false;
+    end = g.end;
+  }
+  return !actives_.empty();
 }
 
 void ItemPlacer::FindWholeBlocks(Active& active) const {
@@ -75,6 +89,30 @@ void ItemPlacer::Place(uint64_t offset, std::span<const std::byte> data) {
     data = data.subspan(n);
     offset += n;
   }
+}
+
+absl::Status ItemPlacer::PlaceByReading(uint64_t offset, uint64_t end, ReadTo read) {
+  for (Active& active : actives_) {
+    const uint64_t from = std::max(active.geometry().begin, offset);
+    const uint64_t to = std::min(active.geometry().end, end);
+    if (from < to) CKPTD_RETURN_IF_ERROR(ReadRun(active, from, to, read));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ItemPlacer::ReadRun(Active& active, uint64_t from, uint64_t to, ReadTo read) {
+  active.left = true;  // in place already when it is hashed
+  const Destination& where = DestinationsOf(active).front();
+  uint64_t local = active.geometry().local + (from - active.geometry().begin);
+  const uint64_t tensor = targets_[where.target].plan->tensors[where.tensor].offset;
+  absl::Status status;
+  slabs_.ForEach(where.target, tensor + local, to - from, [&](std::byte* place, size_t n) {
+    if (status.ok()) status = read(from, {place, n});
+    if (status.ok()) PlaceRun(active, place, local, n);
+    from += n;
+    local += n;
+  });
+  return status;
 }
 
 void ItemPlacer::PlacePart(uint64_t offset, std::span<const std::byte> data) {

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "common/base/digest.h"
 #include "server/transfer/block_placer.h"
@@ -33,6 +34,14 @@ class ItemPlacer {
   // come in ascending order. May be abandoned by longjmp while it reads `data`;
   // the item is lost then.
   void Place(uint64_t offset, std::span<const std::byte> data);
+
+  // Whether every byte of the item that is needed goes to one place, as it is, in staging
+  // memory: reading it there saves a copy.
+  bool plain() const { return plain_; }
+  // Instead of Place, where plain(): has read(offset, place) bring the needed ones of the
+  // source bytes [offset, end) to their places. Errors: those of `read`; the item is lost then.
+  using ReadTo = absl::FunctionRef<absl::Status(uint64_t offset, std::span<std::byte> place)>;
+  absl::Status PlaceByReading(uint64_t offset, uint64_t end, ReadTo read);
 
   // After the last block (the writer may still copy on what it staged): settles digests,
   // adds the target bytes placed to `done[target]`. Internal COVERAGE if bytes came twice.
@@ -62,6 +71,8 @@ class ItemPlacer {
   };
 
   void FindWholeBlocks(Active& active) const;
+  bool AllPlain() const;
+  absl::Status ReadRun(Active& active, uint64_t from, uint64_t to, ReadTo read);
   void LeaveToDevices(uint64_t offset, std::span<const std::byte> data);
   void PlacePart(uint64_t offset, std::span<const std::byte> data);
   void PlaceRun(Active& active, const std::byte* data, uint64_t local, uint64_t bytes);
@@ -82,6 +93,7 @@ class ItemPlacer {
   DigestBoard* const board_;
 
   std::vector<Active> actives_;
+  bool plain_ = false;
   std::vector<PendingFill> fills_;
   std::vector<Xxh3Stream> streams_;  // kSlots of them, when digests are wanted
   uint64_t slots_in_use_ = 0;        // bit per slot

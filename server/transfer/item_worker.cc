@@ -50,10 +50,16 @@ absl::Status ItemWorker::Begin(const WorkItem& item) {
     CKPTD_RETURN_IF_ERROR(tools_->sender.Begin(item.file, item.begin, item.end));
   }
   tools_->placer.Begin();
-  return Blame(reader_.Begin(item), item.begin);
+  return Blame(reader_.Begin(item, in_place()), item.begin);
 }
 
 absl::Status ItemWorker::DoBlock(uint64_t begin, uint64_t end) {
+  if (in_place()) {
+    const auto read = [this](uint64_t offset, std::span<std::byte> place) {
+      return Blame(reader_.ReadTo(offset, place), offset);
+    };
+    return tools_->placer.PlaceByReading(begin, end, read);
+  }
   if (sends()) CKPTD_RETURN_IF_ERROR(tools_->sender.MakeRoom(begin, end - begin));
   const absl::Status status = reader_.Use(
       begin, static_cast<size_t>(end - begin), [this, begin](std::span<const std::byte> data) {

@@ -58,6 +58,7 @@ class ItemWorker {
   absl::Status Finish(std::span<uint64_t> done);
   absl::Status Blame(const absl::Status& status, uint64_t offset) const;
   bool sends() const { return !tools_->parts.remotes.empty(); }
+  bool in_place() const { return !sends() && tools_->placer.plain(); }
 
   SlabWriter& slabs_;
   BlockReader reader_;

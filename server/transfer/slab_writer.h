@@ -35,6 +35,8 @@ class SlabWriter {
     }
   }
 
+  bool Stages(size_t slab) const { return slabs_[slab].staged() != nullptr; }
+
   // Slabs whose device can take its bytes out of blocks; see StagingLane.
   bool TakesBlocks(size_t slab) const {
     const StagedMemory* const memory = slabs_[slab].staged();

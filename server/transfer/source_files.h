@@ -49,6 +49,9 @@ class SourceFiles {
   // How an item of the file is best read now: kMap, kBuffer or kDirect.
   ReadWay WayOf(const OpenSource& source, const WorkItem& item) const;
 
+  // Whether the page cache may be read by copies as well.
+  bool MayBuffer() const { return may(ReadWay::kBuffer); }
+
   const std::string& path(uint32_t file) const { return index_.files[file].path; }
 
  private:

@@ -33,6 +33,10 @@ size_t DirectReadsOf(unsigned thread, unsigned threads) {
   return thread < kMaxDirectReads ? 1 : 0;
 }
 
+// A copy to a device costs as much as some 200 KB do (measured on an H200): what follows each
+// other in a file goes through one thread, in stretches of this many items, and becomes one.
+constexpr size_t kStagedRun = 4;
+
 // Those whose memory is here.
 std::vector<SlabMap> SlabsHere(std::span<const TransferTarget> targets) {
   std::vector<SlabMap> slabs;
@@ -40,6 +44,11 @@ std::vector<SlabMap> SlabsHere(std::span<const TransferTarget> targets) {
     if (target.sink == nullptr) slabs.emplace_back(target.slab);
   }
   return slabs;
+}
+
+bool AnyStaged(std::span<const SlabMap> slabs) {
+  return std::any_of(slabs.begin(), slabs.end(),
+                     [](const SlabMap& slab) { return slab.staged() != nullptr; });
 }
 
 // One running transfer, shared by its threads.
@@ -52,6 +61,7 @@ class Job {
         options_(options),
         progress_(progress),
         slabs_(SlabsHere(targets)),
+        run_(AnyStaged(slabs_) ? kStagedRun : 1),
         files_(*source.index, {}, options.way),
         queue_(source, options, slabs_, files_),
         totals_(source.counters, 0),
@@ -63,7 +73,7 @@ class Job {
 
   absl::Status Run() {
     CKPTD_ASSIGN_OR_RETURN(const WindowQueue::First first, queue_.Start());
-    const unsigned wanted = options_.threads == 0 ? DefaultThreads() : options_.threads;
+    const unsigned wanted = options_.threads == 0 ? UsefulThreads() : options_.threads;
     const size_t useful = first.only ? std::min<size_t>(first.items, kMaxThreads) : kMaxThreads;
     const unsigned count = std::clamp(wanted, 1U, std::max(static_cast<unsigned>(useful), 1U));
     CKPTD_RETURN_IF_ERROR(
@@ -93,6 +103,14 @@ class Job {
   }
 
  private:
+  unsigned UsefulThreads() const {
+    unsigned threads = DefaultThreads();
+    for (const SlabMap& slab : slabs_) {
+      if (slab.staged() != nullptr) threads = std::min(threads, slab.staged()->Lanes());
+    }
+    return threads;
+  }
+
   absl::Status CheckTotals() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (const WindowSource::Whole& whole : source_.targets) {
       const uint64_t written = totals_[whole.counters.front()];
@@ -120,14 +138,15 @@ class Job {
   absl::Status Work(SlabWriter& slabs, size_t direct_reads) {
     ItemWorker worker(slabs, files_, direct_reads);
     std::vector<uint64_t> done(targets_.size());
-    std::deque<WindowQueue::Claimed> claimed;
+    Agenda agenda;
     Stay stay;
     while (!stop_.load(std::memory_order_relaxed)) {
-      CKPTD_RETURN_IF_ERROR(Claim(worker, direct_reads, claimed));
-      if (claimed.empty()) break;
+      CKPTD_RETURN_IF_ERROR(Claim(worker, direct_reads, agenda));
+      if (agenda.items.empty()) break;
       CKPTD_RETURN_IF_ERROR(Poll());
-      const WindowQueue::Claimed next = std::move(claimed.front());
-      claimed.pop_front();
+      const Agenda::Item next = std::move(agenda.items.front());
+      agenda.items.pop_front();
+      --agenda.ahead;
       if (next.window != stay.window) {
         CKPTD_RETURN_IF_ERROR(Leave(slabs, stay));
         CKPTD_RETURN_IF_ERROR(Enter(next.window, stay));
@@ -142,6 +161,16 @@ class Job {
     }
     return Leave(slabs, stay);
   }
+
+  // What a thread has claimed and not done.
+  struct Agenda {
+    struct Item {
+      std::shared_ptr<TransferWindow> window;
+      const WorkItem* item = nullptr;
+    };
+    std::deque<Item> items;
+    size_t ahead = 0;  // the first of them, which the worker knows
+  };
 
   // A thread's time in one window.
   struct Stay {
@@ -165,20 +194,27 @@ class Job {
   }
 
   // The next item, and as many more as are read ahead.
-  absl::Status Claim(ItemWorker& worker, size_t direct_reads,
-                     std::deque<WindowQueue::Claimed>& claimed) {
-    while (claimed.size() <= direct_reads) {
-      CKPTD_ASSIGN_OR_RETURN(WindowQueue::Claimed next, queue_.Next());
-      if (next.window == nullptr) return absl::OkStatus();
-      if (next.item == nullptr) {
-        CKPTD_RETURN_IF_ERROR(Finish(next.window));
-        if (source_.user != nullptr) source_.user->Filled(next.window->number);
-        continue;
+  absl::Status Claim(ItemWorker& worker, size_t direct_reads, Agenda& agenda) {
+    while (agenda.ahead <= direct_reads) {
+      if (agenda.ahead == agenda.items.size()) {
+        CKPTD_ASSIGN_OR_RETURN(const bool more, ClaimMore(agenda));
+        if (!more) return absl::OkStatus();
       }
-      claimed.push_back(std::move(next));
-      if (!worker.Ahead(*claimed.back().item)) return absl::OkStatus();
+      if (!worker.Ahead(*agenda.items[agenda.ahead++].item)) return absl::OkStatus();
     }
     return absl::OkStatus();
+  }
+
+  // False: nothing is left.
+  absl::StatusOr<bool> ClaimMore(Agenda& agenda) {
+    while (true) {
+      CKPTD_ASSIGN_OR_RETURN(const WindowQueue::Claimed next, queue_.Next(run_));
+      if (next.window == nullptr) return false;
+      for (const WorkItem& item : next.items) agenda.items.push_back({next.window, &item});
+      if (!next.items.empty()) return true;
+      CKPTD_RETURN_IF_ERROR(Finish(next.window));
+      if (source_.user != nullptr) source_.user->Filled(next.window->number);
+    }
   }
 
   // Keeps the digests of a window that is done; where some are of bytes that other
@@ -248,6 +284,7 @@ class Job {
   const TransferOptions& options_;
   TransferProgress& progress_;
   const std::vector<SlabMap> slabs_;
+  const size_t run_;
   SourceFiles files_;
   WindowQueue queue_;
   std::atomic<bool> stop_ = false;

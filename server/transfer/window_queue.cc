@@ -73,19 +73,22 @@ void WindowQueue::MakeAhead() {
   made_.NotifyAll();
 }
 
-absl::StatusOr<WindowQueue::Claimed> WindowQueue::Next() {
+absl::StatusOr<WindowQueue::Claimed> WindowQueue::Next(size_t most) {
   MutexLock lock(mutex_);
   while (true) {
     CKPTD_RETURN_IF_ERROR(error_);
     if (ahead_ == nullptr && !making_ && next_share_ < shares_.size()) MakeAhead();
     CKPTD_RETURN_IF_ERROR(error_);
     if (current_ != nullptr && next_item_ < current_->parts.items.size()) {
-      return Claimed{current_, &current_->parts.items[next_item_++]};
+      const std::span<const WorkItem> left = current_->parts.items.subspan(next_item_);
+      const size_t count = std::min(most, left.size());
+      next_item_ += count;
+      return Claimed{current_, left.first(count)};
     }
     if (ahead_ != nullptr) {
       current_ = std::exchange(ahead_, nullptr);
       next_item_ = 0;
-      if (current_->parts.items.empty()) return Claimed{current_, nullptr};
+      if (current_->parts.items.empty()) return Claimed{current_, {}};
       continue;
     }
     if (!making_) return Claimed{};

@@ -27,10 +27,11 @@ class WindowQueue {
 
   struct Claimed {
     std::shared_ptr<TransferWindow> window;  // null: nothing is left
-    const WorkItem* item = nullptr;          // null: the window has none, it is done
+    std::span<const WorkItem> items;         // empty: the window has none, it is done
   };
-  // Errors: those of BuildSchedule, on all threads from then on.
-  absl::StatusOr<Claimed> Next();
+  // Up to `most` items that follow each other. Errors: those of BuildSchedule, on all threads
+  // from then on.
+  absl::StatusOr<Claimed> Next(size_t most);
 
   // Makes the first window: how many items it has, and whether it is the only one.
   struct First {

@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<StagingLane>> CudaBytes::OpenLane() {
 absl::Status CudaBytes::Read(uint64_t offset, std::span<std::byte> out) {
   CKPTD_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Make(device()));
   StagingPool& pool = *engine_->pool();
-  CKPTD_ASSIGN_OR_RETURN(StagingPool::Slot* const slot, pool.Take());
+  CKPTD_ASSIGN_OR_RETURN(StagingPool::Slot* const slot, pool.Take(&pool));
   absl::Status status;
   for (size_t done = 0; done < out.size() && status.ok();) {
     const std::span<std::byte> via =

@@ -18,6 +18,7 @@ namespace ckptd {
 class CudaBytes : public StagedMemory {
  public:
   absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() override;
+  unsigned Lanes() const override { return engine_->pool()->Lanes(); }
   absl::Status Read(uint64_t offset, std::span<std::byte> out) override;
 
   const std::shared_ptr<CudaDevice>& device() const { return gpu_.device; }
@@ -60,6 +61,7 @@ class RestingBytes final : public StagedMemory {
   uint64_t bytes() const override { return bytes_; }
   // FailedPrecondition: it is complete, nothing writes it.
   absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() override;
+  unsigned Lanes() const override { return 1; }
   absl::Status Read(uint64_t offset, std::span<std::byte> out) override;
 
  private:

@@ -28,7 +28,7 @@ struct CudaGpu {
 class CudaEngine {
  public:
   struct Options {
-    uint64_t staging_bytes = uint64_t{64} << 20;  // pinned host memory, once
+    uint64_t staging_bytes = uint64_t{128} << 20;  // pinned host memory, once
     // Code of the copy kernels, kept by the driver; empty: the processor does their work.
     std::span<const std::byte> kernels = {};
   };

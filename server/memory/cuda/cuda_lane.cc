@@ -82,7 +82,7 @@ bool CudaLane::HasRoom(size_t bytes) {
     }
   }
   if (slot_ != nullptr) return true;
-  absl::StatusOr<StagingPool::Slot*> slot = pool_->Take();
+  absl::StatusOr<StagingPool::Slot*> slot = pool_->Take(this);
   if (!slot.ok()) {
     Fail(slot.status());
     return false;

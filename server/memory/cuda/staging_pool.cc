@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -81,11 +82,15 @@ void StagingPool::Collect() {
   }
 }
 
-StagingPool::Slot* StagingPool::TakeFree() {
-  if (free_.empty()) Collect();
+StagingPool::Slot* StagingPool::TakeFree(const void* user) {
+  Collect();
   if (free_.empty()) return nullptr;
-  Slot* const slot = free_.back();
-  free_.pop_back();
+  auto found = std::find_if(free_.rbegin(), free_.rend(),
+                            [user](const Slot* slot) { return slot->user_ == user; });
+  if (found == free_.rend()) found = free_.rbegin();
+  Slot* const slot = *found;
+  free_.erase(std::prev(found.base()));
+  slot->user_ = user;
   return slot;
 }
 
@@ -95,12 +100,12 @@ std::shared_ptr<CudaDevice> StagingPool::Awaited() {
   return none ? home_ : in_flight_.front()->recorded_.back();
 }
 
-absl::StatusOr<StagingPool::Slot*> StagingPool::Take() {
+absl::StatusOr<StagingPool::Slot*> StagingPool::Take(const void* user) {
   const Clock::time_point deadline = Clock::now() + kPatience;
   while (true) {
     {
       MutexLock lock(mutex_);
-      Slot* const slot = TakeFree();
+      Slot* const slot = TakeFree(user);
       if (!error_.ok()) {
         if (slot != nullptr) free_.push_back(slot);
         return error_;

@@ -33,6 +33,7 @@ class StagingPool {
    private:
     friend class StagingPool;
     std::span<std::byte> bytes_;
+    const void* user_ = nullptr;  // who had it last
     // One per device that has ever copied from this slot; those recorded are awaited.
     std::map<std::shared_ptr<CudaDevice>, CUevent> events_;
     std::vector<std::shared_ptr<CudaDevice>> recorded_;
@@ -48,19 +49,22 @@ class StagingPool {
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
 
-  // A slot whose earlier copies have ended; waits for one. Errors: DEVICE_FAILED,
+  // A slot whose earlier copies have ended; waits for one. Rather one that `user`, any
+  // address, had before: this thread's caches have it. Errors: DEVICE_FAILED,
   // DeadlineExceeded DEADLINE when no copy ends any more.
-  absl::StatusOr<Slot*> Take();
+  absl::StatusOr<Slot*> Take(const void* user);
   // Notes that copies from the slot were put on `stream` of that device.
   absl::Status Record(Slot& slot, const std::shared_ptr<CudaDevice>& device, CUstream stream);
   // The slot may be filled again once the recorded copies have ended.
   void Give(Slot* slot);
 
   uint64_t bytes() const { return slots_.size() * kSlotBytes; }
+  // Who fills one slot while the GPU empties another does not wait.
+  unsigned Lanes() const { return static_cast<unsigned>(slots_.size() / 2); }
 
  private:
   StagingPool(std::shared_ptr<CudaDevice> home, std::byte* memory, size_t slots);
-  Slot* TakeFree() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Slot* TakeFree(const void* user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The device that the oldest copy under way is for.
   std::shared_ptr<CudaDevice> Awaited();

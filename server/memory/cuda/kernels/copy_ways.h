@@ -19,7 +19,8 @@ inline constexpr uint32_t kWays = kFirstCast + kFloats * kFloats * 4;
 enum class Elements : uint32_t {
   kAstray,  // one, whose source lies at any address
   kSingle,
-  kWide,  // WideElements of them
+  kWide,    // WideElements of them
+  kWidest,  // twice as many
 };
 
 CKPTD_HOST_DEVICE constexpr uint32_t CastWay(Float from, Float to, Elements elements) {
@@ -28,7 +29,7 @@ CKPTD_HOST_DEVICE constexpr uint32_t CastWay(Float from, Float to, Elements elem
 }
 
 // Elements of a wide unit: 8 bytes on the wider side, so that tensors which begin at
-// any multiple of 8 in their file, as is usual, qualify.
+// any multiple of 8 in their file, as is usual, qualify. Twice that is what memory likes best.
 CKPTD_HOST_DEVICE constexpr uint32_t WideElements(Float from, Float to) {
   return 8 / (SizeOf(from) > SizeOf(to) ? SizeOf(from) : SizeOf(to));
 }
@@ -105,7 +106,7 @@ template <uint32_t kBytes>
 struct Verbatim {
   using From = typename RawOf<kBytes>::Type;
   using To = From;
-  static constexpr uint32_t kPerThread = kBytes == 16 ? 4 : kMaxPerThread;
+  static constexpr uint32_t kPerThread = kBytes == 16 ? kWidestPerThread : kMaxPerThread;
   CKPTD_HOST_DEVICE static From LoadUnit(uint64_t address) { return Load<From>(address); }
   CKPTD_HOST_DEVICE static To Convert(From from) { return from; }
 };
@@ -136,16 +137,44 @@ struct Casting {
   }
 };
 
+// Two wide units in one.
+template <Float kFrom, Float kTo>
+struct CastingPairs {
+  static constexpr uint32_t kElements = WideElements(kFrom, kTo);
+  using Wide = Casting<kFrom, kTo, kElements, kElements * SizeOf(kFrom)>;
+  using From = typename RawOf<2 * sizeof(typename Wide::From)>::Type;
+  using To = typename RawOf<2 * sizeof(typename Wide::To)>::Type;
+  // So much is under way at a time that memory is kept busy.
+  static constexpr uint32_t kPerThread = sizeof(From) == 16 ? kWidestPerThread : kMaxPerThread;
+  template <typename Unit>
+  struct Pair {
+    Unit first;
+    Unit second;
+  };
+  CKPTD_HOST_DEVICE static From LoadUnit(uint64_t address) { return Load<From>(address); }
+  CKPTD_HOST_DEVICE static To Convert(From from) {
+    const auto two = SameBits<Pair<typename Wide::From>>(from);
+    return SameBits<To>(
+        Pair<typename Wide::To>{Wide::Convert(two.first), Wide::Convert(two.second)});
+  }
+};
+
 // Bytes of a unit and how many a thread takes; `way` is a valid one.
 CKPTD_HOST_DEVICE inline UnitShape ShapeOf(uint32_t way) {
-  if (way < kFirstCast) return {1u << way, 1u << way, way == 4 ? 4u : kMaxPerThread};
+  if (way < kFirstCast) {
+    return {1u << way, 1u << way, way == 4 ? kWidestPerThread : kMaxPerThread};
+  }
   const uint32_t pair = (way - kFirstCast) / 4;
   const auto from = static_cast<Float>(pair / kFloats);
   const auto to = static_cast<Float>(pair % kFloats);
   const auto unit = static_cast<Elements>((way - kFirstCast) % 4);
-  const uint32_t elements = unit == Elements::kWide ? WideElements(from, to) : 1;
-  return {elements * SizeOf(from), elements * SizeOf(to),
-          unit == Elements::kAstray ? 2u : kMaxPerThread};
+  const uint32_t wide = WideElements(from, to);
+  const uint32_t elements = unit == Elements::kWidest ? 2 * wide : unit == Elements::kWide ? wide : 1;
+  const uint32_t bytes = elements * SizeOf(from);
+  return {bytes, elements * SizeOf(to),
+          bytes == 16                 ? kWidestPerThread
+          : unit == Elements::kAstray ? 2u
+                                      : kMaxPerThread};
 }
 
 // Calls `visit` with the way as a type: visit(Verbatim<4>()). Nothing for an unknown one.
@@ -177,6 +206,8 @@ CKPTD_HOST_DEVICE inline void VisitElements(Elements elements, const Visit& visi
       return visit(Casting<kFrom, kTo, 1, SizeOf(kFrom)>());
     case Elements::kWide:
       return visit(Casting<kFrom, kTo, kWide, kWide * SizeOf(kFrom)>());
+    case Elements::kWidest:
+      return visit(CastingPairs<kFrom, kTo>());
   }
 }
 

@@ -39,10 +39,16 @@ CKPTD_HOST_DEVICE inline uint32_t HalfToSingle(uint32_t half) {
     const uint32_t quiet = magnitude > 0x7c00u ? 0x00400000u : 0;
     return sign | 0x7f800000u | quiet | ((magnitude & 0x3ffu) << 13);
   }
+#if defined(__CUDA_ARCH__)
+  float single = 0;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(single) : "h"(static_cast<uint16_t>(half)));
+  return SameBits<uint32_t>(single);
+#else
   if (magnitude < 0x0400u) {  // subnormal there, normal here
     return sign | SameBits<uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);
   }
   return sign | ((magnitude << 13) + (112u << 23));
+#endif
 }
 
 CKPTD_HOST_DEVICE inline uint32_t DoubleToSingle(uint64_t bits) {
@@ -57,10 +63,16 @@ CKPTD_HOST_DEVICE inline uint32_t DoubleToSingle(uint64_t bits) {
 CKPTD_HOST_DEVICE inline uint16_t SingleToHalf(uint32_t bits) {
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
-  uint32_t half = 0;
   if (magnitude > 0x7f800000u) {
-    half = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
-  } else if (magnitude >= 0x477ff000u) {  // 65520 and up
+    return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
+  }
+#if defined(__CUDA_ARCH__)
+  uint16_t rounded = 0;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(rounded) : "f"(SameBits<float>(bits)));
+  return rounded;
+#else
+  uint32_t half = 0;
+  if (magnitude >= 0x477ff000u) {  // 65520 and up
     half = 0x7c00u;
   } else if (magnitude < 0x38800000u) {
     // Below 2^-14. The floats from 0.5 on lie 2^-24 apart, as subnormal halves do: the
@@ -70,6 +82,7 @@ CKPTD_HOST_DEVICE inline uint16_t SingleToHalf(uint32_t bits) {
     half = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
   }
   return static_cast<uint16_t>(sign | half);
+#endif
 }
 
 CKPTD_HOST_DEVICE inline uint16_t SingleToBrain(uint32_t bits) {

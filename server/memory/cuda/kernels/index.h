@@ -25,6 +25,7 @@ namespace ckptd::kernels {
 inline constexpr uint32_t kMaxDims = 8;
 inline constexpr uint32_t kThreads = 256;     // of a block
 inline constexpr uint32_t kMaxPerThread = 8;  // units of a tile that one thread takes
+inline constexpr uint32_t kWidestPerThread = 4;  // of 16 bytes
 inline constexpr uint32_t kMaxTileUnits = kThreads * kMaxPerThread;
 
 // Addresses wrap: unit 0 may lie before the memory that [first, last) touches. Strides

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -149,11 +150,14 @@ Units CastUnits(const Alignment& all, const CastPair& cast) {
   const bool astray = all.source % from != 0;
   const uint32_t single =
       CastWay(cast.from, cast.to, astray ? Elements::kAstray : Elements::kSingle);
-  if (all.source % (wide * from) != 0 || all.target % (wide * kernels::SizeOf(cast.to)) != 0 ||
-      all.run % wide != 0) {
-    return {1, single, single};
+  for (const auto& [elements, unit] :
+       {std::pair{2 * wide, Elements::kWidest}, std::pair{wide, Elements::kWide}}) {
+    if (all.source % (elements * from) == 0 &&
+        all.target % (elements * kernels::SizeOf(cast.to)) == 0 && all.run % elements == 0) {
+      return {elements, CastWay(cast.from, cast.to, unit), single};
+    }
   }
-  return {wide, CastWay(cast.from, cast.to, Elements::kWide), single};
+  return {1, single, single};
 }
 
 // Appends elements [first, last) of `task`, which counts in elements, as units of `unit`
