@@ -1,0 +1,56 @@
+// Slots of pinned memory, on the fake driver.
+#include "server/memory/cuda/staging_pool.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/testing/cuda.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+class StagingPoolTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { UseTestCuda("gpus = 1\n"); }
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(pool_, StagingPool::Create(TestGpu(), 4 * StagingPool::kSlotBytes));
+  }
+  StagingPool::Slot* Take(const int& user) {
+    auto slot = pool_->Take(&user);
+    EXPECT_OK(slot);
+    return slot.value_or(nullptr);
+  }
+
+  std::shared_ptr<StagingPool> pool_;
+  const int one_ = 1;
+  const int two_ = 2;
+};
+
+TEST_F(StagingPoolTest, AUserGetsTheSlotItHadBeforeWhateverWasGivenBackLast) {
+  StagingPool::Slot* const first = Take(one_);
+  StagingPool::Slot* const second = Take(two_);
+  ASSERT_NE(first, second);
+  pool_->Give(first);
+  pool_->Give(second);
+  EXPECT_EQ(Take(one_), first);
+  EXPECT_EQ(Take(two_), second);
+}
+
+TEST_F(StagingPoolTest, AUserWhoseSlotIsTakenGetsAnother) {
+  StagingPool::Slot* const first = Take(one_);
+  for (int i = 0; i < 2; ++i) EXPECT_NE(Take(one_), first);
+  StagingPool::Slot* const last = Take(two_);
+  pool_->Give(first);
+  pool_->Give(last);
+  EXPECT_EQ(Take(two_), last);
+  EXPECT_EQ(Take(two_), first) << "one that was another's is better than none";
+}
+
+TEST_F(StagingPoolTest, ALaneHasASlotToFillAndOneThatIsEmptied) {
+  EXPECT_EQ(pool_->Lanes(), 2U);
+  ASSERT_OK_AND_ASSIGN(const auto least, StagingPool::Create(TestGpu(), 1));
+  EXPECT_EQ(least->Lanes(), 1U);
+}
+
+}  // namespace
+}  // namespace ckptd
