@@ -159,9 +159,10 @@ void AddConfigFlags(CLI::App& app, Config& config) {
   add("segment-bytes", config.segment_bytes, "Size of the arena's memfd segments, a multiple of 2MiB");
   add("huge-pages", config.huge_pages, "Gather the arena into huge pages: auto or off");
   add("read", config.read,
-      "How storage is read: auto takes, for each MiB, a mapping of what is cached, and else reads past "
-      "the page cache (O_DIRECT); map, buffer or direct force one way");
-  add("reader-threads", config.reader_threads, "Threads that read storage; 0 means one per core");
+      "How storage is read: auto takes, for each MiB, a mapping of what is cached (for GPU memory, "
+      "copies of it), and else reads past the page cache (O_DIRECT); map, buffer or direct force "
+      "one way");
+  add("reader-threads", config.reader_threads, "Threads that read storage; 0 means one per core, for GPU memory at most one per 8 MiB of --staging");
   add("heartbeat-interval", config.heartbeat_interval, "Seconds between signs of life of a member");
   add("heartbeat-timeout", config.heartbeat_timeout, "Seconds of silence after which a rank is lost");
   add("log-level", config.log_level, "trace, debug, info, warn, error or off");

@@ -2,13 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/transfer/sigbus_guard.h"
-#include "server/transfer/stream_copy.h"
 
 namespace ckptd {
 
@@ -48,8 +46,10 @@ absl::Status BlockReader::Begin(const WorkItem& item, bool elsewhere) {
     direct_->Release(*slot_);
     slot_.reset();
   }
-  if (way_ == ReadWay::kMap && elsewhere && files_.MayBuffer()) way_ = ReadWay::kBuffer;
-  if (way_ == ReadWay::kMap) return absl::OkStatus();
+  if (way_ == ReadWay::kMap) {  // cached
+    if (elsewhere && files_.MayBuffer()) way_ = ReadWay::kBuffer;
+    return absl::OkStatus();
+  }
   if (way_ == ReadWay::kDirect) way_ = ReadWay::kBuffer;
   if (!files_.Cached(*source_, item)) ReadAhead(*source_, item.begin);
   return absl::OkStatus();
@@ -69,16 +69,7 @@ absl::Status BlockReader::Use(uint64_t offset, size_t bytes,
 }
 
 absl::Status BlockReader::ReadTo(uint64_t offset, std::span<std::byte> place) {
-  if (way_ == ReadWay::kBuffer) return source_->file.Read(offset, place, files_.path(file_));
-  for (size_t done = 0; done < place.size();) {
-    const size_t n = std::min(place.size() - done, kReadBlockBytes);
-    std::byte* const to = place.data() + done;
-    CKPTD_RETURN_IF_ERROR(Use(offset + done, n, [to](std::span<const std::byte> data) {
-      StreamCopy(to, data.data(), data.size());
-    }));
-    done += n;
-  }
-  return absl::OkStatus();
+  return source_->file.Read(offset, place, files_.path(file_));
 }
 
 absl::Status BlockReader::UseMapped(uint64_t offset, size_t bytes,

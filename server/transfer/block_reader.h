@@ -36,8 +36,8 @@ class BlockReader {
   bool Ahead(const WorkItem& item);
 
   // Turns to an item: opens its file, chooses how to read it, and has the
-  // kernel read ahead when it is not in the page cache. `elsewhere`: all of it will be
-  // read by ReadTo, for which a mapping is no gain; it is chosen only if nothing else may be.
+  // kernel read ahead when it is not in the page cache. `elsewhere`: who uses it would read
+  // all of it by ReadTo, so a mapping is chosen only if nothing else may be.
   absl::Status Begin(const WorkItem& item, bool elsewhere = false);
 
   // Calls use(data) with the bytes [offset, offset + bytes) of the file, which
@@ -47,7 +47,8 @@ class BlockReader {
   absl::Status Use(uint64_t offset, size_t bytes,
                    absl::FunctionRef<void(std::span<const std::byte>)> use);
 
-  // Reads bytes of the item to where they belong. Errors: those of PreadFull.
+  // Where way() is kBuffer: reads bytes of the item to where they belong. Errors: those of
+  // PreadFull.
   absl::Status ReadTo(uint64_t offset, std::span<std::byte> place);
 
   void End();

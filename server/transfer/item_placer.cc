@@ -18,6 +18,8 @@ constexpr size_t kCastBytes = 8 << 10;
 // Copied in steps of this when the bytes are used more than once, so that the
 // second use finds them in cache.
 constexpr uint64_t kStepBytes = 32 << 10;
+// On average, of copies that are read one by one: below this, reading gaps along is cheaper.
+constexpr uint64_t kLeastRead = 32 << 10;
 
 }  // namespace
 
@@ -48,6 +50,7 @@ void ItemPlacer::Begin() {
 }
 
 bool ItemPlacer::AllPlain() const {
+  if (copies_.needed_bytes() < actives_.size() * kLeastRead) return false;
   uint64_t end = 0;
   for (const Active& active : actives_) {
     const Geometry& g = active.geometry();

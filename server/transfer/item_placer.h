@@ -36,7 +36,7 @@ class ItemPlacer {
   void Place(uint64_t offset, std::span<const std::byte> data);
 
   // Whether every byte of the item that is needed goes to one place, as it is, in staging
-  // memory: reading it there saves a copy.
+  // memory, and in pieces long enough: reading it there saves a copy.
   bool plain() const { return plain_; }
   // Instead of Place, where plain(): has read(offset, place) bring the needed ones of the
   // source bytes [offset, end) to their places. Errors: those of `read`; the item is lost then.

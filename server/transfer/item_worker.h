@@ -58,7 +58,10 @@ class ItemWorker {
   absl::Status Finish(std::span<uint64_t> done);
   absl::Status Blame(const absl::Status& status, uint64_t offset) const;
   bool sends() const { return !tools_->parts.remotes.empty(); }
-  bool in_place() const { return !sends() && tools_->placer.plain(); }
+  // Else bytes pass through caches on their way, to be hashed or sent.
+  bool in_place() const {
+    return reader_.way() == ReadWay::kBuffer && !sends() && tools_->placer.plain();
+  }
 
   SlabWriter& slabs_;
   BlockReader reader_;

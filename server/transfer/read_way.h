@@ -7,7 +7,7 @@
 namespace ckptd {
 
 enum class ReadWay : uint8_t {
-  kAuto,    // for each item: mapped when it is cached, else direct, else buffered
+  kAuto,    // for each item: mapped when it is cached (buffered, for staging), else direct, else buffered
   kMap,     // a mapping of the page cache, which saves a copy
   kBuffer,  // pread into a small buffer: works everywhere
   kDirect,  // past the page cache; where that cannot be, buffered

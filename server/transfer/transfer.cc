@@ -34,7 +34,7 @@ size_t DirectReadsOf(unsigned thread, unsigned threads) {
 }
 
 // A copy to a device costs as much as some 200 KB do (measured on an H200): what follows each
-// other in a file goes through one thread, in stretches of this many items, and becomes one.
+// other in a file goes through one thread, in stretches of this many items, and becomes few.
 constexpr size_t kStagedRun = 4;
 
 // Those whose memory is here.
@@ -61,7 +61,6 @@ class Job {
         options_(options),
         progress_(progress),
         slabs_(SlabsHere(targets)),
-        run_(AnyStaged(slabs_) ? kStagedRun : 1),
         files_(*source.index, {}, options.way),
         queue_(source, options, slabs_, files_),
         totals_(source.counters, 0),
@@ -76,6 +75,7 @@ class Job {
     const unsigned wanted = options_.threads == 0 ? UsefulThreads() : options_.threads;
     const size_t useful = first.only ? std::min<size_t>(first.items, kMaxThreads) : kMaxThreads;
     const unsigned count = std::clamp(wanted, 1U, std::max(static_cast<unsigned>(useful), 1U));
+    if (AnyStaged(slabs_)) run_ = std::clamp<size_t>(first.items / count, 1, kStagedRun);
     CKPTD_RETURN_IF_ERROR(
         RunOnThreads(count, [this, count](unsigned i) { Work(DirectReadsOf(i, count)); }));
     std::vector<std::shared_ptr<TransferWindow>> unread;
@@ -284,7 +284,7 @@ class Job {
   const TransferOptions& options_;
   TransferProgress& progress_;
   const std::vector<SlabMap> slabs_;
-  const size_t run_;
+  size_t run_ = 1;  // items; set before there are threads
   SourceFiles files_;
   WindowQueue queue_;
   std::atomic<bool> stop_ = false;

@@ -39,7 +39,7 @@ struct TransferOptions {
   // other readers, with the same targets, do the others.
   uint32_t part = 0;
   uint32_t parts = 1;
-  unsigned threads = 0;  // 0: as many as this process has cores; at most 64
+  unsigned threads = 0;  // 0: as many as this process has cores, and staging memory for; at most 64
   bool digests = true;    // only with parts == 1: blocks may straddle parts
   // A group's plan is scheduled in windows of about so many copies: some 0.6 KB each,
   // of two or three windows at a time.

@@ -11,6 +11,17 @@ namespace {
 // A window without bytes has its place, too: its tensors are empty, and hashed.
 absl::uint128 PlaceOf(uint64_t bytes) { return std::max<uint64_t>(bytes, 1); }
 
+// How many of the items come before there are bytes for all of them, if each had kItemBytes.
+size_t RunOf(std::span<const WorkItem> items) {
+  uint64_t bytes = 0;
+  size_t count = 0;
+  while (count < items.size() && bytes < items.size() * kItemBytes) {
+    bytes += items[count].end - items[count].begin;
+    ++count;
+  }
+  return count;
+}
+
 }  // namespace
 
 WindowQueue::WindowQueue(const WindowSource& source, const TransferOptions& options,
@@ -81,7 +92,7 @@ absl::StatusOr<WindowQueue::Claimed> WindowQueue::Next(size_t most) {
     CKPTD_RETURN_IF_ERROR(error_);
     if (current_ != nullptr && next_item_ < current_->parts.items.size()) {
       const std::span<const WorkItem> left = current_->parts.items.subspan(next_item_);
-      const size_t count = std::min(most, left.size());
+      const size_t count = RunOf(left.first(std::min(most, left.size())));
       next_item_ += count;
       return Claimed{current_, left.first(count)};
     }

@@ -29,7 +29,8 @@ class WindowQueue {
     std::shared_ptr<TransferWindow> window;  // null: nothing is left
     std::span<const WorkItem> items;         // empty: the window has none, it is done
   };
-  // Up to `most` items that follow each other. Errors: those of BuildSchedule, on all threads
+  // Up to `most` items that follow each other, and no more bytes than that many of the usual
+  // length; one at least. Errors: those of BuildSchedule, on all threads
   // from then on.
   absl::StatusOr<Claimed> Next(size_t most);
 

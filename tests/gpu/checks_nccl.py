@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import pathlib
+import re
 import signal
 import statistics
 import time
@@ -41,13 +43,29 @@ def parts(bench):
     return str(folder), rows, whole
 
 
-@checks("every rank has the file's bytes by NCCL, whichever ranks read", "numpy")
+def read_by(one):
+    """Bytes that each daemon has read by system calls so far."""
+    found = []
+    for rank in range(RANKS):
+        counted = pathlib.Path(f"/proc/{one.pid(rank)}/io").read_text()
+        found.append(int(re.search(r"^rchar: (\d+)$", counted, re.M)[1]))
+    return found
+
+
+def shares(one, before, total):
+    """Of the files' bytes, what each daemon has read since."""
+    return [round((after - then) / total, 2) for then, after in zip(before, read_by(one))]
+
+
+@checks("every rank has the file's bytes by NCCL, read by rank 0 or by all in parts", "numpy")
 def same_bytes(bench):
     source, rows, whole = parts(bench)
+    total = sum(path.stat().st_size for path in pathlib.Path(source).glob("*.safetensors"))
     shown = []
     for reader in ("rank0", "all") if bench.fake else ("rank0", "per_node", "all"):
         one = group(bench, RANKS, "--reader", reader)
         for layout, sums in ((f"fsdp:{RANKS}", rows), (f"replicate:{RANKS}", [whole] * RANKS)):
+            before, ways = read_by(one), one.log().count("gets its bytes by NCCL")
             for rank in range(RANKS):
                 holder = bench.client(one.address(rank))
                 said = ask(holder, "load", source=source, layout=layout)
@@ -56,10 +74,12 @@ def same_bytes(bench):
                 assert ask(holder, "digest") == sums[rank], f"{reader}, {layout}: rank {rank}"
                 ask(holder, "drop")
                 holder.process.communicate(timeout=30)
-            read = int(one.json("list")["checkpoints"][0]["progress"]["storage_bytes"])
-            shown.append(f"{reader}, {layout}: rank 0 read {read / 1e6:.0f} MB")
+            assert one.log().count("gets its bytes by NCCL") > ways, one.log()[-2000:]
+            read = shares(one, before, total)
+            least, most = (0.3, 0.7) if reader == "all" else (0, 0.1)
+            assert 0.95 <= sum(read) <= 1.2 and least <= read[1] <= most, f"{reader}: {read}"
+            shown.append(f"{reader}, {layout}: the ranks read {read} of the files")
             unload(one)
-        assert "by NCCL" in one.log(), one.log()[-2000:]
         one.close()
     return {"loads": shown, "NCCL": bench.nccl["version"]}
 
@@ -113,6 +133,8 @@ def hit(bench, number):
     finally:
         if number == signal.SIGSTOP:
             os.kill(victim, signal.SIGCONT)
+    if "name" in said:
+        raise NotShown("the load was over before it could be hit")
     assert "rank 1" in said.get("message", ""), said
     assert heard <= NAMED_WITHIN_SECONDS, f"{heard:.1f} s: {said}"
     wait_until(one.ready, "the group to be complete again", 60)

@@ -69,6 +69,7 @@ def test_who_takes_a_shard_that_is_being_verified_gets_it_and_the_daemon_stays(t
 
     with Daemon(tmp_path) as daemon, ckptd.connect(daemon.address(0)) as client:
         pid = daemon.ready()[0]["pid"]
+        answers = set()
         for _ in range(3):
             ended.clear()
             found = client.load(path, layout="replicate:1", mode="exclusive")
@@ -85,7 +86,9 @@ def test_who_takes_a_shard_that_is_being_verified_gets_it_and_the_daemon_stays(t
                 del view
             assert daemon.ready()[0]["pid"] == pid
             # Before it was taken it was right; after that it is nobody's here.
-            assert set(ended) == {True, "TAKEN"} and len(ended) == 4, ended
+            assert set(ended) <= {True, "TAKEN"} and len(ended) == 4, ended
+            answers.update(ended)
+        assert "TAKEN" in answers, "no verification was overtaken"
 
 
 def test_a_reader_that_is_killed_takes_no_other_daemon_with_it(tmp_path):

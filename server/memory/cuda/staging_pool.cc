@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "common/base/logging.h"
+#include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/cuda/stream.h"
 
@@ -94,10 +95,16 @@ StagingPool::Slot* StagingPool::TakeFree(const void* user) {
   return slot;
 }
 
-std::shared_ptr<CudaDevice> StagingPool::Awaited() {
+absl::Status StagingPool::StandsStill() {
   MutexLock lock(mutex_);
-  const bool none = in_flight_.empty() || in_flight_.front()->recorded_.empty();
-  return none ? home_ : in_flight_.front()->recorded_.back();
+  if (!in_flight_.empty() && !in_flight_.front()->recorded_.empty()) {
+    return DeviceStandsStill(*in_flight_.front()->recorded_.back(), kPatience);
+  }
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                   fmt::format("taking staging memory: threads that read storage have held all "
+                               "{} slots for {:.1f} s; look at the storage, or start the daemon "
+                               "with more --staging or fewer --reader-threads",
+                               slots_.size(), std::chrono::duration<double>(kPatience).count()));
 }
 
 absl::StatusOr<StagingPool::Slot*> StagingPool::Take(const void* user) {
@@ -112,7 +119,7 @@ absl::StatusOr<StagingPool::Slot*> StagingPool::Take(const void* user) {
       }
       if (slot != nullptr) return slot;
     }
-    if (Clock::now() > deadline) return DeviceStandsStill(*Awaited(), kPatience);
+    if (Clock::now() > deadline) return StandsStill();
     std::this_thread::sleep_for(kCudaPoll);
   }
 }

@@ -66,8 +66,8 @@ class StagingPool {
   StagingPool(std::shared_ptr<CudaDevice> home, std::byte* memory, size_t slots);
   Slot* TakeFree(const void* user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The device that the oldest copy under way is for.
-  std::shared_ptr<CudaDevice> Awaited();
+  // Why there has been no slot for so long.
+  absl::Status StandsStill();
   // Whether the slot's copies have ended; an error ends all taking.
   bool Ended(Slot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

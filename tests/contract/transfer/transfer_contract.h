@@ -120,6 +120,8 @@ TEST_P(LongTransfer, OfAFileThatIsCutMeanwhileIsAChangedSource) {
   };
   const absl::Status status = Run().status();
   ASSERT_EQ(ReasonOf(status), reason::kSourceChanged) << status.ToString();
+  EXPECT_EQ(FactsOf(status)["file"], file());
+  EXPECT_EQ(FactsOf(status)["tensor"], "t0");
 }
 
 TEST_P(LongTransfer, ThatCannotReadNamesTheFileAndTheTensor) {

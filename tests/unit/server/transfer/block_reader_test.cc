@@ -44,16 +44,24 @@ TEST_P(BlockReaderTest, ShowsTheBytesOfTheFile) {
   EXPECT_TRUE(equal);
 }
 
-TEST_P(BlockReaderTest, BringsBytesToWhereTheyBelong) {
-  SourceFiles files(world_.index, items_, GetParam());
-  BlockReader reader(files, 2);
-  ASSERT_OK(reader.Begin(item_, true));
-  std::vector<std::byte> place(2 * kReadBlockBytes + 77);
-  ASSERT_OK(reader.ReadTo(1000, place));
-  EXPECT_TRUE(std::equal(place.begin(), place.end(), world_.Content(0).begin() + 1000));
-  std::filesystem::resize_file(world_.index.files[0].path, 4096);
-  const bool before = reader.way() == ReadWay::kDirect;
-  EXPECT_EQ(ReasonOf(reader.ReadTo(0, place)), before ? "" : reason::kSourceChanged);
+TEST(ReadTo, BringsCachedBytesToWhereTheyBelong) {
+  for (const ReadWay way : {ReadWay::kAuto, ReadWay::kBuffer}) {
+    World world(1, 1);
+    world.AddBytes(0, kBytes, 1);
+    world.Finish(kBytes);
+    WorkItem item;
+    item.end = kBytes;
+    const std::vector<WorkItem> items = {item};
+    SourceFiles files(world.index, items, way);
+    BlockReader reader(files, 2);
+    ASSERT_OK(reader.Begin(item, true));
+    ASSERT_EQ(reader.way(), ReadWay::kBuffer);
+    std::vector<std::byte> place(2 * kReadBlockBytes + 77);
+    ASSERT_OK(reader.ReadTo(1000, place));
+    EXPECT_TRUE(std::equal(place.begin(), place.end(), world.Content(0).begin() + 1000));
+    std::filesystem::resize_file(world.index.files[0].path, 4096);
+    EXPECT_EQ(ReasonOf(reader.ReadTo(0, place)), reason::kSourceChanged);
+  }
 }
 
 TEST_P(BlockReaderTest, MapsWhatIsBroughtElsewhereOnlyIfNothingElseMayBe) {

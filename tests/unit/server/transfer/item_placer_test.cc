@@ -1,0 +1,100 @@
+// Which items are read straight to their places in staging memory.
+#include "server/transfer/item_placer.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "server/transfer/transfer.h"
+#include "tests/testing/comms_in_process.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/transfer_world.h"
+
+namespace ckptd {
+namespace {
+
+constexpr uint64_t kRow = 1000;   // elements
+constexpr uint64_t kRows = 400;
+
+// A file of rows of F32; what is read is in the page cache.
+class ReadToItsPlace : public ::testing::Test {
+ protected:
+  void SetUp() override { at_ = world_.AddBytes(0, kRows * kRow * 4, 3); }
+  void Add(size_t rank, const Box3& box, Dtype to = Dtype::kF32) {
+    world_.AddTensor(rank, 0, at_, Dtype::kF32, to, {1, kRows, kRow}, box);
+  }
+  static Box3 Rows(uint64_t from, uint64_t count) { return {{0, from, 0}, {1, count, kRow}}; }
+
+  // The source bytes that went to their places by a mapping, of a load of everything.
+  uint64_t Mapped() {
+    world_.Finish(1 << 20);
+    std::vector<std::shared_ptr<BytesInProcess>> memory;
+    std::vector<TransferTarget> targets;
+    for (const RankPlan& plan : world_.plans) {
+      memory.push_back(std::make_shared<BytesInProcess>(plan.slab_bytes, std::byte{0}));
+      targets.push_back({&plan, {{}, memory.back()}, nullptr});
+    }
+    TransferProgress progress(targets.size());
+    TransferOptions options;
+    options.digests = digests_;
+    const auto result = RunTransfer(world_.index, targets, options, progress);
+    EXPECT_OK(result);
+    for (size_t rank = 0; rank < targets.size(); ++rank) {
+      for (size_t t = 0; t < world_.plans[rank].tensors.size(); ++t) {
+        const PlannedTensor& tensor = world_.plans[rank].tensors[t];
+        const auto begin = memory[rank]->content().begin() + static_cast<long>(tensor.offset);
+        EXPECT_TRUE(std::equal(world_.expected[rank][t].begin(), world_.expected[rank][t].end(),
+                               begin)) << tensor.name;
+      }
+    }
+    return progress.mapped_bytes;
+  }
+
+  World world_{1, 2};
+  uint64_t at_ = 0;
+  bool digests_ = false;
+};
+
+TEST_F(ReadToItsPlace, IsWhatEachRankTakesAsItIs) {
+  Add(0, Rows(0, 150));
+  Add(1, Rows(150, 250));
+  EXPECT_EQ(Mapped(), 0U);
+}
+
+TEST_F(ReadToItsPlace, IsThatWithDigestsToo) {
+  digests_ = true;
+  Add(0, Rows(0, 150));
+  Add(1, Rows(150, 250));
+  EXPECT_EQ(Mapped(), 0U);
+}
+
+TEST_F(ReadToItsPlace, IsNotWhatTwoRanksTake) {
+  Add(0, Rows(0, 400));
+  Add(1, Rows(0, 400));
+  EXPECT_EQ(Mapped(), kRows * kRow * 4);
+}
+
+TEST_F(ReadToItsPlace, IsNotWhatOverlaps) {
+  Add(0, Rows(0, 250));
+  Add(1, Rows(150, 250));
+  EXPECT_GT(Mapped(), 0U);
+}
+
+TEST_F(ReadToItsPlace, IsNotWhatIsCast) {
+  Add(0, Rows(0, 400), Dtype::kBF16);
+  EXPECT_EQ(Mapped(), kRows * kRow * 4);
+}
+
+TEST_F(ReadToItsPlace, IsNotWhatIsStrided) {
+  Add(0, {{0, 0, 0}, {1, kRows, kRow / 2}});
+  EXPECT_GT(Mapped(), 0U);
+}
+
+TEST_F(ReadToItsPlace, IsNotWhatComesInManySmallPieces) {
+  for (uint64_t row = 0; row < kRows; ++row) Add(row % 2, Rows(row, 1));
+  EXPECT_EQ(Mapped(), kRows * kRow * 4);
+}
+
+}  // namespace
+}  // namespace ckptd
