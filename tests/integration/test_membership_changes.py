@@ -179,6 +179,7 @@ class Storm:
 
     def check(self):
         """A load that works has the right bytes on all ranks, and leaves nothing behind."""
+        self.unload()  # else what came through would be found, without those who came back since
         loading = self.settle()
         state = dict(self.sources)[loading.path]
         for rank in range(RANKS):
