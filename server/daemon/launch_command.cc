@@ -268,13 +268,15 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
                          "HOST:PORT, the same on each node"));
     return kExitUsage;
   }
+  absl::StatusOr<HeldPort> held = HeldPort();
   if (options.nnodes == 1 && !options.rendezvous_given) {
-    const auto port = FreePort();
-    if (!port.ok()) {
-      PrintError(port.status());
+    // Held as long as this runs: other ranks take any port, and rank 0 may come back.
+    held = HoldFreePort();
+    if (!held.ok()) {
+      PrintError(held.status());
       return kExitFailed;
     }
-    config.rendezvous = fmt::format("127.0.0.1:{}", *port);
+    config.rendezvous = fmt::format("127.0.0.1:{}", held->port);
   }
   absl::Status checked = CheckConfig(config);
   // One host needs none said: the launcher makes a key.

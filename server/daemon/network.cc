@@ -69,18 +69,22 @@ absl::StatusOr<std::string> OwnAddressTowards(const HostPort& target) {
   return own.ss_family == AF_INET6 ? fmt::format("[{}]", numeric) : std::string(numeric);
 }
 
-absl::StatusOr<uint16_t> FreePort() {
-  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+absl::StatusOr<HeldPort> HoldFreePort() {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  // Servers set it as well; it holds for who names the port, not for who asks for any.
+  const int reuse = 1;
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof(address);
   auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  if (!socket.valid() || ::bind(socket.get(), generic, sizeof(address)) != 0 ||
+  if (!socket.valid() ||
+      ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse)) != 0 ||
+      ::bind(socket.get(), generic, sizeof(address)) != 0 ||
       ::getsockname(socket.get(), generic, &length) != 0) {
     return ErrnoStatus(errno, "finding a free port");
   }
-  return ntohs(address.sin_port);
+  return HeldPort{std::move(socket), ntohs(address.sin_port)};
 }
 
 std::string BootId() {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/base/posix.h"
 
 namespace ckptd {
 
@@ -18,8 +19,13 @@ absl::StatusOr<HostPort> ParseHostPort(const std::string& text);
 // Address of this host on the way to `target` (no packet is sent).
 absl::StatusOr<std::string> OwnAddressTowards(const HostPort& target);
 
-// A TCP port nobody listens on at this moment.
-absl::StatusOr<uint16_t> FreePort();
+// A TCP port of the loopback interface that nobody else is given while `socket` is open, but
+// a gRPC server that names it may listen there.
+struct HeldPort {
+  UniqueFd socket;
+  uint16_t port = 0;
+};
+absl::StatusOr<HeldPort> HoldFreePort();
 
 // Identifies the running kernel: equal on all processes of one host.
 std::string BootId();

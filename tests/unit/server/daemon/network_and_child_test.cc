@@ -1,7 +1,9 @@
 // Addresses, and processes that `ckptd launch` starts.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -60,7 +62,26 @@ TEST(OwnAddress, OfANameNobodyKnowsSaysWhatToTry) {
   EXPECT_THAT(address, Says("--advertise"));
 }
 
-TEST(FreePort, IsOne) { EXPECT_GT(FreePort().value(), 0); }
+// Whether a socket can listen there, by name and with that option.
+bool CanListen(uint16_t port, int reuse) {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port);
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
+  return ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
+         ::listen(socket.get(), 1) == 0;
+}
+
+TEST(HoldFreePort, KeepsThePortForWhoNamesIt) {
+  ASSERT_OK_AND_ASSIGN(HeldPort held, HoldFreePort());
+  EXPECT_GT(held.port, 0);
+  EXPECT_FALSE(CanListen(held.port, 0)) << "it is free for whoever asks for any";
+  EXPECT_TRUE(CanListen(held.port, 1)) << "a server cannot have it";
+  held.socket = UniqueFd();
+  EXPECT_TRUE(CanListen(held.port, 0));
+}
 
 TEST(BootId, IsTheSameEachTime) {
   EXPECT_FALSE(BootId().empty());
