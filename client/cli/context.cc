@@ -8,10 +8,11 @@
 #include <filesystem>
 
 #include "client/cli/json_views.h"
-#include "client/cli/text.h"
+#include "common/base/escape.h"
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/path_text.h"
 #include "common/layout/rules_parser.h"
 
 namespace ckptd::cli {
@@ -123,7 +124,8 @@ absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,
   return policy;
 }
 
-std::string AbsolutePath(const std::string& path) {
+std::string AbsolutePath(const std::string& argument) {
+  const std::string path = PathOfText(argument);
   std::error_code error;
   // Not normalised: behind a link, ".." is not what its text says.
   const std::string start = path.substr(0, 2) == "./" ? path.substr(2) : path;

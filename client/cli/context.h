@@ -63,8 +63,8 @@ absl::StatusOr<std::string> ReadLayout(const std::string& argument);
 absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,
                                           const std::vector<std::string>& keep_f32);
 
-// The path as the daemon must get it: absolute, links kept.
-std::string AbsolutePath(const std::string& path);
+// A path or file URI as the daemon must get it: an absolute path, links kept.
+std::string AbsolutePath(const std::string& argument);
 
 }  // namespace ckptd::cli
 

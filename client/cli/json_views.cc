@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/status.h"
+#include "common/checkpoint/path_text.h"
 
 namespace ckptd::cli {
 namespace {
@@ -131,10 +132,14 @@ Json MembersJson(const std::vector<MemberInfo>& members) {
 }  // namespace
 
 std::string ErrorJson(const absl::Status& status) {
+  Facts facts = FactsOf(status);
+  if (const auto file = facts.find("file"); file != facts.end()) {
+    file->second = TextOfPath(file->second);
+  }
   const Json error = {{"code", absl::StatusCodeToString(status.code())},
                       {"reason", ReasonOf(status)},
                       {"message", MessageOf(status)},
-                      {"facts", MapJson(FactsOf(status))}};
+                      {"facts", MapJson(facts)}};
   return Dump(Json{{"error", error}}, -1);
 }
 
@@ -184,7 +189,9 @@ Json PredictionJson(const LoadPrediction& prediction) {
                       {"bytes_per_second", stage.rate},
                       {"seconds", stage.seconds}});
   }
-  return {{"seconds", prediction.seconds}, {"stages", std::move(stages)}};
+  return {{"seconds", prediction.seconds},
+          {"comm", prediction.way == ModelWay::kNccl ? "nccl" : "host"},
+          {"stages", std::move(stages)}};
 }
 
 std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warnings,

@@ -15,12 +15,12 @@
 #include <utility>
 
 #include "client/cli/context.h"
-#include "client/cli/text.h"
+#include "common/base/escape.h"
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/base/utf8.h"
 #include "common/checkpoint/manifest.h"
-#include "common/checkpoint/text.h"
 
 namespace ckptd::cli {
 namespace {

@@ -11,6 +11,7 @@
 #include "client/cli/text.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
+#include "common/checkpoint/path_text.h"
 #include "common/layout/group_plan.h"
 
 namespace ckptd::cli {
@@ -71,8 +72,10 @@ std::vector<std::string> WarningsOf(const PlanSummary& summary, uint64_t source_
 
 SourceInfo ToSourceInfo(const CheckpointIndex& index) {
   SourceInfo out;
-  out.source = index.source;
-  for (const SourceFile& file : index.files) out.files.push_back({file.path, file.bytes});
+  out.source = TextOfPath(index.source);
+  for (const SourceFile& file : index.files) {
+    out.files.push_back({TextOfPath(file.path), file.bytes});
+  }
   out.tensor_count = index.tensors.size();
   out.tensors.reserve(index.tensors.size());
   for (const TensorEntry& tensor : index.tensors) {
@@ -118,7 +121,7 @@ absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::st
   }
   const std::vector<uint64_t> read = plan.ReadBytes();
   for (size_t i = 0; i < index->files.size(); ++i) {
-    out.summary.files.push_back({index->files[i].path, read[i]});
+    out.summary.files.push_back({TextOfPath(index->files[i].path), read[i]});
     out.summary.storage_bytes += read[i];
   }
   out.summary.plan_digest = HexDigest(plan.digest());

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "client/cli/text.h"
+#include "common/base/escape.h"
 
 namespace ckptd::cli {
 namespace {

@@ -7,68 +7,6 @@
 #include <cmath>
 
 namespace ckptd::cli {
-namespace {
-
-struct CodePoint {
-  uint32_t value = 0;
-  size_t bytes = 0;  // 0: the byte starts no valid sequence
-};
-
-// Strict UTF-8: no overlong forms, surrogates, or values past U+10FFFF.
-CodePoint Decode(std::string_view text) {
-  const auto first = static_cast<unsigned char>(text[0]);
-  if (first < 0x80) return {first, 1};
-  const size_t bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  if (first < 0xC2 || first > 0xF4 || text.size() < bytes) return {};
-  uint32_t value = first & (0xFFU >> (bytes + 1));
-  for (size_t i = 1; i < bytes; ++i) {
-    const auto next = static_cast<unsigned char>(text[i]);
-    if ((next & 0xC0) != 0x80) return {};
-    value = (value << 6) | (next & 0x3FU);
-  }
-  static constexpr std::array<uint32_t, 5> kLeast = {0, 0, 0x80, 0x800, 0x10000};
-  if (value < kLeast[bytes] || value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF)) return {};
-  return {value, bytes};
-}
-
-bool SteersReader(uint32_t value) {
-  return (value >= 0x80 && value < 0xA0) || value == 0x200E || value == 0x200F ||
-         value == 0x061C || (value >= 0x2028 && value <= 0x202E) ||
-         (value >= 0x2066 && value <= 0x2069) || value == 0xFEFF;
-}
-
-std::string Spelled(uint32_t value) {
-  switch (value) {
-    case '\n':
-      return "\\n";
-    case '\r':
-      return "\\r";
-    case '\t':
-      return "\\t";
-    default:
-      return value < 0x80 ? fmt::format("\\x{:02x}", value) : fmt::format("\\u{:04x}", value);
-  }
-}
-
-}  // namespace
-
-std::string Escape(std::string_view text) {
-  std::string out;
-  out.reserve(text.size());
-  while (!text.empty()) {
-    const CodePoint point = Decode(text);
-    const size_t bytes = std::max<size_t>(point.bytes, 1);
-    if (point.bytes == 0) {
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
-    } else if (point.value < 0x20 || point.value == 0x7F || SteersReader(point.value)) {
-      out += Spelled(point.value);
-    } else {
-      out += text.substr(0, bytes);
-    }
-    text.remove_prefix(bytes);
-  }
-  return out;
-}
 
 size_t Columns(std::string_view text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {

@@ -10,12 +10,6 @@
 
 namespace ckptd::cli {
 
-// The text with everything that could steer a terminal or fool its reader
-// spelled out: control characters as \n, \x1b, \u0085; marks that change the
-// direction of text as \u202e; bytes that are no UTF-8 as \xff; backslashes as
-// they are.
-std::string Escape(std::string_view text);
-
 // Columns of an escaped text: its code points.
 size_t Columns(std::string_view text);
 

@@ -7,6 +7,7 @@
 #include "client/cli/table.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
+#include "common/base/escape.h"
 #include "common/base/status.h"
 
 namespace ckptd::cli {

@@ -26,9 +26,17 @@ struct Options {
   bool remote = false;
   std::string hardware;
   std::string reader = "rank0";
+  std::string comm = "auto";
   bool cached = false;
   DeviceMapArguments device_map;
 };
+
+// As daemons choose: GPUs of one host map each other's memory.
+ModelWay WayOf(const std::string& comm, const Hardware& hardware, size_t ranks) {
+  if (comm != "auto") return comm == "nccl" ? ModelWay::kNccl : ModelWay::kDirect;
+  const bool several = ranks > hardware.gpus_per_host;
+  return several && hardware.network > 0 ? ModelWay::kNccl : ModelWay::kDirect;
+}
 
 absl::StatusOr<LoadPrediction> Predict(const Options& options, const PlanSummary& plan) {
   CKPTD_ASSIGN_OR_RETURN(const Hardware hardware, FindHardware(options.hardware));
@@ -40,7 +48,7 @@ absl::StatusOr<LoadPrediction> Predict(const Options& options, const PlanSummary
                                                               : ModelReaders::kRank0;
   return PredictLoad(hardware, shape,
                      options.cached ? ModelSource::kPageCache : ModelSource::kStorage, readers,
-                     ModelWay::kDirect);
+                     WayOf(options.comm, hardware, plan.ranks.size()));
 }
 
 void PrintPrediction(const Options& options, const LoadPrediction& prediction, std::ostream& out) {
@@ -50,6 +58,9 @@ void PrintPrediction(const Options& options, const LoadPrediction& prediction, s
                                               prediction.stages.front().where);
   out << '\n';
   PrintFields({{"predicted on", options.hardware + " (a model, not a measurement)"},
+               {"between ranks", prediction.way == ModelWay::kNccl
+                                     ? "NCCL"
+                                     : "mapped memory, streams to other hosts"},
                {"load", HumanDuration(std::chrono::duration<double>(prediction.seconds))},
                {"bound by", bound}},
               out);
@@ -145,7 +156,7 @@ void AddPlan(CLI::App& app, Context& context) {
       "A prediction takes every stage to overlap all others, so the slowest one is the load's\n"
       "time. The rates of known hardware are assumptions; a file (FILE.json) with yours, in GB/s:\n"
       "  {\"gpus_per_host\": 8, \"storage\": 12, \"shared_storage\": 0, \"memory\": 80, \"link\": 55,\n"
-      "   \"links\": 240, \"streams\": 5, \"fixed_seconds\": 0.05}\n\n"
+      "   \"links\": 240, \"fabric\": 350, \"network\": 360, \"streams\": 5, \"fixed_seconds\": 0.05}\n\n"
       "A device map is what accelerate's infer_auto_device_map gives for a model of the same\n"
       "modules. A checkpoint lacks modules without tensors and buffers that are not saved.\n");
   auto options = std::make_shared<Options>();
@@ -167,6 +178,10 @@ void AddPlan(CLI::App& app, Context& context) {
       ->type_name("NAME|FILE");
   verb->add_option("--reader", options->reader, "Who reads storage, as the daemons' --reader says")
       ->check(CLI::IsMember({"rank0", "per_node", "all"}))
+      ->capture_default_str();
+  verb->add_option("--comm", options->comm,
+                   "How slices travel between GPUs, as the daemons' --comm says")
+      ->check(CLI::IsMember({"auto", "host", "nccl"}))
       ->capture_default_str();
   verb->add_flag("--cached", options->cached, "The files are in the page cache");
   AddDeviceMapOptions(*verb, options->device_map);

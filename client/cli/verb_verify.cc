@@ -12,6 +12,7 @@
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
 #include "common/base/digest.h"
+#include "common/base/escape.h"
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -35,7 +36,7 @@ struct Verified {
   std::string what;
   std::string how;
   VerifyResult result;
-  std::vector<ManifestDifference> differences;  // of files that have a manifest
+  std::vector<ManifestDifference> differences;  // what does not match, one by one
   bool compared = true;                         // false: looked at for the first time
   int32_t world_size = 1;                       // of the group that holds it
 };
@@ -52,6 +53,7 @@ bool IsPath(const std::string& target) {
 
 std::string TextOf(const ManifestDifference& difference) {
   if (difference.tensor.empty()) return fmt::format("{}: {}", difference.file, difference.what);
+  if (difference.file.empty()) return fmt::format("{}: {}", difference.tensor, difference.what);
   return fmt::format("{} in {}: {}", difference.tensor, difference.file, difference.what);
 }
 
@@ -86,7 +88,9 @@ absl::StatusOr<VerifyResult> VerifyAttached(Client& client, const std::string& n
     ++result.tensor_count;
     result.bytes += tensor.bytes;
     CKPTD_ASSIGN_OR_RETURN(const bool right, IsIntact(shard, tensor));
-    if (!right) result.mismatched.push_back(tensor.name);
+    if (right) continue;
+    result.mismatched.push_back(tensor.name);
+    result.files.emplace_back();  // a shard's table does not say
   }
   return result;
 }
@@ -166,6 +170,10 @@ absl::StatusOr<Verified> VerifyLoaded(const Options& options, Context& context) 
     out.how = "digests over the daemon's memory";
     CKPTD_ASSIGN_OR_RETURN(out.result, client.Verify(out.what, context.TimeoutOr(kVerifyTimeout)));
   }
+  for (size_t i = 0; i < out.result.mismatched.size(); ++i) {
+    out.differences.push_back(
+        {out.result.mismatched[i], out.result.files[i], "not the bytes that were loaded"});
+  }
   // The result stands, also of what was unloaded meanwhile.
   const absl::StatusOr<CheckpointInfo> info = client.Get(out.what);
   if (info.ok()) out.world_size = info->world_size;
@@ -181,28 +189,27 @@ std::string Listed(const std::vector<std::string>& names) {
 }
 
 absl::Status Mismatch(const Verified& verified) {
-  const std::vector<std::string>& names = verified.result.mismatched;
-  const std::string count = std::to_string(names.size());
-  if (!verified.differences.empty()) {
-    std::vector<std::string> texts;
-    for (const ManifestDifference& difference : verified.differences) {
-      texts.push_back(TextOf(difference));
-    }
+  std::vector<std::string> texts;
+  for (const ManifestDifference& one : verified.differences) texts.push_back(TextOf(one));
+  const int32_t rank = verified.result.rank;
+  const ManifestDifference& first = verified.differences.front();
+  Facts facts = {{"mismatched", std::to_string(verified.result.mismatched.size())}};
+  if (!first.file.empty()) facts["file"] = first.file;
+  if (!first.tensor.empty()) facts["tensor"] = first.tensor;
+  if (rank < 0) {
     return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
                      fmt::format("verifying {}: it is not what its manifest says: {}; copy or "
                                  "download it again, or keep a new manifest if this was meant",
                                  verified.what, Listed(texts)),
-                     {{"file", verified.differences.front().file}, {"mismatched", count}});
+                     facts);
   }
+  facts["checkpoint"] = verified.what;
+  facts["rank"] = std::to_string(rank);
   return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
-                   fmt::format("verifying {} on rank {}: {} tensor{} the bytes that were loaded: "
-                               "{}; unload it and load it again",
-                               verified.what, verified.result.rank, count,
-                               names.size() == 1 ? " no longer has" : "s no longer have",
-                               Listed(names)),
-                   {{"checkpoint", verified.what},
-                    {"rank", std::to_string(verified.result.rank)},
-                    {"mismatched", count}});
+                   fmt::format("verifying {} on rank {}: its memory has changed: {}; unload it and "
+                               "load it again",
+                               verified.what, rank, Listed(texts)),
+                   facts);
 }
 
 // Files are of no rank.
@@ -220,8 +227,6 @@ void Print(const Verified& verified, Context& context) {
                                          verified.compared ? " are right" : "",
                                          OtherRanks(verified.world_size)))
                    << '\n';
-  } else if (verified.differences.empty()) {
-    for (const std::string& name : result.mismatched) context.io.out << Escape(name) << '\n';
   } else {
     for (const auto& difference : verified.differences) {
       context.io.out << Escape(TextOf(difference)) << '\n';
@@ -250,10 +255,10 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
 void AddVerify(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(
       app, "verify", "Check a loaded checkpoint's bytes, or files",
-      "A checkpoint's digests are computed again and compared; exit code 5 and the names of the\n"
-      "tensors say what differs. They are of one rank's shard: --rank chooses whose. Of files,\n"
-      "the headers and sizes are checked, without a daemon; beside a manifest that was kept of them,\n"
-      "or of what they were copied from, every byte.\n\n"
+      "A checkpoint's digests are computed again and compared; exit code 5, the names of the\n"
+      "tensors and the files they were read from say what differs. They are of one rank's shard:\n"
+      "--rank chooses whose. Of files, the headers and sizes are checked, without a daemon; beside\n"
+      "a manifest that was kept of them, or of what they were copied from, every byte.\n\n"
       "Examples:\n"
       "  ckptctl verify checkpoints/3f9a12c4\n"
       "  ckptctl verify checkpoints/3f9a12c4 --attached\n"

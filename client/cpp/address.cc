@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "common/base/percent.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 
@@ -109,7 +110,7 @@ absl::StatusOr<Address> UnixAddress(std::string path, std::string chosen_by) {
                    "address", path);
   }
   Address address;
-  address.target = "unix:" + path;
+  address.target = UnixTarget(path);
   address.path = std::move(path);
   address.chosen_by = std::move(chosen_by);
   return address;
@@ -182,7 +183,7 @@ Address AdminAddress(const Address& address) {
   Address admin = address;
   admin.path = address.path.substr(0, address.path.size() - kSocketEnd.size());
   admin.path += kAdminEnd;
-  admin.target = "unix:" + admin.path;
+  admin.target = UnixTarget(admin.path);
   return admin;
 }
 
@@ -191,7 +192,7 @@ Address WorkloadAddress(const Address& address) {
   Address workload = address;
   workload.path = address.path.substr(0, address.path.size() - kAdminEnd.size());
   workload.path += kSocketEnd;
-  workload.target = "unix:" + workload.path;
+  workload.target = UnixTarget(workload.path);
   return workload;
 }
 

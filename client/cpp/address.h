@@ -23,9 +23,12 @@ struct AddressQuery {
 };
 
 struct Address {
-  std::string target;     // what gRPC dials: "unix:/path" or "host:port"
+  std::string target;     // what gRPC dials: "unix:/path", percent-encoded, or "host:port"
   std::string path;       // the Unix socket, or empty for TCP
   std::string chosen_by;  // "the argument", "CKPTD_ADDRESS", "the default": for error sentences
+
+  // As people write it, and as ResolveAddress takes it.
+  std::string Shown() const { return path.empty() ? target : "unix:" + path; }
 };
 
 // The workload address. Forms: /path, unix:/path, unix:///path, host:port.

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 
 #include "common/base/fd_passing.h"
@@ -23,13 +24,16 @@ constexpr int kMaxMetadataBytes = 256 << 10;
 // it is asked for a sign of life, and the connection ended without one.
 constexpr int kKeepaliveTimeMs = 5000;
 constexpr int kKeepaliveTimeoutMs = 2000;
+// The kernel takes connections for a daemon that stands still: a call does not wait for
+// one of them longer than this.
+constexpr int kReconnectMs = 1000;
 
 absl::Status Unreachable(absl::StatusCode code, const Address& address, std::string_view why) {
   return MakeError(code, reason::kDaemonUnreachable,
                    fmt::format("connecting to the daemon at {} (chosen by {}): {}; start the job's "
                                "daemons with `ckptd launch --nproc N`, or name another by --address or CKPTD_ADDRESS",
-                               address.target, address.chosen_by, why),
-                   {{"address", address.target}, {"chosen_by", address.chosen_by}});
+                               address.Shown(), address.chosen_by, why),
+                   {{"address", address.Shown()}, {"chosen_by", address.chosen_by}});
 }
 
 // A stranger may have made a socket where a daemon's was expected. Root may use
@@ -57,7 +61,7 @@ absl::StatusOr<pid_t> Probe(const Address& address, Timeout timeout) {
     case absl::StatusCode::kDeadlineExceeded:
       return Unreachable(absl::StatusCode::kUnavailable, address, "it accepts no connection");
     default:
-      return WithContext(status, fmt::format("connecting to the daemon at {}", address.target));
+      return WithContext(status, fmt::format("connecting to the daemon at {}", address.Shown()));
   }
 }
 
@@ -68,8 +72,8 @@ absl::Status Silent(const Address& address, pid_t pid, Timeout timeout) {
                                "there, but has not answered within {} ms; see whether it is "
                                "stopped or overloaded (`ps -o stat,time -p {}`, its log), or name "
                                "another by --address or CKPTD_ADDRESS",
-                               address.target, address.chosen_by, pid, timeout.count(), pid),
-                   {{"address", address.target},
+                               address.Shown(), address.chosen_by, pid, timeout.count(), pid),
+                   {{"address", address.Shown()},
                     {"chosen_by", address.chosen_by},
                     {"pid", std::to_string(pid)}});
 }
@@ -87,11 +91,15 @@ absl::StatusOr<Connection> OpenConnection(const Address& address, const ConnectO
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs / 10);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kReconnectMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMs);
   // A connection of our own, so that its end is the end of the socket.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   Connection connection;
   connection.address = address;
   connection.call_timeout = options.call_timeout;
+  connection.gone_timeout = std::min(options.gone_timeout, options.call_timeout);
   connection.channel =
       grpc::CreateCustomChannel(address.target, grpc::InsecureChannelCredentials(), arguments);
   if (!connection.channel->WaitForConnected(std::chrono::system_clock::now() +

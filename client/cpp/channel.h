@@ -23,6 +23,7 @@ struct Connection {
   std::shared_ptr<grpc::Channel> channel;
   Address address;
   Timeout call_timeout{30'000};
+  Timeout gone_timeout{8'000};
 };
 
 // A connection that answers. Errors: Unavailable or PermissionDenied

@@ -12,6 +12,7 @@
 #include "client/cpp/convert.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/path_text.h"
 
 namespace ckptd {
 inline namespace client {
@@ -21,6 +22,7 @@ using Stub = v1::CheckpointService::Stub;
 
 constexpr std::string_view kNamePrefix = "checkpoints/";
 constexpr int kLoadAttempts = 3;
+constexpr Timeout kReleaseTimeout{1'000};
 // Beyond any source: a daemon that pages without end is stopped here.
 constexpr int kMaxPages = 1 << 16;
 
@@ -87,7 +89,7 @@ absl::StatusOr<Client> Client::Connect(const ConnectOptions& options) {
 
 absl::StatusOr<SourceInfo> Client::Inspect(const std::string& source) {
   v1::InspectCheckpointRequest request;
-  request.set_source(source);
+  request.set_source(TextOfPath(source));
   SourceInfo out;
   for (int pages = 0; pages < kMaxPages; ++pages) {
     v1::InspectCheckpointResponse page;
@@ -117,7 +119,7 @@ absl::StatusOr<DeviceMap> Client::Plan(const DeviceMapRequest& request) {
 absl::StatusOr<LoadResult> Client::Load(const LoadRequest& request) {
   const v1::LoadCheckpointRequest message = ToProto(request, NewRequestId());
   const std::string doing = "loading " + request.source;
-  const auto deadline = std::chrono::system_clock::now() + impl_->connection.call_timeout;
+  const auto gone = std::chrono::system_clock::now() + impl_->connection.gone_timeout;
   absl::Status status;
   for (int attempt = 0; attempt < kLoadAttempts; ++attempt) {
     v1::LoadCheckpointResponse response;
@@ -130,7 +132,7 @@ absl::StatusOr<LoadResult> Client::Load(const LoadRequest& request) {
       return out;
     }
     if (ReasonOf(status) != reason::kDaemonUnreachable ||
-        !impl_->connection.channel->WaitForConnected(deadline)) {
+        !impl_->connection.channel->WaitForConnected(gone)) {
       break;
     }
   }
@@ -218,7 +220,7 @@ absl::StatusOr<Shard> Client::Impl::AttachTo(const std::string& name,
                                  NameOf(options.mode)));
   }
   attach.populate = options.populate;
-  attach.timeout = connection.call_timeout;
+  attach.timeout = connection.gone_timeout;
   if (!attach.device_uuid.empty()) CKPTD_RETURN_IF_ERROR(CheckDeviceVisible(attach.device_uuid));
   // The token is short-lived, so the lease is taken before further pages.
   CKPTD_ASSIGN_OR_RETURN(LeasedSegments segments, FetchSegments(attach));
@@ -245,7 +247,9 @@ absl::StatusOr<Shard> Client::Acquire(const std::string& name, const AcquireOpti
   v1::ReleaseShardRequest release;
   release.set_lease(acquired.lease());
   v1::ReleaseShardResponse released;
-  impl_->Do(&Stub::ReleaseShard, release, released, "releasing a lease").IgnoreError();
+  Call(impl_->connection, impl_->stub, &Stub::ReleaseShard, release, released, "releasing a lease",
+       kReleaseTimeout)
+      .IgnoreError();
   return WithContext(shard.status(), "attaching to " + name);
 }
 

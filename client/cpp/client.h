@@ -31,6 +31,9 @@ struct ConnectOptions {
   AddressQuery address = {};           // empty: CKPTD_ADDRESS, else the default socket
   Timeout connect_timeout{5'000};
   Timeout call_timeout{30'000};        // of each call that is given no other
+  // How long a daemon may be gone, as while it is restarted, or silent where it would answer
+  // at once, before a call that has longer gives up.
+  Timeout gone_timeout{8'000};
 };
 
 // Rule form ("fsdp:4" or the JSON text of a layout file), or the rank form of
@@ -38,14 +41,14 @@ struct ConnectOptions {
 using LayoutSpec = std::variant<std::string, RankLayout>;
 
 struct PlanRequest {
-  std::string source = {};  // absolute, as the daemon sees it
+  std::string source = {};  // absolute path, as the daemon sees it, or its file URI
   LayoutSpec layout = {};
   DtypePolicy dtype_policy = {};
 };
 
 // Devices of one process instead of ranks; see DeviceMapOptions and ModuleTreeOptions.
 struct DeviceMapRequest {
-  std::string source = {};  // absolute, as the daemon sees it
+  std::string source = {};  // absolute path, as the daemon sees it, or its file URI
   DtypePolicy dtype_policy = {};
   DeviceMapWay way = DeviceMapWay::kAuto;
   std::string max_memory = {};  // as ParseMaxMemory reads it
@@ -55,7 +58,7 @@ struct DeviceMapRequest {
 };
 
 struct LoadRequest {
-  std::string source = {};  // absolute, as the daemon sees it
+  std::string source = {};  // absolute path, as the daemon sees it, or its file URI
   LayoutSpec layout = {};
   DtypePolicy dtype_policy = {};
   AttachMode intended_mode = AttachMode::kShared;

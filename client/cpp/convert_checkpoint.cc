@@ -158,6 +158,8 @@ VerifyResult FromProto(const v1::VerifyCheckpointResponse& response) {
   out.tensor_count = response.tensor_count();
   out.bytes = response.bytes();
   out.mismatched.assign(response.mismatched().begin(), response.mismatched().end());
+  out.files.assign(response.files().begin(), response.files().end());
+  out.files.resize(out.mismatched.size());  // an older daemon does not say
   out.rank = response.rank();
   return out;
 }

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "client/cpp/convert.h"
+#include "common/checkpoint/path_text.h"
 
 namespace ckptd {
 inline namespace client {
@@ -141,7 +142,7 @@ v1::DeviceMapRules::Way ToProto(DeviceMapWay way) {
 
 v1::PlanLoadRequest ToProto(const PlanRequest& request) {
   v1::PlanLoadRequest out;
-  out.set_source(request.source);
+  out.set_source(TextOfPath(request.source));
   *out.mutable_layout() = ToProto(request.layout);
   *out.mutable_dtype_policy() = ToProto(request.dtype_policy);
   return out;
@@ -149,7 +150,7 @@ v1::PlanLoadRequest ToProto(const PlanRequest& request) {
 
 v1::PlanLoadRequest ToProto(const DeviceMapRequest& request) {
   v1::PlanLoadRequest out;
-  out.set_source(request.source);
+  out.set_source(TextOfPath(request.source));
   *out.mutable_dtype_policy() = ToProto(request.dtype_policy);
   v1::DeviceMapRules& rules = *out.mutable_device_map();
   rules.set_way(ToProto(request.way));
@@ -162,7 +163,7 @@ v1::PlanLoadRequest ToProto(const DeviceMapRequest& request) {
 
 v1::LoadCheckpointRequest ToProto(const LoadRequest& request, const std::string& request_id) {
   v1::LoadCheckpointRequest out;
-  out.set_source(request.source);
+  out.set_source(TextOfPath(request.source));
   *out.mutable_layout() = ToProto(request.layout);
   *out.mutable_dtype_policy() = ToProto(request.dtype_policy);
   out.set_intended_mode(ToProto(request.intended_mode));

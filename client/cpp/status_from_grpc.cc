@@ -57,19 +57,19 @@ absl::Status StatusFromGrpc(const grpc::Status& status, std::string_view doing,
     const Facts facts(info->metadata().begin(), info->metadata().end());
     return MakeError(code, info->reason(), status.error_message(), facts);
   }
-  const Facts facts = {{"address", address.target}};
+  const Facts facts = {{"address", address.Shown()}};
   if (code == absl::StatusCode::kUnavailable) {
     return MakeError(code, reason::kDaemonUnreachable,
                      fmt::format("{}: the daemon at {} ({}) does not answer: {}; check that it "
                                  "runs and try again",
-                                 doing, address.target, address.chosen_by, status.error_message()),
+                                 doing, address.Shown(), address.chosen_by, status.error_message()),
                      facts);
   }
   if (code == absl::StatusCode::kDeadlineExceeded) {
     return MakeError(code, reason::kDeadline,
                      fmt::format("{}: no answer of the daemon at {} in time; look at its log, or "
                                  "allow more time",
-                                 doing, address.target),
+                                 doing, address.Shown()),
                      facts);
   }
   if (code == absl::StatusCode::kUnimplemented) {
@@ -77,7 +77,7 @@ absl::Status StatusFromGrpc(const grpc::Status& status, std::string_view doing,
                      fmt::format("{}: what listens at {} does not know this call; check that it is "
                                  "the right socket (rank-N.sock for trainers, rank-N.admin.sock "
                                  "for operators) and as new as this client",
-                                 doing, address.target),
+                                 doing, address.Shown()),
                      facts);
   }
   return MakeError(code, absl::StatusCodeToString(code),

@@ -70,8 +70,8 @@ struct LoadFailure {
 };
 
 struct CheckpointInfo {
-  std::string name;  // checkpoints/{id}
-  std::string source;
+  std::string name;    // checkpoints/{id}
+  std::string source;  // absolute path; its file URI where that is not UTF-8
   CheckpointState state = CheckpointState::kUnspecified;
   AttachMode intended_mode = AttachMode::kShared;
   std::optional<HandleKind> handle_kind;  // unset: an older daemon's
@@ -112,7 +112,7 @@ struct SourceTensor {
 };
 
 struct SourceInfo {
-  std::string source;
+  std::string source;  // as CheckpointInfo::source; paths of files likewise
   std::string identity;  // hex digest over the files: equal while nobody replaces or writes them
   std::vector<FileSize> files;
   uint64_t tensor_count = 0;
@@ -143,6 +143,9 @@ struct VerifyResult {
   uint64_t tensor_count = 0;
   uint64_t bytes = 0;
   std::vector<std::string> mismatched;  // empty means verified
+  // Where mismatched[i] was read from, of several files the first; empty where that is
+  // not known.
+  std::vector<std::string> files;
   int32_t rank = -1;                    // whose shard it was; -1: files
 };
 

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <thread>
 
+#include "common/base/file_lock.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "fmt/format.h"
@@ -58,10 +59,10 @@ absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path) ||
       path.find('\0') != std::string::npos) {
-    return Invalid(fmt::format(
-        "using the Unix socket '{}': its path has {} bytes, 1 to {} are possible; choose a "
-        "shorter directory",
-        path.substr(0, 200), path.size(), sizeof(address.sun_path) - 1));
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                     fmt::format("using the Unix socket '{}': its path has {} bytes, 1 to {} are "
+                                 "possible; choose a shorter directory",
+                                 path.substr(0, 200), path.size(), sizeof(address.sun_path) - 1));
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   return address;
@@ -92,9 +93,10 @@ void CollectFds(msghdr& message, std::vector<UniqueFd>& fds) {
   }
 }
 
-// Removes the socket file of a process that is gone. FailedPrecondition when
-// the path is in use.
-absl::Status RemoveStaleSocket(const std::string& path, const sockaddr_un& address) {
+}  // namespace
+
+absl::Status RemoveStaleSocket(const std::string& path) {
+  CKPTD_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   struct stat info = {};
   if (::lstat(path.c_str(), &info) != 0) {
     return errno == ENOENT ? absl::OkStatus() : SocketError(errno, "looking at " + path);
@@ -118,8 +120,6 @@ absl::Status RemoveStaleSocket(const std::string& path, const sockaddr_un& addre
   }
   return absl::OkStatus();
 }
-
-}  // namespace
 
 absl::Status WaitForFd(int fd, short events, Deadline deadline, const std::string& doing) {
   for (;;) {
@@ -249,7 +249,9 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline)
 
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, mode_t mode) {
   CKPTD_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
-  CKPTD_RETURN_IF_ERROR(RemoveStaleSocket(path, address));
+  // Between the look at a stale socket and its removal nobody else may put a live one there.
+  CKPTD_ASSIGN_OR_RETURN(const FileLock lock, FileLock::Take(path + ".lock"));
+  CKPTD_RETURN_IF_ERROR(RemoveStaleSocket(path));
   CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
   const std::string doing = "listening on the Unix socket " + path;
   // bind() gives the file the mode of the socket, less the umask: no moment

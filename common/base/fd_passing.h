@@ -52,10 +52,16 @@ absl::StatusOr<Received> RecvExactly(int socket, size_t bytes, size_t max_fds, D
 // Connects to the socket at `path`. The result is non-blocking, close-on-exec.
 absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline);
 
+// Removes the socket file at `path` if nobody listens there any more. A live one, or a
+// file that is no socket, is FailedPrecondition (CONFIG_INVALID). For who holds a lock
+// that keeps others from putting a live one there meanwhile.
+absl::Status RemoveStaleSocket(const std::string& path);
+
 // Listens at `path` with permission bits `mode` from the first moment on. A
 // socket file nobody listens on any more is replaced; a live one, or a file that
 // is no socket, is FailedPrecondition. The result is non-blocking,
-// close-on-exec. The caller removes the file when it is done.
+// close-on-exec. The caller removes the file when it is done. Meanwhile `path`.lock is
+// held; errors of FileLock, too.
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, mode_t mode);
 
 // Who is on the other side, as the kernel recorded it when it connected.

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 
+#include "common/base/escape.h"
 #include "common/base/line_writer.h"
 
 namespace ckptd {
@@ -111,9 +112,9 @@ bool ParseLogLevel(std::string_view text, LogLevel& level) {
 std::string_view NameOf(LogLevel level) { return kNames[static_cast<size_t>(level)]; }
 
 void LogLine(LogLevel level, std::string_view line) {
-  Logger().log(ToSpdlog(level), fmt::string_view(line.data(), line.size()));
+  Logger().log(ToSpdlog(level), "{}", Escape(line));
 }
 
-void PlainLine(std::string_view line) { StderrSink()->Plain(fmt::format("{}\n", line)); }
+void PlainLine(std::string_view line) { StderrSink()->Plain(Escape(line) + "\n"); }
 
 }  // namespace ckptd

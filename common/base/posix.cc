@@ -23,7 +23,13 @@ void Mapping::Reset() {
 absl::StatusOr<UniqueFd> OpenForReading(const std::string& path) {
   // O_NONBLOCK: opening a FIFO must not wait for a writer.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return ErrnoStatus(errno, "opening " + path);
+  if (fd < 0) {
+    const absl::Status status = ErrnoStatus(errno, "opening " + path);
+    if (status.code() != absl::StatusCode::kPermissionDenied) return status;
+    return MakeError(status.code(), ReasonOf(status),
+                     MessageOf(status) + "; let that user read it, and enter the folders above",
+                     {{"file", path}});
+  }
   return UniqueFd(fd);
 }
 

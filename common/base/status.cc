@@ -1,5 +1,7 @@
 #include "common/base/status.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 
@@ -147,7 +149,12 @@ absl::Status ErrnoStatus(int error, std::string_view doing) {
     default:
       break;
   }
-  return MakeError(code, why, std::string(doing) + ": " + std::strerror(error));
+  std::string sentence = std::string(doing) + ": " + std::strerror(error);
+  // Root's caller may well read what its daemon may not.
+  if (code == absl::StatusCode::kPermissionDenied) {
+    sentence += " for uid " + std::to_string(::geteuid());
+  }
+  return MakeError(code, why, sentence);
 }
 
 }  // namespace ckptd

@@ -30,7 +30,8 @@ absl::StatusOr<FolderContents> ListFolder(const std::string& folder);
 // what to do about it.
 absl::Status NothingToLoad(const std::string& folder, const FolderContents& contents);
 
-// The error for a file of another format, by its extension; OK for any other.
+// For a file that is not safetensors: the error of another format, by its extension;
+// OK for any other.
 absl::Status CheckExtension(const std::string& path);
 
 // Of files named <stem>-00001-of-00003.safetensors every number must be there.

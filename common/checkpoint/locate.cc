@@ -81,8 +81,10 @@ absl::StatusOr<LocatedSource> LocateInFolder(const std::string& folder) {
 absl::StatusOr<LocatedSource> LocateFiles(const std::string& source) {
   CKPTD_ASSIGN_OR_RETURN(const struct stat info, StatSource(source));
   if (S_ISDIR(info.st_mode)) return LocateInFolder(source);
-  CKPTD_RETURN_IF_ERROR(CheckExtension(source));
-  if (source.ends_with(".json")) return LocateByIndex(source);
+  if (source.ends_with(".json")) {
+    CKPTD_RETURN_IF_ERROR(CheckExtension(source));
+    return LocateByIndex(source);
+  }
   LocatedSource out;
   out.folder = FolderOf(source);
   out.names = {source.substr(out.folder.size() + 1)};

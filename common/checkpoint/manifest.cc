@@ -16,6 +16,7 @@
 #include "common/base/posix.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
+#include "common/checkpoint/path_text.h"
 #include "common/checkpoint/process_memory.h"
 
 namespace ckptd {
@@ -207,7 +208,7 @@ absl::StatusOr<Manifest> MakeManifest(const CheckpointIndex& index, unsigned thr
                          reader.Run(std::min(threads == 0 ? kMostThreads : threads, cores)));
   CKPTD_RETURN_IF_ERROR(CheckUnchanged(index));
   Manifest manifest;
-  manifest.source = index.source;
+  manifest.source = TextOfPath(index.source);
   for (size_t i = 0; i < index.tensors.size(); ++i) {
     const TensorEntry& entry = index.tensors[i];
     const Piece& piece = entry.pieces.front();

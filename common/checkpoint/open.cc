@@ -11,8 +11,10 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/folder.h"
 #include "common/checkpoint/locate.h"
 #include "common/checkpoint/merge.h"
+#include "common/checkpoint/path_text.h"
 #include "common/checkpoint/safetensors_file.h"
 
 namespace ckptd {
@@ -20,12 +22,12 @@ namespace {
 
 // Absolute, links kept, without trailing slashes.
 absl::StatusOr<std::string> AbsolutePath(const std::string& source) {
-  if (source.empty() || source.find('\0') != std::string::npos) {
+  std::string path = PathOfText(source);
+  if (path.empty() || path.find('\0') != std::string::npos) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
                      "opening the checkpoint: its path is empty or contains NUL; name a "
                      ".safetensors file, an index.json or a folder that holds them");
   }
-  std::string path = source;
   if (path[0] != '/') {
     std::error_code error;
     const std::filesystem::path here = std::filesystem::current_path(error);
@@ -36,8 +38,11 @@ absl::StatusOr<std::string> AbsolutePath(const std::string& source) {
   return path;
 }
 
-// An error about a file that an index or series names.
-absl::Status InContext(const absl::Status& status, const LocatedSource& located) {
+// Why a file of the source could not be read.
+absl::Status InContext(const absl::Status& status, const LocatedSource& located,
+                       const std::string& path) {
+  // Its name counts only where its bytes are not safetensors.
+  if (FactsOf(status).contains("error")) CKPTD_RETURN_IF_ERROR(CheckExtension(path));
   if (!located.index.has_value() || status.code() != absl::StatusCode::kNotFound) return status;
   return WithContext(status, fmt::format("reading a file that index {} names (finish the download, "
                                          "or correct the index)",
@@ -84,8 +89,9 @@ absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source) {
   CKPTD_ASSIGN_OR_RETURN(const LocatedSource located, LocateFiles(path));
   IndexMerger merger(located);
   for (const std::string& name : located.names) {
-    absl::StatusOr<SafetensorsFile> file = ReadSafetensorsFile(located.folder + "/" + name);
-    if (!file.ok()) return InContext(file.status(), located);
+    const std::string file_path = located.folder + "/" + name;
+    absl::StatusOr<SafetensorsFile> file = ReadSafetensorsFile(file_path);
+    if (!file.ok()) return InContext(file.status(), located, file_path);
     CKPTD_RETURN_IF_ERROR(merger.Add(*std::move(file)));
   }
   CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, merger.Finish());

@@ -9,14 +9,16 @@
 
 namespace ckptd {
 
-// Reads and validates the headers of `source`: a .safetensors file, a
-// *.index.json file, or a directory (also a symlinked Hugging Face snapshot).
+// Reads and validates the headers of `source`, a path or a file URI: a
+// .safetensors file, a *.index.json file, or a directory (also a symlinked
+// Hugging Face snapshot).
 // In a directory: model.safetensors.index.json, else any single
 // *.safetensors.index.json, else all *.safetensors files in name order.
 // Blocking; thread-safe. Errors: NotFound SOURCE_NOT_FOUND, DataLoss
 // SOURCE_INVALID (with the safetensors error name as fact "error", the file as
 // fact "file"), PermissionDenied SOURCE_UNREADABLE, Unimplemented
-// SOURCE_UNSUPPORTED for a folder with only other formats.
+// SOURCE_UNSUPPORTED for a folder with only other formats, and for a file that is
+// not safetensors and has the name of another format.
 absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source);
 
 // OK if every file of the index is still the one whose header was read (same

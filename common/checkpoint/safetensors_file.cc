@@ -55,7 +55,7 @@ absl::Status StatError(const std::string& path, int error) {
   if (error == ENOENT || error == ENOTDIR) {
     advice = "; check the path (a daemon sees its own mounts and working directory)";
   } else if (error == EACCES || error == EPERM) {
-    advice = "; let the daemon's user read it";
+    advice = "; let that user enter the folders above";
   }
   const absl::Status status = ErrnoStatus(error, "reading " + path);
   return MakeError(status.code(), ReasonOf(status), MessageOf(status) + std::string(advice),

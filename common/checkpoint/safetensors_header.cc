@@ -8,6 +8,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/base/utf8.h"
 #include "common/checkpoint/safetensors_json.h"
 #include "common/checkpoint/text.h"
 

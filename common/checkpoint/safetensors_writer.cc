@@ -17,6 +17,7 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/base/utf8.h"
 #include "common/checkpoint/safetensors_header.h"
 #include "common/checkpoint/text.h"
 

@@ -149,6 +149,7 @@ absl::StatusOr<LoadPrediction> PredictLoad(const Hardware& hardware, const LoadS
     return Refuse("there are no ranks, or hosts have no GPUs");
   }
   LoadPrediction prediction;
+  prediction.way = way;
   prediction.stages = Traffic(hardware, shape, source, readers, way).Stages();
   for (ModelStage& stage : prediction.stages) {
     if (!(stage.rate > 0)) {

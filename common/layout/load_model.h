@@ -48,6 +48,7 @@ struct ModelStage {
 };
 
 struct LoadPrediction {
+  ModelWay way = ModelWay::kDirect;
   double seconds = 0;
   std::vector<ModelStage> stages;  // slowest first: it bounds the load
 };

@@ -63,7 +63,8 @@ class Catalog {
   // LOADING -> FAILED. An ACTIVE shard is whole, whatever became of other ranks.
   // A name that is not known yet is remembered for Begin.
   void Fail(const std::string& name, const absl::Status& why);
-  void FailAllLoading(const absl::Status& why);
+  // All that were begun up to the moment `since`.
+  void FailAllLoading(const absl::Status& why, uint64_t since = kNow);
   // Those that were begun up to the moment `since` and are not in `known`: what
   // the leader no longer runs, it will not end either.
   void FailForgotten(const std::set<std::string>& known, uint64_t since);

@@ -65,12 +65,13 @@ void Catalog::NoteAbort(const std::string& name, const absl::Status& why) {
       [](const auto& a, const auto& b) { return a.second.tick < b.second.tick; }));
 }
 
-void Catalog::FailAllLoading(const absl::Status& why) {
+void Catalog::FailAllLoading(const absl::Status& why, uint64_t since) {
   std::vector<std::string> names;
   {
     MutexLock lock(mutex_);
     for (const auto& [name, entry] : entries_) {
-      if (entry.info.state == CheckpointState::kLoading) names.push_back(name);
+      const bool loading = entry.info.state == CheckpointState::kLoading;
+      if (loading && entry.generation <= since) names.push_back(name);
     }
   }
   for (const std::string& name : names) Fail(name, why);

@@ -26,6 +26,16 @@ std::optional<uint64_t> DeviceFree(const absl::Status& refused) {
   return read.ec == std::errc() ? std::optional(bytes) : std::nullopt;
 }
 
+// Before the operations are dropped.
+void NoteFiles(const CheckpointIndex& index, Shard& shard) {
+  for (const SourceFile& file : index.files) shard.paths.push_back(file.path);
+  const auto none = static_cast<uint32_t>(shard.paths.size());
+  shard.file_of.assign(shard.plan.tensors.size(), none);
+  for (const CopyOp& op : shard.plan.ops) {
+    shard.file_of[op.tensor] = std::min(shard.file_of[op.tensor], op.file);
+  }
+}
+
 }  // namespace
 
 HandleKind Catalog::KindFor(const LoadRequest& request) const {
@@ -135,6 +145,7 @@ absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall
   if (entry == nullptr || entry->info.state != CheckpointState::kLoading) {
     return CheckpointNotFound(call.name);
   }
+  NoteFiles(*call.index, shard);
   shard.plan.ops = {};
   entry->info.slab_bytes = shard.plan.slab_bytes;
   entry->info.tensor_count = shard.plan.tensors.size();

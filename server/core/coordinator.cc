@@ -23,6 +23,13 @@ constexpr std::chrono::seconds kLookupDeadline{5};
 constexpr std::chrono::seconds kEndingDeadline{7};
 constexpr std::chrono::seconds kAbortDeadline{2};
 
+// Of a load that waits for the one that the worker is busy with.
+Progress Queued() {
+  Progress progress;
+  progress.stage = Stage::kQueued;
+  return progress;
+}
+
 // Of who has joined.
 Presence::Members Incarnations(const std::vector<MemberState>& members) {
   Presence::Members incarnations;
@@ -64,12 +71,20 @@ absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t wo
                                  request.source));
   }
   uint32_t stated = 0;
+  std::string advice =
+      "start as many daemons as it has ranks, or change the layout; where none was named, the "
+      "process counted its ranks by WORLD_SIZE or SLURM_NTASKS (1 if unset): set WORLD_SIZE and "
+      "RANK, as torchrun does";
   if (const auto* rules = std::get_if<std::string>(&request.layout)) {
     CKPTD_ASSIGN_OR_RETURN(const LayoutRules parsed, LayoutRules::Parse(*rules));
     stated = parsed.world_size();
   } else {
     const RankLayout& layout = *std::get<std::shared_ptr<const RankLayout>>(request.layout);
     stated = layout.world_size;
+    advice = fmt::format("start as many trainers as daemons, or daemons as trainers (ckptd launch "
+                         "--nproc {}); a process counts its trainers by WORLD_SIZE or SLURM_NTASKS, "
+                         "1 if unset",
+                         stated);
     if (stated == world_size && layout.rank != rank) {
       return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
                        fmt::format("loading {}: the request states the tensors of rank {}, this "
@@ -80,12 +95,8 @@ absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t wo
   }
   if (stated == world_size) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongWorldSize,
-                   fmt::format("loading {}: the layout is for {} rank{}, this group has {}; start "
-                               "as many daemons as trainers, or change the layout; where none was "
-                               "named, the process counted its ranks by WORLD_SIZE or SLURM_NTASKS "
-                               "(1 if unset): start it under torchrun, set WORLD_SIZE and RANK, or "
-                               "give it a daemon of its own",
-                               request.source, stated, stated == 1 ? "" : "s", world_size));
+                   fmt::format("loading {}: the layout is for {} rank{}, this group has {}; {}",
+                               request.source, stated, stated == 1 ? "" : "s", world_size, advice));
 }
 
 Coordinator::Coordinator(Parts parts)
@@ -125,6 +136,7 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
   CKPTD_RETURN_IF_ERROR(
       CheckRequest(request, rank, static_cast<uint32_t>(parts_.membership.Members().size())));
   const Deadline deadline = Clock::now() + kEndingDeadline;
+  LeaveBehind();
   std::optional<std::string> name;
   uint64_t since = 0;
   while (!name.has_value()) {
@@ -143,6 +155,16 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
   wake_ = true;
   changed_.NotifyAll();
   return *name;
+}
+
+bool Coordinator::IsOutOfDate(const std::string& name) const {
+  MutexLock lock(mutex_);
+  return running_ != nullptr && running_->name() == name && running_->OutOfDate();
+}
+
+void Coordinator::LeaveBehind() {
+  MutexLock lock(mutex_);
+  if (running_ != nullptr && running_->OutOfDate()) rounds_.WillFail(running_->name());
 }
 
 absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
@@ -172,11 +194,9 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   // Complete, so that a member can tell which of its loads nobody runs any more:
   // those that this rank does not see before it prepares them, too.
   for (const std::string& name : rounds_.Running()) {
-    Progress progress;
-    progress.stage = Stage::kQueued;
     const bool told = std::any_of(reply.loads.begin(), reply.loads.end(),
                                   [&name](const auto& load) { return load.first == name; });
-    if (!told) reply.loads.emplace_back(name, progress);
+    if (!told) reply.loads.emplace_back(name, Queued());
   }
   return reply;
 }
@@ -224,6 +244,7 @@ void Coordinator::ForgetDeparted() {
 void Coordinator::PostReady() {
   if (!parts_.membership.MissingRanks().empty()) return;
   for (ReadyLoad& load : rounds_.TakeReady()) {
+    parts_.catalog.UpdateProgress(load.name, Queued());
     parts_.load_worker.Post([this, load = std::move(load)] { RunLoad(load); });
   }
 }

@@ -41,6 +41,8 @@ class Coordinator {
   // A client of `rank` asked for this; the name of the checkpoint it leads to.
   // Errors: LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, DEADLINE (file metadata).
   absl::StatusOr<std::string> Propose(uint32_t rank, const LoadRequest& request);
+  // Whether the group has changed since that load, which runs, began: it will fail.
+  bool IsOutOfDate(const std::string& name) const;
 
   absl::StatusOr<JoinReply> Join(const MemberIdentity& identity,
                                  const std::vector<ResidentCheckpoint>& residents);
@@ -62,6 +64,8 @@ class Coordinator {
   std::vector<std::pair<std::string, Progress>> Gathering() const;
   void ShowWaiting();
   void FailForgotten();
+  // Nobody joins a load that is out of date.
+  void LeaveBehind();
   void RunLoad(const ReadyLoad& load);
   // Who hears of what members have read.
   void SetRunning(LoadRunner* runner);

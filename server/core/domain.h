@@ -85,6 +85,10 @@ struct Shard {
   // Rank form: tensors of the source that this rank's statement does not name.
   std::vector<std::string> unexpected;
   std::vector<uint64_t> digests;
+  // Where tensor i was read from: paths[file_of[i]], of several files the first; without
+  // bytes, past the end.
+  std::vector<std::string> paths;
+  std::vector<uint32_t> file_of;
 };
 
 // What a client sees of a checkpoint.

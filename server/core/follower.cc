@@ -72,10 +72,18 @@ absl::StatusOr<std::string> Follower::Propose(const LoadRequest& request, Deadli
   // A daemon that has just started may be asked before it has joined.
   {
     MutexLock lock(mutex_);
-    const bool joined = changed_.WaitUntil(
-        mutex_, deadline,
-        [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return state_.joined || stopping_; });
-    if (!joined || stopping_) {
+    const Deadline patient = std::min(
+        deadline, Clock::now() + std::chrono::duration_cast<Clock::duration>(parts_.refused_patience));
+    const auto joined = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return state_.joined || stopping_;
+    };
+    const auto joined_or_refused = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return state_.joined || stopping_ || state_.refused;
+    };
+    if (!changed_.WaitUntil(mutex_, patient, joined)) {
+      changed_.WaitUntil(mutex_, deadline, joined_or_refused);
+    }
+    if (!state_.joined || stopping_) {
       return MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
                        fmt::format("loading {}: rank {} has not joined the group: {}",
                                    request.source, identity_.rank, state_.detail),
@@ -113,6 +121,7 @@ void Follower::Loop() {
 }
 
 bool Follower::Join() {
+  const uint64_t since = parts_.catalog.Tick();
   auto reply = parts_.leader->Join(identity_, parts_.catalog.Residents(),
                                    Clock::now() + kJoinDeadline);
   if (reply.ok() && reply->version != identity_.version) {
@@ -123,18 +132,24 @@ bool Follower::Join() {
                                   identity_.rank, identity_.version));
   }
   if (!reply.ok()) {
-    MutexLock lock(mutex_);
     const std::string detail = MessageOf(reply.status());
+    parts_.catalog.FailAllLoading(RankLost(0, detail), since);
+    MutexLock lock(mutex_);
     if (state_.detail != detail) {
       Log(LogLevel::kInfo, "not joined yet: {}", detail);
     }
     state_.detail = detail;
+    state_.refused = ReasonOf(reply.status()) == reason::kJoinRefused;
+    changed_.NotifyAll();
     return false;
   }
   if (!leader_incarnation_.empty()) {
-    if (leader_incarnation_ != reply->incarnation) {
-      parts_.catalog.FailAllLoading(RankLost(0, "it was restarted"));
-    }
+    // A leader that has not changed and did not know this rank had given it up.
+    const bool restarted = leader_incarnation_ != reply->incarnation;
+    parts_.catalog.FailAllLoading(
+        restarted ? RankLost(0, "it was restarted")
+                  : RankLost(identity_.rank, "rank 0 had heard nothing of it for too long"),
+        since);
     // Another leader, or one that had given us up, has no mapping of our memory.
     parts_.backend.NewReader();
   }
@@ -152,7 +167,8 @@ bool Follower::Join() {
 }
 
 bool Follower::Beat() {
-  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
+  const auto begun = Clock::now();
+  const auto deadline = begun + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
   const uint64_t since = parts_.catalog.Tick();
   for (std::string& statement : parts_.catalog.TakeAbandoned(Clock::now())) {
     abandoned_.push_back(std::move(statement));
@@ -161,9 +177,17 @@ bool Follower::Beat() {
       {identity_.rank, identity_.incarnation, members_epoch_, parts_.reading(), abandoned_},
       deadline);
   if (!reply.ok()) {
-    const bool forgotten = reply.status().code() == absl::StatusCode::kNotFound;
-    if (!forgotten && Clock::now() - last_answer_ < timeout_) return true;
-    LoseLeader(forgotten ? "it no longer knows this rank" : MessageOf(reply.status()));
+    if (reply.status().code() == absl::StatusCode::kNotFound) {
+      LoseLeader("it no longer knows this rank");  // why, joining again will tell
+      return false;
+    }
+    const auto now = Clock::now();
+    // This process itself stood still: the leader has had no time to answer.
+    if (now - begun > timeout_) last_answer_ = now;
+    if (now - last_answer_ < timeout_) return true;
+    const std::string why = MessageOf(reply.status());
+    parts_.catalog.FailAllLoading(RankLost(0, why));
+    LoseLeader(why);
     return false;
   }
   last_answer_ = Clock::now();
@@ -189,7 +213,6 @@ bool Follower::Beat() {
 
 void Follower::LoseLeader(const std::string& why) {
   Log(LogLevel::kWarn, "leader lost: {}", why);
-  parts_.catalog.FailAllLoading(RankLost(0, why));
   MutexLock lock(mutex_);
   state_.joined = false;
   // Its calls that are still on their way belong to the past.

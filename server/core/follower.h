@@ -4,6 +4,7 @@
 #ifndef CKPTD_SERVER_CORE_FOLLOWER_H_
 #define CKPTD_SERVER_CORE_FOLLOWER_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -31,6 +32,9 @@ class Follower {
     // That process is gone: what we have of it can go.
     std::function<void(uint32_t rank, const std::string& incarnation)> on_departed =
         [](uint32_t, const std::string&) {};
+    // For how long a load waits on a rank whose join the leader refuses: the reason may be a
+    // predecessor that is still ending.
+    std::chrono::nanoseconds refused_patience = std::chrono::seconds(5);
   };
   Follower(Parts parts, MemberIdentity identity);
   ~Follower();
@@ -42,6 +46,7 @@ class Follower {
     uint64_t epoch = 0;
     std::vector<uint32_t> missing_ranks;  // of the group, as the leader says
     std::string detail;                   // why not joined
+    bool refused = false;                 // the leader said so
   };
   State state() const;
   // The group's, as the leader gave it last; empty before the first join.
@@ -59,6 +64,7 @@ class Follower {
   bool Join();
   // False when the leader no longer knows us, or is silent for too long.
   bool Beat();
+  // What was loading fails with the reason, which may be known only once this has joined again.
   void LoseLeader(const std::string& why);
   bool Pause(std::chrono::nanoseconds duration);  // false: stopping
 

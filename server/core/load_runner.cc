@@ -281,7 +281,7 @@ absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {
   const bool itself = named == facts.end() || named->second == std::to_string(rank);
   if (itself && status.code() == absl::StatusCode::kUnavailable &&
       ReasonOf(status) == reason::kRankLost) {
-    parts_.membership.Drop(rank, session_.identities[rank].incarnation, "it does not answer");
+    parts_.membership.Drop(rank, session_.epoch, "it does not answer");
   }
   // A rank that has heard of a change before we have refuses our calls: the change,
   // and whoever caused it, is the reason.

@@ -44,6 +44,9 @@ class LoadRunner {
   LoadOutcome Run();
   // How far a member has come with its share of some load. Thread-safe.
   void NoteReading(uint32_t rank, const ReadingNow& reading);
+  const std::string& name() const { return load_.name; }
+  // The group is not the one that it began with: before it is published, it notices and fails.
+  bool OutOfDate() const { return parts_.membership.epoch() != session_.epoch; }
 
  private:
   // One rank that lacks the shard.

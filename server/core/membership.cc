@@ -62,8 +62,10 @@ absl::StatusOr<JoinReply> Membership::Join(const MemberIdentity& who) {
   CKPTD_RETURN_IF_ERROR(CheckIdentity(who));
   std::shared_ptr<MemberLink> holder;
   MemberIdentity held;
+  uint64_t epoch = 0;
   {
     MutexLock lock(mutex_);
+    epoch = epoch_;
     const Member& member = members_[who.rank];
     if (member.state.joined && member.state.identity.incarnation != who.incarnation) {
       holder = member.link;
@@ -77,7 +79,7 @@ absl::StatusOr<JoinReply> Membership::Join(const MemberIdentity& who) {
                                       "daemon its own rank",
                                       held.pid, held.address));
     }
-    Drop(who.rank, held.incarnation, "it was restarted");
+    Drop(who.rank, epoch, "it was restarted");
   }
   MutexLock lock(mutex_);
   Member& member = members_[who.rank];
@@ -90,6 +92,7 @@ absl::StatusOr<JoinReply> Membership::Join(const MemberIdentity& who) {
     StartEpoch(MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
                          fmt::format("rank {} joined the group meanwhile; load again", who.rank),
                          {{"rank", std::to_string(who.rank)}}));
+    member.since = epoch_;
     Log(LogLevel::kInfo, "rank {} joined from {} (process {}), epoch {}", who.rank, who.address,
         who.pid, epoch_);
   }
@@ -120,42 +123,43 @@ absl::StatusOr<HeartbeatReply> Membership::Heartbeat(uint32_t rank,
 }
 
 std::vector<uint32_t> Membership::DropSilent() {
-  std::vector<std::pair<uint32_t, std::string>> silent;
+  const std::string why =
+      fmt::format("no heartbeat for {} s",
+                  std::chrono::duration_cast<std::chrono::seconds>(options_.heartbeat_timeout)
+                      .count());
+  std::vector<uint32_t> ranks;
+  std::vector<std::shared_ptr<MemberLink>> dropped;
   {
     MutexLock lock(mutex_);
     const auto limit = Clock::now() - options_.heartbeat_timeout;
     for (uint32_t rank = 1; rank < members_.size(); ++rank) {
       const MemberState& state = members_[rank].state;
-      if (state.joined && state.last_heartbeat < limit) {
-        silent.emplace_back(rank, state.identity.incarnation);
-      }
+      if (!state.joined || state.last_heartbeat >= limit) continue;
+      ranks.push_back(rank);
+      dropped.push_back(LetGo(rank, why));
     }
   }
-  std::vector<uint32_t> ranks;
-  for (const auto& [rank, incarnation] : silent) {
-    Drop(rank, incarnation,
-         fmt::format("no heartbeat for {} s",
-                     std::chrono::duration_cast<std::chrono::seconds>(options_.heartbeat_timeout)
-                         .count()));
-    ranks.push_back(rank);
-  }
+  for (const auto& link : dropped) link->Close(why);
   return ranks;
 }
 
-void Membership::Drop(uint32_t rank, const std::string& incarnation, const std::string& why) {
+void Membership::Drop(uint32_t rank, uint64_t epoch, const std::string& why) {
   std::shared_ptr<MemberLink> dropped;
   {
     MutexLock lock(mutex_);
-    Member& member = members_[rank];
-    if (rank == 0 || !member.state.joined || member.state.identity.incarnation != incarnation) {
-      return;
-    }
-    member.state.joined = false;
-    dropped = std::move(member.link);
-    StartEpoch(RankLost(rank, why));
-    Log(LogLevel::kWarn, "rank {} lost: {}, epoch {}", rank, why, epoch_);
+    const Member& member = members_[rank];
+    if (rank == 0 || !member.state.joined || member.since > epoch) return;
+    dropped = LetGo(rank, why);
   }
   dropped->Close(why);
+}
+
+std::shared_ptr<MemberLink> Membership::LetGo(uint32_t rank, const std::string& why) {
+  Member& member = members_[rank];
+  member.state.joined = false;
+  StartEpoch(RankLost(rank, why));
+  Log(LogLevel::kWarn, "rank {} lost: {}, epoch {}", rank, why, epoch_);
+  return std::move(member.link);
 }
 
 void Membership::StartEpoch(absl::Status why) {

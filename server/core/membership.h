@@ -41,8 +41,9 @@ class Membership {
   absl::StatusOr<HeartbeatReply> Heartbeat(uint32_t rank, const std::string& incarnation);
   // Declares members lost that have been silent for too long; their ranks.
   std::vector<uint32_t> DropSilent();
-  // Declares one lost, if it still is that incarnation (its calls fail).
-  void Drop(uint32_t rank, const std::string& incarnation, const std::string& why);
+  // Declares one lost (its calls fail) that did not answer in `epoch`, unless it has joined
+  // since: one that stood still comes back as the same process.
+  void Drop(uint32_t rank, uint64_t epoch, const std::string& why);
 
   uint64_t epoch() const;
   // Waits until every rank has joined. False at the deadline.
@@ -70,7 +71,11 @@ class Membership {
   struct Member {
     MemberState state;
     std::shared_ptr<MemberLink> link;
+    uint64_t since = 0;  // the epoch that its joining began
   };
+  // Gives the link to close, outside the lock.
+  std::shared_ptr<MemberLink> LetGo(uint32_t rank, const std::string& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckIdentity(const MemberIdentity& identity) const;
   void StartEpoch(absl::Status why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -92,8 +92,10 @@ void Node::Stop() {
 absl::Status Node::CheckNotDraining() const {
   if (!draining_) return absl::OkStatus();
   return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
-                   "this daemon is draining and takes nothing new; use another one, or start it "
-                   "again");
+                   fmt::format("rank {}: its daemon is draining and takes nothing new; use another "
+                               "one, or start it again",
+                               options_.identity.rank),
+                   {{"rank", std::to_string(options_.identity.rank)}});
 }
 
 absl::Status Node::ClaimRequestId(const std::string& request_id, const LoadRequest& request,
@@ -128,6 +130,9 @@ absl::StatusOr<std::optional<std::string>> Node::FindResident(const LoadRequest&
   const auto match = catalog_.FindMatch(request);
   if (!match.has_value()) return std::optional<std::string>();
   if (!match->active) {
+    if (coordinator_ != nullptr && coordinator_->IsOutOfDate(match->name)) {
+      return std::optional<std::string>();
+    }
     catalog_.WillBeWatched(match->name, Clock::now());
     return std::optional<std::string>(match->name);
   }
@@ -192,18 +197,18 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
 }
 
 absl::StatusOr<CheckpointIndex> Node::Inspect(const std::string& source, Deadline deadline) {
-  return Await(lookup_worker_.Submit([source] { return OpenCheckpoint(source); }), deadline,
+  return Await(question_worker_.Submit([source] { return OpenCheckpoint(source); }), deadline,
                "inspecting " + source);
 }
 
 absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, Deadline deadline) {
   const uint32_t own = options_.identity.rank;
   auto plan = [request, own, deadline] { return PlanDry(request, own, deadline); };
-  return Await(lookup_worker_.Submit(std::move(plan)), deadline, "planning " + request.source);
+  return Await(question_worker_.Submit(std::move(plan)), deadline, "planning " + request.source);
 }
 
 absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, Deadline deadline) {
-  return Await(lookup_worker_.Submit([request] { return PlanDevices(request); }), deadline,
+  return Await(question_worker_.Submit([request] { return PlanDevices(request); }), deadline,
                "planning devices for " + request.source);
 }
 
@@ -222,6 +227,9 @@ absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
                            DigestInSlab(*view, tensor.offset, tensor.bytes));
     if (dirty.count(i) > 0 || digest != held.shard->digests[i]) {
       result.mismatched.push_back(tensor.name);
+      const Shard& shard = *held.shard;
+      const bool read = shard.file_of[i] < shard.paths.size();
+      result.files.push_back(read ? shard.paths[shard.file_of[i]] : "");
     }
   }
   // Who took it meanwhile may have written it already.
@@ -236,7 +244,7 @@ absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, Deadlin
                      fmt::format("verifying {}: it was loaded without digests; load it with them",
                                  name));
   }
-  return Await(lookup_worker_.Submit([held, name] { return Compare(name, held); }), deadline,
+  return Await(question_worker_.Submit([held, name] { return Compare(name, held); }), deadline,
                "verifying " + name);
 }
 

@@ -62,13 +62,14 @@ class Node {
   };
   absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id);
   absl::StatusOr<CheckpointIndex> Inspect(const std::string& source, Deadline deadline);
-  // As PlanDry, on the lookup worker.
+  // As PlanDry, on the question worker.
   absl::StatusOr<GroupPlan> Plan(const LoadRequest& request, Deadline deadline);
   absl::StatusOr<DeviceMap> Plan(const DeviceMapRequest& request, Deadline deadline);
   struct Verification {
     uint64_t tensors = 0;
     uint64_t bytes = 0;
     std::vector<std::string> mismatched;
+    std::vector<std::string> files;  // of each, where it was read from; empty: from none
   };
   absl::StatusOr<Verification> Verify(const std::string& name, Deadline deadline);
   // As Catalog::Unload; the host tier gives its copy up, too.
@@ -157,7 +158,8 @@ class Node {
   std::map<std::string, Remembered> requests_ ABSL_GUARDED_BY(requests_mutex_);
   uint64_t request_order_ ABSL_GUARDED_BY(requests_mutex_) = 0;
   // Workers are destroyed before what their tasks use.
-  Worker lookup_worker_;
+  Worker question_worker_;  // inspects, plans and verifies, which may take long
+  Worker lookup_worker_;    // whether files are as they were: a trainer that comes again waits for it
   Worker load_worker_;
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<Coordinator> coordinator_;

@@ -184,6 +184,12 @@ void Rounds::Ending(const std::string& name, bool failed) {
   at->second.failing = failed;
 }
 
+void Rounds::WillFail(const std::string& name) {
+  MutexLock lock(mutex_);
+  const auto at = rounds_.find(name);
+  if (at != rounds_.end() && !at->second.ending) at->second.failing = true;
+}
+
 std::vector<std::string> Rounds::Running() const {
   MutexLock lock(mutex_);
   std::vector<std::string> running;

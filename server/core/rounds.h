@@ -84,6 +84,8 @@ class Rounds {
   // A running load is about to end, which ranks may hear before Finished: nobody
   // joins it from now on.
   void Ending(const std::string& name, bool failed);
+  // A running load that has not come to its end will fail: nobody joins it from now on.
+  void WillFail(const std::string& name);
   // Names of the rounds that were taken to run and have not finished.
   std::vector<std::string> Running() const;
   // Earliest deadline of an open round.

@@ -15,6 +15,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/base/utf8.h"
 #include "server/core/reading.h"
 
 namespace ckptd {
@@ -33,11 +34,15 @@ constexpr Unit kUnits[] = {{"", 1},          {"b", 1},          {"k", 1e3},     
                            {"t", 1e12},      {"tb", 1e12},      {"kib", 1024.0},   {"mib", 1048576.0},
                            {"gib", 1073741824.0}, {"tib", 1099511627776.0}};
 
+// Names of sockets travel, in messages and in the environment.
+bool IsPlainText(const std::string& path) {
+  return ValidUtf8Prefix(path) == path.size() &&
+         std::none_of(path.begin(), path.end(), [](unsigned char c) { return std::iscntrl(c) != 0; });
+}
+
 bool NamesAFolder(const std::string& job) {
-  return !job.empty() && job != "." && job != ".." &&
-         std::none_of(job.begin(), job.end(), [](unsigned char c) {
-           return c == '/' || std::iscntrl(c) != 0;
-         });
+  return !job.empty() && job != "." && job != ".." && job.find('/') == std::string::npos &&
+         IsPlainText(job);
 }
 
 }  // namespace
@@ -162,7 +167,9 @@ void AddConfigFlags(CLI::App& app, Config& config) {
       "How storage is read: auto takes, for each MiB, a mapping of what is cached (for GPU memory, "
       "copies of it), and else reads past the page cache (O_DIRECT); map, buffer or direct force "
       "one way");
-  add("reader-threads", config.reader_threads, "Threads that read storage; 0 means one per core, for GPU memory at most one per 8 MiB of --staging");
+  add("reader-threads", config.reader_threads,
+      "Threads that read storage; 0 means one per core, for GPU memory at most one per 8 MiB of "
+      "--staging");
   add("heartbeat-interval", config.heartbeat_interval, "Seconds between signs of life of a member");
   add("heartbeat-timeout", config.heartbeat_timeout, "Seconds of silence after which a rank is lost");
   add("log-level", config.log_level, "trace, debug, info, warn, error or off");
@@ -181,8 +188,14 @@ absl::Status CheckConfig(const Config& config) {
                                kMaxWorldSize));
   }
   if (!NamesAFolder(config.job)) {
-    return Invalid("checking --job: it names a folder, so it is not empty, and has no slash and no "
-                   "control characters");
+    return Invalid("checking --job: it names a folder, so it is not empty, is UTF-8, and has no "
+                   "slash and no control characters");
+  }
+  if (!IsPlainText(config.host_id)) {
+    return Invalid("checking --host-id: it must be UTF-8 without control characters");
+  }
+  if (!IsPlainText(config.run_dir)) {
+    return Invalid("checking --run-dir: it must be UTF-8 without control characters");
   }
   if (config.memory != "auto" && config.memory != "host" && config.memory != "cuda") {
     return Invalid(fmt::format("checking --memory {}: use auto, host or cuda", config.memory));
@@ -281,9 +294,14 @@ SocketPaths PathsOf(const Config& config) {
 absl::Status MakeRunDirectory(const std::string& directory) {
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(directory).parent_path(), error);
-  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    return ErrnoStatus(errno, "making the run directory " + directory +
-                                  " (choose another one with --run-dir)");
+  if (!error && ::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    error = std::error_code(errno, std::generic_category());
+  }
+  if (error) {
+    const absl::Status status = ErrnoStatus(error.value(), "making the run directory " + directory);
+    const bool passes = status.code() == absl::StatusCode::kResourceExhausted;  // a full disk
+    return MakeError(status.code(), passes ? ReasonOf(status) : reason::kConfigInvalid,
+                     MessageOf(status) + "; choose another one with --run-dir (CKPTD_RUN_DIR)");
   }
   struct stat info = {};
   if (::lstat(directory.c_str(), &info) != 0) {

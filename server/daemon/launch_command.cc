@@ -49,6 +49,7 @@ struct Slot {
   uint32_t rank = 0;
   pid_t pid = -1;
   bool ready = false;
+  bool was_ready = false;  // once: then it is configured well
   UniqueFd ready_pipe;
   Clock::time_point started;
   Clock::time_point next_start;
@@ -123,7 +124,7 @@ class Launcher {
     for (Slot& slot : slots_) {
       char byte = 0;
       if (slot.ready || !slot.ready_pipe.valid()) continue;
-      if (::read(slot.ready_pipe.get(), &byte, 1) == 1) slot.ready = true;
+      if (::read(slot.ready_pipe.get(), &byte, 1) == 1) slot.ready = slot.was_ready = true;
     }
   }
 
@@ -194,10 +195,10 @@ class Launcher {
       slot.restarts = 0;
       slot.backoff = kFirstBackoff;
     }
-    if (WIFEXITED(status) && WEXITSTATUS(status) == kExitUsage) {
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kExitUsage && !slot.was_ready) {
       return Fail(MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
-                            fmt::format("starting rank {}: its configuration is refused; see its "
-                                        "line above",
+                            fmt::format("starting rank {}: it cannot run as it is configured; see "
+                                        "its line above",
                                         slot.rank)));
     }
     if (++slot.restarts > options_.max_restarts) {

@@ -165,8 +165,10 @@ absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config) {
   const absl::StatusOr<const CudaDriver*> driver = FindDriver();
   const bool asked = config.memory == "cuda";
   if (driver.ok()) return MakeCudaTier(**driver, config, asked ? "asked for" : "a GPU is there");
-  if (asked) return WithContext(driver.status(), "using --memory cuda");
-  return MakeHostTier(config, MessageOf(driver.status()));
+  if (asked) {
+    return WithContext(driver.status(), "using --memory cuda (--memory host needs no GPU)");
+  }
+  return MakeHostTier(config, "no GPU to be seen: " + MessageOf(driver.status()));
 #else
   if (config.memory == "cuda") {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDevice,

@@ -64,6 +64,13 @@ void CleanEnvironment() {
 #endif
 }
 
+// A mistake in the configuration, or what this machine does not have, does not go away by
+// itself: a supervisor gives up on kExitUsage.
+bool StaysWrong(const absl::Status& status) {
+  const std::string why = ReasonOf(status);
+  return why == reason::kConfigInvalid || why == reason::kNoDevice || why == reason::kNoNccl;
+}
+
 // Returns when the daemon is to stop, and how this process is to end. A daemon whose GPU
 // has failed ends by itself: whoever supervises it starts another one.
 int WaitForTheEnd(const Daemon& daemon, const sigset_t& signals) {
@@ -115,9 +122,7 @@ int RunCommand(const Config& config) {
   auto daemon = Daemon::Start(config);
   if (!daemon.ok()) {
     PrintError(daemon.status());
-    // A mistake in the configuration does not go away by itself: the supervisor
-    // gives up on this code.
-    return ReasonOf(daemon.status()) == reason::kConfigInvalid ? kExitUsage : kExitFailed;
+    return StaysWrong(daemon.status()) ? kExitUsage : kExitFailed;
   }
   std::atomic<bool> stopping = false;
   std::thread announcer([&] { (*daemon)->AnnounceReady([&] { return stopping.load(); }); });

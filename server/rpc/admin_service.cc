@@ -8,6 +8,7 @@
 #include "server/rpc/call.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
+#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {
@@ -17,7 +18,9 @@ void FillMemory(const Node::Info& info, v1::MemoryInfo& out) {
   const size_t open = info.tier.find(" (");
   out.set_tier(info.tier.substr(0, open));
   if (open != std::string::npos) out.set_why(info.tier.substr(open + 2, info.tier.size() - open - 3));
-  if (!info.tier_reason.empty()) out.set_why(fmt::format("{}; {}", out.why(), info.tier_reason));
+  if (!info.tier_reason.empty()) {
+    out.set_why(SendableText(fmt::format("{}; {}", out.why(), info.tier_reason)));
+  }
   out.set_device_uuid(info.device);
   out.set_budget_bytes(info.memory.budget);
   out.set_used_bytes(info.memory.used);
@@ -93,8 +96,9 @@ grpc::Status AdminServiceImpl::GetDaemonInfo(grpc::ServerContext*,
   FillMemory(info, *response->mutable_memory());
   for (const MemberState& member : info.members) AddMember(member, *response);
   if (info.members.empty()) AddMember({info.identity, true, Clock::now()}, *response);
-  response->mutable_config()->insert(node_.options().config.begin(),
-                                     node_.options().config.end());
+  for (const auto& [key, value] : node_.options().config) {
+    (*response->mutable_config())[key] = SendableText(value);
+  }
   response->set_workload_socket(endpoints_.workload_socket);
   response->set_fd_socket(endpoints_.fd_socket);
   response->set_peer_address(endpoints_.peer_address);

@@ -7,6 +7,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/path_text.h"
 #include "server/rpc/call.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
@@ -39,7 +40,7 @@ v1::PlanLoadResponse PlanReply(const GroupPlan& plan) {
   uint64_t storage = 0;
   for (size_t i = 0; i < reads.size(); ++i) {
     auto* file = out.add_files();
-    file->set_path(plan.index().files[i].path);
+    file->set_path(TextOfPath(plan.index().files[i].path));
     file->set_read_bytes(reads[i]);
     storage += reads[i];
   }
@@ -76,13 +77,14 @@ std::string_view WhatToTry(HandleKind kind) {
 absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& request,
                                             Deadline deadline,
                                             v1::InspectCheckpointResponse* response) {
+  const std::string source = SourceOfText(request.source());
   std::shared_ptr<const CheckpointIndex> index;
   if (!request.page_token().empty()) {
     MutexLock lock(inspected_mutex_);
-    if (inspected_ != nullptr && inspected_->source == request.source()) index = inspected_;
+    if (inspected_ != nullptr && inspected_->source == source) index = inspected_;
   }
   if (index == nullptr) {
-    CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, node_.Inspect(request.source(), deadline));
+    CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, node_.Inspect(source, deadline));
     index = std::make_shared<const CheckpointIndex>(std::move(opened));
   }
   CKPTD_ASSIGN_OR_RETURN(*response,
@@ -91,7 +93,7 @@ absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& 
   MutexLock lock(inspected_mutex_);
   if (!last) {
     inspected_ = std::move(index);
-  } else if (inspected_ != nullptr && inspected_->source == request.source()) {
+  } else if (inspected_ != nullptr && inspected_->source == source) {
     inspected_ = nullptr;
   }
   return absl::OkStatus();
@@ -299,6 +301,7 @@ grpc::Status CheckpointServiceImpl::VerifyCheckpoint(grpc::ServerContext* contex
   response->set_tensor_count(result->tensors);
   response->set_bytes(result->bytes);
   for (const std::string& name : result->mismatched) response->add_mismatched(name);
+  for (const std::string& file : result->files) response->add_files(TextOfPath(file));
   response->set_rank(static_cast<int32_t>(node_.options().identity.rank));
   return grpc::Status::OK;
 }

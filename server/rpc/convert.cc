@@ -7,6 +7,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/path_text.h"
 #include "server/rpc/sendable_text.h"
 
 namespace ckptd {
@@ -117,7 +118,7 @@ absl::Status FromFailure(const v1::Failure& failure, const Facts& facts) {
 v1::Checkpoint ToProto(const CheckpointInfo& info) {
   v1::Checkpoint out;
   out.set_name(info.name);
-  out.set_source(info.source);
+  out.set_source(TextOfPath(info.source));
   out.set_state(static_cast<v1::Checkpoint::State>(info.state));
   out.set_intended_mode(ToProto(info.intended));
   out.set_handle_kind(ToProto(info.kind));
@@ -168,7 +169,7 @@ v1::HandleKind ToProto(std::optional<HandleKind> kind) {
 
 absl::StatusOr<LoadRequest> FromProto(const v1::LoadCheckpointRequest& request) {
   LoadRequest out;
-  out.source = request.source();
+  out.source = SourceOfText(request.source());
   CKPTD_ASSIGN_OR_RETURN(out.layout, FromProto(request.layout()));
   CKPTD_ASSIGN_OR_RETURN(out.policy, FromProto(request.dtype_policy()));
   CKPTD_ASSIGN_OR_RETURN(out.intended, FromProto(request.intended_mode()));
@@ -180,7 +181,7 @@ absl::StatusOr<LoadRequest> FromProto(const v1::LoadCheckpointRequest& request) 
 
 absl::StatusOr<LoadRequest> FromProto(const v1::PlanLoadRequest& request) {
   LoadRequest out;
-  out.source = request.source();
+  out.source = SourceOfText(request.source());
   CKPTD_ASSIGN_OR_RETURN(out.layout, FromProto(request.layout()));
   CKPTD_ASSIGN_OR_RETURN(out.policy, FromProto(request.dtype_policy()));
   return out;
@@ -191,7 +192,7 @@ v1::ProposeRequest ToProto(uint32_t rank, const std::string& incarnation,
   v1::ProposeRequest out;
   out.set_rank(static_cast<int32_t>(rank));
   out.set_incarnation(incarnation);
-  out.set_source(request.source);
+  out.set_source(TextOfPath(request.source));
   *out.mutable_layout() = ToProto(request.layout);
   *out.mutable_dtype_policy() = ToProto(request.policy);
   out.set_intended_mode(ToProto(request.intended));
@@ -204,7 +205,7 @@ v1::ProposeRequest ToProto(uint32_t rank, const std::string& incarnation,
 
 absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request) {
   LoadRequest out;
-  out.source = request.source();
+  out.source = SourceOfText(request.source());
   CKPTD_ASSIGN_OR_RETURN(out.layout, FromProto(request.layout()));
   CKPTD_ASSIGN_OR_RETURN(out.policy, FromProto(request.dtype_policy()));
   CKPTD_ASSIGN_OR_RETURN(out.intended, FromProto(request.intended_mode()));

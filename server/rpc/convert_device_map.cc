@@ -5,6 +5,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/path_text.h"
 #include "server/rpc/convert.h"
 
 namespace ckptd {
@@ -37,7 +38,7 @@ absl::StatusOr<DeviceMapRequest> DeviceMapRequestFrom(const v1::PlanLoadRequest&
                      "one of them out");
   }
   DeviceMapRequest out;
-  out.source = request.source();
+  out.source = SourceOfText(request.source());
   CKPTD_ASSIGN_OR_RETURN(out.tree.dtypes, FromProto(request.dtype_policy()));
   out.tree.order.assign(rules.order().begin(), rules.order().end());
   out.tree.tied.insert(rules.tied().begin(), rules.tied().end());

@@ -5,6 +5,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/path_text.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/sendable_text.h"
 
@@ -13,7 +14,7 @@ namespace {
 
 v1::FileIdentity ToProtoFile(const SourceFile& file) {
   v1::FileIdentity out;
-  out.set_path(file.path);
+  out.set_path(TextOfPath(file.path));
   out.set_bytes(file.bytes);
   out.set_device(file.device);
   out.set_inode(file.inode);
@@ -24,7 +25,7 @@ v1::FileIdentity ToProtoFile(const SourceFile& file) {
 }
 
 SourceFile FileFrom(const v1::FileIdentity& file) {
-  return {file.path(),     file.bytes(),    file.device(),     file.inode(),
+  return {PathOfText(file.path()), file.bytes(),    file.device(),     file.inode(),
           file.mtime_ns(), file.ctime_ns(), file.header_hash()};
 }
 
@@ -35,7 +36,7 @@ absl::Status Malformed(const std::string& why) {
 
 absl::StatusOr<CheckpointIndex> IndexFrom(const v1::PrepareRequest& in) {
   CheckpointIndex index;
-  index.source = in.source();
+  index.source = PathOfText(in.source());
   for (const v1::FileIdentity& file : in.files()) index.files.push_back(FileFrom(file));
   const int count = in.names_size();
   if (in.dtypes_size() != count || in.ranks_of_shape_size() != count ||
@@ -73,7 +74,7 @@ v1::PrepareRequest ToProto(const PrepareCall& call) {
   v1::PrepareRequest out;
   out.set_epoch(call.epoch);
   out.set_name(call.name);
-  out.set_source(call.request.source);
+  out.set_source(TextOfPath(call.request.source));
   out.set_load_key(LoadKey(call.request));
   for (const SourceFile& file : call.index->files) *out.add_files() = ToProtoFile(file);
   for (const TensorEntry& tensor : call.index->tensors) {
@@ -100,7 +101,7 @@ absl::StatusOr<PrepareCall> FromProto(const v1::PrepareRequest& in) {
   PrepareCall call;
   call.epoch = in.epoch();
   call.name = in.name();
-  call.request.source = in.source();
+  call.request.source = PathOfText(in.source());
   CKPTD_ASSIGN_OR_RETURN(call.request.layout, FromProto(in.layout()));
   CKPTD_ASSIGN_OR_RETURN(call.request.policy, FromProto(in.dtype_policy()));
   CKPTD_ASSIGN_OR_RETURN(call.request.intended, FromProto(in.intended_mode()));

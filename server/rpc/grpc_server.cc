@@ -1,21 +1,19 @@
 #include "server/rpc/grpc_server.h"
 
-#include <fcntl.h>
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <mutex>
 
 #include <fmt/format.h>
 
+#include "common/base/fd_passing.h"
+#include "common/base/percent.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 
@@ -33,16 +31,15 @@ absl::Status Busy(const std::string& address) {
                                address));
 }
 
-absl::StatusOr<UniqueFd> LockBeside(const std::string& path, const std::string& address) {
+absl::StatusOr<FileLock> LockBeside(const std::string& path, const std::string& address) {
   if (path.size() > kMaxSocketPath) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
                      fmt::format("listening on {}: the path has {} bytes, Unix sockets allow {}; "
                                  "choose a shorter --run-dir or --job",
                                  address, path.size(), kMaxSocketPath));
   }
-  UniqueFd lock(::open((path + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!lock.valid()) return ErrnoStatus(errno, "creating " + path + ".lock");
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return Busy(address);
+  absl::StatusOr<FileLock> lock = FileLock::Take(path + ".lock");
+  if (lock.status().code() == absl::StatusCode::kFailedPrecondition) return Busy(address);
   return lock;
 }
 
@@ -80,17 +77,18 @@ void PrepareBuilder(grpc::ServerBuilder& builder, const GrpcServer::Options& opt
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     Options options, const std::vector<grpc::Service*>& services) {
   std::unique_ptr<GrpcServer> result(new GrpcServer);
+  std::string target = options.address;
   const bool is_unix = options.address.rfind(kUnixPrefix, 0) == 0;
-  std::string path;
   if (is_unix) {
-    path = options.address.substr(sizeof(kUnixPrefix) - 1);
+    const std::string path = options.address.substr(sizeof(kUnixPrefix) - 1);
     CKPTD_ASSIGN_OR_RETURN(result->lock_, LockBeside(path, options.address));
-    result->lock_path_ = path + ".lock";
+    CKPTD_RETURN_IF_ERROR(RemoveStaleSocket(path));
+    target = UnixTarget(path);
   }
   grpc::ServerBuilder builder;
   PrepareBuilder(builder, options);
   builder.AddListeningPort(
-      options.address,
+      target,
       options.credentials != nullptr ? options.credentials : grpc::InsecureServerCredentials(),
       &result->port_);
   for (grpc::Service* service : services) builder.RegisterService(service);
@@ -114,7 +112,7 @@ void GrpcServer::Shutdown(std::chrono::milliseconds patience) {
   server_->Shutdown(std::chrono::system_clock::now() + patience);
   server_->Wait();
   server_.reset();
-  if (!lock_path_.empty()) ::unlink(lock_path_.c_str());
+  lock_.Release();
 }
 
 GrpcServer::~GrpcServer() { Shutdown(std::chrono::seconds(1)); }

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/base/posix.h"
+#include "common/base/file_lock.h"
 
 namespace ckptd {
 
@@ -50,8 +50,7 @@ class GrpcServer {
   GrpcServer() = default;
 
   std::unique_ptr<grpc::Server> server_;
-  UniqueFd lock_;  // flock beside a Unix socket: gRPC itself would take over a live one
-  std::string lock_path_;
+  FileLock lock_;  // beside a Unix socket: gRPC itself would take over a live one
   int port_ = 0;
 };
 

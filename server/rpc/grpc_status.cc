@@ -25,7 +25,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
   info.set_reason(ReasonOf(status));
   info.set_domain(kDomain);
   for (const auto& [key, value] : FactsOf(status)) {
-    (*info.mutable_metadata())[key] = SendableText(value, kMaxSentence / 4);
+    (*info.mutable_metadata())[key] = SendableFact(key, value, kMaxSentence / 4);
   }
   v1::ErrorStatus details;
   details.set_code(static_cast<int>(status.code()));

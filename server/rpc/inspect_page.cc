@@ -1,6 +1,7 @@
 #include "server/rpc/inspect_page.h"
 
 #include "common/base/status.h"
+#include "common/checkpoint/path_text.h"
 #include "common/layout/plan.h"
 #include "server/rpc/call.h"
 
@@ -12,7 +13,7 @@ constexpr size_t kPageBytes = size_t{1} << 20;
 void AddFirstPageFacts(const CheckpointIndex& index, v1::InspectCheckpointResponse& out) {
   for (const SourceFile& file : index.files) {
     auto* one = out.add_files();
-    one->set_path(file.path);
+    one->set_path(TextOfPath(file.path));
     one->set_bytes(file.bytes);
   }
   out.mutable_metadata()->insert(index.metadata.begin(), index.metadata.end());
@@ -29,7 +30,7 @@ absl::StatusOr<v1::InspectCheckpointResponse> InspectPage(const CheckpointIndex&
                                                           uint32_t page_size) {
   CKPTD_ASSIGN_OR_RETURN(const size_t begin, PositionFrom(page_token, index.tensors.size()));
   v1::InspectCheckpointResponse out;
-  out.set_source(index.source);
+  out.set_source(TextOfPath(index.source));
   out.set_source_identity(HexDigest(IdentityOf(index.files)));
   out.set_tensor_count(index.tensors.size());
   uint64_t total = 0;

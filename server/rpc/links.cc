@@ -169,7 +169,7 @@ class GrpcMemberLink final : public MemberLink {
     request.set_name(name);
     *request.mutable_failure() = ToFailure(why);
     for (const auto& [key, value] : FactsOf(why)) {
-      (*request.mutable_facts())[key] = SendableText(value);
+      (*request.mutable_facts())[key] = SendableFact(key, value, std::string::npos);
     }
     v1::AbortResponse response;
     // Also after Close: a member that was dropped may live, and hears the reason.

@@ -20,6 +20,9 @@ constexpr int kUnacknowledgedMs = 5000;
 // gRPC sets that only with its own pings on. They would queue behind megabytes on a
 // slow link and take it for a dead one, so they are made rare.
 constexpr int kPingMs = 3'600'000;
+// One attempt to connect. The kernel sends a first packet that was lost again after 1 s:
+// an attempt that ends by then takes a lossy link for a lost rank.
+constexpr int kConnectMs = 2500;
 
 // gRPC tells what went wrong in its own words only.
 std::string WhatToTry(const std::string& why) {
@@ -58,7 +61,7 @@ std::shared_ptr<grpc::Channel> PeerChannel(const std::string& address,
   arguments.SetMaxSendMessageSize(kMaxPeerMessage);
   // A daemon that comes back must be found again at once.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);  // gRPC's name for it
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

@@ -6,7 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "common/checkpoint/text.h"
+#include "common/base/utf8.h"
+#include "common/checkpoint/path_text.h"
 
 namespace ckptd {
 
@@ -19,6 +20,11 @@ inline std::string SendableText(std::string_view text, size_t limit = std::strin
     out[good++] = '?';
   }
   return out;
+}
+
+// A fact of an error: what names a file does so for programs, too.
+inline std::string SendableFact(std::string_view key, std::string_view value, size_t limit) {
+  return key == "file" ? SendableText(TextOfPath(value), limit) : SendableText(value, limit);
 }
 
 }  // namespace ckptd

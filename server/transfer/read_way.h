@@ -7,9 +7,10 @@
 namespace ckptd {
 
 enum class ReadWay : uint8_t {
-  kAuto,    // for each item: mapped when it is cached (buffered, for staging), else direct, else buffered
+  // For each item: mapped when it is cached (for staging: buffered), else direct, else buffered.
+  kAuto,
   kMap,     // a mapping of the page cache, which saves a copy
-  kBuffer,  // pread into a small buffer: works everywhere
+  kBuffer,  // pread into a small buffer, or straight into staging memory: works everywhere
   kDirect,  // past the page cache; where that cannot be, buffered
 };
 

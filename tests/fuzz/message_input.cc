@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/checkpoint/text.h"
+#include "common/base/utf8.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"

@@ -1,6 +1,7 @@
 """Shared parts of the integration tests: groups of daemons and small checkpoints."""
 
 import contextlib
+import os
 import pathlib
 import sys
 
@@ -20,7 +21,23 @@ from group import BINARIES, Group, clean_environment, key_for, save  # noqa: E40
 from ranks import outcome_of  # noqa: E402
 
 
+# Files that take longest come first: one of them that begins last is waited for alone.
+LONGEST = (
+    "test_gpu_run.py",
+    "test_docs_transformers.py",
+    "test_spread.py",
+    "test_foreign.py",
+    "test_cuda_memory.py",
+    "test_nccl.py",
+    "test_transformers.py",
+    "test_fsdp1.py",
+    "test_find_package.py",
+    "test_membership_changes.py",
+)
+
+
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     if items and not (BINARIES / "ckptd").exists():
         pytest.exit(f"there is no {BINARIES}/ckptd; run deploy/setup --build first", returncode=3)
 
@@ -30,6 +47,25 @@ def recorded(terminalreporter, name):
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
     return [value for report in reports if report.when == "call"
             for key, value in report.user_properties if key == name]
+
+
+class FailuresAtOnce:
+    """Names them as they come, too: a suite that is ended before its summary would not say."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = crash.message.splitlines()[0] if crash and crash.message else ""
+            terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when}): {why}"[:500])
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # in a worker of pytest-xdist nobody would see it
+        config.pluginmanager.register(FailuresAtOnce(config))
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -48,9 +84,22 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.line(line.format(stage, who, what, heard, f"{longest:.2f} s"))
 
 
+@pytest.fixture
+def outcome(record_property):
+    """outcome(stage, who, what, loads, since) -> what each client got; a row of the table."""
+    from holds import outcomes_of, summary
+
+    def add(stage, who, what, loads, since):
+        results, longest = outcomes_of(loads, since)
+        heard = " ".join(sorted({summary(result) for result in results}))
+        record_property("fault", (stage, who, what, heard, longest))
+        return results
+
+    return add
+
+
 @pytest.fixture(autouse=True)
 def no_ambient_daemon(monkeypatch):
-    import os
     for name in set(os.environ) - set(clean_environment()):
         monkeypatch.delenv(name)
 
@@ -190,3 +239,34 @@ def unshown(scene):
 
     from faults import ticket
     return ticket(scene.client, scene.checkpoint), time.monotonic()
+
+
+@pytest.fixture
+def network():
+    from hosts import TwoHosts
+    with TwoHosts() as made:
+        yield made
+
+
+@pytest.fixture
+def spread(network, tmp_path_factory):
+    """spread(hosts, *options) -> a SpreadGroup that is ready."""
+    from hosts import SpreadGroup
+    started = []
+
+    def make(hosts, *options, **named):
+        group = SpreadGroup(tmp_path_factory.mktemp("s"), network, hosts, *options, **named)
+        started.append(group)
+        return group.__enter__()
+
+    yield make
+    for group in started:
+        group.stop()
+
+
+@pytest.fixture
+def big(tmp_path):
+    """48 MB: long enough to be cut in the middle of a slow link."""
+    import torch
+    tensors = {f"w{i}": torch.randn(1024, 1024 + i) for i in range(12)}
+    return save(tmp_path / "big.safetensors", tensors), tensors

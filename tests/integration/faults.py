@@ -1,10 +1,11 @@
-"""Parts of the tests of failure: loads that last, stages to act at, what a group may not keep."""
+"""Parts of the tests of failure: loads that can be held, and what a group may not keep."""
 
 import array
 import contextlib
 import ctypes
 import json
 import os
+import pathlib
 import signal
 import socket
 import struct
@@ -72,9 +73,29 @@ def load_everywhere(group, path):
     return [Loading(group, rank, path, f"fsdp:{group.ranks}") for rank in range(group.ranks)]
 
 
+def statement(rank, ranks):
+    """What a trainer states in rank form: all of MARK."""
+    layout = ckptd.RankLayout(rank, ranks, shardings=[ckptd.Sharding()])
+    layout.add("mark", [len(MARK)], 0)
+    return layout
+
+
+def states(pid):
+    """Of the threads of a process, each as a letter: T stands still."""
+    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield path.read_text().rpartition(")")[2].split()[0]
+
+
+def stand_still(pid):
+    """Stops a process; it does nothing any more once this returns."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: set(states(pid)) <= {"T"}, "all of its threads to stand still", 5)
+
+
 @contextlib.contextmanager
 def stopped(pid):
-    os.kill(pid, signal.SIGSTOP)
+    stand_still(pid)
     try:
         yield
     finally:
@@ -90,66 +111,69 @@ def stage_of(client, path):
     return None
 
 
-def unload_everywhere(group, loads):
-    for loading in loads:
-        group.json("unload", loading.outcome(60).name, rank=loading.rank)
-
-
-# (bytes to allocate and read, tensors to open and plan) that make a stage last.
-LASTING = {"OPENING": (1 << 20, 50_000), "PLANNING": (1 << 20, 50_000)}
-
-
-@contextlib.contextmanager
-def held_at(group, stage, folder, make=None):
-    """Starts a load on every rank and stops the leader in `stage`: (path, loads, leader's pid).
-
-    The stages of such a file last long enough to be seen; should one slip by all
-    the same, another file is tried. The leader goes on when the block ends.
-    make: writes another kind of checkpoint below the folder it is given, and names it.
-    """
-    pid = group.pid(0)
-    with ckptd.connect(group.address(0)) as client:
-        for attempt in range(20):
-            if make is not None:
-                path = make(folder / str(attempt))
-            else:
-                path = sparse(
-                    folder / f"{stage}-{attempt}.safetensors",
-                    *LASTING.get(stage, (256 << 20, 5000)),
-                )
-            loads = load_everywhere(group, path)
-            seen = wait_until(
-                lambda: (lambda now: now in (stage, "ACTIVE", "FAILED") and now)(
-                    stage_of(client, path)
-                ),
-                f"the load to be {stage}",
-            )
-            if seen != stage:
-                unload_everywhere(group, loads)
-                continue
-            os.kill(pid, signal.SIGSTOP)
-            break
-        else:
-            raise AssertionError(f"no load was seen {stage}")
-    try:
-        yield path, loads, pid
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+def unload_everywhere(group):
+    for rank in range(group.ranks):
+        for checkpoint in group.json("list", rank=rank)["checkpoints"]:
+            if checkpoint["state"] in ("ACTIVE", "TAKEN"):
+                group.json("unload", checkpoint["name"], rank=rank)
 
 
 def resources(pid):
-    """Open descriptors, memfds among them, and threads of a process."""
+    """Open descriptors, memfds among them, threads and anonymous bytes of a process."""
     links = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
             links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    threads = len(os.listdir(f"/proc/{pid}/task"))
+    with open(f"/proc/{pid}/status") as file:
+        (anonymous,) = (line.split()[1] for line in file if line.startswith("RssAnon:"))
     return {
         "fds": len(links),
         "memfds": sum("memfd:ckptd" in link for link in links),
-        "threads": threads,
+        "threads": len(os.listdir(f"/proc/{pid}/task")),
+        "anonymous": int(anonymous) << 10,
     }
+
+
+SEGMENT = 2 << 20  # what Group asks for
+# Threads that gRPC starts when it is busy, and keeps.
+SPARE_THREADS = 2
+
+
+def footprint(info):
+    """What a daemon holds that is no memory of its arena: two descriptors a segment."""
+    found, memory = resources(info["pid"]), info["memory"]
+    segments = int(memory["arena_bytes"]) // SEGMENT if memory["tier"] == "host" else 0
+    return {
+        "memfds": found["memfds"] - 2 * segments,
+        "other descriptors": found["fds"] - found["memfds"],
+        "threads": found["threads"],
+    }
+
+
+def footprints(group, path):
+    """Those of all ranks of a healthy group that has loaded once, as it has at the end."""
+    assert_loads(group, path)
+    assert_nothing_is_left(group)
+    return [footprint(info) for info in group.ready()]
+
+
+def assert_no_more_than(before, group, measure=footprint):
+    """By measure(info), no daemon holds more than it did `before`, or its predecessor."""
+
+    def more():
+        spare = {"threads": SPARE_THREADS}
+        return {
+            f"{key} of rank {rank}": (was[key], now[key])
+            for rank, (was, now) in enumerate(zip(before, map(measure, group.ready())))
+            for key in was
+            if now[key] > was[key] + spare.get(key, 0)
+        }
+
+    # What clients have closed, a daemon notices in a moment.
+    try:
+        wait_until(lambda: more() == {}, "what was left to go", 5)
+    except AssertionError:
+        raise AssertionError(f"left, (before, now): {more()}") from None
 
 
 def children(pid):
@@ -176,10 +200,8 @@ def assert_nothing_is_left(group):
             for info in infos
         )
 
+    unload_everywhere(group)
     for rank in range(group.ranks):
-        for checkpoint in group.json("list", rank=rank)["checkpoints"]:
-            if checkpoint["state"] in ("ACTIVE", "TAKEN"):
-                group.json("unload", checkpoint["name"], rank=rank)
         wait_until(
             lambda: not group.json("leases", rank=rank)["leases"],
             f"the leases of rank {rank} to end",

@@ -5,8 +5,11 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 
+import ckptd
 from group import BINARIES, PATIENCE, Group, clean_environment, key_for, wait_until
+from slices import as_bytes, rows
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from namespaces import TwoHosts, why_not  # noqa: E402,F401
@@ -20,10 +23,12 @@ class SpreadGroup(Group):
     Each host has its own run directory, and its own name: the kernel's boot id is one here."""
 
     def __init__(self, folder, network, hosts, *options, job="job", names=("host-0", "host-1"), per_rank=None,
-                 budget="1GiB", segments="2MiB", unshared=None, environment=None):
+                 budget="1GiB", segments="2MiB", unshared=None, environment=None, other_files=None, port=PORT):
         self.network, self.hosts, self.options, self.names = network, hosts, options, names
+        self.port = port  # of rank 0
         self.per_rank, self.budget, self.segments = per_rank or {}, budget, segments
         self.unshared = unshared  # a folder that host 1 does not see
+        self.other_files = other_files  # (folder, what host 1 sees in its place)
         self.ranks, self.job, self.folder = len(hosts), job, pathlib.Path(folder)
         self.environment = {**clean_environment(), "CKPTD_JOB": job, **(environment or {})}
         self.keys = [key_for((*options, *self.per_rank.get(rank, ()))) for rank in range(self.ranks)]
@@ -32,17 +37,24 @@ class SpreadGroup(Group):
     def start(self, rank):
         host = self.hosts[rank]
         address = self.network.addresses[host]
-        # Namespaces of the network come with one of mounts.
-        hide = ("sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', self.unshared) if host and self.unshared else ()
-        arguments = [*self.network.inside(host), *hide, BINARIES / "ckptd", "run", "--job", self.job,
+        arguments = [*self.network.inside(host), *(self.mounts() if host else ()), BINARIES / "ckptd", "run", "--job", self.job,
                      "--rank", rank, "--world-size", self.ranks, "--run-dir", self.run_dir_of(rank),
                      "--host-id", self.names[host], "--segment-bytes", self.segments,
                      "--memory-budget", self.budget,
-                     "--rendezvous", f"{self.network.addresses[self.hosts[0]]}:{PORT}", "--advertise", address,
+                     "--rendezvous", f"{self.network.addresses[self.hosts[0]]}:{self.port}", "--advertise", address,
                      *self.options, *self.per_rank.get(rank, ())]
         with open(self.log_of(rank), "a") as log:
             return subprocess.Popen([str(a) for a in arguments], env={**self.environment, **self.keys[rank]}, stdin=subprocess.DEVNULL,
                                     stdout=log, stderr=log)
+
+    def mounts(self):
+        """Namespaces of the network come with one of mounts."""
+        if self.unshared:
+            return "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', self.unshared
+        if self.other_files:
+            script = 'mount --bind "$1" "$0" && shift && exec "$@"'
+            return "sh", "-c", script, *self.other_files
+        return ()
 
     def run_dir_of(self, rank):
         return self.folder / f"h{self.hosts[rank]}"
@@ -101,3 +113,50 @@ class SpreadGroup(Group):
         self.processes[rank].wait()
         self.processes[rank] = self.start(rank)
         self.wait_ready()
+
+
+def check_rows(group, path, tensors, layout, **options):
+    """Every rank maps its rows; the name of the checkpoint."""
+    for rank in range(group.ranks):
+        with ckptd.connect(group.address(rank)) as client:
+            checkpoint = client.load(path, layout=layout, **options)
+            with client.acquire(checkpoint) as shard:
+                for name, tensor in tensors.items():
+                    expected = as_bytes(rows(tensor, rank, group.ranks))
+                    assert bytes(shard.tensors[name].buffer) == expected, (rank, name)
+            assert group.json("verify", checkpoint.name, rank=rank)
+    return checkpoint.name
+
+
+def total(tensors):
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def load_in_background(group, path, layout, rank=0, timeout=60):
+    """(thread, answers): answers gets the exception, or the checkpoint."""
+    answers = []
+
+    def run():
+        try:
+            with ckptd.connect(group.address(rank)) as client:
+                answers.append(client.load(path, layout=layout, timeout=timeout))
+        except ckptd.Error as error:
+            answers.append(error)
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, answers
+
+
+def progress_of(group, rank=0):
+    listed = group.json("list", rank=rank)["checkpoints"]
+    return listed[0]["progress"] if listed else None
+
+
+def wait_for_bytes(group, seconds=20):
+    wait_until(lambda: int((progress_of(group) or {}).get("bytes_done", 0)) > 0, "the first bytes to move", seconds)
+
+
+def transfer_seconds(group, name):
+    """How long bytes moved."""
+    stages = group.json("get", name)["progress"]["stages"]
+    return next(stage["seconds"] for stage in stages if stage["stage"] == "TRANSFERRING")

@@ -43,10 +43,25 @@ def load(bench, source, layout, *options):
 
 
 def begin(bench, source, layout="fsdp:4"):
-    """A load that is under way: something has been asked of NCCL."""
-    answer = bench.group.json("load", source, "--layout", layout, "--no-wait")
-    wait_until(lambda: exchanged(bench, "ncclGroupEnd"), "the first exchange")
-    return answer.get("checkpoint", answer)["name"]
+    """A load that is under way: something has been asked of NCCL. One that ends before, because
+    a busy machine has kept a rank silent, is begun again."""
+    for _ in range(3):
+        answer = bench.group.json("load", source, "--layout", layout, "--no-wait")
+        name = answer.get("checkpoint", answer)["name"]
+        try:
+            wait_until(lambda: exchanged(bench, "ncclGroupEnd") or not is_loading(bench, name),
+                       "the first exchange", 20)
+        except AssertionError as error:
+            raise AssertionError(f"{error}:\n{bench.group.log()}") from None
+        if exchanged(bench, "ncclGroupEnd"):
+            return name
+        bench.group.wait_ready()
+    raise AssertionError(f"no load came as far as its first exchange:\n{bench.group.log()}")
+
+
+def is_loading(bench, name):
+    answer = bench.group.ctl("get", name)
+    return answer.returncode == 0 and json.loads(answer.stdout)["state"] == "LOADING"
 
 
 def failure(bench, name, since, rank=0):

@@ -33,3 +33,9 @@ class Program:
         line = self.process.stdout.readline()
         assert line, f"the program ended with {self.process.wait()}"
         return line.strip()
+
+    def finish(self, seconds=10):
+        """Its exit status, once it has read all that it was told."""
+        stdin, self.process.stdin = self.process.stdin, None
+        stdin.close()
+        return self.process.wait(seconds)

@@ -10,12 +10,12 @@ import pytest
 from faults import (
     assert_loads,
     assert_nothing_is_left,
-    held_at,
     load_everywhere,
     sparse,
     unload_everywhere,
 )
 from group import Daemon, Group
+from holds import held_at
 
 
 def cut(path):
@@ -127,7 +127,7 @@ def change_at(group, stage, folder, make, change):
         outcomes = [loading.outcome(10) for loading in loads]
         if any(isinstance(outcome, ckptd.Error) for outcome in outcomes):
             return path, outcomes
-        unload_everywhere(group, loads)
+        unload_everywhere(group)
     raise AssertionError(f"ten loads did not notice the change while {stage}")
 
 

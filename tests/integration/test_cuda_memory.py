@@ -195,6 +195,21 @@ def test_a_daemon_whose_gpu_fails_says_so_asks_nothing_more_of_it_and_is_replace
         assert all(answer["same"] for answer in trainers.ask("compare"))
 
 
+def test_a_daemon_whose_gpu_is_gone_for_a_while_is_started_until_it_is_back(cuda):
+    bench = cuda(2)
+    bench.group.known_ends = re.compile(r"signal 9 \(Killed\), restart|exit code 2, restart")
+    before = bench.group.pid(1)
+    bench.fake.script("cuInit error=999 role=daemon")
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: bench.group.log().count("exit code 2, restart") >= 2, "two that found no GPU")
+    bench.fake.script()
+    wait_until(
+        lambda: (lambda infos: infos and infos[1]["pid"] != before)(bench.group.ready()), "another daemon of rank 1"
+    )
+    with bench.trainers("exclusive") as trainers:
+        assert all(answer["same"] for answer in trainers.ask("compare"))
+
+
 @pytest.mark.parametrize("mode", ["exclusive", "private", "shared"])
 def test_a_killed_trainer_s_memory_comes_back(cuda, mode):
     bench = cuda(1)

@@ -1,5 +1,6 @@
 """Trainers that die or stand still in each step of attaching, and that outlive the daemons."""
 
+import contextlib
 import os
 import signal
 import time
@@ -7,22 +8,26 @@ import time
 import ckptd
 import grpc
 import pytest
-from ckptd import _proto, _rpc
+from ckptd import _fds, _proto, _rpc
 from faults import (
     MARK,
+    Loading,
     Program,
     assert_loads,
+    assert_no_more_than,
     assert_nothing_is_left,
     client_environment,
     content,
     fd_socket_of,
-    held_at,
-    resources,
+    footprint,
+    footprints,
+    load_everywhere,
     sparse,
     stopped,
     ticket,
 )
 from group import Group, wait_until
+from holds import HEARTBEATS, LIMIT, Hold, assert_heals
 from tiers import Tier, both
 
 STEPS = ["token", "connected", "half a token", "asked", "received", "mapped"]
@@ -54,8 +59,8 @@ at("mapped")
 TRAINER = """
 import ctypes, sys, ckptd
 rank, address, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-with ckptd.connect(address) as client:
-    shard = client.acquire(client.load(path, layout="fsdp:2"), "private")
+client = ckptd.connect(address)
+shard = client.acquire(client.load(path, layout="fsdp:2"), "private")
 mark = shard.tensors["mark"]
 weights = (ctypes.c_ubyte * mark.nbytes).from_address(mark.pointer)
 print("attached", flush=True)
@@ -63,12 +68,13 @@ for line in sys.stdin:
     for i in range(len(weights)):
         weights[i] = (weights[i] + 1) % 256
     print(bytes(weights).hex(), flush=True)
+shard.close()
+client.close()
 """
 LOADER = """
 import sys, ckptd
 with ckptd.connect(sys.argv[1]) as client:
-    print("loading", flush=True)
-    client.load(sys.argv[2], layout="fsdp:1")
+    print(client.load(sys.argv[2], layout=sys.argv[3]).state, flush=True)
 """
 
 
@@ -87,14 +93,16 @@ def one(request, tmp_path_factory):
     with Group(folder, 1, *tier.options, environment=environment) as group:
         path = sparse(tmp_path_factory.mktemp("f") / "m.safetensors", 3 << 20)
         with ckptd.connect(group.address(0)) as client:
-            yield group, client, client.load(path, layout="fsdp:1")
+            checkpoint = client.load(path, layout="fsdp:1")
+            attach_seconds(client, checkpoint)
+            yield group, client, checkpoint
     tier.assert_clean()
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_client_killed_while_it_attaches_leaves_no_lease_of_its_own(one, record_property, step):
     group, client, checkpoint = one
-    before = resources(group.pid(0))
+    before = [footprint(group.info())]
     reply = ticket(client, checkpoint)
     with Program(ATTACHER, fd_socket_of(reply), reply.token, step) as attacher:
         assert attacher.hear() == step
@@ -112,9 +120,7 @@ def test_a_client_killed_while_it_attaches_leaves_no_lease_of_its_own(one, recor
     wait_until(lambda: connected() == [], "its lease to end", 5)
     # A token that was not shown is good for a while; released, it leaves nothing either.
     group_release(client, reply.lease)
-    wait_until(
-        lambda: resources(group.pid(0))["fds"] <= before["fds"], "its descriptors to be closed", 10
-    )
+    assert_no_more_than(before, group)
     assert group.json("leases")["leases"] == []
 
 
@@ -133,6 +139,7 @@ def group_release(client, lease):
 @pytest.mark.parametrize("step", STEPS)
 def test_a_client_that_stands_still_while_it_attaches_delays_nobody(one, record_property, step):
     group, client, checkpoint = one
+    before = [footprint(group.info())]
     reply = ticket(client, checkpoint)
     with Program(ATTACHER, fd_socket_of(reply), reply.token, step) as attacher:
         assert attacher.hear() == step
@@ -144,12 +151,36 @@ def test_a_client_that_stands_still_while_it_attaches_delays_nobody(one, record_
             )
     group_release(client, reply.lease)
     wait_until(lambda: group.json("leases")["leases"] == [], "its lease to end with it", 5)
+    assert_no_more_than(before, group)
+
+
+def test_a_daemon_that_stands_still_before_it_hands_memory_over_is_given_up(
+    one, monkeypatch, record_property
+):
+    group, client, checkpoint = one
+    before = [footprint(group.info())]
+    reply = ticket(client, checkpoint)
+    assert _fds.GONE_SECONDS < LIMIT
+    monkeypatch.setattr(_fds, "GONE_SECONDS", 1)
+    with stopped(group.pid(0)):
+        since = time.monotonic()
+        with pytest.raises(ckptd.Unavailable, match="has not answered") as caught:
+            _fds.receive(fd_socket_of(reply), reply.token, 1, _rpc.Deadline(30), os.fstat)
+        waited = time.monotonic() - since
+    assert waited < 5
+    row = ("attach: asked", "its daemon", "stopped", caught.value.reason, waited)
+    record_property("fault", row)
+    group_release(client, reply.lease)
+    wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
+    attach_seconds(client, checkpoint)
+    assert_no_more_than(before, group)
 
 
 @both
 def test_what_a_stopped_client_maps_is_neither_counted_on_nor_used_again(start, tmp_path):
     group = start(1)
     path = sparse(tmp_path / "m.safetensors", 3 << 20)
+    before = footprints(group, path)
     with ckptd.connect(group.address(0)) as client:
         checkpoint = client.load(path, layout="fsdp:1")
         reply = ticket(client, checkpoint)
@@ -159,125 +190,118 @@ def test_what_a_stopped_client_maps_is_neither_counted_on_nor_used_again(start, 
                 assert group.error("unload", checkpoint.name)["reason"] == "LEASED"
                 group.json("unload", checkpoint.name, "--force")
                 client.load(sparse(tmp_path / "n.safetensors", 3 << 20), layout="fsdp:1")
-    assert_nothing_is_left(group)
+    assert_heals(group, path, before)
 
 
-def test_a_client_killed_while_it_loads_leaves_the_load_to_the_others(
-    start, tmp_path, record_property
-):
-    group = start(1)
-    with held_at(group, "TRANSFERRING", tmp_path) as (path, loads, _):
-        # Its request waits in the socket of the daemon, which stands still.
-        with Program(LOADER, group.address(0), path, environment=client_environment()) as loader:
-            assert loader.hear() == "loading"
+@pytest.fixture
+def alone(start, tmp_path):
+    """alone(ranks) -> (group, what it held before, a Hold, the one program that asked for it)."""
+    with contextlib.ExitStack() as stack:
+
+        def make(ranks):
+            group, programs = start(ranks), []
+            before = footprints(group, sparse(tmp_path / "warm.safetensors", 1 << 20))
+
+            def begin(_, path):
+                environment = client_environment()
+                program = Program(
+                    LOADER, group.address(ranks - 1), path, f"fsdp:{ranks}", environment=environment
+                )
+                programs.append(stack.enter_context(program))
+                return []
+
+            held = stack.enter_context(Hold(group, "TRANSFERRING", tmp_path, begin=begin))
+            return group, before, held, programs[-1]
+
+        yield make
+
+
+def test_a_load_goes_on_for_others_when_the_only_client_that_wanted_it_is_killed(alone, outcome):
+    group, before, held, loader = alone(2)
+    loader.process.kill()
+    loader.process.wait()
+    since = time.monotonic()
+    held.go_on()
+    others = load_everywhere(group, held.path)
+    results = outcome("TRANSFERRING", "its client", "killed", others, since)
+    assert [result.state for result in results] == ["ACTIVE"] * 2
+    assert_heals(group, held.path, before)
+
+
+def test_a_client_that_stands_still_while_it_loads_delays_no_other_rank(alone, outcome):
+    group, before, held, loader = alone(2)
+    with stopped(loader.pid):
         since = time.monotonic()
-    result = loads[0].outcome(10)
-    record_property(
-        "fault", ("TRANSFERRING", "client", "killed", result.state, loads[0].ended - since)
-    )
-    assert result.state == "ACTIVE"
-    assert_nothing_is_left(group)
+        held.go_on()
+        others = [Loading(group, 0, held.path, "fsdp:2")]
+        (result,) = outcome("TRANSFERRING", "its client", "stopped", others, since)
+        assert result.state == "ACTIVE"
+    assert loader.hear() == "ACTIVE"
+    assert loader.finish() == 0
+    assert_heals(group, held.path, before)
+
+
+@pytest.fixture
+def training(start, memory, tmp_path):
+    """training() -> (group of two, what it held before, path, a trainer of each rank)."""
+    with contextlib.ExitStack() as stack:
+
+        def make():
+            group = start(2, *HEARTBEATS)
+            path = sparse(tmp_path / "m.safetensors", 3 << 20)
+            before = footprints(group, path)
+            trainers = [
+                Program(TRAINER, r, group.address(r), path, environment=memory.client_environment)
+                for r in range(2)
+            ]
+            for trainer in map(stack.enter_context, trainers):
+                assert trainer.hear() == "attached"
+            return group, before, path, trainers
+
+        yield make
+
+
+def after_steps(trainers, step):
+    """Each trainer does its step number `step`; fails unless each has added as often to its own."""
+    weights = b"".join(bytes.fromhex(trainer.ask("step")) for trainer in trainers)
+    assert weights == bytes((byte + step) % 256 for byte in MARK)
 
 
 @both
-def test_trainers_go_on_training_when_every_daemon_dies(start, memory, tmp_path, record_property):
-    group = start(2, "--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
-    path = sparse(tmp_path / "m.safetensors", 3 << 20)
-    trainers = [
-        Program(TRAINER, rank, group.address(rank), path, environment=memory.client_environment)
-        for rank in range(2)
-    ]
-    with trainers[0], trainers[1]:
-        for trainer in trainers:
-            assert trainer.hear() == "attached"
+def test_trainers_go_on_training_when_every_daemon_dies(training, record_property):
+    group, before, path, trainers = training()
+    for pid in [group.pid(rank) for rank in range(2)]:
+        os.kill(pid, signal.SIGKILL)
+    since = time.monotonic()
+    for step in range(1, 4):
+        after_steps(trainers, step)
+    record_property(
+        "fault", ("training", "all daemons", "killed", "went on training", time.monotonic() - since)
+    )
+    group.wait_ready()
+    # What the new daemons read is pristine, what the trainers hold is theirs.
+    assert_loads(group, path)
+    after_steps(trainers, 4)
+    assert [trainer.finish() for trainer in trainers] == [0, 0]
+    assert_heals(group, path, before)
+
+
+@both
+def test_trainers_go_on_training_and_end_while_every_daemon_stands_still(training, record_property):
+    group, before, path, trainers = training()
+    with contextlib.ExitStack() as still:
         for pid in [group.pid(rank) for rank in range(2)]:
-            os.kill(pid, signal.SIGKILL)
+            still.enter_context(stopped(pid))
         since = time.monotonic()
         for step in range(1, 4):
-            after = b"".join(bytes.fromhex(trainer.ask("step")) for trainer in trainers)
-            assert after == bytes((byte + step) % 256 for byte in MARK)
-        record_property(
-            "fault",
-            ("training", "all daemons", "killed", "went on training", time.monotonic() - since),
-        )
-        group.wait_ready()
-        assert_loads(group, path)
-        # What the new daemons read is pristine, what the trainers hold is theirs.
-        after = b"".join(bytes.fromhex(trainer.ask("step")) for trainer in trainers)
-        assert after == bytes((byte + 4) % 256 for byte in MARK)
-    assert_nothing_is_left(group)
-
-
-def flat(measure, cycle, warm_up, count):
-    """What `measure` gives after `warm_up` cycles and after `count` more."""
-    for _ in range(warm_up):
-        cycle()
-    before = measure()
-    for _ in range(count):
-        cycle()
-    return before, measure()
-
-
-@both
-def test_a_thousand_attachments_leave_everything_flat(start, tmp_path):
-    group = start(1)
-    path = sparse(tmp_path / "m.safetensors", 3 << 20)
-    pid = group.pid(0)
-    with ckptd.connect(group.address(0)) as client:
-        checkpoint = client.load(path, layout="fsdp:1")
-
-        def cycle():
-            with client.acquire(checkpoint):
-                pass
-
-        def measure():
-            wait_until(lambda: group.json("leases")["leases"] == [], "all leases to end", 5)
-            return {**resources(pid), **group.info()["memory"]}
-
-        before, after = flat(measure, cycle, 50, 1000)
-    assert_flat(before, after)
-
-
-def assert_flat(before, after):
-    for key in ("used_bytes", "arena_bytes", "lingering_bytes", "memfds"):
-        assert int(after[key]) == int(before[key]), (key, before, after)
-    # gRPC keeps a few sockets and threads in reserve.
-    assert after["fds"] <= before["fds"] + 4 and after["threads"] <= before["threads"] + 4, (
-        before,
-        after,
-    )
-
-
-@both
-def test_loads_and_unloads_in_a_row_leave_everything_flat(start, memory, tmp_path):
-    group = start(2)
-    path = sparse(tmp_path / "m.safetensors", 3 << 20)
-    pids = [group.pid(rank) for rank in range(2)]
-    clients = [ckptd.connect(group.address(rank)) for rank in range(2)]
-
-    def cycle():
-        checkpoints = [client.load(path, layout="fsdp:2") for client in clients]
-        for client, checkpoint in zip(clients, checkpoints):
-            with client.acquire(checkpoint):
-                pass
-        for rank in range(2):
-            wait_until(
-                lambda: group.json("leases", rank=rank)["leases"] == [], "the lease to end", 5
-            )
-            group.json("unload", checkpoints[rank].name, rank=rank)
-
-    def measure():
-        sums = {}
-        for rank in range(2):
-            for key, value in {**resources(pids[rank]), **group.info(rank)["memory"]}.items():
-                sums[key] = sums.get(key, 0) + (int(value) if key.endswith(("bytes", "s")) else 0)
-        return sums
-
-    before, after = flat(measure, cycle, 10, 100 if memory.name == "host" else 30)
-    for client in clients:
-        client.close()
-    assert_flat(before, after)
-    assert int(after["used_bytes"]) == 0
+            after_steps(trainers, step)
+        assert [trainer.finish() for trainer in trainers] == [0, 0]
+        waited = time.monotonic() - since
+    record_property("fault", ("training", "all daemons", "stopped", "went on training", waited))
+    assert waited < LIMIT
+    for rank in range(2):
+        wait_until(lambda: not group.json("leases", rank=rank)["leases"], "their leases to end", 5)
+    assert_heals(group, path, before)
 
 
 def test_a_shard_that_is_unloaded_the_moment_it_is_there_can_be_loaded_again(start, tmp_path):

@@ -1,6 +1,8 @@
-"""Daemons that die or stand still in each stage of a load: who hears what, and what is left."""
+"""Daemons and `launch` that are killed in each stage of a load: who hears what, what is left.
 
-import contextlib
+Those that stand still are in test_standing_still.py, clients in test_dying_clients.py.
+"""
+
 import os
 import signal
 import time
@@ -8,190 +10,72 @@ import time
 import ckptd
 import pytest
 from faults import (
-    MARK,
     Loading,
-    assert_loads,
-    assert_nothing_is_left,
-    held_at,
-    resources,
+    footprints,
     sockets,
     sparse,
     stage_of,
     stopped,
 )
 from group import Group, wait_until
+from holds import (
+    HEARTBEATS,
+    LIMIT,
+    WORKING,
+    Hold,
+    assert_heals,
+    assert_heard,
+    held_at,
+    names,
+    needed_for,
+    statement,
+)
 
-STAGES = ["OPENING", "PLANNING", "ALLOCATING", "TRANSFERRING"]
-HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
-# Longest that anybody may wait once something has died.
-LIMIT = 10
 
-
-def places(*stages):
-    """All stages in host memory; of GPUs some of those in which the driver is at work."""
-    chosen = [("host", stage) for stage in STAGES] + [("cuda", stage) for stage in stages]
+def places(*stages, host=("QUEUED", *WORKING)):
+    """Stages in host memory; of GPUs some of those in which the driver is at work."""
+    chosen = [("host", stage) for stage in host] + [("cuda", stage) for stage in stages]
     return pytest.mark.parametrize("memory, stage", chosen, indirect=["memory"])
 
 
-def names(error, rank):
-    return isinstance(error, ckptd.Error) and (
-        f"rank {rank}" in error.message or error.facts.get("rank") == str(rank)
-    )
-
-
-def heard(results, rank):
-    """All heard whom they lost, but those whose request came so late that it was carried out."""
-    late = [
-        result
-        for result in results
-        if isinstance(result, ckptd.Checkpoint) and result.state == "ACTIVE"
-    ]
-    return len(late) < len(results) and all(
-        names(result, rank) or result in late for result in results
-    )
-
-
-def summary(result):
-    return result.reason if isinstance(result, ckptd.Error) else result.state
-
-
 @pytest.fixture
-def outcome(record_property):
-    """outcome(stage, who, what, loads, since): checks how long they waited; a row of the table."""
+def warm(start, tmp_path):
+    """warm(ranks, *options) -> (a group that has loaded once, what its daemons hold since then)."""
 
-    def add(stage, who, what, loads, since):
-        results = [loading.outcome(max(0.0, since + LIMIT - time.monotonic())) for loading in loads]
-        longest = max(loading.ended for loading in loads) - since
-        record_property(
-            "fault", (stage, who, what, " ".join(sorted({summary(r) for r in results})), longest)
-        )
-        return results
+    def make(ranks, *options):
+        group = start(ranks, *HEARTBEATS, *options)
+        return group, footprints(group, sparse(tmp_path / "warm.safetensors", 1 << 20))
 
-    return add
-
-
-def assert_heals(group, path):
-    """The group re-forms, the next load works, and afterwards nothing is left of either."""
-    group.wait_ready()
-    assert_loads(group, path)
-    assert_nothing_is_left(group)
+    return make
 
 
 @places("ALLOCATING", "TRANSFERRING")
-def test_killing_a_member_ends_the_load_on_all_ranks_with_its_name(start, tmp_path, outcome, stage):
-    group = start(3, *HEARTBEATS)
-    victim = group.pid(2)
-    with held_at(group, stage, tmp_path) as (path, loads, _):
-        os.kill(victim, signal.SIGKILL)
+def test_killing_a_member_ends_the_load_on_all_ranks_with_its_name(warm, tmp_path, outcome, stage):
+    group, before = warm(3, *needed_for(stage))
+    with Hold(group, stage, tmp_path) as held:
+        os.kill(held.pids[2], signal.SIGKILL)
         since = time.monotonic()
-    results = outcome(stage, "member", "killed", loads, since)
-    assert heard(results, 2), results
-    assert_heals(group, path)
+    results = outcome(stage, "member", "killed", held.loads, since)
+    assert_heard(stage, results, 2)
+    assert_heals(group, held.path, before)
 
 
-@places("TRANSFERRING")
-def test_a_member_that_stands_still_ends_the_load_on_the_other_ranks(
-    start, tmp_path, outcome, stage
-):
-    group = start(3, *HEARTBEATS)
-    victim = group.pid(2)
-    with contextlib.ExitStack() as still:
-        with held_at(group, stage, tmp_path) as (path, loads, _):
-            still.enter_context(stopped(victim))
-            since = time.monotonic()
-        results = outcome(stage, "member", "stopped", loads[:2], since)
-        assert heard(results, 2), results
-    loads[2].outcome(LIMIT)
-    assert_heals(group, path)
-
-
-@places("TRANSFERRING")
+@places("TRANSFERRING", host=("GATHERING", "QUEUED", *WORKING))
 def test_killing_the_leader_ends_the_load_on_all_ranks_with_its_name(
-    start, tmp_path, outcome, stage
+    warm, tmp_path, outcome, stage
 ):
-    group = start(3, *HEARTBEATS)
-    with held_at(group, stage, tmp_path) as (path, loads, leader):
-        os.kill(leader, signal.SIGKILL)
+    group, before = warm(3, *needed_for(stage))
+    with Hold(group, stage, tmp_path) as held:
+        os.kill(held.pids[0], signal.SIGKILL)
+        held.go_on()
         since = time.monotonic()
-        results = outcome(stage, "leader", "killed", loads, since)
-    assert heard(results, 0), results
-    assert_heals(group, path)
+        results = outcome(stage, "leader", "killed", held.loads, since)
+    assert_heard(stage, results, 0)
+    assert_heals(group, held.path, before)
 
 
-@places("ALLOCATING")
-def test_a_leader_that_stands_still_ends_the_load_on_the_other_ranks(
-    start, tmp_path, outcome, stage
-):
-    group = start(3, *HEARTBEATS)
-    with held_at(group, stage, tmp_path) as (path, loads, _):
-        since = time.monotonic()
-        results = outcome(stage, "leader", "stopped", loads[1:], since)
-        assert heard(results, 0), results
-    assert isinstance(loads[0].outcome(LIMIT), ckptd.Error)
-    assert_heals(group, path)
-
-
-def test_killing_every_daemon_in_the_middle_of_a_load_leaves_nobody_waiting(
-    start, tmp_path, outcome
-):
-    group = start(3, *HEARTBEATS)
-    pids = [group.pid(rank) for rank in range(3)]
-    with held_at(group, "TRANSFERRING", tmp_path) as (path, loads, _):
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        since = time.monotonic()
-    results = outcome("TRANSFERRING", "all daemons", "killed", loads, since)
-    # Each client's own daemon has died: that is what it can know.
-    assert all(names(result, rank) for rank, result in enumerate(results)), results
-    assert_heals(group, path)
-
-
-def test_killing_launch_in_the_middle_of_a_load_ends_everything(tmp_path, outcome):
-    (tmp_path / "g").mkdir()
-    with Group(tmp_path / "g", 3, *HEARTBEATS) as group:
-        pids = [group.pid(rank) for rank in range(3)]
-        with held_at(group, "TRANSFERRING", tmp_path) as (_, loads, _):
-            group.process.kill()
-            group.process.wait()
-            since = time.monotonic()
-        results = outcome("TRANSFERRING", "launch", "killed", loads, since)
-        assert all(isinstance(result, ckptd.Error) for result in results), results
-        wait_until(
-            lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids),
-            "the daemons to end",
-            LIMIT,
-        )
-        assert sockets(group) == []
-
-
-def test_a_launch_that_stands_still_disturbs_no_load(start, tmp_path, outcome):
-    group = start(3, *HEARTBEATS)
-    with stopped(group.process.pid):
-        with held_at(group, "TRANSFERRING", tmp_path) as (path, loads, _):
-            since = time.monotonic()
-        results = outcome("TRANSFERRING", "launch", "stopped", loads, since)
-    assert [result.state for result in results] == ["ACTIVE"] * 3
-    assert_heals(group, path)
-
-
-def test_a_client_gives_up_a_daemon_that_stands_still(start, tmp_path, outcome):
-    group = start(1)
-    with held_at(group, "TRANSFERRING", tmp_path) as (path, loads, _):
-        since = time.monotonic()
-        (result,) = outcome("TRANSFERRING", "the client's own daemon", "stopped", loads, since)
-        assert result.reason == "DAEMON_UNREACHABLE" and "rank-0.sock" in result.message, result
-    assert_heals(group, path)
-
-
-def statement(rank, ranks):
-    """What a trainer states in rank form: all of MARK."""
-    layout = ckptd.RankLayout(rank, ranks, shardings=[ckptd.Sharding()])
-    layout.add("mark", [len(MARK)], 0)
-    return layout
-
-
-def test_a_gathering_load_outlives_a_member_that_is_restarted(start, tmp_path, outcome):
-    group = start(3, *HEARTBEATS)
+def test_a_gathering_load_outlives_a_member_that_is_restarted(warm, tmp_path, outcome):
+    group, before = warm(3)
     path = sparse(tmp_path / "s.safetensors")
     loads = [Loading(group, rank, path, statement(rank, 3)) for rank in range(2)]
     with ckptd.connect(group.address(1)) as client:
@@ -201,36 +85,62 @@ def test_a_gathering_load_outlives_a_member_that_is_restarted(start, tmp_path, o
     loads.append(Loading(group, 2, path, statement(2, 3)))
     results = outcome("GATHERING", "member", "killed", loads, since)
     assert [result.state for result in results] == ["ACTIVE"] * 3, results
-    assert_nothing_is_left(group)
+    assert_heals(group, path, before)
 
 
-def test_a_gathering_load_ends_with_its_leader(start, tmp_path, outcome):
-    group = start(3, *HEARTBEATS)
-    path = sparse(tmp_path / "s.safetensors")
-    loads = [Loading(group, rank, path, statement(rank, 3)) for rank in range(2)]
-    with ckptd.connect(group.address(1)) as client:
-        wait_until(lambda: stage_of(client, path) == "GATHERING", "the load to gather")
-    os.kill(group.pid(0), signal.SIGKILL)
-    results = outcome("GATHERING", "leader", "killed", loads, time.monotonic())
-    assert all(names(result, 0) for result in results), results
-    group.wait_ready()
-    assert_nothing_is_left(group)
+def test_killing_every_daemon_in_the_middle_of_a_load_leaves_nobody_waiting(
+    warm, tmp_path, outcome
+):
+    group, before = warm(3)
+    with Hold(group, "TRANSFERRING", tmp_path) as held:
+        for pid in held.pids:
+            os.kill(pid, signal.SIGKILL)
+        since = time.monotonic()
+    results = outcome("TRANSFERRING", "all daemons", "killed", held.loads, since)
+    # Each client's own daemon has died: that is what it can know.
+    assert all(names(result, rank) for rank, result in enumerate(results)), results
+    assert_heals(group, held.path, before)
 
 
-def test_faults_in_a_row_leave_the_survivors_flat(start, tmp_path):
-    group = start(2, *HEARTBEATS)
-    leader, counts = group.pid(0), []
-    for turn in range(4):  # launch waits longer from restart to restart
-        (tmp_path / str(turn)).mkdir()
-        victim = group.pid(1)
-        with held_at(group, "TRANSFERRING", tmp_path / str(turn)) as (path, loads, _):
-            os.kill(victim, signal.SIGKILL)
-        assert all(isinstance(loading.outcome(LIMIT), ckptd.Error) for loading in loads)
+@pytest.mark.parametrize("stage", ["GATHERING", "ALLOCATING", "TRANSFERRING"])
+def test_killing_launch_in_the_middle_of_a_load_ends_everything(tmp_path, outcome, stage):
+    (tmp_path / "g").mkdir()
+    with Group(tmp_path / "g", 3, *HEARTBEATS) as group:
+        with Hold(group, stage, tmp_path) as held:
+            group.process.kill()
+            group.process.wait()
+            since = time.monotonic()
+        results = outcome(stage, "launch", "killed", held.loads, since)
+        # Each client's own daemon ends: that is what it can know.
+        assert all(names(r, loading.rank) for r, loading in zip(results, held.loads)), results
         wait_until(
-            lambda: (group.info(1) or {}).get("pid", victim) != victim, "rank 1 to be back", LIMIT
+            lambda: not any(os.path.exists(f"/proc/{pid}") for pid in held.pids),
+            "the daemons to end",
+            LIMIT,
         )
-        assert_heals(group, path)
-        counts.append(resources(leader))
-    # The first turns fill what gRPC keeps in reserve.
-    for key, slack in (("memfds", 0), ("fds", 6), ("threads", 4)):
-        assert counts[-1][key] <= counts[1][key] + slack, counts
+        assert sockets(group) == []
+
+
+def test_a_launch_that_stands_still_disturbs_no_load(warm, tmp_path, outcome):
+    group, before = warm(3)
+    with stopped(group.process.pid):
+        with held_at(group, "TRANSFERRING", tmp_path) as (path, loads, _):
+            since = time.monotonic()
+        results = outcome("TRANSFERRING", "launch", "stopped", loads, since)
+    assert [result.state for result in results] == ["ACTIVE"] * 3
+    assert_heals(group, path, before)
+
+
+def test_faults_in_a_row_leave_the_survivors_flat(warm, tmp_path):
+    """What one fault leaves may hide in what gRPC keeps in reserve; not what six do."""
+    group, before = warm(3)
+    leader = group.pid(0)
+    for turn in range(6):
+        victim = 1 + turn % 2  # launch waits longer from restart to restart of one rank
+        file = tmp_path / f"{turn}.safetensors"
+        with Hold(group, "TRANSFERRING", tmp_path, lambda _: sparse(file, 64 << 20, 5000)) as held:
+            os.kill(held.pids[victim], signal.SIGKILL)
+        results = [loading.outcome(LIMIT) for loading in held.loads]
+        assert_heard("TRANSFERRING", results, victim)
+        assert_heals(group, held.path, before)
+    assert group.pid(0) == leader

@@ -125,11 +125,12 @@ def test_one_rank_s_error_reaches_the_clients_of_all_ranks(start, tmp_path):
         assert client.load(small, layout=rules).name
 
 
-def test_a_daemon_that_is_draining_takes_nothing_new(start, good):
-    group = start(1)
-    assert group.ctl("drain").returncode == 0
-    error = load_error(group, good, layout="fsdp:1")
+def test_a_daemon_that_is_draining_takes_nothing_new_and_says_which_it_is(start, good):
+    group = start(2)
+    assert group.ctl("drain", rank=1).returncode == 0
+    error = load_error(group, good, layout="fsdp:2", rank=1)
     assert (error.code, error.reason) == ("UNAVAILABLE", "DRAINING")
+    assert "rank 1: its daemon is draining" in error.message and error.facts["rank"] == "1"
 
 
 def test_many_clients_at_once_all_get_the_one_load(pair, tmp_path):
@@ -149,3 +150,24 @@ def test_many_clients_at_once_all_get_the_one_load(pair, tmp_path):
     for thread in threads:
         thread.join(60)
     assert not errors and len(names) == 1
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        (("--memory", "cuda"), "NO_DEVICE"),
+        (("--comm", "nccl"), "NO_NCCL"),
+        (("--run-dir", "/proc/nowhere"), "CONFIG_INVALID"),
+        (("--job", "j" * 200), "CONFIG_INVALID"),  # no path of a socket is so long
+    ],
+)
+def test_launch_gives_up_at_once_what_stays_as_it_is(tmp_path, options, reason):
+    ended = subprocess.run(
+        [BINARIES / "ckptd", "launch", "--nproc", "2", *options],
+        env={**clean_environment(), "CUDA_VISIBLE_DEVICES": "", "CKPTD_RUN_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1 and f"[{reason}]" in ended.stderr, ended.stderr
+    assert "restart in" not in ended.stderr and "daemons are ready" not in ended.stderr

@@ -60,12 +60,13 @@ def shards_memory(group, rank):
 
 
 @pytest.mark.parametrize("where", ["its bytes", "its padding"])
-def test_a_bit_that_flips_in_a_shard_is_found_by_tensor_and_rank(start, model, where):
-    path, tensors = model
+def test_a_bit_that_flips_in_a_shard_is_found_by_tensor_rank_and_file(start, sharded, where):
+    folder, tensors, _ = sharded
+    path = str(folder / ("b.safetensors" if where == "its bytes" else "a.safetensors"))
     group = start(2)
     pid, memory = shards_memory(group, 1)
     with ckptd.connect(group.address(1)) as client:
-        checkpoint = client.load(path, layout="replicate:2")
+        checkpoint = client.load(str(folder), layout="replicate:2")
     for rank in range(2):
         assert group.json("verify", checkpoint.name, rank=rank)["rank"] == rank
     wanted = bytes(tensors["second" if where == "its bytes" else "odd"].numpy())
@@ -75,10 +76,14 @@ def test_a_bit_that_flips_in_a_shard_is_found_by_tensor_and_rank(start, model, w
     assert group.json("verify", checkpoint.name, rank=0)["mismatched"] == []
     answer = group.ctl("verify", checkpoint.name, rank=1)
     assert answer.returncode == 5
-    assert json.loads(answer.stdout)["mismatched"] == [name]
+    found = json.loads(answer.stdout)
+    assert found["mismatched"] == [name]
+    assert found["differences"] == [
+        {"tensor": name, "file": path, "what": "not the bytes that were loaded"}
+    ]
     error = json.loads(answer.stderr)["error"]
     assert error["reason"] == "DIGEST_MISMATCH" and error["facts"]["rank"] == "1"
-    assert name in error["message"] and "rank 1" in error["message"]
+    assert f"{name} in {path}" in error["message"] and "rank 1" in error["message"]
     attached = group.ctl("verify", checkpoint.name, "--attached", rank=1)
     if where == "its bytes":
         assert json.loads(attached.stdout)["mismatched"] == [name]

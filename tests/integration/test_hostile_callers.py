@@ -2,15 +2,35 @@
 
 import contextlib
 import os
+from concurrent import futures
 
 import ckptd
 import grpc
 import peer
 import pytest
 from ckptd import _proto, _rpc
-from faults import Program, fd_socket_of, resources, sparse, ticket
+from faults import (
+    Loading,
+    Program,
+    fd_socket_of,
+    resources,
+    sparse,
+    stage_of,
+    statement,
+    ticket,
+)
 from group import sanitized, wait_until
-from noise import PREFACE, SETTINGS, SPEECHES, callers, doors, dripping, show
+from noise import (
+    PREFACE,
+    SETTINGS,
+    SPEECHES,
+    callers,
+    doors,
+    dripping,
+    half_a_call,
+    seconds_until_closed,
+    show,
+)
 
 DOORS = ["workload", "admin", "fd", "memory", "peer"]
 UNAUTHENTICATED = 16
@@ -60,6 +80,56 @@ def test_callers_that_drip_bytes_delay_nobody(scene, door):
         for _ in range(20):
             slow.enter_context(dripping(doors(scene.group)[door], speech))
         scene.assert_usual()
+
+
+def test_a_caller_that_drips_a_secret_is_heard_for_a_few_seconds_only(scene):
+    secrets = {"fd": b"0" * 32, "memory": b"CKPM\x01\x00\x00\x00" + bytes(40)}
+    with futures.ThreadPoolExecutor() as threads:
+        heard = [
+            threads.submit(seconds_until_closed, doors(scene.group)[door], secret, 0.5, 15)
+            for door, secret in secrets.items()
+        ]
+        scene.assert_usual()
+        assert 4 < heard[0].result() < 8  # FdServer::kTokenPatience
+        assert 1 < heard[1].result() < 5  # PeerSocketOptions::patience
+    scene.assert_usual()
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_calls_whose_message_never_ends_take_no_room_and_delay_nobody(scene, count):
+    speech = half_a_call("CheckpointService/LoadCheckpoint")
+    before = peak_mebibytes(scene.pids[0])
+    with callers(doors(scene.group)["workload"], count, speech):
+        scene.assert_usual()
+    assert peak_mebibytes(scene.pids[0]) - before < 100
+
+
+def test_watches_are_bounded_and_delay_nobody(scene, tmp_path):
+    """A load for which rank 1 has stated nothing is watched for as long as its client waits."""
+    path, most = sparse(tmp_path / "s.safetensors"), 64
+    waiting = Loading(scene.group, 0, path, statement(0, 2), timeout=20)
+    wait_until(lambda: stage_of(scene.client, path) == "GATHERING", "the load to gather")
+    (checkpoint,) = [c for c in scene.client.list() if c.source == path]
+    watches = [scene.client.watch(checkpoint) for _ in range(most - 1)]
+    assert [next(watch).state for watch in watches] == ["LOADING"] * (most - 1)
+    scene.assert_usual()
+    with pytest.raises(ckptd.Error) as caught:
+        next(scene.client.watch(checkpoint))
+    assert caught.value.code == "RESOURCE_EXHAUSTED" and "GetCheckpoint" in caught.value.message
+    watches.pop().close()
+    wait_until(lambda: may_watch(scene.client, checkpoint), "room for another watch", 5)
+    joined = Loading(scene.group, 1, path, statement(1, 2), timeout=20)
+    assert [load.outcome(20).state for load in (waiting, joined)] == ["ACTIVE"] * 2
+    for rank in range(2):
+        scene.group.json("unload", checkpoint.name, rank=rank)
+    scene.assert_usual()
+
+
+def may_watch(client, checkpoint):
+    try:
+        return next(client.watch(checkpoint)).state == "LOADING"
+    except ckptd.Error:
+        return False
 
 
 @both
@@ -125,34 +195,43 @@ except OSError as error:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize("door", ["fd", "workload", "admin", "memory"])
-def test_another_user_is_not_let_in(scene, door):
-    with Program(STRANGER, doors(scene.group)[door], "0" * 32) as stranger:
-        assert stranger.hear() == "not let in"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_with_a_token_gets_nothing_even_where_the_door_stands_open(
-    scene, tmp_path_factory
-):
-    reply = ticket(scene.client, scene.checkpoint)
-    opened = [
-        scene.group.run_dir / scene.group.job,
-        *(scene.group.run_dir / scene.group.job).parents,
-    ]
-    modes = [(path, path.stat().st_mode & 0o7777) for path in opened if path.owner() == "root"]
-    socket_path = doors(scene.group)["fd"]
+@contextlib.contextmanager
+def passable(*folders):
+    """Everybody may go through these folders and what they are in."""
+    ways = {way for folder in folders for way in (folder, *folder.parents)}
+    modes = [(way, way.stat().st_mode & 0o7777) for way in ways if way.owner() == "root"]
     try:
-        for path, mode in modes:
-            path.chmod(mode | 0o011)
-        os.chmod(socket_path, 0o666)
-        with Program(STRANGER, socket_path, reply.token) as stranger:
-            assert stranger.hear() in ("0 0", "ConnectionResetError", "BrokenPipeError")
+        for way, mode in modes:
+            way.chmod(mode | 0o011)
+        yield
     finally:
-        os.chmod(socket_path, 0o600)
-        for path, mode in modes:
-            path.chmod(mode)
+        for way, mode in modes:
+            way.chmod(mode)
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@as_root
+@pytest.mark.parametrize("door", ["fd", "workload", "admin", "memory"])
+def test_another_user_is_kept_out_by_the_jobs_folder_and_by_each_socket(scene, door):
+    folder = scene.group.run_dir / scene.group.job
+    for opened in (folder.parent, folder):
+        with passable(opened), Program(STRANGER, doors(scene.group)[door], "0" * 32) as stranger:
+            assert stranger.hear() == "not let in", opened
+
+
+@as_root
+def test_another_user_with_a_token_gets_nothing_even_where_the_door_stands_open(scene):
+    reply = ticket(scene.client, scene.checkpoint)
+    socket_path = doors(scene.group)["fd"]
+    with passable(scene.group.run_dir / scene.group.job):
+        try:
+            os.chmod(socket_path, 0o666)
+            with Program(STRANGER, socket_path, reply.token) as stranger:
+                assert stranger.hear() in ("0 0", "ConnectionResetError", "BrokenPipeError")
+        finally:
+            os.chmod(socket_path, 0o600)
     # It was not used up either.
     assert show(reply.token, fd_socket_of(reply))[0] == 0
 

@@ -215,3 +215,19 @@ def test_a_token_that_was_not_shown_in_time_is_worthless_and_its_lease_ends(scen
     wait_until(lambda: scene.group.json("leases")["leases"] == [], "the lease to end", 40)
     assert 25 < time.monotonic() - since
     assert show(reply.token, reply.memfd.fd_socket) == (16, 0)
+
+
+def test_names_that_uris_would_read_otherwise_are_the_daemon_s_own(tmp_path_factory):
+    base = tmp_path_factory.mktemp("u")  # the paths of sockets are short
+    first = base / "a1"
+    first.mkdir()
+    with Daemon(first) as one:
+        wait_until(one.ready, "the first daemon")
+        for name in ("%61%31", "a1?b", "a1#b", "a1 b"):
+            folder = base / name
+            folder.mkdir()
+            with Daemon(folder, "--nccl-library", "/m/\udcff") as other:  # told to others as text
+                wait_until(other.ready, f"a daemon in {name}")
+                with ckptd.connect(other.address(0)) as client:
+                    assert client.list() == []
+            assert one.ready()[0]["pid"] == one.process.pid, name

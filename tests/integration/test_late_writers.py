@@ -95,13 +95,22 @@ def test_a_reader_that_is_killed_takes_no_other_daemon_with_it(tmp_path):
     path = filled(tmp_path / "all.safetensors", 0x44)
     with Group(tmp_path, 3, *OPTIONS) as group, ckptd.connect(group.address(0)) as client:
         pids = [group.pid(rank) for rank in range(2)]
-        for _ in range(3):
+        given_up = 0
+        for _ in range(10):
             loading = Loading(group, 0, path, "replicate:3")
             wait_until(lambda: stage_of(client, path) == "TRANSFERRING", "bytes to move")
             group.kill(2)
-            assert isinstance(loading.outcome(20), ckptd.Error)
+            outcome = loading.outcome(20)
             group.wait_ready()
             # They were writing into memory of their own when the load was given up.
             assert [group.pid(rank) for rank in range(2)] == pids
+            if isinstance(outcome, ckptd.Error):
+                given_up += 1
+                if given_up == 3:
+                    break
+            else:  # killed too late: all had come
+                for rank in range(2):
+                    group.json("unload", outcome.name, rank=rank)
+        assert given_up == 3
         found = client.load(path, layout="replicate:3", timeout=60)
         assert client.verify(found).ok

@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import pathlib
+import shutil
 
 import ckptd
 import pytest
@@ -62,6 +65,18 @@ def test_the_outcome_is_accelerate_s(call, group, tmp_path, alone):
     assert mine[2] == theirs[2], "the offload folder"
     if theirs[0] is None:  # an error leaves accelerate's model half filled
         assert mine[1] == theirs[1]
+
+
+@pytest.mark.parametrize("form", ["file", "index"])
+@pytest.mark.parametrize("device_map", [None, ALL_CPU, BY_PART], ids=["no map", "cpu", "parts"])
+def test_a_folder_whose_name_is_not_utf8_is_loaded_as_any_other(form, device_map, group, tmp_path, alone):
+    odd = pathlib.Path(os.fsdecode(os.fsencode(tmp_path) + b"/%41\xff"))
+    call = Call("odd", device_map=device_map, form=form, offload=True)
+    checkpoint = odd / saved(call, tmp_path).relative_to(tmp_path)
+    shutil.copytree(tmp_path / "saved", odd / "saved")
+    # safetensors itself refuses such paths.
+    theirs = call.outcome(modeling.load_checkpoint_in_model, tmp_path / "theirs", tmp_path / "saved")
+    assert theirs[0] is None and call.outcome(ours(group), tmp_path / "mine", checkpoint) == theirs
 
 
 @pytest.mark.parametrize("call,same", BEYOND, ids=lambda call: call.name)

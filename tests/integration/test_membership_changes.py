@@ -195,7 +195,7 @@ class Storm:
         for process in self.group.processes:
             now = resources(process.pid)
             first = self.first.setdefault(process.pid, now)
-            assert all(now[kind] <= first[kind] + SPARE[kind] for kind in now), (first, now)
+            assert all(now[kind] <= first[kind] + spare for kind, spare in SPARE.items()), (first, now)
 
     def unload(self):
         """Also what was in flight and has come through."""

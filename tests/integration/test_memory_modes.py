@@ -99,18 +99,30 @@ def test_a_leased_checkpoint_is_not_unloaded_unless_forced_and_clients_keep_thei
             assert list(words(shard)[:4]) == [0, 1, 2, 3]
 
 
+def inode_at(address):
+    """Of the memory that this process has mapped there."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            if begin <= address < end:
+                return int(line.split()[4])
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
 def test_no_byte_of_one_checkpoint_shows_in_the_padding_of_the_next(start, tmp_path):
-    group = start(1)
+    group = start(1, "--memory-budget", "2MiB")  # one segment
     ones = save(tmp_path / "ones.safetensors", {"w": torch.full((1 << 18,), -1, dtype=torch.int32)})
     tiny = save(tmp_path / "tiny.safetensors", {"a": torch.zeros(1, dtype=torch.uint8),
                                                 "b": torch.zeros(3, dtype=torch.uint8)})
     with ckptd.connect(group.address(0)) as client:
         first = client.load(ones, layout="fsdp:1")
-        with client.acquire(first):
-            pass
-        group.json("unload", first.name)
+        with client.acquire(first) as shard:
+            memory = inode_at(shard.tensors["w"].pointer)
+        del shard  # what is mapped is not used again
+        wait_until(lambda: group.ctl("unload", first.name).returncode == 0, "the unload", 5)
         with client.acquire(client.load(tiny, layout="fsdp:1")) as shard:
             first, last = shard.tensors["a"], shard.tensors["b"]
+            assert inode_at(first.pointer) == memory, "it is the same memory"
             slab = ctypes.string_at(first.pointer, last.pointer - first.pointer + 512)
             assert slab == bytes(len(slab))
 

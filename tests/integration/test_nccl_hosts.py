@@ -4,7 +4,7 @@ import time
 
 import fake_nccl
 import pytest
-from hosts import SpreadGroup, TwoHosts, why_not
+from hosts import SpreadGroup, why_not
 from nccl_bench import HEARTBEATS, LIMIT, NCCL, begin, exchanged, failure, load, sample, tensor_bytes
 
 pytest.importorskip("cuda.bindings.driver")
@@ -12,12 +12,6 @@ WHY_NOT = why_not() or fake_nccl.why_not()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 HOSTS = (0, 0, 1, 1)
-
-
-@pytest.fixture
-def network():
-    with TwoHosts() as made:
-        yield made
 
 
 @pytest.fixture

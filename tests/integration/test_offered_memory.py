@@ -8,13 +8,12 @@ import sys
 
 import ckptd
 import pytest
-from faults import assert_nothing_is_left, held_at, load_everywhere
+from faults import assert_nothing_is_left, load_everywhere
 from group import Group, save
+from holds import HEARTBEATS, LIMIT, held_at
 
 torch = pytest.importorskip("torch")
 
-HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
-LIMIT = 10
 OFFER = """
 import sys
 sys.path[:0] = sys.argv[2:]

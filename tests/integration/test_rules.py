@@ -1,23 +1,15 @@
 """Loads by rule: what each rank maps is what torch would have put there."""
 
 import json
+import os
+import shutil
+from urllib.parse import unquote_to_bytes
 
 import ckptd
 import pytest
 import torch
 from group import save
-
-
-def as_bytes(tensor):
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-
-
-def chunk(tensor, rank, ranks):
-    """torch.chunk's part, empty past the end, as fully_shard keeps it."""
-    if tensor.dim() == 0:
-        return tensor
-    parts = list(torch.chunk(tensor, ranks))
-    return parts[rank] if rank < len(parts) else tensor[:0]
+from slices import as_bytes, rows
 
 
 def check(shard, tensors, part):
@@ -37,7 +29,7 @@ def test_each_rank_maps_its_rows_of_an_fsdp_layout(start, source, ranks):
         with ckptd.connect(group.address(rank)) as client:
             checkpoint = client.load(path, layout=f"fsdp:{ranks}")
             with client.acquire(checkpoint) as shard:
-                check(shard, tensors, lambda t: chunk(t, rank, ranks))
+                check(shard, tensors, lambda t: rows(t, rank, ranks))
         progress = group.json("get", checkpoint.name, rank=rank)["progress"]
         total = sum(t.numel() * t.element_size() for t in tensors.values())
         assert int(progress["storage_bytes"]) == total
@@ -50,7 +42,7 @@ def test_replicas_of_an_hsdp_layout_hold_the_same_rows_read_once(start, source):
         with ckptd.connect(group.address(rank)) as client:
             checkpoint = client.load(path, layout="hsdp:2x2")
             with client.acquire(checkpoint) as shard:
-                check(shard, tensors, lambda t: chunk(t, rank % 2, 2))
+                check(shard, tensors, lambda t: rows(t, rank % 2, 2))
     progress = group.json("get", checkpoint.name)["progress"]
     assert int(progress["storage_bytes"]) == sum(t.numel() * t.element_size() for t in tensors.values())
 
@@ -75,7 +67,7 @@ def test_floating_tensors_are_cast_as_torch_casts_them(pair, source):
                 # Integers, bool and fp8 stay as they are.
                 if tensor.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
                     tensor = tensor.to(torch.float32 if name.startswith("layer.0.") else torch.bfloat16)
-                return chunk(tensor, 1, 2)
+                return rows(tensor, 1, 2)
             for name, tensor in tensors.items():
                 assert bytes(shard.tensors[name].buffer) == as_bytes(part(name, tensor)), name
 
@@ -125,3 +117,38 @@ def test_an_index_that_is_swapped_is_loaded_anew(pair, tmp_path):
             point_to(name)
             with client.acquire(client.load(str(tmp_path), layout="fsdp:2")) as shard:
                 assert bytes(shard.tensors["w"].buffer) == as_bytes(torch.full((2,), float(step)))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "parts"])
+def test_names_that_are_not_utf8_load_on_all_ranks(pair, source, tmp_path, kind):
+    path, tensors = source
+    odd = os.fsencode(tmp_path) + b"/%41\xff"
+    target = odd + b"/m.safetensors" if kind == "folder" else odd + b"/\xfe.safetensors"
+    os.mkdir(odd)
+    shutil.copy(path, target)
+    named = odd if kind == "parts" else target
+    for rank in range(2):
+        with ckptd.connect(pair.address(rank)) as client:
+            checkpoint = client.load(named, layout="fsdp:2")
+            with client.acquire(checkpoint) as shard:
+                check(shard, tensors, lambda t: rows(t, rank, 2))
+            assert client.verify(checkpoint).mismatched == ()
+            assert client.plan(named, layout="fsdp:2").storage_bytes > 0
+            assert os.fsencode(checkpoint.source) == named
+            assert client.inspect(named) == client.inspect(checkpoint.source)
+            assert os.fsencode(client.inspect(named).files[0][0]) == target
+        shown = pair.json("inspect", os.fsdecode(named), rank=rank)["source"]
+        assert shown == pair.json("inspect", "--remote", shown, rank=rank)["source"]
+        assert shown.startswith("file:///") and shown.isascii() and unquote_to_bytes(shown[7:]) == named
+        assert pair.json("load", shown, "--layout", "fsdp:2", rank=rank)["resident"]
+
+
+def test_spellings_of_one_path_are_one_checkpoint(pair, source, tmp_path):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    shutil.copy(source[0], folder)
+    names = set()
+    for spelling in (f"{folder}", f"{folder}/", f"{tmp_path}//m", f"{tmp_path}/./m/.", f"file://{folder}"):
+        for rank in range(2):
+            names.add(pair.json("load", spelling, "--layout", "replicate:2", rank=rank)["checkpoint"]["name"])
+    assert len(names) == 1

@@ -315,13 +315,16 @@ class FakeDaemon:
         return reply
 
     def PlanLoad(self, request):
+        self._open(request.source)
         reply = _proto.message("PlanLoadResponse")(storage_bytes=11, plan_digest="ab")
         reply.ranks.add(rank=0, slab_bytes=512, tensor_bytes=11, tensor_count=1)
         reply.files.add(path=request.source, read_bytes=11)
         return reply
 
     def VerifyCheckpoint(self, request):
-        return _proto.message("VerifyCheckpointResponse")(tensor_count=2, bytes=9, mismatched=["w"])
+        return _proto.message("VerifyCheckpointResponse")(
+            tensor_count=2, bytes=9, mismatched=["w"], files=["/models/a.safetensors"]
+        )
 
     def ReleaseShard(self, request):
         return _proto.message("ReleaseShardResponse")()

@@ -1,6 +1,7 @@
 """Calls, their deadlines and their errors."""
 
 import os
+import pathlib
 import pickle
 import socket
 import threading
@@ -97,6 +98,32 @@ def test_a_relative_source_is_made_absolute(daemon, client, source, monkeypatch)
     monkeypatch.chdir(os.path.dirname(source[0]))
     client.load("model.safetensors")
     assert daemon.requests[0].source == source[0]
+
+
+@pytest.mark.parametrize("call", ["load", "inspect", "check_readable", "plan"])
+@pytest.mark.parametrize("form", [os.fsdecode, bytes])
+def test_a_source_whose_name_is_not_utf8_is_sent_as_a_uri(client, call, form):
+    with pytest.raises(ckptd.NotFound) as caught:
+        getattr(client, call)(form(b"/models/m%\xff.safetensors"))
+    assert caught.value.facts["file"] == "file:///models/m%25%FF.safetensors"
+
+
+@pytest.mark.parametrize("form", [os.fsencode, pathlib.Path, lambda path: "file://" + path])
+def test_a_source_may_be_named_by_a_path_of_any_kind_or_a_uri(daemon, client, source, form):
+    client.load(form(source[0]))
+    assert daemon.requests[0].source == source[0]
+
+
+def test_a_uri_in_bytes_that_are_not_utf8_is_a_path(client):
+    with pytest.raises(ckptd.NotFound) as caught:
+        client.load(b"file:///models/m\xff%25")
+    assert caught.value.facts["file"] == "file:///models/m%FF%25"
+
+
+def test_an_empty_source_is_the_daemon_s_to_refuse(client):
+    with pytest.raises(ckptd.Error) as caught:
+        client.load("")
+    assert caught.value.facts["file"] == ""
 
 
 def test_an_error_carries_code_reason_sentence_and_facts(client, tmp_path):
@@ -243,6 +270,7 @@ def test_plan_gives_bytes_per_rank_and_file(client, source):
 def test_verify_names_what_differs(client, source):
     verification = client.verify(client.load(source[0]))
     assert (verification.ok, verification.mismatched, verification.rank) == (False, ("w",), 0)
+    assert verification.files == ("/models/a.safetensors",)
 
 
 def test_a_closed_client_opens_again_on_the_next_call(client):

@@ -1,12 +1,15 @@
 """What importing costs, and what the package offers."""
 
+import gc
 import importlib
 import os
 import subprocess
 import sys
+import weakref
 
 import ckptd
 import pytest
+from ckptd import _proto
 
 
 def run(program, *arguments, **environment):
@@ -104,3 +107,11 @@ def test_a_killed_process_ends_its_lease(daemon, source):
     holder.kill()
     holder.communicate(timeout=30)
     daemon.wait_for(lambda: daemon.leases == 0)
+
+
+def test_the_class_of_a_part_of_a_message_outlives_its_messages():
+    def part():
+        return type(_proto.message("LoadCheckpointRequest")().layout.rank_layout)
+    first = weakref.ref(part())
+    gc.collect()
+    assert first() is part()

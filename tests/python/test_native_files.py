@@ -31,6 +31,7 @@ def index(**weight_map):
 SHAPES = {
     "one file": ({"a.safetensors": A}, "a.safetensors"),
     "a file of another name": ({"weights": A}, "weights"),
+    "a file with the name of another format": ({"weights.bin": A}, "weights.bin"),
     "a folder of files": ({"b.safetensors": B, "a.safetensors": A, "config.json": b"{}"}, ""),
     "hidden files": ({"a.safetensors": A, ".b.safetensors": B}, ""),
     "a hidden index": ({"a.safetensors": A, ".x.safetensors.index.json": index()}, ""),

@@ -359,6 +359,18 @@ def test_a_silent_fd_socket_ends_at_the_deadline(daemon, client, source, monkeyp
         client.acquire(client.load(source[0]), timeout=0.3)
 
 
+def test_a_daemon_that_stands_still_before_it_hands_the_memory_over_is_given_up(
+    daemon, client, source, monkeypatch
+):
+    from ckptd import _fds
+
+    monkeypatch.setattr(daemon, "_send", lambda connection, fds: None)
+    monkeypatch.setattr(_fds, "GONE_SECONDS", 0.1)
+    with pytest.raises(ckptd.Unavailable, match="fd socket .* has not answered") as caught:
+        client.acquire(client.load(source[0]))
+    assert caught.value.reason == "DAEMON_UNREACHABLE"
+
+
 def test_garbage_from_the_fd_socket_is_refused(daemon, client, source, monkeypatch):
     monkeypatch.setattr(
         daemon,

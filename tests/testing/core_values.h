@@ -55,7 +55,11 @@ inline RankPlan PlanOf(uint64_t bytes, uint64_t digest = 1) {
 }
 
 // The same, as a rank keeps it.
-inline Shard ShardOf(uint64_t bytes, uint64_t digest = 1) { return {PlanOf(bytes, digest), {}, {}}; }
+inline Shard ShardOf(uint64_t bytes, uint64_t digest = 1) {
+  Shard shard;
+  shard.plan = PlanOf(bytes, digest);
+  return shard;
+}
 
 inline PrepareCall CallOf(const std::string& name, const LoadRequest& request) {
   PrepareCall call;

@@ -83,12 +83,16 @@ class ScriptedLink final : public MemberLink {
   Hook on_execute;
   Hook on_finish;
   Hook on_commit;
+  // Alters what the leader says to it.
+  std::function<void(PrepareCall&)> alter_prepare;
   // What the rank does when it is told to read.
   std::function<absl::StatusOr<ReadReport>(const ExecuteCall&)> read;
 
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline deadline) override {
     CKPTD_RETURN_IF_ERROR(Run(on_prepare));
-    auto reply = inner_.Prepare(call, deadline);
+    PrepareCall heard = call;
+    if (alter_prepare) alter_prepare(heard);
+    auto reply = inner_.Prepare(heard, deadline);
     MutexLock lock(mutex_);
     if (reply.ok() && !reply->resident) ++prepared_;
     return reply;
@@ -210,7 +214,7 @@ class GroupInProcess {
   }
   void Join(uint32_t rank) { membership_->Join(Identity(rank)).value(); }
   void Drop(uint32_t rank) {
-    membership_->Drop(rank, Identity(rank).incarnation, "its cable was cut");
+    membership_->Drop(rank, membership_->epoch(), "its cable was cut");
   }
 
   RankInProcess& rank(uint32_t rank) { return *ranks_[rank]; }

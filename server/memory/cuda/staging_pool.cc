@@ -21,7 +21,8 @@ using Clock = std::chrono::steady_clock;
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<StagingPool>> StagingPool::Create(std::shared_ptr<CudaDevice> home,
-                                                                 uint64_t bytes) {
+                                                                 uint64_t bytes,
+                                                                 std::chrono::milliseconds patience) {
   const auto slots = static_cast<size_t>(std::max<uint64_t>(bytes / kSlotBytes, 2));
   void* memory = nullptr;
   {
@@ -32,11 +33,12 @@ absl::StatusOr<std::shared_ptr<StagingPool>> StagingPool::Create(std::shared_ptr
                     slots * kSlotBytes >> 20)));
   }
   return std::shared_ptr<StagingPool>(
-      new StagingPool(std::move(home), static_cast<std::byte*>(memory), slots));
+      new StagingPool(std::move(home), static_cast<std::byte*>(memory), slots, patience));
 }
 
-StagingPool::StagingPool(std::shared_ptr<CudaDevice> home, std::byte* memory, size_t slots)
-    : home_(std::move(home)), memory_(memory), slots_(slots) {
+StagingPool::StagingPool(std::shared_ptr<CudaDevice> home, std::byte* memory, size_t slots,
+                         std::chrono::milliseconds patience)
+    : home_(std::move(home)), memory_(memory), patience_(patience), slots_(slots) {
   for (size_t i = 0; i < slots; ++i) {
     slots_[i].bytes_ = {memory + i * kSlotBytes, kSlotBytes};
     free_.push_back(&slots_[i]);
@@ -98,17 +100,17 @@ StagingPool::Slot* StagingPool::TakeFree(const void* user) {
 absl::Status StagingPool::StandsStill() {
   MutexLock lock(mutex_);
   if (!in_flight_.empty() && !in_flight_.front()->recorded_.empty()) {
-    return DeviceStandsStill(*in_flight_.front()->recorded_.back(), kPatience);
+    return DeviceStandsStill(*in_flight_.front()->recorded_.back(), patience_);
   }
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("taking staging memory: threads that read storage have held all "
                                "{} slots for {:.1f} s; look at the storage, or start the daemon "
                                "with more --staging or fewer --reader-threads",
-                               slots_.size(), std::chrono::duration<double>(kPatience).count()));
+                               slots_.size(), std::chrono::duration<double>(patience_).count()));
 }
 
 absl::StatusOr<StagingPool::Slot*> StagingPool::Take(const void* user) {
-  const Clock::time_point deadline = Clock::now() + kPatience;
+  const Clock::time_point deadline = Clock::now() + patience_;
   while (true) {
     {
       MutexLock lock(mutex_);

@@ -40,9 +40,10 @@ class StagingPool {
   };
 
   // Pins `bytes`, rounded down to whole slots and at least two. `home`'s context is
-  // used for that. Errors: NO_MEMORY, DEVICE_FAILED.
-  static absl::StatusOr<std::shared_ptr<StagingPool>> Create(std::shared_ptr<CudaDevice> home,
-                                                             uint64_t bytes);
+  // used for that. `patience`: of Take. Errors: NO_MEMORY, DEVICE_FAILED.
+  static absl::StatusOr<std::shared_ptr<StagingPool>> Create(
+      std::shared_ptr<CudaDevice> home, uint64_t bytes,
+      std::chrono::milliseconds patience = kPatience);
   // Waits for copies under way; memory that a GPU may still read is left to the end of
   // the process.
   ~StagingPool();
@@ -51,7 +52,7 @@ class StagingPool {
 
   // A slot whose earlier copies have ended; waits for one. Rather one that `user`, any
   // address, had before: this thread's caches have it. Errors: DEVICE_FAILED,
-  // DeadlineExceeded DEADLINE when no copy ends any more.
+  // DeadlineExceeded DEADLINE when no copy ends any more, or others keep all slots.
   absl::StatusOr<Slot*> Take(const void* user);
   // Notes that copies from the slot were put on `stream` of that device.
   absl::Status Record(Slot& slot, const std::shared_ptr<CudaDevice>& device, CUstream stream);
@@ -63,7 +64,8 @@ class StagingPool {
   unsigned Lanes() const { return static_cast<unsigned>(slots_.size() / 2); }
 
  private:
-  StagingPool(std::shared_ptr<CudaDevice> home, std::byte* memory, size_t slots);
+  StagingPool(std::shared_ptr<CudaDevice> home, std::byte* memory, size_t slots,
+              std::chrono::milliseconds patience);
   Slot* TakeFree(const void* user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Why there has been no slot for so long.
@@ -73,6 +75,7 @@ class StagingPool {
 
   const std::shared_ptr<CudaDevice> home_;
   std::byte* const memory_;
+  const std::chrono::milliseconds patience_;
   std::vector<Slot> slots_;
   Mutex mutex_;
   std::vector<Slot*> free_ ABSL_GUARDED_BY(mutex_);

@@ -108,7 +108,9 @@ def show(options, result):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="tests/bench/run", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="tests/bench/run", description=__doc__.splitlines()[0],
+                                     epilog="`tests/bench/run link` measures loads to another host beside iperf3 on "
+                                            "the same link; see its --help.")
     parser.add_argument("--bytes", type=make_checkpoint.parse_bytes, default=1_600_000_000,
                         help="size of the checkpoint (default 1.6GB)")
     parser.add_argument("--ranks", type=int, default=4, help="daemons and trainers (default 4)")

@@ -57,14 +57,13 @@ struct FakeAnswers {
 class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminService::Service {
  public:
   FakeDaemon() : fd_socket_(dir_ / "fd.sock") { MakeShard(); }
-  ~FakeDaemon() override {
-    if (server_) server_->Shutdown(std::chrono::system_clock::now());
-    if (admin_server_) admin_server_->Shutdown(std::chrono::system_clock::now());
-  }
+  ~FakeDaemon() override { Stop(); }
 
   FakeAnswers answers;
   std::vector<UniqueFd> segments;  // handed out on the fd socket
   // What came last.
+  v1::InspectCheckpointRequest last_inspect;
+  v1::PlanLoadRequest last_plan;
   v1::LoadCheckpointRequest last_load;
   v1::AcquireShardRequest last_acquire;
   std::vector<std::string> load_ids;
@@ -85,6 +84,11 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
                            grpc::InsecureServerCredentials());
     admin.RegisterService(static_cast<v1::AdminService::Service*>(this));
     admin_server_ = admin.BuildAndStart();
+  }
+
+  void Stop() {
+    if (server_) server_->Shutdown(std::chrono::system_clock::now());
+    if (admin_server_) admin_server_->Shutdown(std::chrono::system_clock::now());
   }
 
   static v1::Checkpoint MakeCheckpoint(v1::Checkpoint::State state) {
@@ -156,13 +160,15 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
     if (segments.empty()) FakeFdSocket::Send(socket, FakeFdSocket::Header(0, 0, 0));
   }
 
-  grpc::Status InspectCheckpoint(grpc::ServerContext*, const v1::InspectCheckpointRequest*,
+  grpc::Status InspectCheckpoint(grpc::ServerContext*, const v1::InspectCheckpointRequest* request,
                                  v1::InspectCheckpointResponse* response) override {
+    last_inspect = *request;
     *response = answers.inspect;
     return answers.error;
   }
-  grpc::Status PlanLoad(grpc::ServerContext*, const v1::PlanLoadRequest*,
+  grpc::Status PlanLoad(grpc::ServerContext*, const v1::PlanLoadRequest* request,
                         v1::PlanLoadResponse* response) override {
+    last_plan = *request;
     *response = answers.plan;
     return answers.error;
   }

@@ -24,7 +24,7 @@ class Address(NamedTuple):
         """What gRPC dials."""
         from urllib.parse import quote
 
-        return "unix:" + quote(self.path)
+        return "unix:" + quote(os.fsencode(self.path))
 
     def __str__(self) -> str:
         return f"unix:{self.path} ({self.chosen_by})"

@@ -1,6 +1,5 @@
 """The client of one daemon."""
 
-import os
 import time
 import uuid
 from typing import Callable, List, Mapping, Optional, Sequence, Union
@@ -9,6 +8,7 @@ from . import _address, _device_map, _layout, _proto, _types
 from ._device_map import Device, DeviceMap
 from ._errors import Error, FailedPrecondition, InvalidArgument, Unavailable, source_changed
 from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, is_transient
+from ._source import Path, path_of, source_text
 from ._types import Checkpoint, Plan, Progress, Source, Verification
 
 _CALL_SECONDS = 30.0
@@ -81,7 +81,7 @@ class Client:
 
     def load(
         self,
-        source: Union[str, os.PathLike],
+        source: Path,
         *,
         layout=None,
         mode: str = "shared",
@@ -92,7 +92,7 @@ class Client:
         digest: bool = True,
         progress: Optional[Callable[[Progress], None]] = None,
     ) -> Checkpoint:
-        """Loads `source` (or finds it resident) and waits until it is ACTIVE.
+        """Loads `source`, a path or file URI (or finds it resident), and waits until it is ACTIVE.
 
         layout: "fsdp:8", "hsdp:2x4", "replicate:8", a dict of rules, a RankLayout,
         or None for a full copy on each rank. dtype: floating tensors are cast to it,
@@ -106,7 +106,7 @@ class Client:
         """
         deadline = Deadline(min(timeout, _MAX_LOAD_SECONDS))
         request = _proto.message("LoadCheckpointRequest")(
-            source=os.path.abspath(os.fspath(source)),
+            source=source_text(source),
             intended_mode=mode_number(mode),
             handle_kind=_handle_number(handle),
             request_id=uuid.uuid4().hex,
@@ -194,18 +194,18 @@ class Client:
         request = _proto.message("ListCheckpointsRequest")(page_size=1)
         return self._call("ListCheckpoints", request, "asking for the GPU").device_uuid or None
 
-    def inspect(self, source: Union[str, os.PathLike], timeout: float = _CALL_SECONDS) -> Source:
+    def inspect(self, source: Path, timeout: float = _CALL_SECONDS) -> Source:
         """Names, dtypes and shapes of a source, as the daemon reads its headers."""
         deadline = Deadline(timeout)
-        path = os.path.abspath(os.fspath(source))
+        path = source_text(source)
         request = _proto.message("InspectCheckpointRequest")(source=path)
         result = None
         while True:
             reply = self._call("InspectCheckpoint", request, f"inspecting {path}", deadline)
             if result is None:
                 result = Source(
-                    reply.source or path,
-                    [(f.path, f.bytes) for f in reply.files],
+                    path_of(reply.source or path),
+                    [(path_of(f.path), f.bytes) for f in reply.files],
                     reply.tensor_count,
                     reply.tensor_bytes,
                     dict(reply.metadata),
@@ -221,23 +221,23 @@ class Client:
             request.page_token = reply.next_page_token
 
     def check_readable(
-        self, source: Union[str, os.PathLike], timeout: float = _CALL_SECONDS
+        self, source: Path, timeout: float = _CALL_SECONDS
     ) -> None:
         """Raises ckptd.Error, as `inspect` does, for what the daemon cannot read."""
-        path = os.path.abspath(os.fspath(source))
+        path = source_text(source)
         request = _proto.message("InspectCheckpointRequest")(source=path)
         self._call("InspectCheckpoint", request, f"inspecting {path}", Deadline(timeout))
 
     def plan(
         self,
-        source: Union[str, os.PathLike],
+        source: Path,
         *,
         layout=None,
         dtype=None,
         keep_fp32: Sequence[str] = (),
     ) -> Plan:
         """Dry run: bytes per rank and file, and peak memory. Nothing is loaded."""
-        path = os.path.abspath(os.fspath(source))
+        path = source_text(source)
         request = _proto.message("PlanLoadRequest")(source=path)
         _layout.fill_layout(request.layout, layout)
         _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)
@@ -245,7 +245,7 @@ class Client:
 
     def plan_devices(
         self,
-        source: Union[str, os.PathLike],
+        source: Path,
         *,
         max_memory: Union[str, Mapping[Device, Union[int, str]]],
         way: str = "auto",
@@ -280,7 +280,13 @@ class Client:
             f"verifying {name}",
             Deadline(timeout),
         )
-        return Verification(reply.tensor_count, reply.bytes, tuple(reply.mismatched), reply.rank)
+        return Verification(
+            reply.tensor_count,
+            reply.bytes,
+            tuple(reply.mismatched),
+            reply.rank,
+            tuple(map(path_of, reply.files)),
+        )
 
     def acquire(
         self,

@@ -1,11 +1,11 @@
 """Device maps: which device each module of a big model goes to, planned by a daemon."""
 
-import os
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Sequence, Union
 
 from . import _layout, _proto
 from ._errors import InvalidArgument
+from ._source import Path, source_text
 
 Device = Union[int, str]
 
@@ -29,7 +29,7 @@ class DeviceMap:
 
 
 def request_for(
-    source: Union[str, os.PathLike],
+    source: Path,
     way: str,
     max_memory: Union[str, Mapping[Device, Union[int, str]]],
     no_split: Sequence[str],
@@ -43,7 +43,7 @@ def request_for(
             f"planning devices: there is no way {way!r}; use one of {', '.join(_WAYS)}",
             "INVALID_REQUEST",
         )
-    request = _proto.message("PlanLoadRequest")(source=os.path.abspath(os.fspath(source)))
+    request = _proto.message("PlanLoadRequest")(source=source_text(source))
     rules = request.device_map
     rules.way = _WAYS[way]
     if not isinstance(max_memory, str):

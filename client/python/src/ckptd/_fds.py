@@ -17,7 +17,7 @@ import weakref
 from typing import Callable
 
 from ._errors import DataLoss, make
-from ._rpc import Deadline
+from ._rpc import GONE_SECONDS, Deadline
 
 _HEADER = struct.Struct("<4sIII")
 _MAX_PER_MESSAGE = 128
@@ -56,6 +56,16 @@ def _garbled(path: str, what: str) -> DataLoss:
         f"receiving memory from the daemon's fd socket {path}: {what}; the daemon and this client "
         "do not fit together, update both",
         "INVALID_REPLY",
+        {"socket": path},
+    )
+
+
+def _silent(path: str) -> Exception:
+    return make(
+        14,
+        f"receiving memory from the daemon's fd socket {path}: it has not answered for "
+        f"{GONE_SECONDS:g} s; see whether the daemon is stopped or overloaded, and its log",
+        "DAEMON_UNREACHABLE",
         {"socket": path},
     )
 
@@ -110,17 +120,18 @@ def receive(
 ) -> Lease:
     """Fetches `count` descriptors, calling use(fd) for each in order, then closing it.
 
-    Only a message's worth of descriptors is open at a time. Raises ckptd.Error;
+    Only a message's worth of descriptors is open at a time. A daemon sends each at once:
+    one that stands still is given up after GONE_SECONDS. Raises ckptd.Error;
     what `use` raises passes through. Either way nothing stays open.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.settimeout(max(deadline.left(), 1e-3))
+        connection.settimeout(max(min(deadline.left(), GONE_SECONDS), 1e-3))
         connection.connect(path)
         connection.sendall(token.encode("ascii"))
         received, remaining = 0, count
         while True:
-            connection.settimeout(max(deadline.left(), 1e-3))
+            connection.settimeout(max(min(deadline.left(), GONE_SECONDS), 1e-3))
             fds, announced = _receive_message(connection, path)
             remaining -= len(fds)
             try:
@@ -144,6 +155,8 @@ def receive(
         return Lease(connection)
     except socket.timeout:
         connection.close()
+        if not deadline.passed():
+            raise _silent(path) from None
         raise deadline.exceeded(
             "receiving a shard's memory", f"the daemon's fd socket {path}"
         ) from None

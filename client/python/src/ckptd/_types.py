@@ -5,6 +5,7 @@ from typing import Dict, List, Optional, Tuple
 
 from . import _dtypes, _proto
 from ._errors import DataLoss, Error, make
+from ._source import path_of
 
 MODES = {"shared": 1, "private": 2, "exclusive": 3}
 MODE_NAMES = {number: name for name, number in MODES.items()}
@@ -110,7 +111,7 @@ def checkpoint_of(message, resident: bool = False, differs=()) -> Checkpoint:
         failure = make(message.failure.code, message.failure.message, message.failure.reason, facts)
     return Checkpoint(
         name=message.name,
-        source=message.source,
+        source=path_of(message.source),
         state=_STATES.get(message.state, str(message.state)),
         rank=message.rank,
         world_size=message.world_size,
@@ -240,7 +241,7 @@ def plan_of(message) -> Plan:
             RankPlan(r.rank, r.slab_bytes, r.tensor_bytes, r.tensor_count, r.received_bytes)
             for r in message.ranks
         ),
-        files=tuple((f.path, f.read_bytes) for f in message.files),
+        files=tuple((path_of(f.path), f.read_bytes) for f in message.files),
         storage_bytes=message.storage_bytes,
         peak_rank_bytes=message.peak_rank_bytes,
         total_slab_bytes=message.total_slab_bytes,
@@ -254,6 +255,7 @@ class Verification:
     nbytes: int
     mismatched: Tuple[str, ...]
     rank: int  # whose shard it was
+    files: Tuple[str, ...] = ()  # where each of `mismatched` was read from
 
     @property
     def ok(self) -> bool:

@@ -167,11 +167,12 @@ TEST_F(DaemonVerbs, GetPassesTheDaemonsErrorOn) {
 TEST_F(DaemonVerbs, VerifyTellsAMismatchByItsExitCode) {
   daemon_.answers.verify.set_tensor_count(3);
   daemon_.answers.verify.add_mismatched("model.weight");
+  daemon_.answers.verify.add_files("/m/a.safetensors");
   daemon_.answers.verify.set_rank(3);
   const Outcome outcome = Run({"verify", "ab12"});
   EXPECT_EQ(outcome.code, kExitMismatch);
-  EXPECT_EQ(outcome.out, "model.weight\n");
-  EXPECT_THAT(outcome.err, HasSubstr("on rank 3: 1 tensor no longer has"));
+  EXPECT_EQ(outcome.out, "model.weight in /m/a.safetensors: not the bytes that were loaded\n");
+  EXPECT_THAT(outcome.err, HasSubstr("on rank 3: its memory has changed: model.weight in /m/a.sa"));
 }
 
 TEST_F(DaemonVerbs, VerifyOfOneThatIsLoadingIsNotReady) {
@@ -194,14 +195,14 @@ TEST_F(DaemonVerbs, VerifyAttachedFindsAChangedByte) {
   daemon_.segments[1] = fake::MemoryOf(bytes);
   const Outcome outcome = Run({"verify", "ab12", "--attached"});
   EXPECT_EQ(outcome.code, kExitMismatch);
-  EXPECT_EQ(outcome.out, "a\n");
+  EXPECT_EQ(outcome.out, "a: not the bytes that were loaded\n");
 }
 
 TEST_F(DaemonVerbs, VerifyAttachedFindsDirtyPadding) {
   std::string bytes = FakeDaemon::SlabBytes().substr(0, 4096);
   bytes[127] = 1;
   daemon_.segments[0] = fake::MemoryOf(bytes);
-  EXPECT_EQ(Run({"verify", "ab12", "--attached"}).out, "b\n");
+  EXPECT_EQ(Run({"verify", "ab12", "--attached"}).out, "b: not the bytes that were loaded\n");
 }
 
 TEST_F(DaemonVerbs, VerifyAttachedNeedsDigests) {

@@ -52,6 +52,12 @@ TEST(JsonViews, PutErrorsOnOneLine) {
   EXPECT_EQ(error["facts"]["k"], "v");
 }
 
+TEST(JsonViews, NameTheFileOfAnErrorSoThatItCanBeOpened) {
+  const std::string text = ErrorJson(MakeError(absl::StatusCode::kNotFound,
+                                               reason::kSourceNotFound, "x", {{"file", "/m\xff"}}));
+  EXPECT_EQ(Parse(text)["error"]["facts"]["file"], "file:///m%FF");
+}
+
 TEST(JsonViews, GiveTheTensorTableOnlyOnDemand) {
   SourceInfo source;
   source.files = {{"/m/a.safetensors", 100}};

@@ -104,6 +104,25 @@ TEST_F(OfflineVerbs, PlanPredictsALoadOnKnownHardware) {
                    .contains("prediction"));
 }
 
+TEST_F(OfflineVerbs, PlanPredictsBothWaysBetweenRanksAndChoosesAsDaemonsDo) {
+  const auto predicted = [&](const char* layout, const char* comm) {
+    const Outcome outcome = run_({"plan", model_, "--layout", layout, "--hardware", "h200x8",
+                                  "--comm", comm, "--output", "json"});
+    const auto prediction = nlohmann::json::parse(outcome.out)["prediction"];
+    std::string said = prediction["comm"];
+    for (const auto& stage : prediction["stages"]) {
+      if (stage["stage"] == "fabric") return said + " over the fabric";
+    }
+    return said;
+  };
+  EXPECT_EQ(predicted("fsdp:8", "auto"), "host");
+  EXPECT_EQ(predicted("fsdp:8", "nccl"), "nccl over the fabric");
+  EXPECT_EQ(predicted("fsdp:16", "auto"), "nccl over the fabric");
+  EXPECT_EQ(predicted("fsdp:16", "host"), "host");
+  EXPECT_EQ(run_({"plan", model_, "--layout", "fsdp:2", "--hardware", "h200x8", "--comm", "tcp"}).code,
+            kExitUsage);
+}
+
 TEST_F(OfflineVerbs, PlanPredictsALoadOnHardwareOfAFile) {
   const std::string file = dir_ / "mine.json";
   std::ofstream(file) << R"({"gpus_per_host": 2, "storage": 1e-6, "memory": 10, "link": 20,

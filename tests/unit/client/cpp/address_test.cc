@@ -42,6 +42,17 @@ TEST(Address, ReadsEverySpellingOfAUnixSocket) {
   }
 }
 
+TEST(Address, IsDialledEncodedAndShownAsItWasWritten) {
+  ASSERT_OK_AND_ASSIGN(const Address address,
+                       ResolveAddress({.argument = "unix:///x/a%62?c.sock"}, Variables({})));
+  EXPECT_EQ(address.target, "unix:/x/a%2562%3Fc.sock");
+  EXPECT_EQ(address.Shown(), "unix:/x/a%62?c.sock");
+  ASSERT_OK_AND_ASSIGN(const Address again,
+                       ResolveAddress({.argument = address.Shown()}, Variables({})));
+  EXPECT_EQ(again.path, address.path);
+  EXPECT_EQ(AdminAddress(Address(address)).Shown().find("%25"), std::string::npos);
+}
+
 TEST(Address, FillsInTheRanksOfTorchrun) {
   EXPECT_EQ(PathOf({.argument = "/r{rank}/l{local_rank}.sock"},
                    {{"RANK", "11"}, {"LOCAL_RANK", "3"}, {"SLURM_PROCID", "7"}}),

@@ -53,6 +53,12 @@ TEST_F(ClientTest, SaysThatWhatListensIsNoDaemon) {
               Says("process " + own + " listens there, but has not answered within 500 ms"));
 }
 
+TEST_F(ClientTest, NamesASocketThatIsNotThereAsItWasWritten) {
+  ConnectOptions options = Options();
+  options.address.argument = daemon_.dir() / "a b%20";
+  EXPECT_THAT(Client::Connect(options).status(), Says("unix:" + options.address.argument + " "));
+}
+
 // This process as another user, for as long as it lives; only root can be that.
 class AsUser {
  public:
@@ -149,6 +155,18 @@ TEST_F(ClientTest, RepeatsALostLoadUnderTheSameId) {
   EXPECT_FALSE(daemon_.load_ids[0].empty());
 }
 
+TEST_F(ClientTest, WaitsForADaemonThatIsGoneForAWhileOnly) {
+  daemon_.Start();
+  ConnectOptions options = Options();
+  options.gone_timeout = std::chrono::milliseconds(100);
+  Client client = Client::Connect(options).value();
+  daemon_.Stop();
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_THAT(client.Load({.source = "/m", .layout = std::string("fsdp:1")}).status(),
+              FailsWith(absl::StatusCode::kUnavailable, reason::kDaemonUnreachable));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, options.call_timeout / 2);
+}
+
 TEST_F(ClientTest, DoesNotRepeatALoadThatTheDaemonRefused) {
   daemon_.answers.error =
       fake::DaemonError(grpc::StatusCode::UNAVAILABLE, "DRAINING", "the daemon is draining");
@@ -156,6 +174,21 @@ TEST_F(ClientTest, DoesNotRepeatALoadThatTheDaemonRefused) {
   EXPECT_THAT(client.Load({.source = "/m", .layout = std::string("fsdp:1")}).status(),
               FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
   EXPECT_EQ(daemon_.load_ids.size(), 1U);
+}
+
+TEST_F(ClientTest, SendsASourceThatIsNotUtf8AsAUri) {
+  Client client = Connect();
+  const std::string source = "/m\xff";
+  const std::string sent = "file:///m%FF";
+  EXPECT_OK(client.Inspect(source).status());
+  EXPECT_EQ(daemon_.last_inspect.source(), sent);
+  EXPECT_OK(client.Plan(PlanRequest{.source = source}).status());
+  EXPECT_EQ(daemon_.last_plan.source(), sent);
+  daemon_.last_plan.Clear();
+  EXPECT_OK(client.Plan(DeviceMapRequest{.source = source}).status());
+  EXPECT_EQ(daemon_.last_plan.source(), sent);
+  EXPECT_OK(client.Load({.source = source, .layout = std::string("fsdp:1")}).status());
+  EXPECT_EQ(daemon_.last_load.source(), sent);
 }
 
 TEST_F(ClientTest, KeepsTheDaemonsCodeSentenceReasonAndFacts) {

@@ -49,6 +49,19 @@ TEST_F(ShardTest, FindsTensorsByNameAndAliasAndNothingElse) {
   EXPECT_EQ(shard.Find(""), nullptr);
 }
 
+TEST_F(ShardTest, GivesUpADaemonThatStandsStillBeforeItHandsTheMemoryOver) {
+  daemon_.fd_socket().set_answer([](int) {});
+  daemon_.Start();
+  ConnectOptions options;
+  options.address.argument = daemon_.socket();
+  options.gone_timeout = std::chrono::milliseconds(100);
+  Client client = Client::Connect(options).value();
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_THAT(client.Acquire("checkpoints/ab12").status(),
+              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, options.call_timeout / 2);
+}
+
 TEST_F(ShardTest, OutlivesItsClient) {
   absl::StatusOr<Shard> shard = Acquire();
   ASSERT_OK(shard);

@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <algorithm>
+#include <barrier>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -181,6 +184,32 @@ TEST(UnixSockets, AStaleSocketFileIsReplaced) {
   const TempDir dir;
   { ASSERT_OK(ListenUnix(dir.File(), 0600)); }
   EXPECT_OK(ListenUnix(dir.File(), 0600));
+}
+
+TEST(UnixSockets, OfSeveralThatReplaceAStaleFileOneListens) {
+  const TempDir dir;
+  constexpr int kRounds = 2'000;
+  std::vector<UniqueFd> listening(3);
+  std::barrier together(4);
+  const auto listen = [&](size_t i) {
+    for (int round = 0; round < kRounds; ++round) {
+      together.arrive_and_wait();
+      if (auto listener = ListenUnix(dir.File(), 0600); listener.ok()) {
+        listening[i] = *std::move(listener);
+      }
+      together.arrive_and_wait();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < listening.size(); ++i) threads.emplace_back(listen, i);
+  for (int round = 0; round < kRounds; ++round) {
+    for (UniqueFd& one : listening) one.Reset();
+    EXPECT_OK(ListenUnix(dir.File(), 0600)) << "and closed: stale from now on";
+    together.arrive_and_wait();
+    together.arrive_and_wait();
+    EXPECT_EQ(std::count_if(listening.begin(), listening.end(), std::mem_fn(&UniqueFd::valid)), 1);
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(UnixSockets, ALiveSocketIsLeftAlone) {

@@ -35,18 +35,28 @@ struct SmallPipe {
   UniqueFd writer;
 };
 
+// What is logged in this process. The sink looks at stderr once, with the first line.
+const SmallPipe& LogPipe() {
+  static const auto* const pipe = [] {
+    const auto* const made = new SmallPipe;
+    const UniqueFd before(::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3));
+    EXPECT_EQ(::dup2(made->writer.get(), STDERR_FILENO), STDERR_FILENO);
+    InitLogging("test", LogLevel::kInfo);
+    Log(LogLevel::kInfo, "the first line");
+    EXPECT_EQ(::dup2(before.get(), STDERR_FILENO), STDERR_FILENO);
+    EXPECT_NE(made->Drain(), "");
+    return made;
+  }();
+  return *pipe;
+}
+
 TEST(Logging, LinesThatNobodyReadsAreDroppedAndCountedLater) {
-  const SmallPipe pipe;
-  const UniqueFd before(::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3));
-  // The sink looks at stderr once, with the first line.
-  ASSERT_EQ(::dup2(pipe.writer.get(), STDERR_FILENO), STDERR_FILENO);
-  InitLogging("test", LogLevel::kInfo);
+  const SmallPipe& pipe = LogPipe();
   const std::string text(1000, 'x');
   for (int i = 0; i < 100; ++i) Log(LogLevel::kInfo, "{}", text);
   const std::string first = pipe.Drain();
   Log(LogLevel::kInfo, "after");
   const std::string second = pipe.Drain();
-  ::dup2(before.get(), STDERR_FILENO);
   EXPECT_EQ(first.back(), '\n');
   const auto written = std::count(first.begin(), first.end(), '\n');
   const std::string told = " " + std::to_string(100 - written) + " lines were dropped";
@@ -93,6 +103,16 @@ TEST(LineWriter, WritesAFileWhereItsOffsetIs) {
   char text[10] = {};
   ASSERT_EQ(::pread(fd.get(), text, sizeof(text), 0), 10);
   EXPECT_EQ(std::string(text, 10), "01ab\n56789");
+}
+
+TEST(Logging, NamesOfFilesForgeNoLines) {
+  const SmallPipe& pipe = LogPipe();
+  Log(LogLevel::kError, "opening {}", "/m\n2026-01-01 info all is well\xff");
+  PlainLine("ckptd: opening /m\n\xff");
+  const std::string said = pipe.Drain();
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 2) << said;
+  EXPECT_NE(said.find("opening /m\\n2026-01-01 info all is well\\xff\n"), std::string::npos) << said;
+  EXPECT_NE(said.find("ckptd: opening /m\\n\\xff\n"), std::string::npos) << said;
 }
 
 }  // namespace

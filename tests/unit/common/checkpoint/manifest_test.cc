@@ -13,6 +13,7 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/checkpoint/open.h"
+#include "common/checkpoint/path_text.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/common/checkpoint/open_helpers.h"
 #include "tests/unit/common/checkpoint/temp_folder.h"
@@ -158,6 +159,14 @@ TEST_F(ManifestTest, ThatLacksOrTwistsAValueIsRefused) {
   std::string outside = json;
   outside.replace(outside.find("\"file\": 0"), 9, "\"file\": 9");
   EXPECT_FALSE(ParseManifest(outside).ok());
+}
+
+TEST_F(ManifestTest, NamesAFolderThatIsNotUtf8ByItsUri) {
+  folder_.Write("\xff/a.safetensors", OneTensor("z"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder_ / "\xff"));
+  ASSERT_OK_AND_ASSIGN(const Manifest manifest, MakeManifest(index));
+  EXPECT_EQ(PathOfText(manifest.source), folder_ / "\xff");
+  EXPECT_EQ(ParseManifest(ToJson(manifest)).value().source, manifest.source);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 
 #include "common/base/digest.h"
 #include "common/base/reasons.h"
+#include "common/checkpoint/path_text.h"
 #include "common/checkpoint/safetensors_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/common/checkpoint/open_helpers.h"
@@ -145,6 +146,18 @@ TEST(OpenCheckpoint, RefusesAFifoInPlaceOfAnIndex) {
 TEST(OpenCheckpoint, RefusesAnEmptyPathAndOneWithNul) {
   EXPECT_THAT(OpenCheckpoint(""), FailsWith(kInvalid, reason::kSourceInvalid));
   EXPECT_THAT(OpenCheckpoint(std::string("/a\0b", 4)), FailsWith(kInvalid, reason::kSourceInvalid));
+  EXPECT_THAT(OpenCheckpoint("file:///a%00b"), FailsWith(kInvalid, reason::kSourceInvalid));
+}
+
+TEST(OpenCheckpoint, TakesNamesThatAreNotUtf8) {
+  const TempFolder folder;
+  const std::string path = folder.Write("m\xff.safetensors", OneTensor("a"));
+  const std::string other = folder.Write("\xff/m.safetensors", OneTensor("a"));
+  const std::string uri = TextOfPath(path);
+  ASSERT_NE(uri, path);
+  for (const std::string& source : {path, other, folder.path(), uri}) {
+    EXPECT_OK(OpenCheckpoint(source).status());
+  }
 }
 
 TEST(OpenCheckpoint, RefusesAPathLongerThanTheSystemAllows) {
@@ -321,6 +334,22 @@ INSTANTIATE_TEST_SUITE_P(
                       OtherFormat{{"b.pt", "a.pth"}, "2 files such as a.pth", "save_pretrained"},
                       OtherFormat{{".metadata", "__0_0.distcp"}, ".metadata", "dcp_to_torch_save"},
                       OtherFormat{{"m.gguf"}, "m.gguf", "GGUF is not read"}));
+
+class ForeignName : public ::testing::TestWithParam<std::string> {};
+TEST_P(ForeignName, IsNoReasonToRefuseASafetensorsFile) {
+  const TempFolder folder;
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index,
+                       OpenCheckpoint(folder.Write(GetParam(), OneTensor("x"))));
+  EXPECT_THAT(NamesOf(index), ElementsAre("x"));
+}
+TEST_P(ForeignName, DecidesTheAdviceForAnyOtherFile) {
+  const TempFolder folder;
+  EXPECT_THAT(OpenCheckpoint(folder.Write(GetParam(), "neither this nor that")),
+              FailsWith(kUnimplemented, reason::kSourceUnsupported));
+}
+INSTANTIATE_TEST_SUITE_P(Formats, ForeignName,
+                         ::testing::Values("a.bin", "a.pt", "a.pth", "a.ckpt", "a.gguf",
+                                           "__0_0.distcp", ".metadata"));
 
 TEST(OpenCheckpoint, RefusesAPyTorchFileByItsName) {
   const TempFolder folder;

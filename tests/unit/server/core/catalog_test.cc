@@ -148,6 +148,13 @@ TEST_F(CatalogTest, FailAllLoadingLeavesActiveOnesAlone) {
   EXPECT_EQ(StateOf("checkpoints/b"), CheckpointState::kFailed);
 }
 
+TEST_F(CatalogTest, FailAllLoadingLeavesThoseAloneThatWereBegunSince) {
+  const uint64_t before = catalog_.Tick();
+  catalog_.Begin("checkpoints/a", request_);
+  catalog_.FailAllLoading(absl::InternalError("boom"), before);
+  EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kLoading);
+}
+
 TEST_F(CatalogTest, BeginningAFailedCheckpointAgainReplacesIt) {
   catalog_.Begin("checkpoints/a", request_);
   catalog_.Fail("checkpoints/a", absl::InternalError("boom"));

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 #include <memory>
 #include <string>
@@ -94,6 +95,19 @@ TEST_F(CoordinatorTest, AHeartbeatNamesEveryLoadThatRuns) {
   go_on.set_value();
 }
 
+TEST_F(CoordinatorTest, ALoadThatWaitsForAnotherOneIsShownAsQueued) {
+  std::promise<void> go_on;
+  load_worker_.Post([&go_on] { go_on.get_future().wait(); });
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  Stage stage = Stage::kUnspecified;
+  uint64_t seen = 0;
+  for (const Deadline end = Soon(); stage != Stage::kQueued && Clock::now() < end;) {
+    stage = group_.rank(0).catalog.Watch(name, seen, end).value().progress.stage;
+  }
+  EXPECT_EQ(stage, Stage::kQueued);
+  go_on.set_value();
+}
+
 TEST_F(CoordinatorTest, AHeartbeatNamesTheMembersToWhomKnowsThoseOfAnotherEpoch) {
   HeartbeatCall call = Beat(1);
   ASSERT_OK_AND_ASSIGN(const HeartbeatReply reply, coordinator_->Heartbeat(call));
@@ -125,6 +139,29 @@ TEST_F(CoordinatorTest, WhatAMemberHasReadIsSeenBeforeItIsDone) {
   };
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
   EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, WhoAsksAfterTheGroupHasChangedJoinsNoLoadThatBeganBefore) {
+  std::promise<void> prepares;
+  std::promise<void> go_on;
+  std::atomic<bool> first = true;
+  group_.rank(1).link->on_prepare = [&] {
+    if (first.exchange(false)) {
+      prepares.set_value();
+      go_on.get_future().wait();
+    }
+    return absl::OkStatus();
+  };
+  ASSERT_OK_AND_ASSIGN(const std::string before, coordinator_->Propose(0, Rules()));
+  prepares.get_future().wait();
+  EXPECT_FALSE(coordinator_->IsOutOfDate(before));
+  group_.Drop(1);
+  group_.Join(1);
+  EXPECT_TRUE(coordinator_->IsOutOfDate(before));
+  ASSERT_OK_AND_ASSIGN(const std::string after, coordinator_->Propose(0, Rules()));
+  go_on.set_value();
+  EXPECT_EQ(EndOf(0, before).state, CheckpointState::kFailed);
+  EXPECT_EQ(EndOf(0, after).state, CheckpointState::kActive);
 }
 
 TEST_F(CoordinatorTest, AStatementThatNeverComesFailsTheLoadAndNamesItsRank) {

@@ -17,6 +17,8 @@
 namespace ckptd {
 namespace {
 
+constexpr std::chrono::milliseconds kTimeout{50};
+
 // A leader in memory: answers as it is told, counts who joins.
 class FakeLeader final : public LeaderLink {
  public:
@@ -34,15 +36,23 @@ class FakeLeader final : public LeaderLink {
     reply.version = version_;
     reply.secret = "secret of " + incarnation_;
     reply.heartbeat_interval = std::chrono::milliseconds(1);
+    reply.heartbeat_timeout = kTimeout;
     return reply;
   }
-  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call, Deadline) override {
+  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call,
+                                           Deadline call_ends) override {
     MutexLock lock(mutex_);
     if (call.reading.has_value()) read_ = call.reading;
+    ++beats_;
     changed_.NotifyAll();
     if (forgetful_) {
       forgetful_ = false;
       return absl::NotFoundError("who is that");
+    }
+    if (member_stands_still_) {
+      member_stands_still_ = false;
+      while (Clock::now() < call_ends + kTimeout) continue;
+      return absl::DeadlineExceededError("no answer");
     }
     HeartbeatReply reply;
     reply.epoch = epoch_;
@@ -64,6 +74,23 @@ class FakeLeader final : public LeaderLink {
     MutexLock lock(mutex_);
     incarnation_ = "second";
     forgetful_ = true;
+  }
+  // As if the member had not beaten for too long.
+  void GiveUp() {
+    MutexLock lock(mutex_);
+    forgetful_ = true;
+  }
+  // The member's next heartbeat ends long after its deadline.
+  void HoldTheMember() {
+    MutexLock lock(mutex_);
+    member_stands_still_ = true;
+    beats_ = 0;
+  }
+  bool WaitForBeats(int count) {
+    MutexLock lock(mutex_);
+    return changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return beats_ >= count;
+    });
   }
   void Report(const std::string& name, const Progress& progress) {
     MutexLock lock(mutex_);
@@ -104,9 +131,11 @@ class FakeLeader final : public LeaderLink {
   mutable Mutex mutex_;
   CondVar changed_;
   int joins_ ABSL_GUARDED_BY(mutex_) = 0;
+  int beats_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t residents_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string incarnation_ ABSL_GUARDED_BY(mutex_) = "first";
   bool forgetful_ ABSL_GUARDED_BY(mutex_) = false;
+  bool member_stands_still_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status join_answer_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint32_t> missing_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<std::string, Progress>> loads_ ABSL_GUARDED_BY(mutex_);
@@ -133,8 +162,17 @@ class FollowerTest : public ::testing::Test {
                           MutexLock lock(mutex_);
                           departed_[rank] = incarnation;
                           changed_.NotifyAll();
-                        }},
+                        },
+                        kTimeout},
         who);
+  }
+  // Ready, and with "checkpoints/a", which the leader runs, on its way.
+  std::unique_ptr<Follower> StartWithALoad() {
+    auto follower = Start();
+    EXPECT_TRUE(follower->WaitReady(Soon()));
+    catalog_.Begin("checkpoints/a", RuleRequest());
+    leader_->Report("checkpoints/a", {});
+    return follower;
   }
   std::string secret() {
     MutexLock lock(mutex_);
@@ -183,16 +221,38 @@ TEST_F(FollowerTest, KeepsTryingToJoinAndSaysWhyItHasNot) {
 }
 
 TEST_F(FollowerTest, JoinsAgainWhenTheLeaderWasRestartedAndFailsWhatWasLoading) {
-  const auto follower = Start();
-  ASSERT_TRUE(follower->WaitReady(Soon()));
-  catalog_.Begin("checkpoints/a", RuleRequest());
-  leader_->Report("checkpoints/a", {});
+  const auto follower = StartWithALoad();
   leader_->Restart();
   ASSERT_TRUE(leader_->WaitForJoins(2));
   catalog_.WatchEnd("checkpoints/a", Soon());
   EXPECT_THAT(catalog_.Get("checkpoints/a").value().failure,
               FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
   ASSERT_TRUE(follower->WaitReady(Soon()));
+}
+
+TEST_F(FollowerTest, ALoadThatEndedBecauseTheLeaderGaveThisRankUpSaysSo) {
+  const auto follower = StartWithALoad();
+  leader_->GiveUp();
+  catalog_.WatchEnd("checkpoints/a", Soon());
+  const absl::Status why = catalog_.Get("checkpoints/a").value().failure;
+  EXPECT_THAT(why, FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
+  EXPECT_EQ(FactsOf(why).at("rank"), "1");
+}
+
+TEST_F(FollowerTest, ALoadThatEndedBecauseTheLeaderWasLostNamesIt) {
+  const auto follower = StartWithALoad();
+  leader_->RefuseJoins(absl::UnavailableError("nobody listens"));
+  leader_->GiveUp();
+  catalog_.WatchEnd("checkpoints/a", Soon());
+  EXPECT_EQ(FactsOf(catalog_.Get("checkpoints/a").value().failure).at("rank"), "0");
+}
+
+TEST_F(FollowerTest, AfterStandingStillItselfItDoesNotTakeTheLeaderForLost) {
+  const auto follower = StartWithALoad();
+  leader_->HoldTheMember();
+  ASSERT_TRUE(leader_->WaitForBeats(2));
+  EXPECT_EQ(catalog_.Get("checkpoints/a").value().state, CheckpointState::kLoading);
+  EXPECT_EQ(follower->state().epoch, 5u);  // losing the leader moves it
 }
 
 TEST_F(FollowerTest, ShowsTheLeadersProgressUntilBytesMove) {
@@ -274,6 +334,16 @@ TEST_F(FollowerTest, FailsALoadThatTheLeaderNoLongerRuns) {
 TEST_F(FollowerTest, ProposesThroughTheLeader) {
   const auto follower = Start();
   EXPECT_EQ(follower->Propose(RuleRequest(), Soon()).value(), "checkpoints/proposed");
+}
+
+TEST_F(FollowerTest, ALoadOfARankThatIsRefusedEndsLongBeforeItsDeadlineWithTheReason) {
+  leader_->RefuseJoins(MakeError(absl::StatusCode::kFailedPrecondition, reason::kJoinRefused,
+                                 "process 7 holds that rank"));
+  const auto follower = Start();
+  ASSERT_TRUE(leader_->WaitForJoins(2));
+  const Deadline deadline = Soon();
+  EXPECT_THAT(follower->Propose(RuleRequest(), deadline), Says("process 7 holds that rank"));
+  EXPECT_LT(Clock::now(), deadline);
 }
 
 TEST_F(FollowerTest, ProposingBeforeItHasJoinedSaysWhyAtTheDeadline) {

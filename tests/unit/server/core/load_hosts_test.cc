@@ -106,6 +106,26 @@ TEST_F(LoadHostsTest, AReaderThatFailsFailsTheLoadForAllWithItsReason) {
   }
 }
 
+TEST_F(LoadHostsTest, AMemberThatPlansOtherwiseThanItsLeaderSaysTakesNoMemory) {
+  group_.rank(2).link->alter_prepare = [](PrepareCall& call) { call.rank_digest ^= 1; };
+  const LoadOutcome outcome = Run("fsdp:4", ReaderPolicy::kRank0);
+  EXPECT_THAT(outcome.status, FailsWith(absl::StatusCode::kInternal, reason::kPlanMismatch));
+  EXPECT_THAT(outcome.status, Says("rank 2 computed plan digest"));
+  EXPECT_EQ(group_.rank(2).memory->Usage().used, 0u);
+}
+
+TEST_F(LoadHostsTest, AReaderThatPlansForAnotherRankOtherwiseThanTheLeaderPlacesNothing) {
+  const auto honest = group_.rank(2).link->read;
+  group_.rank(2).link->read = [honest](const ExecuteCall& call) {
+    ExecuteCall heard = call;
+    heard.read.targets.back().rank_digest ^= 1;
+    return honest(heard);
+  };
+  const LoadOutcome outcome = Run("fsdp:4", ReaderPolicy::kPerNode);
+  EXPECT_THAT(outcome.status, FailsWith(absl::StatusCode::kInternal, reason::kPlanMismatch));
+  EXPECT_THAT(outcome.status, Says("to read for it: its plan digest is"));
+}
+
 TEST_F(LoadHostsTest, AReaderThatClaimsMoreThanItDidIsFoundOutBeforePublishing) {
   group_.rank(2).link->read = [](const ExecuteCall& call) -> absl::StatusOr<ReadReport> {
     ReadReport report;

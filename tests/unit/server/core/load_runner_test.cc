@@ -218,6 +218,17 @@ TEST_F(LoadRunnerTest, ARankThatIsLostLeavesTheGroup) {
   EXPECT_THAT(group_.membership().MissingRanks(), ElementsAre(1));
 }
 
+TEST_F(LoadRunnerTest, ARankThatWasLostAndHasJoinedAnewStaysInTheGroup) {
+  group_.rank(1).link->on_finish = [this] {
+    group_.Drop(1);
+    group_.Join(1);
+    return RankLost(1, "its stream broke");
+  };
+  EXPECT_THAT(Run(ByRules("fsdp:3")).status,
+              FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
+  EXPECT_THAT(group_.membership().MissingRanks(), ElementsAre());
+}
+
 TEST_F(LoadRunnerTest, ARankThatHearsOfAChangeFirstIsNotBlamedForIt) {
   group_.rank(1).link->on_prepare = [this] {
     group_.Drop(2);

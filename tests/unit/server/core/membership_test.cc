@@ -139,7 +139,7 @@ TEST_F(MembershipTest, AnEpochThatAJoinEndedNamesTheRank) {
 TEST_F(MembershipTest, AnEpochThatALossEndedNamesTheRankAndWhy) {
   ASSERT_OK(members_.Join(Who(2)));
   const uint64_t before = members_.epoch();
-  members_.Drop(2, "one", "its cable was cut");
+  members_.Drop(2, before, "its cable was cut");
   const absl::Status ended = members_.CheckEpoch(before);
   EXPECT_THAT(ended, FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
   EXPECT_THAT(ended, Says("its cable was cut"));
@@ -151,20 +151,32 @@ TEST_F(MembershipTest, TheCurrentEpochIsFine) {
 }
 
 TEST_F(MembershipTest, DroppingAnEarlierProcessLeavesItsSuccessorIn) {
+  probe_answer_ = absl::UnavailableError("gone");
+  ASSERT_OK(members_.Join(Who(1, "first")));
+  const uint64_t before = members_.epoch();
   ASSERT_OK(members_.Join(Who(1, "second")));
-  members_.Drop(1, "first", "late news");
+  members_.Drop(1, before, "late news");
   EXPECT_OK(members_.Heartbeat(1, "second"));
+}
+
+TEST_F(MembershipTest, AProcessThatHasJoinedAnewIsNotDroppedForItsSilenceBefore) {
+  ASSERT_OK(members_.Join(Who(1)));
+  const uint64_t before = members_.epoch();
+  members_.Drop(1, before, "it stands still");
+  ASSERT_OK(members_.Join(Who(1)));
+  members_.Drop(1, before, "late news");
+  EXPECT_OK(members_.Heartbeat(1, "one"));
 }
 
 TEST_F(MembershipTest, TheCallsToADroppedMemberEndWithTheReason) {
   ASSERT_OK(members_.Join(Who(1)));
   const auto link = std::static_pointer_cast<ProbedLink>(members_.Links().back());
-  members_.Drop(1, "one", "it stands still");
+  members_.Drop(1, members_.epoch(), "it stands still");
   EXPECT_EQ(link->closed, "it stands still");
 }
 
 TEST_F(MembershipTest, TheLeaderIsNeverDropped) {
-  members_.Drop(0, "leader", "nonsense");
+  members_.Drop(0, members_.epoch(), "nonsense");
   EXPECT_THAT(members_.MissingRanks(), ::testing::ElementsAre(1, 2));
 }
 

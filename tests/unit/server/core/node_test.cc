@@ -98,8 +98,9 @@ TEST_F(NodeTest, AnIdClaimedByARequestThatFailedIsStillItsOwn) {
 
 TEST_F(NodeTest, ADrainingDaemonTakesNothingNew) {
   node_->Drain();
-  EXPECT_THAT(node_->Load(Request(), ""),
-              FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
+  const absl::Status refused = node_->Load(Request(), "").status();
+  EXPECT_THAT(refused, FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
+  EXPECT_EQ(FactsOf(refused).at("rank"), "0");
 }
 
 TEST_F(NodeTest, VerifyingFindsWhatWasLoaded) {

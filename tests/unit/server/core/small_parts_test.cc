@@ -235,6 +235,12 @@ TEST(CheckRequest, RefusesRulesForAnotherGroupSize) {
   EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("set WORLD_SIZE and RANK"));
 }
 
+TEST(CheckRequest, TellsTrainersThatAreTooManyHowManyDaemonsTheyNeed) {
+  const absl::Status status = CheckRequest(RankRequest(1, 3), 1, 2);
+  EXPECT_THAT(status, FailsWith(kInvalidArgument, reason::kWrongWorldSize));
+  EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("ckptd launch --nproc 3"));
+}
+
 TEST(CheckRequest, RefusesRulesThatDoNotParse) {
   EXPECT_THAT(CheckRequest(RuleRequest("fsdp"), 1, 2),
               FailsWith(kInvalidArgument, reason::kLayoutInvalid));

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "common/base/reasons.h"
+#include "server/rpc/inspect_page.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
 
@@ -225,6 +226,63 @@ TEST(ConvertJoin, KeepsTheIdentityAndTheResidents) {
   EXPECT_EQ(residents[0].load_key, 5u);
   EXPECT_EQ(residents[0].files, resident.files);
   EXPECT_EQ(residents[0].request_digests, resident.request_digests);
+}
+
+// What the receiver of `sent` has; none where protobuf refuses it.
+template <typename Message>
+Message Received(const Message& sent) {
+  Message received;
+  EXPECT_TRUE(received.ParseFromString(sent.SerializeAsString()));
+  return received;
+}
+
+TEST(ConvertPaths, OnesThatAreNotUtf8ArriveAsTheyAre) {
+  const std::string odd = "/models/%41\xff";
+  LoadRequest request = RankRequest(1, 2);
+  request.source = odd;
+  EXPECT_EQ(FromProto(Received(ToProto(1, "one", request))).value().source, odd);
+
+  PrepareCall call = RichCall();
+  call.request.source = odd;
+  CheckpointIndex index = *call.index;
+  index.source = odd;
+  index.files[0].path = odd;
+  call.index = std::make_shared<const CheckpointIndex>(index);
+  const PrepareCall back = FromProto(Received(ToProto(call))).value();
+  EXPECT_EQ(back.request.source, odd);
+  EXPECT_EQ(back.index->source, odd);
+  EXPECT_EQ(back.index->files, index.files);
+
+  const ResidentCheckpoint resident{"checkpoints/a", 5, {{odd, 1, 2, 3, -4, -6, 5}}, {6, 7}};
+  const v1::JoinRequest join = ToProto(MemberIdentity{}, {resident});
+  EXPECT_EQ(ResidentsFrom(Received(join))[0].files, resident.files);
+}
+
+TEST(ConvertPaths, OnesThatAreNotUtf8AreShownAsUris) {
+  CheckpointInfo info;
+  info.source = "/models/\xff";
+  EXPECT_EQ(Received(ToProto(info)).source(), "file:///models/%FF");
+  CheckpointIndex index;
+  index.source = info.source;
+  index.files.emplace_back().path = info.source;
+  const v1::InspectCheckpointResponse page = Received(InspectPage(index, "", 0).value());
+  EXPECT_EQ(page.source(), "file:///models/%FF");
+  EXPECT_EQ(page.files(0).path(), "file:///models/%FF");
+}
+
+TEST(ConvertPaths, AFileUriIsASource) {
+  v1::LoadCheckpointRequest load;
+  load.set_source("file:///models/a%20b");
+  load.mutable_layout()->set_rules("fsdp:2");
+  EXPECT_EQ(FromProto(load).value().source, "/models/a b");
+  v1::PlanLoadRequest plan;
+  plan.set_source(load.source());
+  *plan.mutable_layout() = load.layout();
+  EXPECT_EQ(FromProto(plan).value().source, "/models/a b");
+  plan.clear_layout();
+  plan.mutable_device_map()->set_way(v1::DeviceMapRules::WAY_BALANCED);
+  plan.mutable_device_map()->set_max_memory("0=10");
+  EXPECT_EQ(DeviceMapRequestFrom(plan).value().source, "/models/a b");
 }
 
 TEST(ConvertDeviceMap, KeepsWhatIsAskedFor) {

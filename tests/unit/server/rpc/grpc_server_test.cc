@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <string>
 
 #include "common/base/fd_passing.h"
@@ -54,6 +55,28 @@ TEST_F(GrpcServerTest, ALiveSocketIsRefused) {
   ASSERT_OK_AND_ASSIGN(const auto server, Start(address_));
   EXPECT_THAT(Start(address_), FailsWith(kFailedPrecondition, reason::kConfigInvalid));
   EXPECT_OK(ConnectUnix(path_, Soon()));
+}
+
+TEST_F(GrpcServerTest, APathIsTakenAsItIsWhateverUrisMakeOfIt) {
+  ASSERT_OK_AND_ASSIGN(const auto server, Start(address_));
+  struct stat before = {};
+  ASSERT_EQ(::stat(path_.c_str(), &before), 0);
+  for (const std::string odd : {"%61.sock", "a.sock?b", "a.sock#b", "a b.sock", "\xff.sock"}) {
+    ASSERT_OK_AND_ASSIGN(const auto other, Start("unix:" + (folder_ / odd)));
+    EXPECT_OK(ConnectUnix(folder_ / odd, Soon())) << odd;
+  }
+  struct stat after = {};
+  ASSERT_EQ(::stat(path_.c_str(), &after), 0) << "the first one's was taken";
+  EXPECT_EQ(after.st_ino, before.st_ino);
+}
+
+TEST_F(GrpcServerTest, WhatIsNoSocketIsLeftAloneAndNamed) {
+  folder_.Write("a.sock", "precious");
+  EXPECT_THAT(Start(address_).status(), Says("a file that is no socket is there"));
+  EXPECT_TRUE(std::filesystem::exists(path_));
+  std::filesystem::create_directory(folder_ / "b.sock.lock");
+  EXPECT_THAT(Start("unix:" + (folder_ / "b.sock")),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));
 }
 
 TEST_F(GrpcServerTest, AStaleSocketIsRecovered) {

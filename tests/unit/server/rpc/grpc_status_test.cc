@@ -51,6 +51,7 @@ TEST(GrpcStatus, BytesThatAreNoTextDoNotCostTheReason) {
   const absl::Status back = FromGrpc(ToGrpc(status));
   EXPECT_THAT(back, FailsWith(absl::StatusCode::kNotFound, reason::kSourceNotFound));
   EXPECT_EQ(MessageOf(back), "opening /m/?.safetensors");
+  EXPECT_EQ(FactsOf(back).at("file"), "file:///m/%FF") << "which can be opened";
 }
 
 TEST(GrpcStatus, ACutInTheMiddleOfACharacterDoesNotCostTheReason) {

@@ -8,7 +8,6 @@
 
 #include "server/transfer/frame_receiver.h"
 #include "server/transfer/transfer.h"
-#include "server/transfer/window_queue.h"
 #include "tests/testing/frame_sinks.h"
 #include "tests/testing/random_source.h"
 #include "tests/testing/status_matchers.h"
@@ -87,35 +86,6 @@ TEST_P(Windows, PlaceEveryByteAndReadItOnce) {
   EXPECT_EQ(result.digests, whole_.digests);
   EXPECT_EQ(result.done, whole_.done);
   EXPECT_EQ(result.storage_bytes, whole_.storage_bytes);
-}
-
-TEST_P(Windows, AreHandedOutInRunsThatLeaveNothingOut) {
-  Memory slabs = Slabs();
-  const std::vector<TransferTarget> targets = Targets(slabs, /*whole=*/true);
-  const WindowSource source = WholePlans(*index_, targets);
-  std::vector<SlabMap> maps;
-  for (const TransferTarget& target : targets) maps.emplace_back(target.slab);
-  std::vector<size_t> lengths;
-  for (const size_t most : {1, 4}) {
-    SourceFiles files(*index_, {}, ReadWay::kBuffer);
-    WindowQueue queue(source, options_, maps, files);
-    ASSERT_OK(queue.Start());
-    ptrdiff_t at = 0;
-    ptrdiff_t all = 0;
-    while (true) {
-      ASSERT_OK_AND_ASSIGN(const WindowQueue::Claimed claimed, queue.Next(most));
-      if (claimed.window == nullptr) break;
-      ASSERT_LE(claimed.items.size(), most);
-      const WorkItem* const first = claimed.window->parts.items.data();
-      for (const WorkItem& item : claimed.items) EXPECT_EQ(&item - first, at++);
-      if (most > 1) lengths.push_back(claimed.items.size());
-      all = std::ssize(claimed.window->parts.items);
-    }
-    EXPECT_EQ(at, all);
-    EXPECT_GT(all, 0);
-  }
-  // Only the last run is shorter.
-  for (size_t i = 0; i + 1 < lengths.size(); ++i) EXPECT_EQ(lengths[i], 4U);
 }
 
 TEST_P(Windows, AreDividedAmongReaders) {

@@ -5,7 +5,6 @@ trainers bring whichever runtime their framework pins. The pool is private, so
 another package that carries the same messages cannot collide with these.
 """
 
-import functools
 from pathlib import Path
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -33,10 +32,24 @@ def _load():
 _files, _pool = _load()
 
 
-@functools.lru_cache(maxsize=None)  # protobuf forgets a class that nobody holds, and makes it again
+def _classes_of(descriptors) -> dict:
+    classes = {}
+    for descriptor in descriptors:
+        classes[descriptor.full_name] = message_factory.GetMessageClass(descriptor)
+        classes.update(_classes_of(descriptor.nested_types))
+    return classes
+
+
+# All of them, also those that are only parts of others: protobuf finds classes by a weak table, so
+# those that nobody holds end and are made again while other threads ask for them; that crashed once.
+_classes = {}
+for _file in _files.file:
+    _classes.update(_classes_of(_pool.FindFileByName(_file.name).message_types_by_name.values()))
+
+
 def message(name: str):
     """The class of message `name` of ckptd.v1."""
-    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+    return _classes[f"{_PACKAGE}.{name}"]
 
 
 def enum_names(name: str, prefix: str) -> dict:

@@ -1,8 +1,11 @@
 // Slots of pinned memory, on the fake driver.
 #include "server/memory/cuda/staging_pool.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/base/reasons.h"
+#include "common/base/status.h"
 #include "tests/testing/cuda.h"
 #include "tests/testing/status_matchers.h"
 
@@ -44,6 +47,19 @@ TEST_F(StagingPoolTest, AUserWhoseSlotIsTakenGetsAnother) {
   pool_->Give(last);
   EXPECT_EQ(Take(two_), last);
   EXPECT_EQ(Take(two_), first) << "one that was another's is better than none";
+}
+
+TEST_F(StagingPoolTest, WhoeverKeepsAllSlotsIsBlamedAndNotTheGpu) {
+  ASSERT_OK_AND_ASSIGN(pool_, StagingPool::Create(TestGpu(), 2 * StagingPool::kSlotBytes,
+                                                  std::chrono::milliseconds(50)));
+  Take(one_);
+  StagingPool::Slot* const second = Take(two_);
+  const absl::Status status = pool_->Take(&one_).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ReasonOf(status), reason::kDeadline);
+  EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("held all 2 slots"));
+  pool_->Give(second);
+  EXPECT_EQ(Take(one_), second);
 }
 
 TEST_F(StagingPoolTest, ALaneHasASlotToFillAndOneThatIsEmptied) {

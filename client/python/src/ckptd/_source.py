@@ -1,0 +1,30 @@
+"""Paths of checkpoints, and how messages hold them: as text, or as file URIs (RFC 8089)."""
+
+import os
+from typing import Union
+from urllib.parse import quote, unquote_to_bytes
+
+Path = Union[str, bytes, os.PathLike]
+_SCHEME = "file://"
+
+
+def source_text(source: Path) -> str:
+    """`source`, a path or a file:/// URI, as an absolute path; where that is not UTF-8, a URI.
+
+    An empty one stays empty, for the daemon to refuse.
+    """
+    given = os.fsencode(source)
+    if not given:
+        return ""
+    path = os.path.abspath(os.fsencode(path_of(os.fsdecode(given))))
+    try:
+        return path.decode()
+    except UnicodeDecodeError:
+        return _SCHEME + quote(path)
+
+
+def path_of(text: str) -> str:
+    """The path that `text` stands for: itself, or a file:/// URI's."""
+    if not text.startswith(_SCHEME + "/"):
+        return text
+    return os.fsdecode(unquote_to_bytes(os.fsencode(text[len(_SCHEME) :])))

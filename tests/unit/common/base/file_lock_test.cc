@@ -1,0 +1,71 @@
+#include "common/base/file_lock.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/base/reasons.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/common/checkpoint/temp_folder.h"
+
+namespace ckptd {
+namespace {
+
+class FileLockTest : public ::testing::Test {
+ protected:
+  const TempFolder folder_;
+  const std::string path_ = folder_ / "rank-0.sock.lock";
+};
+
+TEST_F(FileLockTest, IsHeldByOneAtATimeAndLeavesNoFile) {
+  ASSERT_OK_AND_ASSIGN(FileLock first, FileLock::Take(path_));
+  EXPECT_THAT(FileLock::Take(path_).status(),
+              FailsWith(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid));
+  FileLock moved = std::move(first);
+  EXPECT_TRUE(moved.held());
+  moved = FileLock();
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  EXPECT_OK(FileLock::Take(path_).status());
+}
+
+TEST_F(FileLockTest, IsTakenOverFromAProcessThatIsGone) {
+  folder_.Write("rank-0.sock.lock", "");
+  EXPECT_OK(FileLock::Take(path_).status());
+}
+
+TEST_F(FileLockTest, RemovesNoFileOfAnother) {
+  ASSERT_OK_AND_ASSIGN(FileLock robbed, FileLock::Take(path_));
+  std::filesystem::remove(path_);
+  ASSERT_OK_AND_ASSIGN(const FileLock other, FileLock::Take(path_));
+  robbed.Release();
+  EXPECT_TRUE(std::filesystem::exists(path_));
+}
+
+TEST_F(FileLockTest, IsNeverHeldTwiceWhileItsFileComesAndGoes) {
+  std::atomic<int> holders = 0;
+  std::atomic<int> taken = 0;
+  std::atomic<bool> twice = false;
+  const auto take = [&] {
+    for (int i = 0; i < 20'000; ++i) {
+      absl::StatusOr<FileLock> lock = FileLock::Take(path_);
+      if (!lock.ok()) continue;
+      ++taken;
+      if (++holders > 1) twice = true;
+      std::this_thread::yield();  // so that others come by
+      --holders;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) threads.emplace_back(take);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(twice);
+  EXPECT_GT(taken, 100);
+}
+
+}  // namespace
+}  // namespace ckptd
