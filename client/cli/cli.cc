@@ -8,6 +8,7 @@
 #include <optional>
 #include <string_view>
 
+#include "client/cli/closest.h"
 #include "client/cli/context.h"
 #include "client/cli/exit_codes.h"
 #include "client/cli/text.h"
@@ -111,6 +112,29 @@ std::string OutputOf(const std::vector<std::string>& arguments) {
   return output;
 }
 
+// "; did you mean list?", if there is such a verb.
+std::string Meant(std::string_view word, const std::vector<std::string>& known) {
+  const std::string closest = Closest(word, known);
+  return closest.empty() ? "" : fmt::format("; did you mean {}?", closest);
+}
+
+std::vector<std::string> VerbsOf(const CLI::App& app) {
+  std::vector<std::string> verbs;
+  for (const CLI::App* verb : app.get_subcommands(nullptr)) verbs.push_back(verb->get_name());
+  return verbs;
+}
+
+// Of the verb that was named, and of all.
+std::vector<std::string> OptionsOf(const CLI::App& app) {
+  std::vector<std::string> options;
+  for (const CLI::App* part : {&Named(app), &app}) {
+    for (const CLI::Option* option : part->get_options()) {
+      for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
+    }
+  }
+  return options;
+}
+
 // The words that nothing took, in the order they were given; empty when there are none.
 std::string Unexpected(const CLI::App& app, const std::vector<std::string>& arguments) {
   std::vector<std::string> left = app.remaining(true);
@@ -123,9 +147,15 @@ std::string Unexpected(const CLI::App& app, const std::vector<std::string>& argu
   }
   words.insert(words.end(), left.begin(), left.end());
   if (words.empty()) return {};
-  return fmt::format("{} not expected: {}",
+  const auto option = std::find_if(words.begin(), words.end(), [](const std::string& word) {
+    return word.starts_with("--");
+  });
+  return fmt::format("{} not expected: {}{}",
                      words.size() == 1 ? "this argument was" : "these arguments were",
-                     fmt::join(words, " "));
+                     fmt::join(words, " "),
+                     option == words.end()
+                         ? ""
+                         : Meant(option->substr(0, option->find('=')), OptionsOf(app)));
 }
 
 int ReportParseError(const CLI::App& app, const CLI::ParseError& error,
@@ -134,7 +164,10 @@ int ReportParseError(const CLI::App& app, const CLI::ParseError& error,
   const std::vector<std::string> extra = app.remaining();
   const bool required = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError);
   if (required && app.get_subcommands().empty() && !extra.empty()) {
-    return ReportUsage(app, fmt::format("`{}` is no verb of ckptctl", extra.front()), context);
+    return ReportUsage(app,
+                       fmt::format("`{}` is no verb of ckptctl{}", extra.front(),
+                                   Meant(extra.front(), VerbsOf(app))),
+                       context);
   }
   // A misspelt option is what is wrong, not that the one it was meant to be is required.
   const bool extras = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError);

@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "client/cli/exit_codes.h"
 #include "client/cli/json_views.h"
@@ -28,15 +30,17 @@ JsonField RankField(int32_t rank) {
   return {"rank", "", static_cast<uint64_t>(rank), Kind::kNumber};
 }
 
-absl::StatusOr<int> RunUnload(const std::string& id, bool force, Context& context) {
-  const std::string name = CheckpointName(id);
+absl::StatusOr<int> RunUnload(const std::vector<std::string>& ids, bool force, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
   CKPTD_ASSIGN_OR_RETURN(const DaemonInfo daemon, admin.Info());
-  CKPTD_ASSIGN_OR_RETURN(const uint64_t freed, admin.Unload(name, force));
-  PrintResult({{"name", name}, RankField(daemon.rank), {"freed_bytes", "", freed, Kind::kNumber}},
-              fmt::format("{} of rank {} is unloaded, {} freed{}", name, daemon.rank,
-                          HumanBytes(freed), OtherRanks(daemon.world_size)),
-              context);
+  for (const std::string& id : ids) {
+    const std::string name = CheckpointName(id);
+    CKPTD_ASSIGN_OR_RETURN(const uint64_t freed, admin.Unload(name, force));
+    PrintResult({{"name", name}, RankField(daemon.rank), {"freed_bytes", "", freed, Kind::kNumber}},
+                fmt::format("{} of rank {} is unloaded, {} freed{}", name, daemon.rank,
+                            HumanBytes(freed), OtherRanks(daemon.world_size)),
+                context);
+  }
   return kExitFine;
 }
 
@@ -82,17 +86,19 @@ absl::StatusOr<int> RunLogLevel(const std::string& level, Context& context) {
 
 void AddUnload(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(
-      app, "unload", "Drop a checkpoint's shard from the daemon's memory",
+      app, "unload", "Drop checkpoints' shards from the daemon's memory",
       "A leased one is refused without --force. Trainers that have mapped it keep their memory.\n"
-      "It goes from one rank's daemon, the others keep theirs: --rank chooses it.\n\n"
-      "Example:\n"
-      "  ckptctl unload checkpoints/3f9a12c4\n");
-  auto name = std::make_shared<std::string>();
+      "It goes from one rank's daemon, the others keep theirs: --rank chooses it. Of several, the\n"
+      "first that is refused ends it; with --output json each is an object of its own.\n\n"
+      "Examples:\n"
+      "  ckptctl unload checkpoints/3f9a12c4\n"
+      "  ckptctl list --state FAILED --quiet | xargs -r ckptctl unload\n");
+  auto names = std::make_shared<std::vector<std::string>>();
   auto force = std::make_shared<bool>(false);
-  verb->add_option("NAME", *name, "The checkpoint, as load and list name it")->required();
+  verb->add_option("NAME", *names, "The checkpoints, as load and list name them")->required();
   verb->add_flag("--force", *force, "Also when it is leased");
-  verb->callback([name, force, &context] {
-    context.action = [name, force, &context] { return RunUnload(*name, *force, context); };
+  verb->callback([names, force, &context] {
+    context.action = [names, force, &context] { return RunUnload(*names, *force, context); };
   });
 }
 

@@ -1,9 +1,12 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "client/cli/exit_codes.h"
 #include "client/cli/json_views.h"
+#include "client/cli/progress.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
@@ -49,9 +52,12 @@ void PrintList(const std::vector<CheckpointInfo>& checkpoints, Context& context)
   table.Print(context.io.out);
 }
 
-absl::StatusOr<int> RunList(Context& context) {
+absl::StatusOr<int> RunList(const std::string& state, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
-  CKPTD_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> checkpoints, client.List());
+  CKPTD_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> checkpoints, client.List());
+  std::erase_if(checkpoints, [&state](const CheckpointInfo& checkpoint) {
+    return !state.empty() && NameOf(checkpoint.state) != state;
+  });
   if (context.json()) {
     context.io.out << ToJson(checkpoints) << '\n';
   } else {
@@ -102,6 +108,7 @@ void PrintCheckpoint(const CheckpointInfo& checkpoint, Context& context) {
   PrintFields(
       {{"name", checkpoint.name},
        {"state", StateOf(checkpoint)},
+       {"stage", checkpoint.state == CheckpointState::kLoading ? ProgressLine(progress) : ""},
        {"failure", checkpoint.failure.has_value() ? checkpoint.failure->message : ""},
        {"source", checkpoint.source},
        {"layout", checkpoint.layout},
@@ -131,11 +138,18 @@ void PrintCheckpoint(const CheckpointInfo& checkpoint, Context& context) {
 
 void AddList(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(app, "list", "List the checkpoints a daemon holds, newest first",
-                           "With --quiet only their names are printed.\n\n"
+                           "With --quiet only their names are printed. Failed loads stay listed, with\n"
+                           "the reason, until 32 newer ones have ended.\n\n"
                            "Examples:\n"
                            "  ckptctl list\n"
+                           "  ckptctl list --state ACTIVE --quiet\n"
                            "  ckptctl list --output json | jq -r '.checkpoints[].source'\n");
-  verb->callback([&context] { context.action = [&context] { return RunList(context); }; });
+  auto state = std::make_shared<std::string>();
+  verb->add_option("--state", *state, "Only those that are LOADING, ACTIVE, TAKEN or FAILED")
+      ->transform(CLI::IsMember({"LOADING", "ACTIVE", "TAKEN", "FAILED"}, CLI::ignore_case));
+  verb->callback([state, &context] {
+    context.action = [state, &context] { return RunList(*state, context); };
+  });
 }
 
 void AddGet(CLI::App& app, Context& context) {

@@ -168,7 +168,12 @@ absl::StatusOr<Verified> VerifyLoaded(const Options& options, Context& context) 
     CKPTD_ASSIGN_OR_RETURN(out.result, VerifyAttached(client, out.what));
   } else {
     out.how = "digests over the daemon's memory";
-    CKPTD_ASSIGN_OR_RETURN(out.result, client.Verify(out.what, context.TimeoutOr(kVerifyTimeout)));
+    absl::StatusOr<VerifyResult> result =
+        client.Verify(out.what, context.TimeoutOr(kVerifyTimeout));
+    if (absl::IsNotFound(result.status()) && out.what != options.target) {
+      return WithContext(result.status(), fmt::format("there is no file {}", options.target));
+    }
+    CKPTD_ASSIGN_OR_RETURN(out.result, std::move(result));
   }
   for (size_t i = 0; i < out.result.mismatched.size(); ++i) {
     out.differences.push_back(

@@ -144,6 +144,8 @@ class Catalog {
   const Entry* Find(const std::string& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteAbort(const std::string& name, const absl::Status& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whoever hears only now that his load leads to it finds it gone.
+  void NoteGone(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Touch(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits for the statements of other ranks, and its own client has gone.
   static bool Abandoned(const Entry& entry, Clock::time_point now);
@@ -167,7 +169,7 @@ class Catalog {
   mutable Mutex mutex_;
   mutable CondVar changed_;
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  // Loads that failed before they were known here.
+  // Loads that failed, or ended and were dropped, before who asked knew their names.
   struct Aborted {
     absl::Status why;
     uint64_t tick = 0;

@@ -65,6 +65,13 @@ void Catalog::NoteAbort(const std::string& name, const absl::Status& why) {
       [](const auto& a, const auto& b) { return a.second.tick < b.second.tick; }));
 }
 
+void Catalog::NoteGone(const std::string& name) {
+  NoteAbort(name, MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
+                            fmt::format("loading {}: it was loaded, and unloaded or evicted again, "
+                                        "before this call heard of it; load again",
+                                        name)));
+}
+
 void Catalog::FailAllLoading(const absl::Status& why, uint64_t since) {
   std::vector<std::string> names;
   {

@@ -1,4 +1,5 @@
 // The part of the catalog that lends shards and takes them back.
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -11,6 +12,10 @@
 
 namespace ckptd {
 namespace {
+
+std::string LeasesText(uint32_t count) {
+  return count == 1 ? "1 lease is" : fmt::format("{} leases are", count);
+}
 
 // Why a checkpoint in this state is not there for `doing`, "unloading" it for example.
 absl::Status NotActive(std::string_view doing, const CheckpointInfo& info) {
@@ -54,9 +59,9 @@ absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode 
   if (mode == AttachMode::kExclusive) {
     if (entry->info.leases > 0) {
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
-                       fmt::format("acquiring {} EXCLUSIVE: {} leases are open on it; release "
-                                   "them, or acquire it SHARED or PRIVATE",
-                                   name, entry->info.leases),
+                       fmt::format("acquiring {} EXCLUSIVE: {} open on it; release what is held, or "
+                                   "acquire it SHARED or PRIVATE",
+                                   name, LeasesText(entry->info.leases)),
                        {{"checkpoint", name}});
     }
     if (entry->memory->sealed()) {
@@ -119,14 +124,15 @@ absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force) {
   if (entry->info.state == CheckpointState::kLoading) return NotActive("unloading", entry->info);
   if (entry->info.leases > 0 && !force) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
-                     fmt::format("unloading {}: {} leases are open on it; end them, or force it "
+                     fmt::format("unloading {}: {} open on it; end what holds it, or force it "
                                  "(clients keep what they have mapped)",
-                                 name, entry->info.leases),
+                                 name, LeasesText(entry->info.leases)),
                      {{"checkpoint", name}});
   }
   const uint64_t bytes = entry->memory == nullptr ? 0 : entry->info.slab_bytes;
   freed = std::move(entry->memory);
   entries_.erase(name);
+  NoteGone(name);
   changed_.NotifyAll();
   Log(LogLevel::kInfo, "{}: unloaded, {:.1f} MB", name, static_cast<double>(bytes) / 1e6);
   return bytes;

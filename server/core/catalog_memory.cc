@@ -90,7 +90,9 @@ std::shared_ptr<ShardMemory> Catalog::EvictOne() {
   Log(LogLevel::kInfo, "{}: evicted, {:.1f} MB", victim->info.name,
       static_cast<double>(victim->info.slab_bytes) / 1e6);
   std::shared_ptr<ShardMemory> memory = std::move(victim->memory);
-  entries_.erase(victim->info.name);
+  const std::string name = victim->info.name;
+  entries_.erase(name);
+  NoteGone(name);
   changed_.NotifyAll();
   return memory;
 }

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -252,6 +253,20 @@ class Launcher {
   std::optional<int> exit_code_;
 };
 
+// Two that start the same daemons at the same moment would each get some of them. The kernel
+// lets go of the folder when this process ends, however that is.
+absl::StatusOr<UniqueFd> LockJob(const Config& config) {
+  const std::string folder = PathsOf(config).directory;
+  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(folder));
+  UniqueFd held(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (held.valid() && ::flock(held.get(), LOCK_EX | LOCK_NB) == 0) return held;
+  if (errno != EWOULDBLOCK) return ErrnoStatus(errno, "locking the run directory " + folder);
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
+                   fmt::format("launching job {}: another `ckptd launch` keeps its daemons running "
+                               "in {}; attach to them, stop it, or choose another --job",
+                               config.job, folder));
+}
+
 }  // namespace
 
 int LaunchCommand(const Config& given, const LaunchOptions& options) {
@@ -286,6 +301,12 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
   }
   if (!checked.ok()) {
     PrintError(checked);
+    return kExitUsage;
+  }
+  // Several nodes may be tried on one host, in one folder.
+  const absl::StatusOr<UniqueFd> lock = options.nnodes == 1 ? LockJob(config) : UniqueFd();
+  if (!lock.ok()) {
+    PrintError(lock.status());
     return kExitUsage;
   }
   return Launcher(std::move(config), options).Run();

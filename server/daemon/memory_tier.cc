@@ -33,6 +33,10 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
                          ParseShare(config.memory_budget, available / config.local_size));
   CKPTD_ASSIGN_OR_RETURN(options.arena_target_bytes,
                          ParseShare(config.arena, options.budget_bytes));
+  if (options.arena_target_bytes > options.budget_bytes) {
+    Log(LogLevel::kWarn, "--arena {} is more than the memory budget: it is filled up to {:.1f} GB",
+        config.arena, static_cast<double>(options.budget_bytes) / 1e9);
+  }
   CKPTD_ASSIGN_OR_RETURN(options.segment_bytes, ParseBytes(config.segment_bytes));
   options.huge_pages = config.huge_pages == "auto";
   options.filled_by_peers = config.world_size > 1;

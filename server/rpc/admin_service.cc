@@ -119,9 +119,9 @@ grpc::Status AdminServiceImpl::DrainDaemon(grpc::ServerContext* context,
     left = node_.leases().WaitUntilEmpty(DeadlineOf(*context, longest));
     if (left > 0) {
       return ToGrpc(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                              fmt::format("draining: {} leases are still open; end their clients, "
+                              fmt::format("draining: {} lease{} still open; end their clients, "
                                           "or stop the daemon (clients keep what they mapped)",
-                                          left)));
+                                          left, left == 1 ? " is" : "s are")));
     }
   }
   response->set_remaining_leases(static_cast<uint32_t>(left));

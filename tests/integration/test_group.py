@@ -148,6 +148,33 @@ def test_launch_reports_a_command_that_a_signal_ended(tmp_path):
     assert group.process.returncode == 128 + 9
 
 
+def test_of_several_launches_of_one_job_at_once_one_runs_and_the_others_say_so(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    launch = [BINARIES / "ckptd", "launch", "--nproc", "2", "--run-dir", tmp_path, "--", "cat", fifo]
+    launches = [subprocess.Popen(launch, env=clean_environment(), stderr=subprocess.PIPE, text=True) for _ in range(4)]
+
+    def let_the_command_end():
+        with contextlib.suppress(OSError):  # nobody reads it yet
+            os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+            return True
+
+    try:
+        wait_until(lambda: sum(one.poll() is None for one in launches) == 1, "all but one to end")
+        ended = [one for one in launches if one.poll() is not None]
+        assert [one.returncode for one in ended] == [2, 2, 2]
+        for one in ended:
+            assert "another `ckptd launch` keeps its daemons running" in one.stderr.read()
+        wait_until(let_the_command_end, "the one that is left to start its command")
+        (winner,) = [one for one in launches if one not in ended]
+        assert winner.wait(60) == 0, winner.stderr.read()
+    finally:
+        for one in launches:
+            if one.poll() is None:
+                one.terminate()
+            one.communicate(timeout=60)
+
+
 def test_killing_launch_takes_its_daemons_down(tmp_path):
     with Group(tmp_path, 2) as group:
         pids = [group.pid(rank) for rank in range(2)]

@@ -182,9 +182,10 @@ def test_the_model_s_dtype_is_what_is_asked_for(make):
     assert torch.equal(model.up.weight, state["up.weight"].float())
 
 
-def test_dtype_changes_floating_parameters_only(make):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "bfloat16", "BF16"])
+def test_dtype_changes_floating_parameters_only(make, dtype):
     model, state = on_meta(), numbers(Net())
-    make.load(model, state, dtype=torch.bfloat16)
+    make.load(model, state, dtype=dtype)
     assert (
         torch.equal(model.up.weight, state["up.weight"].bfloat16())
         and model.steps.dtype == torch.int64
@@ -194,6 +195,8 @@ def test_dtype_changes_floating_parameters_only(make):
 def test_a_dtype_nothing_can_be_cast_to_is_refused(make):
     with pytest.raises(ckptd.InvalidArgument, match="bfloat16"):
         make.load(on_meta(), numbers(Net()), dtype=torch.int8)
+    with pytest.raises(ckptd.InvalidArgument, match="use one of"):
+        make.load(on_meta(), numbers(Net()), dtype="float7")
 
 
 # -- names --------------------------------------------------------------------

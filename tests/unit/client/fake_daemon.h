@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,6 +43,7 @@ struct FakeAnswers {
   std::vector<v1::Checkpoint> watch;            // sent one after the other
   std::function<void(grpc::ServerContext*)> before_watch_ends;  // may block
   std::vector<v1::Checkpoint> list;
+  std::optional<v1::Checkpoint> get;            // an ACTIVE one
   grpc::Status error = grpc::Status::OK;        // of every call, when not OK
   int lose_loads = 0;                           // that many loads end as UNAVAILABLE
   v1::VerifyCheckpointResponse verify;
@@ -195,7 +197,8 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
   }
   grpc::Status GetCheckpoint(grpc::ServerContext*, const v1::GetCheckpointRequest*,
                              v1::GetCheckpointResponse* response) override {
-    *response->mutable_checkpoint() = MakeCheckpoint(v1::Checkpoint::STATE_ACTIVE);
+    *response->mutable_checkpoint() =
+        answers.get.value_or(MakeCheckpoint(v1::Checkpoint::STATE_ACTIVE));
     return answers.error;
   }
   // One checkpoint a page.

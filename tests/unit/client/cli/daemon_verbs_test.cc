@@ -154,6 +154,19 @@ TEST_F(DaemonVerbs, ListPrintsNamesOnlyWhenQuiet) {
   EXPECT_EQ(Run({"list", "-q"}).out, "checkpoints/ab12\n");
 }
 
+TEST_F(DaemonVerbs, ListShowsThoseOfAStateOnlyWhenAsked) {
+  daemon_.answers.list = {FakeDaemon::MakeCheckpoint(kActive), Transferring()};
+  EXPECT_THAT(Run({"list", "--state", "active"}).out, Not(HasSubstr("LOADING")));
+  EXPECT_EQ(Run({"list", "--state", "LOADING", "-q"}).out, "checkpoints/ab12\n");
+  EXPECT_EQ(Run({"list", "--state", "FAILED", "-q"}).out, "");
+  EXPECT_EQ(Run({"list", "--state", "gone"}).code, kExitUsage);
+}
+
+TEST_F(DaemonVerbs, GetShowsHowFarALoadIs) {
+  daemon_.answers.get = Transferring();
+  EXPECT_THAT(Run({"get", "ab12"}).out, HasSubstr("stage:      TRANSFERRING  25%"));
+}
+
 TEST_F(DaemonVerbs, GetPassesTheDaemonsErrorOn) {
   daemon_.answers.error = fake::DaemonError(grpc::StatusCode::NOT_FOUND, "CHECKPOINT_NOT_FOUND",
                                             "there is no checkpoints/zz; see `ckptctl list`");
@@ -173,6 +186,15 @@ TEST_F(DaemonVerbs, VerifyTellsAMismatchByItsExitCode) {
   EXPECT_EQ(outcome.code, kExitMismatch);
   EXPECT_EQ(outcome.out, "model.weight in /m/a.safetensors: not the bytes that were loaded\n");
   EXPECT_THAT(outcome.err, HasSubstr("on rank 3: its memory has changed: model.weight in /m/a.sa"));
+}
+
+TEST_F(DaemonVerbs, VerifyOfWhatIsNeitherACheckpointNorAFileSaysBoth) {
+  daemon_.answers.error = fake::DaemonError(grpc::StatusCode::NOT_FOUND, "CHECKPOINT_NOT_FOUND",
+                                            "there is no checkpoints/zz");
+  const Outcome outcome = Run({"verify", "zz"});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_THAT(outcome.err, HasSubstr("there is no file zz: there is no checkpoints/zz"));
+  EXPECT_THAT(Run({"verify", "checkpoints/zz"}).err, Not(HasSubstr("no file")));
 }
 
 TEST_F(DaemonVerbs, VerifyOfOneThatIsLoadingIsNotReady) {
@@ -216,6 +238,19 @@ TEST_F(DaemonVerbs, UnloadSaysWhatItFreed) {
   EXPECT_EQ(Run({"unload", "ab12", "--force"}).out,
             "checkpoints/ab12 of rank 0 is unloaded, 1.5 GB freed\n");
   EXPECT_THAT(daemon_.admin_calls, ::testing::ElementsAre("unload checkpoints/ab12 force"));
+}
+
+TEST_F(DaemonVerbs, UnloadTakesSeveralInTheOrderGiven) {
+  const Outcome outcome = Run({"unload", "ab12", "checkpoints/cd34", "--output", "json"});
+  EXPECT_EQ(outcome.code, kExitFine);
+  EXPECT_THAT(daemon_.admin_calls,
+              ::testing::ElementsAre("unload checkpoints/ab12", "unload checkpoints/cd34"));
+  std::istringstream lines(outcome.out);
+  for (const char* name : {"checkpoints/ab12", "checkpoints/cd34"}) {
+    nlohmann::json one;
+    lines >> one;
+    EXPECT_EQ(one["name"], name);
+  }
 }
 
 TEST_F(DaemonVerbs, WhatIsDoneToOneRankOfSeveralIsSaidToBe) {

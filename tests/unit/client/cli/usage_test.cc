@@ -105,13 +105,25 @@ TEST(Usage, ALayoutThatIsNoneIsBad) {
 
 TEST(Usage, AFileThatIsNotThereIsAFailureAndNoBadUsage) {
   Runner run;
-  EXPECT_EQ(run({"plan", "/m", "--layout", "@/nowhere.json"}).code, kExitFailed);
+  const Outcome outcome = run({"plan", "/m", "--layout", "@/nowhere.json"});
+  EXPECT_EQ(outcome.code, kExitFailed);
+  EXPECT_THAT(outcome.err, HasSubstr("/nowhere.json"));
+  EXPECT_THAT(outcome.err, HasSubstr("or give fsdp:N"));
   EXPECT_EQ(run({"inspect", "/nowhere.safetensors"}).code, kExitFailed);
 }
 
 TEST(Usage, NamesAVerbThatIsNone) {
   Runner run;
-  EXPECT_THAT(run({"bogus"}).err, HasSubstr("`bogus` is no verb"));
+  EXPECT_THAT(run({"bogus"}).err, HasSubstr("`bogus` is no verb of ckptctl; see"));
+}
+
+TEST(Usage, SaysWhatAMisspeltWordWasMeantToBe) {
+  Runner run;
+  EXPECT_THAT(run({"isnpect", "/m"}).err, HasSubstr("did you mean inspect?"));
+  EXPECT_THAT(run({"verfy"}).err, HasSubstr("did you mean verify?"));
+  EXPECT_THAT(run({"load", "/m", "--layout=fsdp:2", "--mod=shared"}).err,
+              HasSubstr("did you mean --mode?"));
+  EXPECT_THAT(run({"list", "--ouput", "json"}).err, HasSubstr("did you mean --output?"));
 }
 
 TEST(Usage, ErrorsAreJsonWhenJsonIsAskedFor) {
@@ -157,14 +169,22 @@ TEST(Usage, AnOptionBeatsItsTwinAlsoForErrors) {
 TEST(Usage, AMisspeltOptionIsNamedBeforeTheOneItWasMeantToBe) {
   Runner run;
   EXPECT_THAT(run({"load", "/m", "--layot", "fsdp:2"}).err,
-              HasSubstr("not expected: --layot fsdp:2;"));
+              HasSubstr("not expected: --layot fsdp:2; did you mean --layout?;"));
   EXPECT_THAT(run({"load", "/m"}).err, HasSubstr("--layout is required"));
 }
 
 TEST(Usage, UnexpectedWordsComeInTheOrderGiven) {
   Runner run;
   EXPECT_THAT(run({"list", "--adress", "foo", "bar", "--x"}).err,
-              HasSubstr("these arguments were not expected: --adress foo bar --x;"));
+              HasSubstr("these arguments were not expected: --adress foo bar --x; did you mean --address?"));
+}
+
+TEST(Usage, DtypesHaveTheNamesOfFilesAndOfPyTorch) {
+  for (const std::string dtype : {"BF16", "bf16", "bfloat16"}) {
+    EXPECT_EQ(ToDtypePolicy(dtype, {})->cast_to, Dtype::kBF16) << dtype;
+  }
+  EXPECT_EQ(ToDtypePolicy("float32", {})->cast_to, Dtype::kF32);
+  EXPECT_FALSE(ToDtypePolicy("float8", {}).ok());
 }
 
 TEST(Usage, EnvironmentTwinsAreRead) {

@@ -176,6 +176,17 @@ TEST_F(CatalogTest, ALoadThatFailedBeforeItsNameWasKnownIsFailed) {
   EXPECT_EQ(catalog_.Get("checkpoints/a").value().failure, absl::InternalError("boom"));
 }
 
+TEST_F(CatalogTest, ALoadThatWasUnloadedBeforeItsNameWasKnownIsFailedWithThatReason) {
+  const uint64_t since = catalog_.Tick();
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  ASSERT_OK(catalog_.Unload("checkpoints/a", false));
+  catalog_.Begin("checkpoints/a", request_, since);
+  EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kFailed);
+  EXPECT_THAT(catalog_.Get("checkpoints/a").value().failure, Says("unloaded or evicted again"));
+  catalog_.Begin("checkpoints/a", request_, catalog_.Tick());
+  EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kLoading);
+}
+
 TEST_F(CatalogTest, ALoadThatFailedWhileItsNameWasOnItsWayStaysFailed) {
   const uint64_t since = catalog_.Tick();
   catalog_.Begin("checkpoints/a", request_);

@@ -14,7 +14,7 @@ def load_file(
     device: Union[str, torch.device] = "cpu",
     *,
     mode: str = "auto",
-    dtype: Optional[torch.dtype] = None,
+    dtype: Union[torch.dtype, str, None] = None,
     keep_fp32: Sequence[str] = (),
     layout=None,
     timeout: float = 600.0,

@@ -44,7 +44,7 @@ def load_into(
     *,
     mode: str = "auto",
     handle: Optional[str] = None,
-    dtype: Optional[torch.dtype] = None,
+    dtype: Union[torch.dtype, str, None] = None,
     strict: bool = True,
     timeout: float = 600.0,
     digest: bool = True,
@@ -71,7 +71,8 @@ def load_into(
     shared for models without trainable parameters, else exclusive.
     handle: how the memory is handed over, see Client.load; None is right but for
     other programs' sake.
-    dtype: for floating tensors, instead of the model's own dtypes.
+    dtype: for floating tensors, instead of the model's own dtypes: torch.bfloat16,
+    "bfloat16" or "BF16".
     strict: missing and unexpected names are an error, as in load_state_dict; names
     are unexpected when no rank's model has them (pipeline stages make up one
     model). Non-persistent buffers are never missing or unexpected.
@@ -104,7 +105,7 @@ def _load_into(
 ) -> LoadResult:
     clock = Clock()
     model = _names.without_ddp(model)
-    targets = list_targets(model, dtype)
+    targets = list_targets(model, dtype if dtype is None else _memory.parse_dtype(dtype))
     _check_mode(mode, targets)
     clock.lap("model")
     rank, world_size = rank_and_size()

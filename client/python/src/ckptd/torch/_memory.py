@@ -1,13 +1,13 @@
 """Tensors over a shard's memory: one storage each, bounds checked beforehand."""
 
 import functools
-from typing import Optional
+from typing import Optional, Union
 
 import torch
 import torch.utils.dlpack
 
 from .. import _dlpack, _dtypes
-from .._errors import FailedPrecondition
+from .._errors import FailedPrecondition, InvalidArgument
 from .._shard import Shard
 
 _FROM_NUMBER = {
@@ -32,6 +32,16 @@ def dtype_of(number: int, name: str) -> torch.dtype:
             "DTYPE_UNSUPPORTED",
         )
     return torch_dtype(row, name)
+
+
+def parse_dtype(dtype: Union[torch.dtype, str]) -> torch.dtype:
+    """Itself, or the one of that name, torch's or safetensors'. Raises InvalidArgument."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    try:
+        return torch_dtype(_dtypes.parse(dtype), "dtype=")
+    except ValueError as error:
+        raise InvalidArgument(f"reading dtype=: {error}", "INVALID_REQUEST") from None
 
 
 def is_castable(dtype: torch.dtype) -> bool:
