@@ -142,6 +142,8 @@ class Catalog {
 
   Entry* Find(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   const Entry* Find(const std::string& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of a load that failed: statements and tables may be megabytes, and it stays listed.
+  static void KeepWhatIsShown(Entry& entry);
   void NoteAbort(const std::string& name, const absl::Status& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whoever hears only now that his load leads to it finds it gone.

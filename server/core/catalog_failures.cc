@@ -26,6 +26,7 @@ void Catalog::Fail(const std::string& name, const absl::Status& why) {
   entry->info.state = CheckpointState::kFailed;
   entry->info.failure = why;
   freed = std::move(entry->memory);
+  KeepWhatIsShown(*entry);
   Touch(*entry);
   Log(LogLevel::kError, "{}: failed: {} ({})", name, MessageOf(why), ReasonOf(why));
 }
@@ -43,7 +44,7 @@ std::vector<std::string> Catalog::TakeAbandoned(Clock::time_point now) {
   MutexLock lock(mutex_);
   for (auto& [name, entry] : entries_) {
     if (!Abandoned(entry, now)) continue;
-    statements.push_back(entry.request.statement);
+    statements.push_back(std::move(entry.request.statement));
     entry.info.state = CheckpointState::kFailed;
     entry.info.failure =
         MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
@@ -51,10 +52,16 @@ std::vector<std::string> Catalog::TakeAbandoned(Clock::time_point now) {
                               "their tensors; load again",
                               entry.info.source),
                   {{"rank", std::to_string(rank_)}});
+    KeepWhatIsShown(entry);
     Touch(entry);
     Log(LogLevel::kWarn, "{}: {}", name, MessageOf(entry.info.failure));
   }
   return statements;
+}
+
+void Catalog::KeepWhatIsShown(Entry& entry) {
+  entry.request = {};
+  entry.shard = nullptr;
 }
 
 void Catalog::NoteAbort(const std::string& name, const absl::Status& why) {

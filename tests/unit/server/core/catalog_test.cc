@@ -125,6 +125,19 @@ TEST_F(CatalogTest, AllocatingForAnAbortedLoadIsRefusedAndKeepsNothing) {
   EXPECT_EQ(memory_->Usage().used, 0u);
 }
 
+TEST_F(CatalogTest, OfALoadThatFailedNoStatementIsKept) {
+  std::weak_ptr<const RankLayout> statement;
+  {
+    const LoadRequest request = RankRequest(0, 1);
+    statement = std::get<std::shared_ptr<const RankLayout>>(request.layout);
+    catalog_.Begin("checkpoints/a", request);
+  }
+  EXPECT_FALSE(statement.expired());
+  catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
+  EXPECT_TRUE(statement.expired());
+  EXPECT_EQ(catalog_.Get("checkpoints/a").value().source, request_.source);
+}
+
 TEST_F(CatalogTest, FailingALoadGivesItsMemoryBack) {
   catalog_.Begin("checkpoints/a", request_);
   ASSERT_OK(catalog_.Allocate(CallOf("checkpoints/a", request_), ShardOf(512)));
