@@ -79,8 +79,9 @@ struct SocketPaths {
   std::string memory;  // for the leader of the group
 };
 SocketPaths PathsOf(const Config& config);
-// Makes run_dir/job, 0700 and ours. Errors: FailedPrecondition when it belongs to
-// somebody else or others may enter it.
+// Makes run_dir/job, 0700 and ours. Errors: CONFIG_INVALID: FailedPrecondition when it
+// belongs to somebody else or others may enter it, else as the system refuses it;
+// ResourceExhausted NO_MEMORY where the disk is full.
 absl::Status MakeRunDirectory(const std::string& directory);
 
 }  // namespace ckptd

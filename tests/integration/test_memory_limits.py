@@ -71,6 +71,12 @@ def test_an_exhausted_arena_refuses_until_something_is_let_go(start, tmp_path):
         assert attaches(client, load(client, second))
 
 
+def test_an_arena_beyond_the_budget_is_filled_up_to_it_and_that_is_said(start):
+    group = start(1, "--memory-budget", "8MiB", "--arena", "16MiB")
+    assert "--arena 16MiB is more than the memory budget" in group.log()
+    wait_until(lambda: int(group.info()["memory"]["arena_bytes"]) == 8 * MIB, "the arena to be filled")
+
+
 @contextlib.contextmanager
 def memory_group(limit):
     """A control group of that many bytes, or a skip where this machine does not let us make one."""
