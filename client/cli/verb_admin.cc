@@ -30,16 +30,26 @@ JsonField RankField(int32_t rank) {
   return {"rank", "", static_cast<uint64_t>(rank), Kind::kNumber};
 }
 
+std::string UnloadedText(const std::string& name, const DaemonInfo& daemon,
+                         const AdminClient::Unloaded& unloaded) {
+  if (unloaded.cancelled) {
+    return fmt::format("{} was loading: the load is cancelled, on every rank", name);
+  }
+  return fmt::format("{} of rank {} is unloaded, {} freed{}", name, daemon.rank,
+                     HumanBytes(unloaded.freed_bytes), OtherRanks(daemon.world_size));
+}
+
 absl::StatusOr<int> RunUnload(const std::vector<std::string>& ids, bool force, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
   CKPTD_ASSIGN_OR_RETURN(const DaemonInfo daemon, admin.Info());
   for (const std::string& id : ids) {
     const std::string name = CheckpointName(id);
-    CKPTD_ASSIGN_OR_RETURN(const uint64_t freed, admin.Unload(name, force));
-    PrintResult({{"name", name}, RankField(daemon.rank), {"freed_bytes", "", freed, Kind::kNumber}},
-                fmt::format("{} of rank {} is unloaded, {} freed{}", name, daemon.rank,
-                            HumanBytes(freed), OtherRanks(daemon.world_size)),
-                context);
+    CKPTD_ASSIGN_OR_RETURN(const AdminClient::Unloaded unloaded, admin.Unload(name, force));
+    PrintResult({{"name", name},
+                 RankField(daemon.rank),
+                 {"freed_bytes", "", unloaded.freed_bytes, Kind::kNumber},
+                 {"cancelled", "", unloaded.cancelled ? 1U : 0U, Kind::kBool}},
+                UnloadedText(name, daemon, unloaded), context);
   }
   return kExitFine;
 }
@@ -88,15 +98,18 @@ void AddUnload(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(
       app, "unload", "Drop checkpoints' shards from the daemon's memory",
       "A leased one is refused without --force. Trainers that have mapped it keep their memory.\n"
-      "It goes from one rank's daemon, the others keep theirs: --rank chooses it. Of several, the\n"
-      "first that is refused ends it; with --output json each is an object of its own.\n\n"
+      "It goes from one rank's daemon, the others keep theirs: --rank chooses it. One that is\n"
+      "still loading is refused, too; with --force its load is cancelled, on every rank. Of\n"
+      "several, the first that is refused ends it; with --output json each is an object of its\n"
+      "own.\n\n"
       "Examples:\n"
       "  ckptctl unload checkpoints/3f9a12c4\n"
-      "  ckptctl list --state FAILED --quiet | xargs -r ckptctl unload\n");
+      "  ckptctl list --state FAILED --quiet | xargs -r ckptctl unload\n"
+      "  ckptctl unload --force checkpoints/3f9a12c4   # a load that was a mistake\n");
   auto names = std::make_shared<std::vector<std::string>>();
   auto force = std::make_shared<bool>(false);
   verb->add_option("NAME", *names, "The checkpoints, as load and list name them")->required();
-  verb->add_flag("--force", *force, "Also when it is leased");
+  verb->add_flag("--force", *force, "Also when it is leased, or still loading");
   verb->callback([names, force, &context] {
     context.action = [names, force, &context] { return RunUnload(*names, *force, context); };
   });

@@ -43,13 +43,13 @@ absl::StatusOr<AdminClient> AdminClient::Connect(const ConnectOptions& options) 
   return AdminClient(std::make_unique<Impl>(std::move(connection)));
 }
 
-absl::StatusOr<uint64_t> AdminClient::Unload(const std::string& name, bool force) {
+absl::StatusOr<AdminClient::Unloaded> AdminClient::Unload(const std::string& name, bool force) {
   v1::UnloadCheckpointRequest request;
   request.set_name(name);
   request.set_force(force);
   v1::UnloadCheckpointResponse response;
   CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::UnloadCheckpoint, request, response, "unloading " + name));
-  return response.freed_bytes();
+  return Unloaded{response.freed_bytes(), response.cancelled()};
 }
 
 absl::StatusOr<CheckpointInfo> AdminClient::Pin(const std::string& name, bool pinned) {

@@ -25,8 +25,11 @@ class AdminClient {
   AdminClient& operator=(AdminClient&&) noexcept;
   ~AdminClient();
 
-  // Bytes that were freed.
-  absl::StatusOr<uint64_t> Unload(const std::string& name, bool force);
+  struct Unloaded {
+    uint64_t freed_bytes = 0;
+    bool cancelled = false;  // it was LOADING, and has failed on every rank
+  };
+  absl::StatusOr<Unloaded> Unload(const std::string& name, bool force);
   absl::StatusOr<CheckpointInfo> Pin(const std::string& name, bool pinned);
   absl::StatusOr<std::vector<LeaseInfo>> Leases();
   absl::StatusOr<DaemonInfo> Info();

@@ -26,6 +26,7 @@ inline constexpr char kCoverage[] = "COVERAGE";                    // Internal: 
 inline constexpr char kCheckpointNotFound[] = "CHECKPOINT_NOT_FOUND";  // NotFound
 inline constexpr char kNotActive[] = "NOT_ACTIVE";                     // FailedPrecondition
 inline constexpr char kLoadFailed[] = "LOAD_FAILED";                   // FailedPrecondition
+inline constexpr char kLoadCancelled[] = "LOAD_CANCELLED";             // Aborted: by an operator
 inline constexpr char kTaken[] = "TAKEN";                              // FailedPrecondition
 inline constexpr char kExclusiveNeedsCopy[] = "EXCLUSIVE_NEEDS_COPY";  // FailedPrecondition
 inline constexpr char kLeased[] = "LEASED";                            // FailedPrecondition

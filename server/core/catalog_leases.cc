@@ -18,7 +18,9 @@ std::string LeasesText(uint32_t count) {
 }
 
 // Why a checkpoint in this state is not there for `doing`, "unloading" it for example.
-absl::Status NotActive(std::string_view doing, const CheckpointInfo& info) {
+// `otherwise`: what can be done about one that is LOADING, but wait.
+absl::Status NotActive(std::string_view doing, const CheckpointInfo& info,
+                       std::string_view otherwise = "") {
   const Facts facts = {{"checkpoint", info.name}, {"state", std::string(NameOf(info.state))}};
   switch (info.state) {
     case CheckpointState::kFailed:
@@ -35,9 +37,9 @@ absl::Status NotActive(std::string_view doing, const CheckpointInfo& info) {
     default:
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNotActive,
                        fmt::format("{} {}: it is {} ({}); wait until it has ended, `ckptctl watch "
-                                   "{}` follows it",
+                                   "{}` follows it{}",
                                    doing, info.name, NameOf(info.state),
-                                   NameOf(info.progress.stage), info.name),
+                                   NameOf(info.progress.stage), info.name, otherwise),
                        facts);
   }
 }
@@ -121,7 +123,9 @@ absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
-  if (entry->info.state == CheckpointState::kLoading) return NotActive("unloading", entry->info);
+  if (entry->info.state == CheckpointState::kLoading) {
+    return NotActive("unloading", entry->info, "; or force it, which cancels the load on every rank");
+  }
   if (entry->info.leases > 0 && !force) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
                      fmt::format("unloading {}: {} open on it; end what holds it, or force it "

@@ -44,6 +44,30 @@ std::string RankText(const std::vector<Rank>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
+// Of a round whose deadline has passed; `absent`: ranks that have no daemon.
+absl::Status WhyExpired(const Rounds::Expired& round, const std::vector<uint32_t>& absent) {
+  if (!absent.empty()) {
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
+                     fmt::format("loading {}: no daemon of {} has joined the group in time; start "
+                                 "it, or look at its log",
+                                 round.name, RankText(absent)),
+                     {{"ranks", fmt::format("{}", fmt::join(absent, ","))}});
+  }
+  if (round.waiting.empty()) {
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                     fmt::format("loading {}: the timeout passed before it began; load again with "
+                                 "a longer timeout",
+                                 round.name));
+  }
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
+                   fmt::format("loading {}: no trainer of {} has stated its tensors in time; "
+                               "every rank must call the load with the same source and options, "
+                               "and one that finds its own still resident states nothing: unload "
+                               "it there",
+                               round.name, RankText(round.waiting)),
+                   {{"ranks", fmt::format("{}", fmt::join(round.waiting, ","))}});
+}
+
 }  // namespace
 
 absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t world_size) {
@@ -157,6 +181,25 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
   return *name;
 }
 
+absl::Status Coordinator::Cancel(uint32_t rank, const std::string& name) {
+  const size_t world_size = parts_.membership.Members().size();
+  if (rank >= world_size) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
+                     fmt::format("cancelling the load of {}: rank {} asks for it, this group has "
+                                 "ranks 0 to {}",
+                                 name, rank, world_size - 1));
+  }
+  rounds_.Cancel(name, MakeError(absl::StatusCode::kAborted, reason::kLoadCancelled,
+                                 fmt::format("loading {}: it was unloaded at rank {} while it was "
+                                             "loading; load again, if it is wanted",
+                                             name, rank),
+                                 {{"checkpoint", name}, {"rank", std::to_string(rank)}}));
+  MutexLock lock(mutex_);
+  wake_ = true;
+  changed_.NotifyAll();
+  return absl::OkStatus();
+}
+
 bool Coordinator::IsOutOfDate(const std::string& name) const {
   MutexLock lock(mutex_);
   return running_ != nullptr && running_->name() == name && running_->OutOfDate();
@@ -260,7 +303,8 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
   if (session.has_value()) {
     LoadRunner runner({parts_.catalog, parts_.membership, parts_.peers, stopping_,
                        parts_.reading, parts_.reader,
-                       [this, &load](bool failed) { rounds_.Ending(load.name, failed); }},
+                       [this, &load](bool failed) { rounds_.Ending(load.name, failed); },
+                       [this, &load] { return rounds_.Cancelled(load.name); }},
                       load, *session);
     SetRunning(&runner);
     outcome = runner.Run();
@@ -285,29 +329,9 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
 
 void Coordinator::FailExpired() {
   for (const Rounds::Expired& round : rounds_.TakeExpired(Clock::now())) {
-    std::vector<uint32_t> absent = parts_.membership.MissingRanks();
-    absl::Status why;
-    if (!absent.empty()) {
-      why = MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
-                      fmt::format("loading {}: no daemon of {} has joined the group in time; start "
-                                  "it, or look at its log",
-                                  round.name, RankText(absent)),
-                      {{"ranks", fmt::format("{}", fmt::join(absent, ","))}});
-    } else if (round.waiting.empty()) {
-      why = MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                      fmt::format("loading {}: the timeout passed before it began; load again with "
-                                  "a longer timeout",
-                                  round.name));
-    } else {
-      why = MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
-                      fmt::format("loading {}: no trainer of {} has stated its tensors in time; "
-                                  "every rank must call the load with the same source and "
-                                  "options, and one that finds its own still resident states "
-                                  "nothing: unload it there",
-                                  round.name, RankText(round.waiting)),
-                      {{"ranks", fmt::format("{}", fmt::join(round.waiting, ","))}});
-    }
-    AbortEverywhere(round.name, why);
+    AbortEverywhere(round.name, round.cancelled.ok()
+                                    ? WhyExpired(round, parts_.membership.MissingRanks())
+                                    : round.cancelled);
   }
 }
 

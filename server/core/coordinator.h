@@ -41,6 +41,9 @@ class Coordinator {
   // A client of `rank` asked for this; the name of the checkpoint it leads to.
   // Errors: LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, DEADLINE (file metadata).
   absl::StatusOr<std::string> Propose(uint32_t rank, const LoadRequest& request);
+  // An operator of `rank` gives that load up, for all ranks. Does not wait for its end;
+  // nothing where no such load waits or runs. Errors: WRONG_RANK.
+  absl::Status Cancel(uint32_t rank, const std::string& name);
   // Whether the group has changed since that load, which runs, began: it will fail.
   bool IsOutOfDate(const std::string& name) const;
 

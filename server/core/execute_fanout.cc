@@ -83,8 +83,9 @@ ExecuteFanout::Failure ExecuteFanout::Finish() {
     const size_t answered = Collect(answers, kTick / left, first);
     left -= answered;
     if (answered > 0 || progress.bytes_done < progress.bytes_total) moved = Clock::now();
-    if (!first.second.ok() || Clock::now() - moved < load_.patience) continue;
-    first = StandsStill(answers);
+    if (!first.second.ok()) continue;
+    first.second = load_.cancelled();
+    if (first.second.ok() && Clock::now() - moved >= load_.patience) first = StandsStill(answers);
     if (!first.second.ok()) AbortOthers({}, first.second);
   }
   return first;

@@ -42,6 +42,8 @@ class ExecuteFanout {
     std::chrono::nanoseconds patience = std::chrono::seconds(8);
     // Called before a rank hears that the load fails: whose clients may ask again at once.
     std::function<void()> failing = nullptr;
+    // Not OK once somebody has given the load up: members that still work are told to end.
+    std::function<absl::Status()> cancelled = absl::OkStatus;
   };
   ExecuteFanout(std::vector<Member> members, Load load, std::function<Progress()> progress);
   ~ExecuteFanout();
@@ -54,7 +56,8 @@ class ExecuteFanout {
   Failure broken() const;
   // Tells every member that the leader's own reading is done and waits for them
   // all, calling `progress` meanwhile: the first rank that failed and why, or (0, OK).
-  // DeadlineExceeded DEADLINE names ranks for which a communicator stands still.
+  // DeadlineExceeded DEADLINE names ranks for which a communicator stands still; what
+  // Load::cancelled says comes as rank 0's.
   Failure Finish();
   // After Finish: of the members that read.
   const std::vector<ReadReport>& reports() const { return reports_; }

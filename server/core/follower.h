@@ -57,6 +57,10 @@ class Follower {
   // leader's own answers move our epoch: anybody can reach the port.
   bool IsCurrent(uint64_t epoch) const;
   absl::StatusOr<std::string> Propose(const LoadRequest& request, Deadline deadline);
+  // As LeaderLink::CancelLoad.
+  absl::Status CancelLoad(const std::string& name, Deadline deadline) {
+    return parts_.leader->CancelLoad(identity_.rank, name, deadline);
+  }
   void Stop();
 
  private:

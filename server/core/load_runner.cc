@@ -77,6 +77,7 @@ absl::Status LoadRunner::FindLost(std::set<uint32_t>& lost) {
 }
 
 absl::Status LoadRunner::Load() {
+  CKPTD_RETURN_IF_ERROR(parts_.cancelled());  // while others ran
   CKPTD_RETURN_IF_ERROR(Open());
   CKPTD_RETURN_IF_ERROR(PlanAll());
   CKPTD_RETURN_IF_ERROR(PrepareAll());
@@ -91,6 +92,7 @@ absl::Status LoadRunner::Interrupted() const {
                                  "again",
                                  load_.request.source));
   }
+  CKPTD_RETURN_IF_ERROR(parts_.cancelled());
   if (Clock::now() > load_.deadline) {
     const Progress progress = meter_.Read();
     return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,

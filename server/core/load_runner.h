@@ -36,6 +36,8 @@ class LoadRunner {
     ReaderPolicy reader = ReaderPolicy::kRank0;
     // Called before any rank is told that the load has failed, or succeeded.
     std::function<void(bool failed)> ending = nullptr;
+    // Not OK once somebody has given the load up.
+    std::function<absl::Status()> cancelled = absl::OkStatus;
   };
   // `session` has all ranks' links; the load belongs to its epoch.
   LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session);

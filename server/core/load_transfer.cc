@@ -130,6 +130,7 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
     }
   }
   ExecuteFanout::Load load{session_.epoch, load_.name, load_.deadline};
+  load.cancelled = parts_.cancelled;
   load.failing = [this] {
     if (parts_.ending) parts_.ending(true);
   };

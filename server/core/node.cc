@@ -19,6 +19,8 @@ namespace ckptd {
 namespace {
 
 constexpr std::chrono::seconds kProposeDeadline{20};
+// For the leader to hear of it, and for its readers to notice.
+constexpr std::chrono::seconds kCancelDeadline{8};
 constexpr size_t kRememberedRequests = 1024;
 constexpr size_t kMaxRequestIdBytes = 128;
 
@@ -248,10 +250,32 @@ absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, Deadlin
                "verifying " + name);
 }
 
-absl::StatusOr<uint64_t> Node::Unload(const std::string& name, bool force) {
+absl::StatusOr<bool> Node::CancelLoad(const std::string& name) {
+  const Deadline deadline = Clock::now() + kCancelDeadline;
+  Log(LogLevel::kInfo, "{}: its load is to be cancelled, on every rank", name);
+  CKPTD_RETURN_IF_ERROR(coordinator_ != nullptr
+                            ? coordinator_->Cancel(options_.identity.rank, name)
+                            : follower_->CancelLoad(name, deadline));
+  catalog_.WatchEnd(name, deadline);
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info, catalog_.Get(name));
+  if (info.state != CheckpointState::kLoading) return info.state == CheckpointState::kFailed;
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                   fmt::format("unloading {}: its load was told to end and is still {}; it ends "
+                               "when that step does (its storage may be slow), `ckptctl watch {}` "
+                               "follows it",
+                               name, NameOf(info.progress.stage), name),
+                   {{"checkpoint", name}});
+}
+
+absl::StatusOr<Node::Unloaded> Node::Unload(const std::string& name, bool force) {
+  const auto info = catalog_.Get(name);
+  if (force && info.ok() && info->state == CheckpointState::kLoading) {
+    CKPTD_ASSIGN_OR_RETURN(const bool ended, CancelLoad(name));
+    if (ended) return Unloaded{0, true};
+  }
   CKPTD_ASSIGN_OR_RETURN(const uint64_t freed, catalog_.Unload(name, force));
   host_tier_.Drop(name);
-  return freed;
+  return Unloaded{freed, false};
 }
 
 Node::Info Node::GetInfo() const {

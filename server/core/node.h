@@ -72,8 +72,14 @@ class Node {
     std::vector<std::string> files;  // of each, where it was read from; empty: from none
   };
   absl::StatusOr<Verification> Verify(const std::string& name, Deadline deadline);
-  // As Catalog::Unload; the host tier gives its copy up, too.
-  absl::StatusOr<uint64_t> Unload(const std::string& name, bool force);
+  struct Unloaded {
+    uint64_t freed_bytes = 0;
+    bool cancelled = false;  // it was LOADING, and has failed on every rank
+  };
+  // As Catalog::Unload; the host tier gives its copy up, too. With `force`, one that is LOADING
+  // is cancelled instead: DEADLINE when that has not ended it within seconds, and RANK_LOST
+  // where the leader cannot be told.
+  absl::StatusOr<Unloaded> Unload(const std::string& name, bool force);
   Catalog& catalog() { return catalog_; }
   LeaseTable& leases() { return leases_; }
 
@@ -135,6 +141,8 @@ class Node {
   absl::Status ClaimRequestId(const std::string& request_id, const LoadRequest& request,
                               std::string& known_name);
   absl::Status CheckGroupEpoch(uint64_t epoch);
+  // Whether that has ended the load; it may have become ACTIVE before.
+  absl::StatusOr<bool> CancelLoad(const std::string& name);
   MemberReading PartsOfReading();
 
   const Options options_;

@@ -135,7 +135,8 @@ std::vector<ReadyLoad> Rounds::TakeReady() {
   MutexLock lock(mutex_);
   std::vector<ReadyLoad> ready;
   for (auto& [name, round] : rounds_) {
-    if (round.running || !MissingOf(name, round).empty()) continue;
+    const bool begins = !round.running && round.cancelled.ok() && MissingOf(name, round).empty();
+    if (!begins) continue;
     round.running = true;
     ReadyLoad load{name, round.request, round.deadline, {}, round.stated, round.digests};
     const auto known = known_.find(name);
@@ -156,8 +157,9 @@ std::vector<Rounds::Expired> Rounds::TakeExpired(Clock::time_point now) {
   MutexLock lock(mutex_);
   std::vector<Expired> expired;
   for (auto at = rounds_.begin(); at != rounds_.end();) {
-    if (!at->second.running && at->second.deadline <= now) {
-      expired.push_back({at->first, MissingOf(at->first, at->second)});
+    const Round& round = at->second;
+    if (!round.running && (round.deadline <= now || !round.cancelled.ok())) {
+      expired.push_back({at->first, MissingOf(at->first, round), round.cancelled});
       at = rounds_.erase(at);
     } else {
       ++at;
@@ -188,6 +190,20 @@ void Rounds::WillFail(const std::string& name) {
   MutexLock lock(mutex_);
   const auto at = rounds_.find(name);
   if (at != rounds_.end() && !at->second.ending) at->second.failing = true;
+}
+
+void Rounds::Cancel(const std::string& name, const absl::Status& why) {
+  MutexLock lock(mutex_);
+  const auto at = rounds_.find(name);
+  if (at == rounds_.end() || at->second.ending || !at->second.cancelled.ok()) return;
+  at->second.cancelled = why;
+  at->second.failing = true;
+}
+
+absl::Status Rounds::Cancelled(const std::string& name) const {
+  MutexLock lock(mutex_);
+  const auto at = rounds_.find(name);
+  return at == rounds_.end() ? absl::OkStatus() : at->second.cancelled;
 }
 
 std::vector<std::string> Rounds::Running() const {

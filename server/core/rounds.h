@@ -73,10 +73,12 @@ class Rounds {
 
   // Takes the rounds that can start.
   std::vector<ReadyLoad> TakeReady();
-  // Takes the rounds whose deadline has passed, with the ranks that are missing.
+  // Takes the rounds whose deadline has passed, with the ranks that are missing, and those
+  // that were given up.
   struct Expired {
     std::string name;
     std::vector<int32_t> waiting;
+    absl::Status cancelled = {};  // why it was given up; OK: its deadline has passed
   };
   std::vector<Expired> TakeExpired(Clock::time_point now);
   // Open rounds and the ranks they wait for.
@@ -86,6 +88,12 @@ class Rounds {
   void Ending(const std::string& name, bool failed);
   // A running load that has not come to its end will fail: nobody joins it from now on.
   void WillFail(const std::string& name);
+  // Gives a round up: one that waits is among TakeExpired with `why`, the runner of one that
+  // runs finds it in Cancelled. Nobody joins it from now on. Nothing where there is no such
+  // round, or its end is being published.
+  void Cancel(const std::string& name, const absl::Status& why);
+  // Why somebody has given that round up; OK: nobody has.
+  absl::Status Cancelled(const std::string& name) const;
   // Names of the rounds that were taken to run and have not finished.
   std::vector<std::string> Running() const;
   // Earliest deadline of an open round.
@@ -106,6 +114,7 @@ class Rounds {
     bool running = false;
     bool ending = false;
     bool failing = false;
+    absl::Status cancelled;
     std::vector<std::shared_ptr<const RankLayout>> stated;
     std::vector<uint64_t> digests;  // per rank, 0 when not stated
     std::vector<std::string> statements;  // per rank, as they came

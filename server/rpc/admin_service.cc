@@ -50,9 +50,10 @@ void AddMember(const MemberState& member, v1::GetDaemonInfoResponse& out) {
 grpc::Status AdminServiceImpl::UnloadCheckpoint(grpc::ServerContext*,
                                                 const v1::UnloadCheckpointRequest* request,
                                                 v1::UnloadCheckpointResponse* response) {
-  const auto freed = node_.Unload(request->name(), request->force());
-  if (!freed.ok()) return ToGrpc(freed.status());
-  response->set_freed_bytes(*freed);
+  const auto unloaded = node_.Unload(request->name(), request->force());
+  if (!unloaded.ok()) return ToGrpc(unloaded.status());
+  response->set_freed_bytes(unloaded->freed_bytes);
+  response->set_cancelled(unloaded->cancelled);
   return grpc::Status::OK;
 }
 

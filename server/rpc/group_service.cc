@@ -94,6 +94,14 @@ grpc::Status GroupServiceImpl::Propose(grpc::ServerContext*, const v1::ProposeRe
   return grpc::Status::OK;
 }
 
+grpc::Status GroupServiceImpl::CancelLoad(grpc::ServerContext*,
+                                          const v1::CancelLoadRequest* request,
+                                          v1::CancelLoadResponse*) {
+  const auto leader = Leader();
+  if (!leader.ok()) return ToGrpc(leader.status());
+  return ToGrpc((*leader)->Cancel(static_cast<uint32_t>(request->rank()), request->name()));
+}
+
 grpc::Status GroupServiceImpl::Prepare(grpc::ServerContext* context,
                                        const v1::PrepareRequest* request,
                                        v1::PrepareResponse* response) {

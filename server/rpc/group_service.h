@@ -21,6 +21,8 @@ class GroupServiceImpl final : public v1::GroupService::Service {
                          v1::HeartbeatResponse* response) override;
   grpc::Status Propose(grpc::ServerContext* context, const v1::ProposeRequest* request,
                        v1::ProposeResponse* response) override;
+  grpc::Status CancelLoad(grpc::ServerContext* context, const v1::CancelLoadRequest* request,
+                          v1::CancelLoadResponse* response) override;
   grpc::Status Prepare(grpc::ServerContext* context, const v1::PrepareRequest* request,
                        v1::PrepareResponse* response) override;
   grpc::Status Execute(grpc::ServerContext* context,

@@ -247,6 +247,15 @@ class GrpcLeaderLink final : public LeaderLink {
     return response.name();
   }
 
+  absl::Status CancelLoad(uint32_t rank, const std::string& name, Deadline deadline) override {
+    v1::CancelLoadRequest request;
+    request.set_rank(static_cast<int32_t>(rank));
+    request.set_name(name);
+    v1::CancelLoadResponse response;
+    return Call(&v1::GroupService::Stub::CancelLoad, request, response, deadline,
+                "cancelling the load of " + name);
+  }
+
  private:
   template <typename Method, typename Request, typename Response>
   absl::Status Call(Method method, const Request& request, Response& response, Deadline deadline,

@@ -45,6 +45,7 @@ struct FakeAnswers {
   std::vector<v1::Checkpoint> list;
   std::optional<v1::Checkpoint> get;            // an ACTIVE one
   grpc::Status error = grpc::Status::OK;        // of every call, when not OK
+  bool cancelled = false;                       // what unloading says of the load
   int lose_loads = 0;                           // that many loads end as UNAVAILABLE
   v1::VerifyCheckpointResponse verify;
   v1::InspectCheckpointResponse inspect;
@@ -237,6 +238,7 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
                                 v1::UnloadCheckpointResponse* response) override {
     admin_calls.push_back("unload " + request->name() + (request->force() ? " force" : ""));
     response->set_freed_bytes(1'500'000'000);
+    response->set_cancelled(answers.cancelled);
     return answers.error;
   }
   grpc::Status PinCheckpoint(grpc::ServerContext*, const v1::PinCheckpointRequest* request,

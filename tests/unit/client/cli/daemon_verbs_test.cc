@@ -240,6 +240,14 @@ TEST_F(DaemonVerbs, UnloadSaysWhatItFreed) {
   EXPECT_THAT(daemon_.admin_calls, ::testing::ElementsAre("unload checkpoints/ab12 force"));
 }
 
+TEST_F(DaemonVerbs, UnloadSaysThatItHasCancelledALoad) {
+  daemon_.answers.cancelled = true;
+  EXPECT_EQ(Run({"unload", "ab12", "--force"}).out,
+            "checkpoints/ab12 was loading: the load is cancelled, on every rank\n");
+  const Outcome outcome = Run({"unload", "ab12", "--force", "--output", "json"});
+  EXPECT_EQ(nlohmann::json::parse(outcome.out)["cancelled"], true);
+}
+
 TEST_F(DaemonVerbs, UnloadTakesSeveralInTheOrderGiven) {
   const Outcome outcome = Run({"unload", "ab12", "checkpoints/cd34", "--output", "json"});
   EXPECT_EQ(outcome.code, kExitFine);

@@ -279,7 +279,7 @@ TEST_F(ClientTest, ListsAllPages) {
 TEST_F(ClientTest, CallsTheAdminSocketForOperators) {
   daemon_.Start();
   ASSERT_OK_AND_ASSIGN(AdminClient admin, AdminClient::Connect(Options()));
-  EXPECT_EQ(admin.Unload("checkpoints/ab12", true).value(), 1'500'000'000U);
+  EXPECT_EQ(admin.Unload("checkpoints/ab12", true).value().freed_bytes, 1'500'000'000U);
   EXPECT_TRUE(admin.Pin("checkpoints/ab12", true).value().pinned);
   EXPECT_EQ(admin.SetLogLevel("debug").value(), "info");
   ASSERT_OK(admin.Drain(std::chrono::seconds(7)));

@@ -314,6 +314,7 @@ TEST_F(CatalogTest, WhatALoadKeepsFromBeingDoneIsSaidAsWhatItWas) {
     EXPECT_THAT(MessageOf(status), ends_with);
   };
   expect(catalog_.Unload("checkpoints/a", false).status(), "unloading");
+  EXPECT_THAT(catalog_.Unload("checkpoints/a", false), Says("; or force it, which cancels the load"));
   expect(catalog_.Look("checkpoints/a").status(), "verifying");
   expect(catalog_.Table("checkpoints/a").status(), "listing the tensors of");
   expect(catalog_.Hold("checkpoints/a", AttachMode::kShared).status(), "acquiring");

@@ -164,6 +164,73 @@ TEST_F(CoordinatorTest, WhoAsksAfterTheGroupHasChangedJoinsNoLoadThatBeganBefore
   EXPECT_EQ(EndOf(0, after).state, CheckpointState::kActive);
 }
 
+TEST_F(CoordinatorTest, ACancelledLoadThatWaitsFailsAtOnceWithThatReason) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Statement(0)));
+  ASSERT_OK(coordinator_->Cancel(1, name));
+  const CheckpointInfo info = EndOf(0, name);
+  EXPECT_THAT(info.failure, FailsWith(absl::StatusCode::kAborted, reason::kLoadCancelled));
+  EXPECT_THAT(info.failure, Says("unloaded at rank 1 while it was loading"));
+}
+
+TEST_F(CoordinatorTest, ACancelledLoadThatIsQueuedTouchesNoRank) {
+  std::promise<void> go_on;
+  load_worker_.Post([&go_on] { go_on.get_future().wait(); });
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  uint64_t seen = 0;
+  while (group_.rank(0).catalog.Watch(name, seen, Soon()).value().progress.stage != Stage::kQueued) {
+  }
+  ASSERT_OK(coordinator_->Cancel(0, name));
+  go_on.set_value();
+  EXPECT_THAT(EndOf(0, name).failure,
+              FailsWith(absl::StatusCode::kAborted, reason::kLoadCancelled));
+  EXPECT_EQ(group_.rank(1).link->prepared(), 0);
+}
+
+TEST_F(CoordinatorTest, ACancelledLoadThatRunsFailsOnEveryRankAndTheNextOneIsAnother) {
+  std::promise<void> prepares;
+  std::promise<void> go_on;
+  std::atomic<bool> first = true;
+  group_.rank(1).link->on_prepare = [&] {
+    if (first.exchange(false)) {
+      prepares.set_value();
+      go_on.get_future().wait();
+    }
+    return absl::OkStatus();
+  };
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  prepares.get_future().wait();
+  ASSERT_OK(coordinator_->Cancel(1, name));
+  ASSERT_OK_AND_ASSIGN(const std::string next, coordinator_->Propose(0, Rules()));
+  go_on.set_value();
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(EndOf(rank, name).failure,
+                FailsWith(absl::StatusCode::kAborted, reason::kLoadCancelled));
+  }
+  EXPECT_EQ(EndOf(0, next).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, ALoadIsCancelledWhileBytesMove) {
+  std::atomic<bool> first = true;
+  group_.rank(1).link->on_execute = [&] {
+    if (first.exchange(false)) {
+      EXPECT_OK(coordinator_->Cancel(1, group_.rank(0).catalog.List().at(0).name));
+    }
+    return absl::OkStatus();
+  };
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(EndOf(rank, name).failure,
+                FailsWith(absl::StatusCode::kAborted, reason::kLoadCancelled));
+  }
+}
+
+TEST_F(CoordinatorTest, ARankThatThisGroupHasNotCancelsNothing) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Statement(0)));
+  EXPECT_THAT(coordinator_->Cancel(2, name),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kWrongRank));
+  EXPECT_EQ(group_.rank(0).catalog.Get(name).value().state, CheckpointState::kLoading);
+}
+
 TEST_F(CoordinatorTest, AStatementThatNeverComesFailsTheLoadAndNamesItsRank) {
   LoadRequest request = Statement(0);
   request.timeout = std::chrono::milliseconds(1);

@@ -82,7 +82,8 @@ class ExecuteFanoutTest : public ::testing::Test {
         {4, std::make_shared<StreamOnlyLink>(second_), {}, scatter_}};
     return std::make_unique<ExecuteFanout>(
         std::move(members),
-        ExecuteFanout::Load{1, "checkpoints/a", Soon(), kPatience},
+        ExecuteFanout::Load{1, "checkpoints/a", Soon(), kPatience, nullptr,
+                            [this] { return cancelled_; }},
         [this] { return progress_(); });
   }
 
@@ -100,6 +101,7 @@ class ExecuteFanoutTest : public ::testing::Test {
   Script first_;
   Script second_;
   std::optional<ScatterCall> scatter_;
+  absl::Status cancelled_;
   std::function<Progress()> progress_ = [] { return Progress(); };
 };
 
@@ -163,6 +165,14 @@ TEST_F(ExecuteFanoutTest, NobodyIsGivenUpWhileSomethingIsStillRead) {
   half.bytes_done = 1;
   progress_ = FirstEndsLate(half);
   EXPECT_EQ(Start()->Finish().second, late_);
+}
+
+TEST_F(ExecuteFanoutTest, MembersThatStillWorkAreToldThatTheLoadIsCancelled) {
+  scatter_.emplace();
+  first_.silent = true;
+  second_.silent = true;
+  cancelled_ = absl::AbortedError("a mistake");
+  EXPECT_EQ(Start()->Finish().second, cancelled_) << "none answers before it is told";
 }
 
 TEST_F(ExecuteFanoutTest, WhoReceivesInAnotherWayIsWaitedFor) {

@@ -65,6 +65,16 @@ class FakeLeader final : public LeaderLink {
                                       Deadline) override {
     return "checkpoints/proposed";
   }
+  absl::Status CancelLoad(uint32_t rank, const std::string& name, Deadline) override {
+    MutexLock lock(mutex_);
+    cancelled_ = std::to_string(rank) + " " + name;
+    return absl::OkStatus();
+  }
+  // By which rank, and what.
+  std::string cancelled() const {
+    MutexLock lock(mutex_);
+    return cancelled_;
+  }
 
   void RefuseJoins(absl::Status answer) {
     MutexLock lock(mutex_);
@@ -143,6 +153,7 @@ class FakeLeader final : public LeaderLink {
   std::string second_ ABSL_GUARDED_BY(mutex_) = "one";
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 5;
   std::optional<ReadingNow> read_ ABSL_GUARDED_BY(mutex_);
+  std::string cancelled_ ABSL_GUARDED_BY(mutex_);
 };
 
 class FollowerTest : public ::testing::Test {
@@ -353,6 +364,12 @@ TEST_F(FollowerTest, ProposingBeforeItHasJoinedSaysWhyAtTheDeadline) {
   const auto name = follower->Propose(RuleRequest(), Clock::now());
   EXPECT_THAT(name, FailsWith(absl::StatusCode::kUnavailable, reason::kRankMissing));
   EXPECT_THAT(name, Says("wrong job"));
+}
+
+TEST_F(FollowerTest, TheLeaderIsToldWhichLoadThisRankCancels) {
+  const auto follower = Start();
+  EXPECT_OK(follower->CancelLoad("checkpoints/a", Soon()));
+  EXPECT_EQ(leader_->cancelled(), "1 checkpoints/a");
 }
 
 TEST_F(FollowerTest, RefusesCallsOfAnOlderEpoch) {

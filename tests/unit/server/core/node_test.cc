@@ -176,6 +176,9 @@ class HastyLeader final : public LeaderLink {
     abort("checkpoints/a");
     return "checkpoints/a";
   }
+  absl::Status CancelLoad(uint32_t, const std::string&, Deadline) override {
+    return absl::OkStatus();
+  }
 };
 
 TEST_F(NodeTest, AMembersLoadThatEndsBeforeItsNameIsKnownDoesNotHang) {
@@ -192,6 +195,23 @@ TEST_F(NodeTest, AMembersLoadThatEndsBeforeItsNameIsKnownDoesNotHang) {
   ASSERT_OK_AND_ASSIGN(const Node::LoadReply reply,
                        member.Load(RuleRequest("fsdp:2", source_.path()), ""));
   EXPECT_EQ(reply.info.state, CheckpointState::kFailed);
+}
+
+TEST_F(NodeTest, ForcingALoadOutCancelsIt) {
+  Node::Options options;
+  options.identity.world_size = 2;
+  Node leader(*memory_, peer_memory_, std::move(options));
+  const LoadRequest request = RuleRequest("fsdp:2", source_.path());  // and rank 1 never comes
+  const std::string name = leader.Load(request, "").value().info.name;
+  EXPECT_THAT(leader.Unload(name, false),
+              FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNotActive));
+  ASSERT_OK_AND_ASSIGN(const Node::Unloaded unloaded, leader.Unload(name, true));
+  EXPECT_TRUE(unloaded.cancelled);
+  EXPECT_THAT(leader.catalog().Get(name).value().failure,
+              FailsWith(absl::StatusCode::kAborted, reason::kLoadCancelled));
+  ASSERT_OK_AND_ASSIGN(const Node::Unloaded again, leader.Unload(name, true));
+  EXPECT_FALSE(again.cancelled) << "it was failed, and is listed no more";
+  EXPECT_THAT(leader.catalog().List(), ::testing::IsEmpty());
 }
 
 TEST_F(NodeTest, CanGoWhileALoadRuns) {

@@ -99,6 +99,36 @@ TEST_F(RoundsTest, NamesTheLoadsThatRun) {
   EXPECT_THAT(rounds_.Running(), IsEmpty());
 }
 
+TEST_F(RoundsTest, ALoadThatIsCancelledBeforeItBeginsIsTakenWithTheReason) {
+  const std::string name = State(1);
+  rounds_.Cancel(name, absl::AbortedError("a mistake"));
+  rounds_.Cancel(name, absl::AbortedError("and again"));
+  for (uint32_t rank = 0; rank < 3; ++rank) EXPECT_NE(State(rank), name) << "nobody joins it";
+  EXPECT_EQ(rounds_.TakeReady().size(), 1u) << "that of those who asked after it";
+  const auto taken = rounds_.TakeExpired(now_);
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_EQ(taken[0].name, name);
+  EXPECT_EQ(taken[0].cancelled, absl::AbortedError("a mistake"));
+}
+
+TEST_F(RoundsTest, WhoRunsALoadFindsThatItIsCancelled) {
+  const std::string name = Propose(1, RuleRequest("fsdp:3"));
+  rounds_.TakeReady();
+  EXPECT_EQ(rounds_.Cancelled(name), absl::OkStatus());
+  rounds_.Cancel(name, absl::AbortedError("a mistake"));
+  EXPECT_EQ(rounds_.Cancelled(name), absl::AbortedError("a mistake"));
+  EXPECT_THAT(rounds_.TakeExpired(now_), IsEmpty()) << "its end is the runner's";
+  EXPECT_NE(Propose(2, RuleRequest("fsdp:3")), name);
+}
+
+TEST_F(RoundsTest, ALoadThatIsBeingPublishedIsNotCancelled) {
+  const std::string name = Propose(1, RuleRequest("fsdp:3"));
+  rounds_.TakeReady();
+  rounds_.Ending(name, false);
+  rounds_.Cancel(name, absl::AbortedError("too late"));
+  EXPECT_EQ(rounds_.Cancelled(name), absl::OkStatus());
+}
+
 TEST_F(RoundsTest, OtherRulesAreAnotherLoad) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   EXPECT_NE(Propose(2, RuleRequest("replicate:3")), name);
