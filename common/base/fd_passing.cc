@@ -49,6 +49,10 @@ absl::Status SocketError(int error, const std::string& doing) {
     case EACCES:
     case EPERM:
       return MakeError(absl::StatusCode::kPermissionDenied, reason::kDaemonUnreachable, message);
+    case ENOSPC:
+    case EDQUOT:
+      return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+                       message + "; free room there, or choose another folder");
     default:
       return absl::InternalError(message);
   }
@@ -247,7 +251,13 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline)
   }
 }
 
-absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, mode_t mode) {
+std::optional<FileAt> FileAt::Of(const std::string& path) {
+  struct stat info = {};
+  if (::lstat(path.c_str(), &info) != 0) return std::nullopt;
+  return FileAt{info.st_dev, info.st_ino};
+}
+
+absl::StatusOr<UnixListener> UnixListener::Open(const std::string& path, mode_t mode) {
   CKPTD_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   // Between the look at a stale socket and its removal nobody else may put a live one there.
   CKPTD_ASSIGN_OR_RETURN(const FileLock lock, FileLock::Take(path + ".lock"));
@@ -264,7 +274,24 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, mode_t mode) {
     ::unlink(path.c_str());
     return SocketError(error, doing);
   }
-  return fd;
+  return UnixListener(std::move(fd), path, FileAt::Of(path));
+}
+
+UnixListener& UnixListener::operator=(UnixListener&& other) noexcept {
+  if (this != &other) {
+    Close();
+    fd_ = std::move(other.fd_);
+    path_ = std::move(other.path_);
+    file_ = other.file_;
+  }
+  return *this;
+}
+
+void UnixListener::Close() {
+  if (!fd_.valid()) return;
+  // While it is open, no other file can have its inode.
+  if (file_.has_value() && FileAt::Of(path_) == file_) ::unlink(path_.c_str());
+  fd_.Reset();
 }
 
 absl::StatusOr<PeerCredentials> CredentialsOf(int socket) {

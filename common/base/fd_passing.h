@@ -14,8 +14,10 @@
 
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -57,12 +59,40 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline)
 // that keeps others from putting a live one there meanwhile.
 absl::Status RemoveStaleSocket(const std::string& path);
 
-// Listens at `path` with permission bits `mode` from the first moment on. A
-// socket file nobody listens on any more is replaced; a live one, or a file that
-// is no socket, is FailedPrecondition. The result is non-blocking,
-// close-on-exec. The caller removes the file when it is done. Meanwhile `path`.lock is
-// held; errors of FileLock, too.
-absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, mode_t mode);
+// Which file lies at a path; equal to itself alone as long as somebody has it open.
+struct FileAt {
+  static std::optional<FileAt> Of(const std::string& path);  // nothing: none is there
+  dev_t device = 0;
+  ino_t inode = 0;
+  bool operator==(const FileAt&) const = default;
+};
+
+// A socket that listens, and owns its file: removes it at its end, but not what somebody else
+// has put there meanwhile (where a folder was removed and made again).
+class UnixListener {
+ public:
+  // Listens at `path` with permission bits `mode` from the first moment on. A socket file
+  // nobody listens on any more is replaced; a live one, or a file that is no socket, is
+  // FailedPrecondition. Non-blocking, close-on-exec. Meanwhile `path`.lock is held; errors of
+  // FileLock, too.
+  static absl::StatusOr<UnixListener> Open(const std::string& path, mode_t mode);
+  UnixListener() = default;
+  UnixListener(UnixListener&&) noexcept = default;
+  UnixListener& operator=(UnixListener&& other) noexcept;
+  ~UnixListener() { Close(); }
+
+  int get() const { return fd_.get(); }
+  bool valid() const { return fd_.valid(); }
+  void Close();
+
+ private:
+  UnixListener(UniqueFd fd, std::string path, std::optional<FileAt> file)
+      : fd_(std::move(fd)), path_(std::move(path)), file_(file) {}
+
+  UniqueFd fd_;
+  std::string path_;
+  std::optional<FileAt> file_;
+};
 
 // Who is on the other side, as the kernel recorded it when it connected.
 struct PeerCredentials {

@@ -50,21 +50,26 @@ absl::StatusOr<LocatedSource> LocateByIndex(const std::string& path) {
   return out;
 }
 
-absl::StatusOr<LocatedSource> LocateInFolder(const std::string& folder) {
+// The path of the index that counts; empty where there is none.
+absl::StatusOr<std::string> ChooseIndex(const std::string& folder,
+                                        const std::vector<std::string>& indices) {
   constexpr char kUsualIndex[] = "model.safetensors.index.json";
-  CKPTD_ASSIGN_OR_RETURN(FolderContents contents, ListFolder(folder));
-  const auto& indices = contents.indices;
+  if (indices.empty()) return std::string();
   if (std::binary_search(indices.begin(), indices.end(), kUsualIndex)) {
-    return LocateByIndex(folder + "/" + kUsualIndex);
+    return folder + "/" + kUsualIndex;
   }
-  if (indices.size() == 1) return LocateByIndex(folder + "/" + indices[0]);
-  if (indices.size() > 1) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
-                     fmt::format("opening {}: it holds {} indices ({}, {} ...), each another "
-                                 "checkpoint; name the index to load",
-                                 folder, indices.size(), indices[0], indices[1]),
-                     {{"file", folder}});
-  }
+  if (indices.size() == 1) return folder + "/" + indices[0];
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                   fmt::format("opening {}: it holds {} indices ({}, {} ...), each another "
+                               "checkpoint; name the index to load",
+                               folder, indices.size(), indices[0], indices[1]),
+                   {{"file", folder}});
+}
+
+absl::StatusOr<LocatedSource> LocateInFolder(const std::string& folder) {
+  CKPTD_ASSIGN_OR_RETURN(FolderContents contents, ListFolder(folder));
+  CKPTD_ASSIGN_OR_RETURN(const std::string index, ChooseIndex(folder, contents.indices));
+  if (!index.empty()) return LocateByIndex(index);
   if (contents.safetensors.empty()) return NothingToLoad(folder, contents);
   if (contents.safetensors.size() > kMaxSourceFiles) {
     return TooManyFiles(folder, contents.safetensors.size());
@@ -77,6 +82,13 @@ absl::StatusOr<LocatedSource> LocateInFolder(const std::string& folder) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> FindIndex(const std::string& source) {
+  CKPTD_ASSIGN_OR_RETURN(const struct stat info, StatSource(source));
+  if (!S_ISDIR(info.st_mode)) return source.ends_with(".json") ? source : std::string();
+  CKPTD_ASSIGN_OR_RETURN(const FolderContents contents, ListFolder(source));
+  return ChooseIndex(source, contents.indices);
+}
 
 absl::StatusOr<LocatedSource> LocateFiles(const std::string& source) {
   CKPTD_ASSIGN_OR_RETURN(const struct stat info, StatSource(source));

@@ -30,6 +30,9 @@ struct LocatedSource {
 // no safetensors file. Errors as of OpenCheckpoint.
 absl::StatusOr<LocatedSource> LocateFiles(const std::string& source);
 
+// The index that LocateFiles would read of it now; empty: none. Reads folders alone.
+absl::StatusOr<std::string> FindIndex(const std::string& source);
+
 }  // namespace ckptd
 
 #endif  // CKPTD_COMMON_CHECKPOINT_LOCATE_H_

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "common/base/reasons.h"
@@ -19,6 +20,12 @@
 
 namespace ckptd {
 namespace {
+
+// How long two writes may have the same time. Kernels stamp files by their tick, 10 ms at the
+// most; some file systems by whole seconds, or two.
+constexpr std::chrono::nanoseconds kTick = std::chrono::milliseconds(20);
+constexpr std::chrono::nanoseconds kCoarseTick = std::chrono::milliseconds(2'100);
+constexpr std::chrono::nanoseconds kWholeSecond = std::chrono::seconds(1);
 
 // Absolute, links kept, without trailing slashes.
 absl::StatusOr<std::string> AbsolutePath(const std::string& source) {
@@ -67,13 +74,18 @@ absl::Status Changed(const std::string& path, std::string_view how) {
                    {{"file", path}});
 }
 
-// A folder without an index is what lies in it.
+// Of a folder the index that counts is still the same one; without one it is what lies in it.
 absl::Status CheckSameNames(const CheckpointIndex& index) {
   const auto is_index = [](const SourceFile& file) { return file.path.ends_with(".json"); };
-  if (std::any_of(index.files.begin(), index.files.end(), is_index)) return absl::OkStatus();
   CKPTD_ASSIGN_OR_RETURN(const std::string source, AbsolutePath(index.source));
   CKPTD_ASSIGN_OR_RETURN(const struct stat info, StatSource(source));
   if (!S_ISDIR(info.st_mode)) return absl::OkStatus();
+  const auto was = std::find_if(index.files.begin(), index.files.end(), is_index);
+  if (was != index.files.end()) {
+    const absl::StatusOr<std::string> is = FindIndex(source);
+    const bool counts = is.ok() && *is == was->path;
+    return counts ? absl::OkStatus() : Changed(index.source, "another index counts there");
+  }
   const absl::StatusOr<LocatedSource> now = LocateFiles(source);
   bool same = now.ok() && now->names.size() == index.files.size();
   for (size_t i = 0; same && i < index.files.size(); ++i) {
@@ -99,6 +111,29 @@ absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source) {
   // The index decides which bytes a name means: it is part of what was loaded.
   if (located.index_file.has_value()) index.files.push_back(*located.index_file);
   return index;
+}
+
+absl::StatusOr<CheckpointIndex> OpenSettledCheckpoint(const std::string& source) {
+  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, OpenCheckpoint(source));
+  const auto unsettled = UnsettledFor(index, std::chrono::system_clock::now());
+  if (unsettled.count() == 0) return index;
+  std::this_thread::sleep_for(unsettled);
+  return OpenCheckpoint(source);
+}
+
+std::chrono::nanoseconds UnsettledFor(const CheckpointIndex& index,
+                                      std::chrono::system_clock::time_point now) {
+  const std::chrono::nanoseconds time = now.time_since_epoch();
+  std::chrono::nanoseconds longest(0);
+  for (const SourceFile& file : index.files) {
+    const auto tick = file.ctime_ns % kWholeSecond.count() == 0 ? kCoarseTick : kTick;
+    for (const int64_t stamp : {file.mtime_ns, file.ctime_ns}) {
+      const std::chrono::nanoseconds written(stamp);
+      // One of the future was set, or is of another clock, which nobody can wait for.
+      if (written <= time) longest = std::max(longest, written + tick - time);
+    }
+  }
+  return longest;
 }
 
 absl::Status CheckUnchanged(const CheckpointIndex& index) {

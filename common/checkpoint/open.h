@@ -2,6 +2,7 @@
 #ifndef CKPTD_COMMON_CHECKPOINT_OPEN_H_
 #define CKPTD_COMMON_CHECKPOINT_OPEN_H_
 
+#include <chrono>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -21,9 +22,18 @@ namespace ckptd {
 // not safetensors and has the name of another format.
 absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source);
 
+// As OpenCheckpoint, for whom CheckUnchanged is to notice every later write: waits until the
+// clock tick in which a file was written last is over (20 ms; 2.1 s where file systems stamp
+// by whole seconds), and reads again.
+absl::StatusOr<CheckpointIndex> OpenSettledCheckpoint(const std::string& source);
+
+// For how long from `now` a write might leave all times of the index's files as they are.
+std::chrono::nanoseconds UnsettledFor(const CheckpointIndex& index,
+                                      std::chrono::system_clock::time_point now);
+
 // OK if every file of the index is still the one whose header was read (same
-// device, inode, size, mtime, ctime), its index file too, and a folder without an
-// index has no other ones; else Aborted SOURCE_CHANGED naming the file. Uses `source` and
+// device, inode, size, mtime, ctime), its index file too, and of a folder the same index
+// counts, or, without one, it has no other ones; else Aborted SOURCE_CHANGED naming the file. Uses `source` and
 // `files` alone.
 absl::Status CheckUnchanged(const CheckpointIndex& index);
 

@@ -22,6 +22,8 @@ constexpr std::chrono::seconds kLookupDeadline{5};
 // A little less than a proposal may take altogether.
 constexpr std::chrono::seconds kEndingDeadline{7};
 constexpr std::chrono::seconds kAbortDeadline{2};
+// For a runner to say itself that the time of its load is over.
+constexpr std::chrono::seconds kOverdue{1};
 
 // Of a load that waits for the one that the worker is busy with.
 Progress Queued() {
@@ -145,15 +147,10 @@ void Coordinator::Stop() {
 absl::StatusOr<bool> Coordinator::CanReuse(uint32_t rank, const LoadRequest& request) {
   const auto files = rounds_.FilesToCheck(rank, request);
   if (!files.has_value()) return true;
-  CheckpointIndex index;
-  index.source = request.source;
-  index.files = *files;
-  auto check = parts_.lookup_worker.Submit([index] { return CheckUnchanged(index); });
-  if (check.wait_for(kLookupDeadline) == std::future_status::ready) return check.get().ok();
-  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                   fmt::format("loading {}: its storage did not answer within 5 s; check the file "
-                               "system",
-                               request.source));
+  const absl::Status status =
+      parts_.lookups.CheckFiles(request.source, *files, Clock::now() + kLookupDeadline);
+  if (!SaysWhether(status)) return status;
+  return status.ok();
 }
 
 absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadRequest& request) {
@@ -181,7 +178,7 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
   return *name;
 }
 
-absl::Status Coordinator::Cancel(uint32_t rank, const std::string& name) {
+absl::Status Coordinator::CancelFor(uint32_t rank, const std::string& name) {
   const size_t world_size = parts_.membership.Members().size();
   if (rank >= world_size) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
@@ -189,11 +186,11 @@ absl::Status Coordinator::Cancel(uint32_t rank, const std::string& name) {
                                  "ranks 0 to {}",
                                  name, rank, world_size - 1));
   }
-  rounds_.Cancel(name, MakeError(absl::StatusCode::kAborted, reason::kLoadCancelled,
-                                 fmt::format("loading {}: it was unloaded at rank {} while it was "
-                                             "loading; load again, if it is wanted",
-                                             name, rank),
-                                 {{"checkpoint", name}, {"rank", std::to_string(rank)}}));
+  Cancel(name, MakeError(absl::StatusCode::kAborted, reason::kLoadCancelled,
+                         fmt::format("loading {}: it was unloaded at rank {} while it was loading; "
+                                     "load again, if it is wanted",
+                                     name, rank),
+                         {{"checkpoint", name}, {"rank", std::to_string(rank)}}));
   MutexLock lock(mutex_);
   wake_ = true;
   changed_.NotifyAll();
@@ -261,6 +258,7 @@ void Coordinator::Tick() {
   ForgetDeparted();
   rounds_.Withdraw(0, parts_.catalog.TakeAbandoned(Clock::now()), Clock::now());
   FailExpired();
+  FailOverdue();
   PostReady();
   ShowWaiting();
   FailForgotten();
@@ -304,7 +302,8 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
     LoadRunner runner({parts_.catalog, parts_.membership, parts_.peers, stopping_,
                        parts_.reading, parts_.reader,
                        [this, &load](bool failed) { rounds_.Ending(load.name, failed); },
-                       [this, &load] { return rounds_.Cancelled(load.name); }},
+                       [this, &load] { return rounds_.Cancelled(load.name); },
+                       [this, &load] { return rounds_.Touch(load.name); }},
                       load, *session);
     SetRunning(&runner);
     outcome = runner.Run();
@@ -333,6 +332,32 @@ void Coordinator::FailExpired() {
                                     ? WhyExpired(round, parts_.membership.MissingRanks())
                                     : round.cancelled);
   }
+}
+
+// A runner that waits for storage cannot say that its time is over.
+void Coordinator::FailOverdue() {
+  for (const std::string& name : rounds_.Overdue(Clock::now() - kOverdue)) {
+    const auto info = parts_.catalog.Get(name);
+    const std::string source = info.ok() ? info->source : name;
+    Cancel(name, MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                           fmt::format("loading {}: the timeout passed while {}", source,
+                                       WhatHolds(name))));
+  }
+}
+
+// What keeps a load that has been taken to run from going on.
+std::string Coordinator::WhatHolds(const std::string& name) const {
+  MutexLock lock(mutex_);
+  if (running_ == nullptr) return "it waited for its turn; load again with a longer one";
+  if (running_->name() == name) return "its files were opened; does their storage answer?";
+  return fmt::format("it waited for the load of {}; load again when that has ended, or unload it "
+                     "with --force",
+                     running_->source());
+}
+
+// All ranks hear at once of one that will not touch them.
+void Coordinator::Cancel(const std::string& name, const absl::Status& why) {
+  if (rounds_.Cancel(name, why)) AbortEverywhere(name, why);
 }
 
 std::vector<std::pair<std::string, Progress>> Coordinator::Gathering() const {

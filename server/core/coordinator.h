@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/core/catalog.h"
+#include "server/core/lookups.h"
 #include "server/core/membership.h"
 #include "server/core/presence.h"
 #include "server/core/peer_access.h"
@@ -29,7 +30,7 @@ class Coordinator {
     Membership& membership;
     PeerAccess peers;
     Worker& load_worker;
-    Worker& lookup_worker;  // metadata of files; never behind a load
+    Lookups& lookups;
     ReadingOptions reading;
     ReaderPolicy reader = ReaderPolicy::kRank0;
   };
@@ -43,7 +44,7 @@ class Coordinator {
   absl::StatusOr<std::string> Propose(uint32_t rank, const LoadRequest& request);
   // An operator of `rank` gives that load up, for all ranks. Does not wait for its end;
   // nothing where no such load waits or runs. Errors: WRONG_RANK.
-  absl::Status Cancel(uint32_t rank, const std::string& name);
+  absl::Status CancelFor(uint32_t rank, const std::string& name);
   // Whether the group has changed since that load, which runs, began: it will fail.
   bool IsOutOfDate(const std::string& name) const;
 
@@ -63,6 +64,9 @@ class Coordinator {
   void ForgetDeparted();
   void PostReady();
   void FailExpired();
+  void FailOverdue();
+  std::string WhatHolds(const std::string& name) const;
+  void Cancel(const std::string& name, const absl::Status& why);
   // The loads that wait for ranks, and for which.
   std::vector<std::pair<std::string, Progress>> Gathering() const;
   void ShowWaiting();

@@ -106,7 +106,7 @@ absl::Status LoadRunner::Interrupted() const {
 
 absl::Status LoadRunner::Open() {
   Enter(Stage::kOpening);
-  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, OpenCheckpoint(load_.request.source));
+  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, OpenSettledCheckpoint(load_.request.source));
   if (!load_.files.empty() && index.files != load_.files) {
     return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
                      fmt::format("loading {}: its files have changed since other ranks loaded "
@@ -186,6 +186,7 @@ absl::Status LoadRunner::ForEach(const std::function<absl::Status(Participant&)>
 }
 
 absl::Status LoadRunner::PrepareAll() {
+  CKPTD_RETURN_IF_ERROR(parts_.touching());
   Enter(Stage::kAllocating);
   const absl::Status prepared = ForEach([this](Participant& participant) -> absl::Status {
     auto reply = session_.links[participant.rank]->Prepare(
@@ -277,6 +278,11 @@ absl::Status LoadRunner::FindBehind(const absl::Status& status) {
 }
 
 absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {
+  // Calls end with the load, but those that publish it: who has not answered by then may be well.
+  const bool ended = Clock::now() >= load_.deadline && meter_.Read().stage != Stage::kPublishing;
+  if (ended && status.code() != absl::StatusCode::kInvalidArgument) {
+    CKPTD_RETURN_IF_ERROR(Interrupted());
+  }
   const Facts facts = FactsOf(status);
   const auto named = facts.find("rank");
   // A rank that lost another one is there itself.

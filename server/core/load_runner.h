@@ -38,6 +38,8 @@ class LoadRunner {
     std::function<void(bool failed)> ending = nullptr;
     // Not OK once somebody has given the load up.
     std::function<absl::Status()> cancelled = absl::OkStatus;
+    // Called before ranks are asked for memory; not OK: given up, as above.
+    std::function<absl::Status()> touching = absl::OkStatus;
   };
   // `session` has all ranks' links; the load belongs to its epoch.
   LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session);
@@ -47,6 +49,7 @@ class LoadRunner {
   // How far a member has come with its share of some load. Thread-safe.
   void NoteReading(uint32_t rank, const ReadingNow& reading);
   const std::string& name() const { return load_.name; }
+  const std::string& source() const { return load_.request.source; }
   // The group is not the one that it began with: before it is published, it notices and fails.
   bool OutOfDate() const { return parts_.membership.epoch() != session_.epoch; }
 

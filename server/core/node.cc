@@ -21,6 +21,11 @@ namespace {
 constexpr std::chrono::seconds kProposeDeadline{20};
 // For the leader to hear of it, and for its readers to notice.
 constexpr std::chrono::seconds kCancelDeadline{8};
+constexpr std::chrono::seconds kLookupDeadline{5};
+// Questions that wait or run: each holds a thread of its server.
+constexpr int kMostQuestions = 32;
+// How often one that waits is looked after.
+constexpr std::chrono::milliseconds kQuestionPoll{100};
 constexpr size_t kRememberedRequests = 1024;
 constexpr size_t kMaxRequestIdBytes = 128;
 
@@ -56,7 +61,8 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
       rank_side_(catalog_, backend,
                  {options_.identity.rank, options_.memory_endpoint,
                   host_tier_.enabled() ? &host_tier_ : nullptr, comms_.version(),
-                  comms_.why_none()}) {
+                  comms_.why_none()}),
+      lookups_(CheckUnchanged) {
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
         Membership::Options{options_.identity, std::make_shared<LocalLink>(rank_side_),
@@ -64,7 +70,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                             options_.heartbeat_timeout});
     coordinator_ = std::make_unique<Coordinator>(
         Coordinator::Parts{catalog_, *membership_, {peer_memory, backend, comms_},
-                           load_worker_, lookup_worker_,
+                           load_worker_, lookups_,
                            options_.reading, options_.reader});
   } else {
     follower_ = std::make_unique<Follower>(
@@ -138,19 +144,12 @@ absl::StatusOr<std::optional<std::string>> Node::FindResident(const LoadRequest&
     catalog_.WillBeWatched(match->name, Clock::now());
     return std::optional<std::string>(match->name);
   }
-  CheckpointIndex index;
-  index.source = request.source;
-  index.files = match->files;
-  auto checked = lookup_worker_.Submit([index]() -> absl::StatusOr<bool> {
-    const absl::Status status = CheckUnchanged(index);
-    if (status.ok()) return true;
-    Log(LogLevel::kInfo, "resident checkpoint not reused: {}", MessageOf(status));
-    return false;
-  });
-  CKPTD_ASSIGN_OR_RETURN(const bool unchanged,
-                         Await(std::move(checked), Clock::now() + kProposeDeadline,
-                               "checking the files of " + request.source));
-  return unchanged ? std::optional<std::string>(match->name) : std::nullopt;
+  const absl::Status status =
+      lookups_.CheckFiles(request.source, match->files, Clock::now() + kLookupDeadline);
+  if (status.ok()) return std::optional<std::string>(match->name);
+  if (!SaysWhether(status)) return status;
+  Log(LogLevel::kInfo, "{} is not reused: {}", match->name, MessageOf(status));
+  return std::optional<std::string>();
 }
 
 absl::StatusOr<std::string> Node::Propose(LoadRequest request) {
@@ -198,20 +197,45 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   return reply;
 }
 
-absl::StatusOr<CheckpointIndex> Node::Inspect(const std::string& source, Deadline deadline) {
-  return Await(question_worker_.Submit([source] { return OpenCheckpoint(source); }), deadline,
-               "inspecting " + source);
+template <typename T>
+absl::StatusOr<T> Node::Ask(std::function<absl::StatusOr<T>()> question, const Asker& asker,
+                            const std::string& doing) {
+  if (++questions_ > kMostQuestions) {
+    --questions_;
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kInvalidRequest,
+                     fmt::format("{}: {} inspections, plans and verifications wait on this daemon "
+                                 "already; ask again when they have ended",
+                                 doing, kMostQuestions));
+  }
+  // Nobody waits for the answer any more: then it need not be found.
+  const auto left = std::make_shared<std::atomic<bool>>(false);
+  auto answer = question_worker_.Submit([this, left, doing, asked = std::move(question)] {
+    if (!*left && !stopping_) return asked();
+    return absl::StatusOr<T>(absl::CancelledError(doing + ": nobody waits for it any more"));
+  });
+  const auto given_up = [&asker] { return Clock::now() >= asker.deadline || asker.gone(); };
+  while (answer.wait_for(kQuestionPoll) != std::future_status::ready && !given_up()) {
+  }
+  *left = true;
+  --questions_;
+  return Await(std::move(answer), Clock::now(), doing);
 }
 
-absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, Deadline deadline) {
-  const uint32_t own = options_.identity.rank;
-  auto plan = [request, own, deadline] { return PlanDry(request, own, deadline); };
-  return Await(question_worker_.Submit(std::move(plan)), deadline, "planning " + request.source);
+absl::StatusOr<CheckpointIndex> Node::Inspect(const std::string& source, const Asker& asker) {
+  return Ask<CheckpointIndex>([source] { return OpenCheckpoint(source); }, asker,
+                              "inspecting " + source);
 }
 
-absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, Deadline deadline) {
-  return Await(question_worker_.Submit([request] { return PlanDevices(request); }), deadline,
-               "planning devices for " + request.source);
+absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const Asker& asker) {
+  const auto plan = [request, own = options_.identity.rank, deadline = asker.deadline] {
+    return PlanDry(request, own, deadline);
+  };
+  return Ask<GroupPlan>(plan, asker, "planning " + request.source);
+}
+
+absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, const Asker& asker) {
+  return Ask<DeviceMap>([request] { return PlanDevices(request); }, asker,
+                        "planning devices for " + request.source);
 }
 
 absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
@@ -239,22 +263,22 @@ absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
   return result;
 }
 
-absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, Deadline deadline) {
+absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, const Asker& asker) {
   CKPTD_ASSIGN_OR_RETURN(const Catalog::Held held, catalog_.Look(name));
   if (held.shard->digests.empty() && !held.shard->plan.tensors.empty()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDigests,
                      fmt::format("verifying {}: it was loaded without digests; load it with them",
                                  name));
   }
-  return Await(question_worker_.Submit([held, name] { return Compare(name, held); }), deadline,
-               "verifying " + name);
+  return Ask<Verification>([held, name] { return Compare(name, held); }, asker,
+                           "verifying " + name);
 }
 
 absl::StatusOr<bool> Node::CancelLoad(const std::string& name) {
   const Deadline deadline = Clock::now() + kCancelDeadline;
   Log(LogLevel::kInfo, "{}: its load is to be cancelled, on every rank", name);
   CKPTD_RETURN_IF_ERROR(coordinator_ != nullptr
-                            ? coordinator_->Cancel(options_.identity.rank, name)
+                            ? coordinator_->CancelFor(options_.identity.rank, name)
                             : follower_->CancelLoad(name, deadline));
   catalog_.WatchEnd(name, deadline);
   CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info, catalog_.Get(name));
@@ -381,8 +405,14 @@ absl::Status Node::Commit(const CommitCall& call, Deadline deadline) {
   return Await(std::move(done), deadline, "publishing " + call.name).status();
 }
 
-void Node::LeaderLost(const std::string& name) {
-  catalog_.Fail(name, RankLost(0, "its transfer stream broke"));
+void Node::LeaderLost(const std::string& name, Deadline deadline) {
+  if (Clock::now() < deadline) return catalog_.Fail(name, RankLost(0, "its transfer stream broke"));
+  catalog_.Fail(name, MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                                fmt::format("loading {}: the timeout passed while bytes were read, "
+                                            "and rank 0 has not said why (does its storage "
+                                            "answer?); load again with a longer timeout",
+                                            name),
+                                {{"rank", "0"}}));
 }
 
 }  // namespace ckptd

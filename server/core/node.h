@@ -20,6 +20,7 @@
 #include "server/core/follower.h"
 #include "server/core/key_value.h"
 #include "server/core/lease_table.h"
+#include "server/core/lookups.h"
 #include "server/core/member_reading.h"
 #include "server/core/rank_side.h"
 #include "server/core/worker.h"
@@ -61,17 +62,27 @@ class Node {
     std::vector<std::string> differs;
   };
   absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id);
-  absl::StatusOr<CheckpointIndex> Inspect(const std::string& source, Deadline deadline);
-  // As PlanDry, on the question worker.
-  absl::StatusOr<GroupPlan> Plan(const LoadRequest& request, Deadline deadline);
-  absl::StatusOr<DeviceMap> Plan(const DeviceMapRequest& request, Deadline deadline);
+  // Who waits for an answer.
+  struct Asker {
+    Asker(Deadline until) : deadline(until) {}
+    Asker(Deadline until, std::function<bool()> has_gone)
+        : deadline(until), gone(std::move(has_gone)) {}
+    Deadline deadline;
+    std::function<bool()> gone = [] { return false; };  // asked now and then
+  };
+  // Questions are answered one after the other. Errors: ResourceExhausted INVALID_REQUEST where
+  // too many wait.
+  absl::StatusOr<CheckpointIndex> Inspect(const std::string& source, const Asker& asker);
+  // As PlanDry.
+  absl::StatusOr<GroupPlan> Plan(const LoadRequest& request, const Asker& asker);
+  absl::StatusOr<DeviceMap> Plan(const DeviceMapRequest& request, const Asker& asker);
   struct Verification {
     uint64_t tensors = 0;
     uint64_t bytes = 0;
     std::vector<std::string> mismatched;
     std::vector<std::string> files;  // of each, where it was read from; empty: from none
   };
-  absl::StatusOr<Verification> Verify(const std::string& name, Deadline deadline);
+  absl::StatusOr<Verification> Verify(const std::string& name, const Asker& asker);
   struct Unloaded {
     uint64_t freed_bytes = 0;
     bool cancelled = false;  // it was LOADING, and has failed on every rank
@@ -126,8 +137,8 @@ class Node {
   absl::Status ReceiveScatter(const ExecuteCall& call);
   absl::Status Commit(const CommitCall& call, Deadline deadline);
   void Abort(const std::string& name, const absl::Status& why) { rank_side_.Abort(name, why); }
-  // The leader's stream broke in the middle of a transfer.
-  void LeaderLost(const std::string& name);
+  // The leader's stream of a load broke in the middle of a transfer; `deadline` of that load.
+  void LeaderLost(const std::string& name, Deadline deadline);
 
   // Refuses everything new, ends watches, aborts loads.
   void Stop();
@@ -140,6 +151,10 @@ class Node {
   absl::StatusOr<std::optional<std::string>> FindResident(const LoadRequest& request);
   absl::Status ClaimRequestId(const std::string& request_id, const LoadRequest& request,
                               std::string& known_name);
+  // Has the question worker answer it.
+  template <typename T>
+  absl::StatusOr<T> Ask(std::function<absl::StatusOr<T>()> question, const Asker& asker,
+                        const std::string& doing);
   absl::Status CheckGroupEpoch(uint64_t epoch);
   // Whether that has ended the load; it may have become ACTIVE before.
   absl::StatusOr<bool> CancelLoad(const std::string& name);
@@ -165,9 +180,10 @@ class Node {
   };
   std::map<std::string, Remembered> requests_ ABSL_GUARDED_BY(requests_mutex_);
   uint64_t request_order_ ABSL_GUARDED_BY(requests_mutex_) = 0;
+  Lookups lookups_;
+  std::atomic<int> questions_ = 0;
   // Workers are destroyed before what their tasks use.
   Worker question_worker_;  // inspects, plans and verifies, which may take long
-  Worker lookup_worker_;    // whether files are as they were: a trainer that comes again waits for it
   Worker load_worker_;
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<Coordinator> coordinator_;

@@ -192,12 +192,31 @@ void Rounds::WillFail(const std::string& name) {
   if (at != rounds_.end() && !at->second.ending) at->second.failing = true;
 }
 
-void Rounds::Cancel(const std::string& name, const absl::Status& why) {
+bool Rounds::Cancel(const std::string& name, const absl::Status& why) {
   MutexLock lock(mutex_);
   const auto at = rounds_.find(name);
-  if (at == rounds_.end() || at->second.ending || !at->second.cancelled.ok()) return;
+  if (at == rounds_.end() || at->second.ending || !at->second.cancelled.ok()) return false;
   at->second.cancelled = why;
   at->second.failing = true;
+  return at->second.running && !at->second.touched;
+}
+
+absl::Status Rounds::Touch(const std::string& name) {
+  MutexLock lock(mutex_);
+  const auto at = rounds_.find(name);
+  if (at == rounds_.end()) return absl::OkStatus();
+  at->second.touched = at->second.cancelled.ok();
+  return at->second.cancelled;
+}
+
+std::vector<std::string> Rounds::Overdue(Clock::time_point now) const {
+  MutexLock lock(mutex_);
+  std::vector<std::string> overdue;
+  for (const auto& [name, round] : rounds_) {
+    const bool still = round.running && !round.touched && !round.ending && round.cancelled.ok();
+    if (still && round.deadline <= now) overdue.push_back(name);
+  }
+  return overdue;
 }
 
 absl::Status Rounds::Cancelled(const std::string& name) const {
@@ -244,7 +263,7 @@ void Rounds::PutBack(const std::string& name, Round& round, const std::set<uint3
   if (const auto known = known_.find(name); known != known_.end()) {
     for (const uint32_t rank : lost) known->second.holders.erase(rank);
   }
-  round.running = false;
+  round.running = round.touched = false;
   AddLate(round);
 }
 

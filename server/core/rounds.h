@@ -90,8 +90,14 @@ class Rounds {
   void WillFail(const std::string& name);
   // Gives a round up: one that waits is among TakeExpired with `why`, the runner of one that
   // runs finds it in Cancelled. Nobody joins it from now on. Nothing where there is no such
-  // round, or its end is being published.
-  void Cancel(const std::string& name, const absl::Status& why);
+  // round, or its end is being published. True when one runs that will touch no rank, whatever
+  // its runner still waits for: all ranks can be told.
+  bool Cancel(const std::string& name, const absl::Status& why);
+  // The runner is about to ask the ranks for memory. Cancelled, if it was given up before.
+  absl::Status Touch(const std::string& name);
+  // The rounds that run and have touched no rank though their deadline has passed: what they
+  // wait for may be storage that does not answer.
+  std::vector<std::string> Overdue(Clock::time_point now) const;
   // Why somebody has given that round up; OK: nobody has.
   absl::Status Cancelled(const std::string& name) const;
   // Names of the rounds that were taken to run and have not finished.
@@ -115,6 +121,7 @@ class Rounds {
     bool ending = false;
     bool failing = false;
     absl::Status cancelled;
+    bool touched = false;
     std::vector<std::shared_ptr<const RankLayout>> stated;
     std::vector<uint64_t> digests;  // per rank, 0 when not stated
     std::vector<std::string> statements;  // per rank, as they came

@@ -33,7 +33,7 @@ constexpr int kSignalsOfWrites[] = {SIGPIPE, SIGXFSZ};
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   for (const int signal : kSignalsOfWrites) ::signal(signal, SIG_DFL);
   if (options.keep_fd >= 0) ::fcntl(options.keep_fd, F_SETFD, 0);
-  ::execvpe(arguments[0], arguments, environment);
+  ::execvpe(options.program.empty() ? arguments[0] : options.program.c_str(), arguments, environment);
   const int error = errno;
   const ssize_t ignored = ::write(error_pipe, &error, sizeof(error));
   (void)ignored;

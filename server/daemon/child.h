@@ -15,6 +15,7 @@ namespace ckptd {
 
 struct ChildOptions {
   std::vector<std::string> arguments;              // [0] is looked up in PATH
+  std::string program;                             // run instead of [0], which it is shown as
   std::map<std::string, std::string> environment;  // added to ours
   bool own_group = false;  // out of reach of the terminal's Ctrl-C
   int keep_fd = -1;        // stays open in the child

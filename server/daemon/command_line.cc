@@ -49,6 +49,7 @@ void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
       ->capture_default_str();
   launch.add_option("--start-timeout", options.start_timeout,
                     "Seconds until the group must be complete")
+      ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
   launch.add_option("command", options.command, "Command to run once the daemons are ready");
   launch.footer(

@@ -197,6 +197,15 @@ absl::Status CheckConfig(const Config& config) {
   if (!IsPlainText(config.run_dir)) {
     return Invalid("checking --run-dir: it must be UTF-8 without control characters");
   }
+  for (const std::string* name : {&config.job, &config.run_dir}) {
+    if (name->find("{rank}") == std::string::npos && name->find("{local_rank}") == std::string::npos) {
+      continue;
+    }
+    return Invalid(fmt::format("checking --job and --run-dir: clients replace {{rank}} and "
+                               "{{local_rank}} in addresses, and would not find {}; choose another "
+                               "name",
+                               *name));
+  }
   if (config.memory != "auto" && config.memory != "host" && config.memory != "cuda") {
     return Invalid(fmt::format("checking --memory {}: use auto, host or cuda", config.memory));
   }

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -13,6 +14,7 @@
 #include "common/base/status.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
+#include "server/daemon/stop_deadline.h"
 #include "server/rpc/links.h"
 
 namespace ckptd {
@@ -159,6 +161,7 @@ void Daemon::AnnounceReady(const std::function<bool()>& stop) {
 Daemon::~Daemon() {
   // Stop accepting, end watches and loads, then release; leases end with the fd
   // server, and clients keep what they have mapped.
+  std::optional<StopDeadline> deadline(std::in_place);
   if (node_ != nullptr) node_->Stop();
   for (auto* server : {&workload_server_, &admin_server_, &peer_server_}) {
     if (*server != nullptr) (*server)->SetServing(false);
@@ -168,6 +171,7 @@ Daemon::~Daemon() {
   peer_server_.reset();
   fd_server_.reset();
   node_.reset();
+  deadline.reset();  // giving much memory back takes its time
   peer_socket_.reset();
 }
 

@@ -18,6 +18,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/base/file_lock.h"
 #include "common/base/logging.h"
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
@@ -37,12 +38,17 @@ constexpr std::chrono::seconds kLastBackoff{10};
 constexpr std::chrono::minutes kPeace{1};
 constexpr std::chrono::seconds kStopPatience{10};
 constexpr timespec kTick = {0, 100'000'000};
+constexpr int kStopsThatKill = 3;  // a command that does not end
 
-// The binary itself, by its name: /proc/self/exe would show as "exe".
-std::string OwnPath() {
+// Of this process as it was started: an upgrade replaces the file, and a daemon of another
+// version could not join those that run.
+constexpr char kOwnProgram[] = "/proc/self/exe";
+
+// What lists of processes show for it.
+std::string OwnName() {
   std::error_code error;
-  const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
-  return error ? "/proc/self/exe" : path.string();
+  const auto path = std::filesystem::read_symlink(kOwnProgram, error);
+  return error ? kOwnProgram : path.string();
 }
 
 // One daemon of this node.
@@ -106,7 +112,8 @@ class Launcher {
     Config config = config_;
     config.rank = slot.rank;
     ChildOptions child;
-    child.arguments = {OwnPath(), "run"};
+    child.program = kOwnProgram;
+    child.arguments = {own_name_, "run"};
     for (const auto& [key, value] : Describe(config)) {
       if (!value.empty()) child.arguments.push_back(fmt::format("--{}={}", key, value));
     }
@@ -169,8 +176,12 @@ class Launcher {
       return;
     }
     // The terminal has sent SIGINT to the command as well; then it ends by itself.
-    ::kill(command_, signal == SIGINT && !interrupted_ ? SIGINT : SIGTERM);
-    interrupted_ = true;
+    const int passed_on = ++stops_ >= kStopsThatKill           ? SIGKILL
+                          : signal == SIGINT && stops_ == 1 ? SIGINT
+                                                            : SIGTERM;
+    ::kill(command_, passed_on);
+    Log(LogLevel::kInfo, "waiting for the command (process {}) to end by SIG{}; signal {} kills it",
+        command_, ::sigabbrev_np(passed_on), kStopsThatKill);
   }
 
   void Reap() {
@@ -243,24 +254,43 @@ class Launcher {
 
   const Config config_;
   const LaunchOptions& options_;
+  const std::string own_name_ = OwnName();
   std::map<std::string, std::string> group_key_;  // for the daemons' environment
   std::vector<Slot> slots_;
   sigset_t signals_ = {};
   Clock::time_point start_deadline_;
   bool announced_ = false;
-  bool interrupted_ = false;
+  int stops_ = 0;  // how often this was told to stop
   pid_t command_ = -1;
   std::optional<int> exit_code_;
 };
 
 // Two that start the same daemons at the same moment would each get some of them. The kernel
-// lets go of the folder when this process ends, however that is.
-absl::StatusOr<UniqueFd> LockJob(const Config& config) {
+// lets go when this process ends, however that is.
+struct JobLock {
+  UniqueFd folder;  // of a job on one node
+  FileLock node;    // several nodes may be tried on one host, in one folder
+};
+
+absl::StatusOr<JobLock> LockJob(const Config& config, const LaunchOptions& options) {
   const std::string folder = PathsOf(config).directory;
   CKPTD_RETURN_IF_ERROR(MakeRunDirectory(folder));
-  UniqueFd held(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (held.valid() && ::flock(held.get(), LOCK_EX | LOCK_NB) == 0) return held;
-  if (errno != EWOULDBLOCK) return ErrnoStatus(errno, "locking the run directory " + folder);
+  JobLock lock;
+  absl::Status locked;
+  if (options.nnodes > 1) {
+    auto node = FileLock::Take(fmt::format("{}/node-{}.lock", folder, options.node_rank));
+    locked = node.status();
+    if (node.ok()) lock.node = *std::move(node);
+  } else {
+    lock.folder = UniqueFd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!lock.folder.valid()) return ErrnoStatus(errno, "opening the run directory " + folder);
+    if (::flock(lock.folder.get(), LOCK_EX | LOCK_NB) != 0) {
+      locked = errno == EWOULDBLOCK ? absl::FailedPreconditionError("")
+                                    : ErrnoStatus(errno, "locking the run directory " + folder);
+    }
+  }
+  if (locked.ok()) return lock;
+  if (locked.code() != absl::StatusCode::kFailedPrecondition) return locked;
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
                    fmt::format("launching job {}: another `ckptd launch` keeps its daemons running "
                                "in {}; attach to them, stop it, or choose another --job",
@@ -303,8 +333,7 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
     PrintError(checked);
     return kExitUsage;
   }
-  // Several nodes may be tried on one host, in one folder.
-  const absl::StatusOr<UniqueFd> lock = options.nnodes == 1 ? LockJob(config) : UniqueFd();
+  const absl::StatusOr<JobLock> lock = LockJob(config, options);
   if (!lock.ok()) {
     PrintError(lock.status());
     return kExitUsage;

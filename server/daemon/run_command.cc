@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <grpc/grpc.h>
 #include <grpc/support/log.h>
 #include <malloc.h>
@@ -100,6 +101,15 @@ void PrintError(const absl::Status& status) {
 }
 
 int RunCommand(const Config& config) {
+  ::prctl(PR_SET_NAME, "ckptd");  // `launch` starts us by another path
+  // Before anything else is opened: one of those would have its number.
+  if (config.ready_fd >= 0 && ::fcntl(config.ready_fd, F_GETFD) < 0) {
+    PrintError(MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                         fmt::format("checking --ready-fd {}: no such descriptor is open; whoever "
+                                     "starts the daemon passes one end of a pipe on to it",
+                                     config.ready_fd)));
+    return kExitUsage;
+  }
   LogLevel level = LogLevel::kInfo;
   ParseLogLevel(config.log_level, level);
   InitLogging(fmt::format("rank {}", config.rank), level);

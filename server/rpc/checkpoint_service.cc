@@ -22,6 +22,11 @@ constexpr std::chrono::milliseconds kWatchPeriod{100};
 // A watch holds a server thread.
 constexpr int kMaxWatchers = 64;
 
+// A client that has gone waits for nothing.
+Node::Asker AskerOf(const grpc::ServerContext& context) {
+  return {DeadlineOf(context, kLongCall), [&context] { return context.IsCancelled(); }};
+}
+
 v1::PlanLoadResponse PlanReply(const GroupPlan& plan) {
   v1::PlanLoadResponse out;
   uint64_t peak = 0;
@@ -75,7 +80,7 @@ std::string_view WhatToTry(HandleKind kind) {
 
 // Further pages come from the index of the first one, and cost no opening.
 absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& request,
-                                            Deadline deadline,
+                                            const Node::Asker& asker,
                                             v1::InspectCheckpointResponse* response) {
   const std::string source = SourceOfText(request.source());
   std::shared_ptr<const CheckpointIndex> index;
@@ -84,7 +89,7 @@ absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& 
     if (inspected_ != nullptr && inspected_->source == source) index = inspected_;
   }
   if (index == nullptr) {
-    CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, node_.Inspect(source, deadline));
+    CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, node_.Inspect(source, asker));
     index = std::make_shared<const CheckpointIndex>(std::move(opened));
   }
   CKPTD_ASSIGN_OR_RETURN(*response,
@@ -102,7 +107,7 @@ absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& 
 grpc::Status CheckpointServiceImpl::InspectCheckpoint(grpc::ServerContext* context,
                                                       const v1::InspectCheckpointRequest* request,
                                                       v1::InspectCheckpointResponse* response) {
-  return ToGrpc(Inspect(*request, DeadlineOf(*context, kLongCall), response));
+  return ToGrpc(Inspect(*request, AskerOf(*context), response));
 }
 
 grpc::Status CheckpointServiceImpl::PlanDevices(const grpc::ServerContext& context,
@@ -110,7 +115,7 @@ grpc::Status CheckpointServiceImpl::PlanDevices(const grpc::ServerContext& conte
                                                 v1::PlanLoadResponse& response) {
   const auto devices = DeviceMapRequestFrom(request);
   if (!devices.ok()) return ToGrpc(devices.status());
-  const auto map = node_.Plan(*devices, DeadlineOf(context, kLongCall));
+  const auto map = node_.Plan(*devices, AskerOf(context));
   if (!map.ok()) return ToGrpc(map.status());
   *response.mutable_device_map() = ToProto(*map);
   return grpc::Status::OK;
@@ -122,7 +127,7 @@ grpc::Status CheckpointServiceImpl::PlanLoad(grpc::ServerContext* context,
   if (request->has_device_map()) return PlanDevices(*context, *request, *response);
   auto load = FromProto(*request);
   if (!load.ok()) return ToGrpc(load.status());
-  const auto dry = node_.Plan(*load, DeadlineOf(*context, kLongCall));
+  const auto dry = node_.Plan(*load, AskerOf(*context));
   if (!dry.ok()) return ToGrpc(dry.status());
   *response = PlanReply(*dry);
   return grpc::Status::OK;
@@ -296,7 +301,7 @@ grpc::Status CheckpointServiceImpl::ReleaseShard(grpc::ServerContext*,
 grpc::Status CheckpointServiceImpl::VerifyCheckpoint(grpc::ServerContext* context,
                                                      const v1::VerifyCheckpointRequest* request,
                                                      v1::VerifyCheckpointResponse* response) {
-  const auto result = node_.Verify(request->name(), DeadlineOf(*context, kLongCall));
+  const auto result = node_.Verify(request->name(), AskerOf(*context));
   if (!result.ok()) return ToGrpc(result.status());
   response->set_tensor_count(result->tensors);
   response->set_bytes(result->bytes);

@@ -68,16 +68,15 @@ void SendError(int socket, const absl::Status& status) {
 
 absl::StatusOr<std::unique_ptr<FdServer>> FdServer::Start(const std::string& path,
                                                           LeaseTable& leases) {
-  CKPTD_ASSIGN_OR_RETURN(UniqueFd listener, ListenUnix(path, 0600));
+  CKPTD_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Open(path, 0600));
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus(errno, "creating an eventfd");
   return std::unique_ptr<FdServer>(
-      new FdServer(path, leases, std::move(listener), std::move(wake)));
+      new FdServer(leases, std::move(listener), std::move(wake)));
 }
 
-FdServer::FdServer(std::string path, LeaseTable& leases, UniqueFd listener, UniqueFd wake)
-    : path_(std::move(path)),
-      leases_(leases),
+FdServer::FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake)
+    : leases_(leases),
       listener_(std::move(listener)),
       wake_(std::move(wake)),
       max_unproven_(MostStrangers(kMaxUnproven)),
@@ -89,7 +88,6 @@ FdServer::~FdServer() {
     Log(LogLevel::kWarn, "stopping the fd socket: {}", std::strerror(errno));
   }
   thread_.join();
-  ::unlink(path_.c_str());
 }
 
 bool FdServer::Poll(std::vector<bool>& ready) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/fd_passing.h"
 #include "common/base/posix.h"
 #include "server/core/lease_table.h"
 
@@ -23,7 +24,7 @@ class FdServer {
   static constexpr size_t kMaxUnproven = 256;
   static constexpr std::chrono::seconds kTokenPatience{5};
 
-  // `leases` outlives the server. Errors: those of ListenUnix.
+  // `leases` outlives the server. Errors: those of UnixListener::Open.
   static absl::StatusOr<std::unique_ptr<FdServer>> Start(const std::string& path,
                                                          LeaseTable& leases);
   ~FdServer();
@@ -38,7 +39,7 @@ class FdServer {
     Deadline patience;  // for the token
   };
 
-  FdServer(std::string path, LeaseTable& leases, UniqueFd listener, UniqueFd wake);
+  FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake);
   void Loop();
   // Waits for events; false when the server stops.
   bool Poll(std::vector<bool>& ready);
@@ -51,9 +52,8 @@ class FdServer {
   void DropImpatient();
   bool CloseOldestUnproven();  // false: there is none
 
-  const std::string path_;
   LeaseTable& leases_;
-  const UniqueFd listener_;
+  const UnixListener listener_;
   const UniqueFd wake_;  // eventfd: stop
   const size_t max_unproven_;
   Deadline paused_until_;  // no connection is accepted before

@@ -99,7 +99,7 @@ grpc::Status GroupServiceImpl::CancelLoad(grpc::ServerContext*,
                                           v1::CancelLoadResponse*) {
   const auto leader = Leader();
   if (!leader.ok()) return ToGrpc(leader.status());
-  return ToGrpc((*leader)->Cancel(static_cast<uint32_t>(request->rank()), request->name()));
+  return ToGrpc((*leader)->CancelFor(static_cast<uint32_t>(request->rank()), request->name()));
 }
 
 grpc::Status GroupServiceImpl::Prepare(grpc::ServerContext* context,
@@ -157,7 +157,7 @@ grpc::Status GroupServiceImpl::Execute(grpc::ServerContext* context,
     // The leader drops its streams, then aborts with the reason, which may be another
     // rank; only where nothing comes is the leader itself the one that was lost.
     (*node)->catalog().WatchEnd(call.name, Clock::now() + kAbortPatience);
-    (*node)->LeaderLost(call.name);
+    (*node)->LeaderLost(call.name, call.deadline);
   }
   if (work.valid()) report = work.get();
   if (!finished) return grpc::Status::CANCELLED;

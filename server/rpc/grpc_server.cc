@@ -7,7 +7,10 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <mutex>
 
 #include <fmt/format.h>
@@ -41,6 +44,23 @@ absl::StatusOr<FileLock> LockBeside(const std::string& path, const std::string& 
   absl::StatusOr<FileLock> lock = FileLock::Take(path + ".lock");
   if (lock.status().code() == absl::StatusCode::kFailedPrecondition) return Busy(address);
   return lock;
+}
+
+// gRPC says in a log line of its own why it does not listen.
+absl::Status CannotListen(const std::string& address, const std::string& path) {
+  if (path.empty()) return Busy(address);
+  struct statvfs room = {};
+  if (::statvfs(path.substr(0, path.rfind('/')).c_str(), &room) == 0 &&
+      (room.f_favail == 0 || room.f_bavail == 0)) {
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+                     fmt::format("listening on {}: its file system is full; free room there, or "
+                                 "choose another --run-dir",
+                                 address));
+  }
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
+                   fmt::format("listening on {}: no socket could be made there, gRPC's line above "
+                               "says why; choose another --run-dir",
+                               address));
 }
 
 // gRPC asks whether a message is too long when all of it is here and unpacked; until
@@ -80,10 +100,10 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   std::string target = options.address;
   const bool is_unix = options.address.rfind(kUnixPrefix, 0) == 0;
   if (is_unix) {
-    const std::string path = options.address.substr(sizeof(kUnixPrefix) - 1);
-    CKPTD_ASSIGN_OR_RETURN(result->lock_, LockBeside(path, options.address));
-    CKPTD_RETURN_IF_ERROR(RemoveStaleSocket(path));
-    target = UnixTarget(path);
+    result->path_ = options.address.substr(sizeof(kUnixPrefix) - 1);
+    CKPTD_ASSIGN_OR_RETURN(result->lock_, LockBeside(result->path_, options.address));
+    CKPTD_RETURN_IF_ERROR(RemoveStaleSocket(result->path_));
+    target = UnixTarget(result->path_);
   }
   grpc::ServerBuilder builder;
   PrepareBuilder(builder, options);
@@ -97,7 +117,10 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   const mode_t before = ::umask(0177);
   result->server_ = builder.BuildAndStart();
   ::umask(before);
-  if (result->server_ == nullptr || (!is_unix && result->port_ == 0)) return Busy(options.address);
+  if (result->server_ == nullptr || (!is_unix && result->port_ == 0)) {
+    return CannotListen(options.address, result->path_);
+  }
+  if (is_unix) result->file_ = FileAt::Of(result->path_);
   return result;
 }
 
@@ -109,9 +132,15 @@ void GrpcServer::SetServing(bool serving) {
 
 void GrpcServer::Shutdown(std::chrono::milliseconds patience) {
   if (server_ == nullptr) return;
+  // gRPC removes what lies at its path. Where the folder was removed and made again, that is
+  // the socket of another daemon, which is kept by another name meanwhile.
+  const std::string kept = path_ + ".kept";
+  const bool others = file_.has_value() && FileAt::Of(path_) != file_ &&
+                      ::link(path_.c_str(), kept.c_str()) == 0;
   server_->Shutdown(std::chrono::system_clock::now() + patience);
   server_->Wait();
   server_.reset();
+  if (others) ::rename(kept.c_str(), path_.c_str());
   lock_.Release();
 }
 

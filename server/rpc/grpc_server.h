@@ -9,11 +9,13 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/fd_passing.h"
 #include "common/base/file_lock.h"
 
 namespace ckptd {
@@ -52,6 +54,8 @@ class GrpcServer {
   std::unique_ptr<grpc::Server> server_;
   FileLock lock_;  // beside a Unix socket: gRPC itself would take over a live one
   int port_ = 0;
+  std::string path_;  // of a Unix socket
+  std::optional<FileAt> file_;
 };
 
 }  // namespace ckptd

@@ -24,7 +24,7 @@ constexpr int kPauseMs = 100;
 
 absl::StatusOr<std::unique_ptr<PeerSocket>> PeerSocket::Start(PeerSocketOptions options,
                                                               SegmentLookup lookup) {
-  CKPTD_ASSIGN_OR_RETURN(UniqueFd listener, ListenUnix(options.path, kSocketMode));
+  CKPTD_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Open(options.path, kSocketMode));
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus(errno, "making an eventfd");
   options.max_connections = MostStrangers(options.max_connections);
@@ -39,8 +39,8 @@ absl::StatusOr<std::unique_ptr<PeerSocket>> PeerSocket::Start(PeerSocketOptions 
   return server;
 }
 
-PeerSocket::PeerSocket(PeerSocketOptions options, SegmentLookup lookup, UniqueFd listener,
-                       UniqueFd wake)
+PeerSocket::PeerSocket(PeerSocketOptions options, SegmentLookup lookup,
+                       UnixListener listener, UniqueFd wake)
     : options_(std::move(options)),
       lookup_(std::move(lookup)),
       listener_(std::move(listener)),
@@ -60,7 +60,6 @@ PeerSocket::~PeerSocket() {
     for (const Connection& connection : rest) ::shutdown(connection.socket.get(), SHUT_RDWR);
   }
   for (Connection& connection : rest) connection.thread.join();
-  ::unlink(options_.path.c_str());
 }
 
 void PeerSocket::SetSecret(std::string secret) {

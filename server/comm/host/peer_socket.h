@@ -32,7 +32,7 @@ struct PeerSocketOptions {
 class PeerSocket {
  public:
   // `lookup` is called from several threads at once and must outlive the result.
-  // Errors: those of ListenUnix.
+  // Errors: those of UnixListener::Open.
   static absl::StatusOr<std::unique_ptr<PeerSocket>> Start(PeerSocketOptions options,
                                                            SegmentLookup lookup);
   ~PeerSocket();
@@ -50,7 +50,8 @@ class PeerSocket {
     bool done = false;
   };
 
-  PeerSocket(PeerSocketOptions options, SegmentLookup lookup, UniqueFd listener, UniqueFd wake);
+  PeerSocket(PeerSocketOptions options, SegmentLookup lookup, UnixListener listener,
+             UniqueFd wake);
   void AcceptLoop();
   bool Begin(UniqueFd socket);
   void Serve(Connection& connection);
@@ -61,7 +62,7 @@ class PeerSocket {
 
   const PeerSocketOptions options_;
   const SegmentLookup lookup_;
-  const UniqueFd listener_;
+  const UnixListener listener_;
   const UniqueFd wake_;  // eventfd: a connection ended, or Stop
 
   Mutex mutex_;

@@ -61,7 +61,7 @@ class FakeFdSocket {
   using Answer = std::function<void(int socket)>;
 
   explicit FakeFdSocket(std::string path) : path_(std::move(path)) {
-    listener_ = ListenUnix(path_, 0600).value();
+    listener_ = UnixListener::Open(path_, 0600).value();
     acceptor_ = std::thread([this] { Accept(); });
   }
   ~FakeFdSocket() {
@@ -119,7 +119,7 @@ class FakeFdSocket {
   }
 
   const std::string path_;
-  UniqueFd listener_;
+  UnixListener listener_;
   Answer answer_;
   std::atomic<bool> stop_ = false;
   std::thread acceptor_;

@@ -73,10 +73,10 @@ TEST(ClientConnect, RefusesASocketThatAnotherUserListensOn) {
   options.address.argument = folder / "s";
   options.connect_timeout = std::chrono::milliseconds(500);
   ASSERT_EQ(::chmod((folder / "").c_str(), 0777), 0);
-  UniqueFd listener;
+  UnixListener listener;
   {
     const AsUser stranger(65534);  // the kernel notes who calls listen
-    listener = ListenUnix(options.address.argument, 0777).value();
+    listener = UnixListener::Open(options.address.argument, 0777).value();
   }
   {
     const AsUser other(65533);

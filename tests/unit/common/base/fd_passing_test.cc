@@ -4,11 +4,13 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <algorithm>
 #include <barrier>
+#include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -162,7 +164,7 @@ TEST(FdPassing, TooManyDescriptorsForOneMessageAreRefused) {
 
 TEST(UnixSockets, AConnectionKnowsWhoIsOnTheOtherSide) {
   const TempDir dir;
-  ASSERT_OK_AND_ASSIGN(const UniqueFd listener, ListenUnix(dir.File(), 0600));
+  ASSERT_OK_AND_ASSIGN(const UnixListener listener, UnixListener::Open(dir.File(), 0600));
   ASSERT_OK_AND_ASSIGN(const UniqueFd client, ConnectUnix(dir.File(), In(seconds(5))));
   ASSERT_OK_AND_ASSIGN(const PeerCredentials peer, CredentialsOf(client.get()));
   EXPECT_EQ(peer.pid, ::getpid());
@@ -172,7 +174,7 @@ TEST(UnixSockets, AConnectionKnowsWhoIsOnTheOtherSide) {
 TEST(UnixSockets, ASocketFileHasItsModeWhateverTheUmask) {
   const TempDir dir;
   const mode_t old = ::umask(0);
-  const auto listener = ListenUnix(dir.File(), 0600);
+  const auto listener = UnixListener::Open(dir.File(), 0600);
   ::umask(old);
   ASSERT_OK(listener);
   struct stat info = {};
@@ -180,21 +182,47 @@ TEST(UnixSockets, ASocketFileHasItsModeWhateverTheUmask) {
   EXPECT_EQ(info.st_mode & 0777, 0600U);
 }
 
+// The file of a process that was killed.
+void LeaveStale(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  ASSERT_LT(path.size(), sizeof(address.sun_path));
+  std::memcpy(address.sun_path, path.data(), path.size());
+  const UniqueFd killed(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const auto* generic = reinterpret_cast<const sockaddr*>(&address);
+  ASSERT_EQ(::bind(killed.get(), generic, sizeof(address)), 0) << path;
+}
+
 TEST(UnixSockets, AStaleSocketFileIsReplaced) {
   const TempDir dir;
-  { ASSERT_OK(ListenUnix(dir.File(), 0600)); }
-  EXPECT_OK(ListenUnix(dir.File(), 0600));
+  LeaveStale(dir.File());
+  EXPECT_OK(UnixListener::Open(dir.File(), 0600));
+}
+
+TEST(UnixSockets, AListenerRemovesItsFile) {
+  const TempDir dir;
+  { ASSERT_OK(UnixListener::Open(dir.File(), 0600)); }
+  EXPECT_FALSE(FileAt::Of(dir.File()).has_value());
+}
+
+TEST(UnixSockets, AListenerLeavesTheFileOfItsSuccessorAlone) {
+  const TempDir dir;
+  ASSERT_OK_AND_ASSIGN(UnixListener first, UnixListener::Open(dir.File(), 0600));
+  ASSERT_EQ(::unlink(dir.File().c_str()), 0);  // with its folder, as a rule
+  ASSERT_OK_AND_ASSIGN(const UnixListener second, UnixListener::Open(dir.File(), 0600));
+  first.Close();
+  EXPECT_OK(ConnectUnix(dir.File(), In(seconds(5))));
 }
 
 TEST(UnixSockets, OfSeveralThatReplaceAStaleFileOneListens) {
   const TempDir dir;
   constexpr int kRounds = 2'000;
-  std::vector<UniqueFd> listening(3);
+  std::vector<UnixListener> listening(3);
   std::barrier together(4);
   const auto listen = [&](size_t i) {
     for (int round = 0; round < kRounds; ++round) {
       together.arrive_and_wait();
-      if (auto listener = ListenUnix(dir.File(), 0600); listener.ok()) {
+      if (auto listener = UnixListener::Open(dir.File(), 0600); listener.ok()) {
         listening[i] = *std::move(listener);
       }
       together.arrive_and_wait();
@@ -203,25 +231,25 @@ TEST(UnixSockets, OfSeveralThatReplaceAStaleFileOneListens) {
   std::vector<std::thread> threads;
   for (size_t i = 0; i < listening.size(); ++i) threads.emplace_back(listen, i);
   for (int round = 0; round < kRounds; ++round) {
-    for (UniqueFd& one : listening) one.Reset();
-    EXPECT_OK(ListenUnix(dir.File(), 0600)) << "and closed: stale from now on";
+    for (UnixListener& one : listening) one.Close();
+    LeaveStale(dir.File());
     together.arrive_and_wait();
     together.arrive_and_wait();
-    EXPECT_EQ(std::count_if(listening.begin(), listening.end(), std::mem_fn(&UniqueFd::valid)), 1);
+    EXPECT_EQ(std::count_if(listening.begin(), listening.end(), std::mem_fn(&UnixListener::valid)), 1);
   }
   for (std::thread& thread : threads) thread.join();
 }
 
 TEST(UnixSockets, ALiveSocketIsLeftAlone) {
   const TempDir dir;
-  ASSERT_OK_AND_ASSIGN(const UniqueFd first, ListenUnix(dir.File(), 0600));
-  EXPECT_THAT(ListenUnix(dir.File(), 0600), Says("another process answers"));
+  ASSERT_OK_AND_ASSIGN(const UnixListener first, UnixListener::Open(dir.File(), 0600));
+  EXPECT_THAT(UnixListener::Open(dir.File(), 0600), Says("another process answers"));
 }
 
 TEST(UnixSockets, AFileThatIsNoSocketIsLeftAlone) {
   const TempDir dir;
   std::ofstream(dir.File()) << "precious";
-  EXPECT_THAT(ListenUnix(dir.File(), 0600), Says("no socket"));
+  EXPECT_THAT(UnixListener::Open(dir.File(), 0600), Says("no socket"));
   EXPECT_EQ(::access(dir.File().c_str(), F_OK), 0);
 }
 
@@ -232,7 +260,7 @@ TEST(UnixSockets, ConnectingWhereNobodyListensIsUnavailable) {
 
 TEST(UnixSockets, ConnectingToAFullBacklogEndsAtTheDeadline) {
   const TempDir dir;
-  ASSERT_OK_AND_ASSIGN(const UniqueFd listener, ListenUnix(dir.File(), 0600));
+  ASSERT_OK_AND_ASSIGN(const UnixListener listener, UnixListener::Open(dir.File(), 0600));
   ASSERT_EQ(::listen(listener.get(), 0), 0);
   ASSERT_OK_AND_ASSIGN(const UniqueFd first, ConnectUnix(dir.File(), In(seconds(5))));
   EXPECT_THAT(ConnectUnix(dir.File(), In(milliseconds(20))),

@@ -8,6 +8,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -241,6 +242,21 @@ TEST(OpenCheckpoint, IgnoresTrailingSlashes) {
   EXPECT_EQ(index.source, folder.path());
 }
 
+TEST(CheckUnchanged, NoticesAnotherIndexThatCountsInstead) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x"));
+  folder.Write("b.safetensors", OneTensor("x"));
+  folder.Write("foo.safetensors.index.json", R"({"weight_map":{"x":"a.safetensors"}})");
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  ASSERT_OK(CheckUnchanged(index));
+  const std::string usual = folder.Write("model.safetensors.index.json",
+                                         R"({"weight_map":{"x":"b.safetensors"}})");
+  EXPECT_THAT(CheckUnchanged(index), FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
+  EXPECT_THAT(CheckUnchanged(index), Says("another index counts there"));
+  fs::rename(usual, folder / "other.safetensors.index.json");
+  EXPECT_THAT(CheckUnchanged(index), Says("another index counts there")) << "neither does";
+}
+
 TEST(OpenCheckpoint, PrefersTheUsualIndexOverAnother) {
   const TempFolder folder;
   folder.Write("a.safetensors", OneTensor("x"));
@@ -400,6 +416,34 @@ class CheckUnchangedTest : public ::testing::Test {
 };
 
 TEST_F(CheckUnchangedTest, IsContentWithAFileThatIsTheSame) { EXPECT_OK(CheckUnchanged(index_)); }
+
+std::chrono::system_clock::time_point At(int64_t nanoseconds) {
+  return std::chrono::system_clock::time_point(std::chrono::nanoseconds(nanoseconds));
+}
+
+constexpr int64_t kMillisecond = 1'000'000;
+constexpr int64_t kSecond = 1'000 * kMillisecond;
+
+TEST(UnsettledFor, IsTheRestOfTheTickInWhichAFileWasWritten) {
+  CheckpointIndex index;
+  index.files = {{"/a", 1, 2, 3, 5 * kSecond, 7 * kSecond + 1}};
+  EXPECT_EQ(UnsettledFor(index, At(7 * kSecond + 1 + 5 * kMillisecond)).count(), 15 * kMillisecond);
+  EXPECT_EQ(UnsettledFor(index, At(7 * kSecond + 1 + 20 * kMillisecond)).count(), 0);
+  EXPECT_EQ(UnsettledFor(index, At(6 * kSecond)).count(), 0) << "the clock of another machine";
+  index.files[0].mtime_ns = 99 * kSecond;
+  EXPECT_EQ(UnsettledFor(index, At(7 * kSecond + 1)).count(), 20 * kMillisecond) << "a set time";
+  index.files.push_back({"/b", 1, 2, 4, 5 * kSecond, 7 * kSecond});
+  EXPECT_EQ(UnsettledFor(index, At(8 * kSecond)).count(), 1'100 * kMillisecond)
+      << "times of whole seconds";
+}
+
+TEST(OpenSettledCheckpoint, ReadsFilesOnlyOnceALaterWriteMustShow) {
+  const TempFolder folder;
+  const std::string path = folder.Write("m.safetensors", OneTensor("a"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenSettledCheckpoint(path));
+  EXPECT_EQ(UnsettledFor(index, std::chrono::system_clock::now()).count(), 0);
+  EXPECT_OK(CheckUnchanged(index));
+}
 
 TEST_F(CheckUnchangedTest, NoticesANewSize) {
   ASSERT_EQ(::truncate(path_.c_str(), 5), 0);

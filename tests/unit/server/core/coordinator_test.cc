@@ -9,6 +9,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/open.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/group_in_process.h"
 #include "tests/testing/small_source.h"
@@ -22,7 +23,7 @@ class CoordinatorTest : public ::testing::Test {
   std::unique_ptr<Coordinator> Start(ReaderPolicy reader = ReaderPolicy::kRank0) {
     return std::make_unique<Coordinator>(
         Coordinator::Parts{group_.rank(0).catalog, group_.membership(), group_.peers(),
-                           load_worker_, lookup_worker_, {.threads = 1}, reader});
+                           load_worker_, lookups_, {.threads = 1}, reader});
   }
   LoadRequest Rules() { return RuleRequest("fsdp:2", source_.path()); }
   LoadRequest Statement(uint32_t rank, const std::string& tensor = "a") {
@@ -45,7 +46,7 @@ class CoordinatorTest : public ::testing::Test {
 
   SmallSource source_;
   GroupInProcess group_{2};
-  Worker lookup_worker_;
+  Lookups lookups_{CheckUnchanged};
   Worker load_worker_;
   std::unique_ptr<Coordinator> coordinator_ = Start();
 };
@@ -166,7 +167,7 @@ TEST_F(CoordinatorTest, WhoAsksAfterTheGroupHasChangedJoinsNoLoadThatBeganBefore
 
 TEST_F(CoordinatorTest, ACancelledLoadThatWaitsFailsAtOnceWithThatReason) {
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Statement(0)));
-  ASSERT_OK(coordinator_->Cancel(1, name));
+  ASSERT_OK(coordinator_->CancelFor(1, name));
   const CheckpointInfo info = EndOf(0, name);
   EXPECT_THAT(info.failure, FailsWith(absl::StatusCode::kAborted, reason::kLoadCancelled));
   EXPECT_THAT(info.failure, Says("unloaded at rank 1 while it was loading"));
@@ -179,11 +180,42 @@ TEST_F(CoordinatorTest, ACancelledLoadThatIsQueuedTouchesNoRank) {
   uint64_t seen = 0;
   while (group_.rank(0).catalog.Watch(name, seen, Soon()).value().progress.stage != Stage::kQueued) {
   }
-  ASSERT_OK(coordinator_->Cancel(0, name));
-  go_on.set_value();
+  ASSERT_OK(coordinator_->CancelFor(0, name));
   EXPECT_THAT(EndOf(0, name).failure,
-              FailsWith(absl::StatusCode::kAborted, reason::kLoadCancelled));
+              FailsWith(absl::StatusCode::kAborted, reason::kLoadCancelled))
+      << "while the other one still runs";
+  go_on.set_value();
+  load_worker_.Submit([] {}).wait();
   EXPECT_EQ(group_.rank(1).link->prepared(), 0);
+}
+
+TEST_F(CoordinatorTest, ALoadWhoseTimePassesBehindAnotherOneFailsThen) {
+  std::promise<void> go_on;
+  load_worker_.Post([&go_on] { go_on.get_future().wait(); });  // its storage does not answer
+  LoadRequest request = Rules();
+  request.timeout = std::chrono::milliseconds(300);
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, request));
+  const CheckpointInfo info = EndOf(0, name);
+  EXPECT_THAT(info.failure, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+  EXPECT_THAT(info.failure, Says("the timeout passed while it waited for its turn"));
+  ASSERT_OK_AND_ASSIGN(const std::string next, coordinator_->Propose(0, Rules()));
+  EXPECT_NE(next, name);
+  go_on.set_value();
+  EXPECT_EQ(EndOf(0, next).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, WhoHasNotAnsweredWhenTheTimeIsOverStaysInTheGroup) {
+  group_.rank(1).link->on_prepare = [] {
+    for (const auto end = Clock::now() + std::chrono::milliseconds(50); Clock::now() < end;) {
+    }
+    return RankLost(1, "it did not answer in time");  // as a link says of a call that ended
+  };
+  LoadRequest request = Rules();
+  request.timeout = std::chrono::milliseconds(40);
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, request));
+  EXPECT_THAT(EndOf(0, name).failure,
+              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+  EXPECT_THAT(group_.membership().MissingRanks(), ::testing::IsEmpty());
 }
 
 TEST_F(CoordinatorTest, ACancelledLoadThatRunsFailsOnEveryRankAndTheNextOneIsAnother) {
@@ -199,7 +231,7 @@ TEST_F(CoordinatorTest, ACancelledLoadThatRunsFailsOnEveryRankAndTheNextOneIsAno
   };
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
   prepares.get_future().wait();
-  ASSERT_OK(coordinator_->Cancel(1, name));
+  ASSERT_OK(coordinator_->CancelFor(1, name));
   ASSERT_OK_AND_ASSIGN(const std::string next, coordinator_->Propose(0, Rules()));
   go_on.set_value();
   for (uint32_t rank = 0; rank < 2; ++rank) {
@@ -213,7 +245,7 @@ TEST_F(CoordinatorTest, ALoadIsCancelledWhileBytesMove) {
   std::atomic<bool> first = true;
   group_.rank(1).link->on_execute = [&] {
     if (first.exchange(false)) {
-      EXPECT_OK(coordinator_->Cancel(1, group_.rank(0).catalog.List().at(0).name));
+      EXPECT_OK(coordinator_->CancelFor(1, group_.rank(0).catalog.List().at(0).name));
     }
     return absl::OkStatus();
   };
@@ -226,7 +258,7 @@ TEST_F(CoordinatorTest, ALoadIsCancelledWhileBytesMove) {
 
 TEST_F(CoordinatorTest, ARankThatThisGroupHasNotCancelsNothing) {
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Statement(0)));
-  EXPECT_THAT(coordinator_->Cancel(2, name),
+  EXPECT_THAT(coordinator_->CancelFor(2, name),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kWrongRank));
   EXPECT_EQ(group_.rank(0).catalog.Get(name).value().state, CheckpointState::kLoading);
 }
@@ -253,7 +285,7 @@ TEST_F(CoordinatorTest, ADaemonThatNeverJoinsFailsTheLoadAndNamesItsRank) {
 TEST_F(CoordinatorTest, AMemberIsToldWhichDaemonALoadByRuleWaitsFor) {
   GroupInProcess three{3};
   Coordinator coordinator({three.rank(0).catalog, three.membership(), three.peers(),
-                           load_worker_, lookup_worker_, {.threads = 1}, ReaderPolicy::kRank0});
+                           load_worker_, lookups_, {.threads = 1}, ReaderPolicy::kRank0});
   three.Drop(1);
   ASSERT_OK(coordinator.Propose(2, RuleRequest("fsdp:3", source_.path())));
   HeartbeatCall call;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/testing/core_values.h"
+#include "tests/testing/status_matchers.h"
 
 namespace ckptd {
 namespace {
@@ -119,6 +120,29 @@ TEST_F(RoundsTest, WhoRunsALoadFindsThatItIsCancelled) {
   EXPECT_EQ(rounds_.Cancelled(name), absl::AbortedError("a mistake"));
   EXPECT_THAT(rounds_.TakeExpired(now_), IsEmpty()) << "its end is the runner's";
   EXPECT_NE(Propose(2, RuleRequest("fsdp:3")), name);
+}
+
+TEST_F(RoundsTest, OnlyALoadThatHasTouchedNoRankCanEndBeforeItsRunnerDoes) {
+  const std::string name = Propose(1, RuleRequest("fsdp:3"));
+  const absl::Status why = absl::AbortedError("a mistake");
+  rounds_.TakeReady();
+  EXPECT_OK(rounds_.Touch(name));
+  EXPECT_FALSE(rounds_.Cancel(name, why)) << "bytes may move";
+  const std::string next = Propose(1, RuleRequest("fsdp:3"));
+  rounds_.TakeReady();
+  EXPECT_TRUE(rounds_.Cancel(next, why));
+  EXPECT_EQ(rounds_.Touch(next), why) << "and it touches none";
+}
+
+TEST_F(RoundsTest, ALoadIsOverdueUntilItTouchesARank) {
+  const std::string name = Propose(1, RuleRequest("fsdp:3"));
+  const Clock::time_point late = now_ + RuleRequest("fsdp:3").timeout;
+  EXPECT_THAT(rounds_.Overdue(late), IsEmpty()) << "it expires";
+  rounds_.TakeReady();
+  EXPECT_THAT(rounds_.Overdue(late - std::chrono::nanoseconds(1)), IsEmpty());
+  EXPECT_THAT(rounds_.Overdue(late), ElementsAre(name));
+  EXPECT_OK(rounds_.Touch(name));
+  EXPECT_THAT(rounds_.Overdue(late), IsEmpty());
 }
 
 TEST_F(RoundsTest, ALoadThatIsBeingPublishedIsNotCancelled) {

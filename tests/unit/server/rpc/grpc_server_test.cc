@@ -95,6 +95,15 @@ TEST_F(GrpcServerTest, LeavesNoFilesBehind) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 }
 
+TEST_F(GrpcServerTest, LeavesTheSocketOfItsSuccessorAlone) {
+  ASSERT_OK_AND_ASSIGN(auto first, Start(address_));
+  for (const char* file : {"a.sock", "a.sock.lock"}) ASSERT_TRUE(std::filesystem::remove(folder_ / file));
+  ASSERT_OK_AND_ASSIGN(const auto second, Start(address_));
+  first.reset();
+  EXPECT_OK(ConnectUnix(path_, Soon()));
+  EXPECT_FALSE(std::filesystem::exists(path_ + ".kept"));
+}
+
 TEST_F(GrpcServerTest, APathTooLongForASocketIsRefusedWithTheNumbers) {
   const auto server = Start("unix:/" + std::string(200, 'x'));
   EXPECT_THAT(server, FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));

@@ -201,7 +201,7 @@ TEST_F(HostPeerMemoryTest, MemoryBehindASocketThatCannotBeReachedCannotBeMapped)
 
 TEST_F(HostPeerMemoryTest, ARankThatDoesNotAnswerIsLostAtTheDeadline) {
   const std::string mute = directory_ + "/mute.sock";
-  ASSERT_OK_AND_ASSIGN(const UniqueFd listener, ListenUnix(mute, 0600));
+  ASSERT_OK_AND_ASSIGN(const UnixListener listener, UnixListener::Open(mute, 0600));
   const auto slab = Allocate(kSegment);
   PeerSlab described = Describe(*slab);
   described.endpoint = mute;

@@ -248,7 +248,7 @@ TEST_F(PeerSocketTest, ManyPeersAtOnceAllGetTheirs) {
 TEST(PeerProtocol, AServerThatAnswersGarbageIsAnError) {
   char path[] = "/tmp/ckptd_peer_XXXXXX";
   const std::string file = std::string(::mkdtemp(path)) + "/s";
-  ASSERT_OK_AND_ASSIGN(const UniqueFd listener, ListenUnix(file, 0600));
+  ASSERT_OK_AND_ASSIGN(const UnixListener listener, UnixListener::Open(file, 0600));
   std::thread server([&] {
     EXPECT_OK(WaitForFd(listener.get(), POLLIN, In(seconds(10)), "test"));
     const UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));

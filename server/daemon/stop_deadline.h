@@ -1,0 +1,36 @@
+// How long a daemon may take to stop.
+#ifndef CKPTD_SERVER_DAEMON_STOP_DEADLINE_H_
+#define CKPTD_SERVER_DAEMON_STOP_DEADLINE_H_
+
+#include <chrono>
+#include <thread>
+
+#include "common/base/mutex.h"
+
+namespace ckptd {
+
+// Ends the process, with an error in the log, if it still exists after `patience`: a thread
+// that reads from storage that does not answer cannot be waited for. What stays behind is what
+// a killed daemon leaves, which the next one takes over.
+class StopDeadline {
+ public:
+  // Less than supervisors wait before they kill.
+  static constexpr std::chrono::seconds kPatience{8};
+
+  explicit StopDeadline(std::chrono::milliseconds patience = kPatience);
+  ~StopDeadline();
+  StopDeadline(const StopDeadline&) = delete;
+  StopDeadline& operator=(const StopDeadline&) = delete;
+
+ private:
+  void Watch(std::chrono::milliseconds patience);
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_DAEMON_STOP_DEADLINE_H_
