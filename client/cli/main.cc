@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "client/cli/cli.h"
+#include "client/cli/exit_codes.h"
 #include "client/cli/interrupt.h"
 
 int main(int argc, char** argv) {
@@ -23,5 +24,7 @@ int main(int argc, char** argv) {
   if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) io.width = size.ws_col;
   const int code = ckptd::cli::RunCli(std::vector<std::string>(argv + 1, argv + argc), io);
   std::cout.flush();
-  return std::cout.good() ? code : 1;
+  if (std::cout.good()) return code;
+  std::cerr << "ckptctl: writing to standard output: what it said is lost; see where it goes\n";
+  return ckptd::cli::kExitFailed;
 }

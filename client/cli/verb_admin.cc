@@ -35,7 +35,7 @@ std::string UnloadedText(const std::string& name, const DaemonInfo& daemon,
   if (unloaded.cancelled) {
     return fmt::format("{} was loading: the load is cancelled, on every rank", name);
   }
-  return fmt::format("{} of rank {} is unloaded, {} freed{}", name, daemon.rank,
+  return fmt::format("{} of rank {} is unloaded, {} free for other loads{}", name, daemon.rank,
                      HumanBytes(unloaded.freed_bytes), OtherRanks(daemon.world_size));
 }
 

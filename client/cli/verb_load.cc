@@ -132,8 +132,9 @@ absl::StatusOr<CheckpointInfo> Follow(Client& client, const CheckpointInfo& chec
 
 int ReportInterrupted(const std::string& name, Context& context) {
   context.io.err << Escape(fmt::format("ckptctl: stopped watching {}; the load goes on. Follow it "
-                                       "with `ckptctl watch {}`",
-                                       name, name))
+                                       "with `ckptctl watch {}`, cancel it with `ckptctl unload "
+                                       "--force {}`",
+                                       name, name, name))
                  << '\n';
   return kExitInterrupted;
 }

@@ -32,6 +32,9 @@ struct Options {
   std::string write_manifest;  // of files
 };
 
+// What is looked at of files without a manifest.
+constexpr char kFilesAlone[] = "headers and sizes of the files";
+
 struct Verified {
   std::string what;
   std::string how;
@@ -153,7 +156,7 @@ absl::StatusOr<Verified> VerifyPath(const Options& options, Context& context) {
   if (!options.manifest.empty()) return CompareWithManifest(options);
   if (!options.write_manifest.empty()) return KeepManifest(options, context);
   CKPTD_ASSIGN_OR_RETURN(const VerifyResult result, VerifyFiles(options.target));
-  return Verified{options.target, "headers and sizes of the files", result, {}, true, 1};
+  return Verified{options.target, kFilesAlone, result, {}, true, 1};
 }
 
 absl::StatusOr<Verified> VerifyLoaded(const Options& options, Context& context) {
@@ -226,10 +229,14 @@ void Print(const Verified& verified, Context& context) {
     context.io.out << ToJson(result, verified.what, verified.how, verified.differences) << '\n';
   } else if (result.mismatched.empty()) {
     if (context.globals.quiet) return;
-    context.io.out << Escape(fmt::format("{}{}: {}, {}: {}{}{}", verified.what, OfRank(result.rank),
+    context.io.out << Escape(fmt::format("{}{}: {}, {}: {}{}{}{}", verified.what,
+                                         OfRank(result.rank),
                                          Counted(result.tensor_count, "tensor"),
                                          HumanBytes(result.bytes), verified.how,
                                          verified.compared ? " are right" : "",
+                                         verified.how == kFilesAlone
+                                             ? "; bytes are compared beside a --manifest"
+                                             : "",
                                          OtherRanks(verified.world_size)))
                    << '\n';
   } else {

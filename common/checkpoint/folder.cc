@@ -25,9 +25,10 @@ constexpr std::string_view kTorchAdvice =
     "PyTorch files (pickles) are not read: convert them, for example by loading the model and "
     "calling save_pretrained(..., safe_serialization=True), and load the result";
 constexpr std::string_view kDcpAdvice =
-    "PyTorch distributed checkpoints (DCP) are not read: convert it with "
-    "torch.distributed.checkpoint.format_utils.dcp_to_torch_save and save the result as "
-    "safetensors";
+    "PyTorch distributed checkpoints (DCP) are not read: save the model with "
+    "HuggingFaceStorageWriter(save_distributed=True, enable_consolidation=True), or convert it "
+    "with torch.distributed.checkpoint.format_utils.dcp_to_torch_save and save the model's own "
+    "dict of tensors in it as safetensors";
 constexpr std::string_view kGgufAdvice = "GGUF is not read: load the safetensors it was made from";
 
 bool EndsWithAny(std::string_view name, std::initializer_list<std::string_view> extensions) {

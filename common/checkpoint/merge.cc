@@ -45,13 +45,21 @@ absl::Status LimitError(const SourceFile& file, const std::string& what) {
                    {{"file", file.path}, {"error", "LimitExceeded"}});
 }
 
-absl::Status InTwoFiles(const std::string& tensor, const SourceFile& a, const SourceFile& b) {
+// As torch's HuggingFaceStorageWriter marks files that hold pieces of tensors (its
+// CUSTOM_METADATA_KEY).
+constexpr char kPiecesKey[] = "DCP_SHARDING_INFO";
+
+absl::Status InTwoFiles(const std::string& tensor, const SourceFile& a, const SourceFile& b,
+                        bool pieces) {
+  const std::string_view what_to_try =
+      pieces ? "they hold its pieces, as torch's HuggingFaceStorageWriter saves them with "
+               "save_distributed=True: save with enable_consolidation=True, too, or put them "
+               "together with torch.distributed.checkpoint's consolidate_safetensors_files"
+             : "name one file, move the other away, or load by an index.json that says which counts";
   return MakeError(
       absl::StatusCode::kDataLoss, reason::kSourceInvalid,
-      fmt::format("opening the checkpoint: tensor {} is in {} and in {}; name one "
-                  "file, move the other away, or load by an index.json that says "
-                  "which counts",
-                  Quoted(tensor), a.path, b.path),
+      fmt::format("opening the checkpoint: tensor {} is in {} and in {}; {}", Quoted(tensor), a.path,
+                  b.path, what_to_try),
       {{"file", a.path}, {"other_file", b.path}, {"tensor", tensor}, {"error", "DuplicateTensor"}});
 }
 
@@ -162,7 +170,8 @@ absl::Status IndexMerger::ResolveDuplicates() {
       while (chosen < last && FileOfEntry(tensors[chosen]) != file) ++chosen;
       if (chosen == last) {
         return InTwoFiles(tensors[first].name, index_.files[FileOfEntry(tensors[first])],
-                          index_.files[FileOfEntry(tensors[first + 1])]);
+                          index_.files[FileOfEntry(tensors[first + 1])],
+                          index_.metadata.contains(kPiecesKey));
       }
     }
     if (kept != chosen) tensors[kept] = std::move(tensors[chosen]);

@@ -22,10 +22,6 @@ constexpr std::chrono::seconds kProposeDeadline{20};
 // For the leader to hear of it, and for its readers to notice.
 constexpr std::chrono::seconds kCancelDeadline{8};
 constexpr std::chrono::seconds kLookupDeadline{5};
-// Questions that wait or run: each holds a thread of its server.
-constexpr int kMostQuestions = 32;
-// How often one that waits is looked after.
-constexpr std::chrono::milliseconds kQuestionPoll{100};
 constexpr size_t kRememberedRequests = 1024;
 constexpr size_t kMaxRequestIdBytes = 128;
 
@@ -90,11 +86,17 @@ Node::~Node() { Stop(); }
 void Node::Stop() {
   draining_ = true;
   stopping_ = true;
+  questions_.Stop();
   if (coordinator_ != nullptr) coordinator_->Stop();
   if (follower_ != nullptr) follower_->Stop();
   catalog_.Stop();
   leases_.Stop();
   key_values_.Stop();
+}
+
+void Node::Drain() {
+  draining_ = true;
+  options_.on_drain();
 }
 
 absl::Status Node::CheckNotDraining() const {
@@ -197,32 +199,8 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   return reply;
 }
 
-template <typename T>
-absl::StatusOr<T> Node::Ask(std::function<absl::StatusOr<T>()> question, const Asker& asker,
-                            const std::string& doing) {
-  if (++questions_ > kMostQuestions) {
-    --questions_;
-    return MakeError(absl::StatusCode::kResourceExhausted, reason::kInvalidRequest,
-                     fmt::format("{}: {} inspections, plans and verifications wait on this daemon "
-                                 "already; ask again when they have ended",
-                                 doing, kMostQuestions));
-  }
-  // Nobody waits for the answer any more: then it need not be found.
-  const auto left = std::make_shared<std::atomic<bool>>(false);
-  auto answer = question_worker_.Submit([this, left, doing, asked = std::move(question)] {
-    if (!*left && !stopping_) return asked();
-    return absl::StatusOr<T>(absl::CancelledError(doing + ": nobody waits for it any more"));
-  });
-  const auto given_up = [&asker] { return Clock::now() >= asker.deadline || asker.gone(); };
-  while (answer.wait_for(kQuestionPoll) != std::future_status::ready && !given_up()) {
-  }
-  *left = true;
-  --questions_;
-  return Await(std::move(answer), Clock::now(), doing);
-}
-
 absl::StatusOr<CheckpointIndex> Node::Inspect(const std::string& source, const Asker& asker) {
-  return Ask<CheckpointIndex>([source] { return OpenCheckpoint(source); }, asker,
+  return questions_.Ask<CheckpointIndex>([source] { return OpenCheckpoint(source); }, asker,
                               "inspecting " + source);
 }
 
@@ -230,11 +208,11 @@ absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const Asker& as
   const auto plan = [request, own = options_.identity.rank, deadline = asker.deadline] {
     return PlanDry(request, own, deadline);
   };
-  return Ask<GroupPlan>(plan, asker, "planning " + request.source);
+  return questions_.Ask<GroupPlan>(plan, asker, "planning " + request.source);
 }
 
 absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, const Asker& asker) {
-  return Ask<DeviceMap>([request] { return PlanDevices(request); }, asker,
+  return questions_.Ask<DeviceMap>([request] { return PlanDevices(request); }, asker,
                         "planning devices for " + request.source);
 }
 
@@ -270,7 +248,7 @@ absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, const A
                      fmt::format("verifying {}: it was loaded without digests; load it with them",
                                  name));
   }
-  return Ask<Verification>([held, name] { return Compare(name, held); }, asker,
+  return questions_.Ask<Verification>([held, name] { return Compare(name, held); }, asker,
                            "verifying " + name);
 }
 

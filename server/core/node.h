@@ -21,6 +21,7 @@
 #include "server/core/key_value.h"
 #include "server/core/lease_table.h"
 #include "server/core/lookups.h"
+#include "server/core/questions.h"
 #include "server/core/member_reading.h"
 #include "server/core/rank_side.h"
 #include "server/core/worker.h"
@@ -42,6 +43,8 @@ class Node {
     std::shared_ptr<LeaderLink> leader;
     // Told the group's secret whenever it changes (members only).
     std::function<void(const std::string&)> on_secret;
+    // Called when nothing new is taken from now on.
+    std::function<void()> on_drain = [] {};
     std::map<std::string, std::string> config;  // effective, for info
     std::string tier_reason;                    // why shards live where they do, for info
     // Makes communicators with other GPUs; null: none, because of `no_comms`.
@@ -62,16 +65,7 @@ class Node {
     std::vector<std::string> differs;
   };
   absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id);
-  // Who waits for an answer.
-  struct Asker {
-    Asker(Deadline until) : deadline(until) {}
-    Asker(Deadline until, std::function<bool()> has_gone)
-        : deadline(until), gone(std::move(has_gone)) {}
-    Deadline deadline;
-    std::function<bool()> gone = [] { return false; };  // asked now and then
-  };
-  // Questions are answered one after the other. Errors: ResourceExhausted INVALID_REQUEST where
-  // too many wait.
+  // Errors of Questions, too.
   absl::StatusOr<CheckpointIndex> Inspect(const std::string& source, const Asker& asker);
   // As PlanDry.
   absl::StatusOr<GroupPlan> Plan(const LoadRequest& request, const Asker& asker);
@@ -95,7 +89,7 @@ class Node {
   LeaseTable& leases() { return leases_; }
 
   // --- operators ---
-  void Drain() { draining_ = true; }
+  void Drain();
   bool draining() const { return draining_; }
   absl::Status CheckNotDraining() const;
   struct Info {
@@ -151,10 +145,6 @@ class Node {
   absl::StatusOr<std::optional<std::string>> FindResident(const LoadRequest& request);
   absl::Status ClaimRequestId(const std::string& request_id, const LoadRequest& request,
                               std::string& known_name);
-  // Has the question worker answer it.
-  template <typename T>
-  absl::StatusOr<T> Ask(std::function<absl::StatusOr<T>()> question, const Asker& asker,
-                        const std::string& doing);
   absl::Status CheckGroupEpoch(uint64_t epoch);
   // Whether that has ended the load; it may have become ACTIVE before.
   absl::StatusOr<bool> CancelLoad(const std::string& name);
@@ -181,9 +171,8 @@ class Node {
   std::map<std::string, Remembered> requests_ ABSL_GUARDED_BY(requests_mutex_);
   uint64_t request_order_ ABSL_GUARDED_BY(requests_mutex_) = 0;
   Lookups lookups_;
-  std::atomic<int> questions_ = 0;
   // Workers are destroyed before what their tasks use.
-  Worker question_worker_;  // inspects, plans and verifies, which may take long
+  Questions questions_;
   Worker load_worker_;
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<Coordinator> coordinator_;

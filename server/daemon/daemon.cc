@@ -82,6 +82,8 @@ Node::Options Daemon::NodeOptions() {
   options.connect = [this](const MemberIdentity& who) { return ConnectToMember(who, security_); };
   if (config_.rank != 0) options.leader = ConnectToLeader(config_.rendezvous, security_);
   options.on_secret = [this](const std::string& secret) { SetSecret(secret); };
+  // Only the admin socket, which is served last, can ask for it.
+  options.on_drain = [this] { workload_server_->SetServing(false); };
   options.config = Describe(config_);
   options.tier_reason = memory_.reason;
   options.host_tier = memory_.host_tier.get();

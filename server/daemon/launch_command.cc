@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -308,6 +309,11 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
   LogLevel level = LogLevel::kInfo;
   ParseLogLevel(config.log_level, level);
   InitLogging("launch", level);
+  if (!std::isfinite(options.start_timeout)) {
+    PrintError(MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                         "launching: --start-timeout is not a number of seconds; give it one"));
+    return kExitUsage;
+  }
   if (options.nnodes > 1 && !options.rendezvous_given && config.rendezvous.rfind("127.", 0) == 0) {
     PrintError(MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
                          "launching on several nodes: say where rank 0 listens with --rendezvous "

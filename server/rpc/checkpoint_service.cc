@@ -23,7 +23,7 @@ constexpr std::chrono::milliseconds kWatchPeriod{100};
 constexpr int kMaxWatchers = 64;
 
 // A client that has gone waits for nothing.
-Node::Asker AskerOf(const grpc::ServerContext& context) {
+Asker AskerOf(const grpc::ServerContext& context) {
   return {DeadlineOf(context, kLongCall), [&context] { return context.IsCancelled(); }};
 }
 
@@ -80,7 +80,7 @@ std::string_view WhatToTry(HandleKind kind) {
 
 // Further pages come from the index of the first one, and cost no opening.
 absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& request,
-                                            const Node::Asker& asker,
+                                            const Asker& asker,
                                             v1::InspectCheckpointResponse* response) {
   const std::string source = SourceOfText(request.source());
   std::shared_ptr<const CheckpointIndex> index;

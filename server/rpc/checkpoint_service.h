@@ -55,7 +55,7 @@ class CheckpointServiceImpl final : public v1::CheckpointService::Service {
   absl::Status CheckKind(const v1::AcquireShardRequest& request) const;
   void FillHandle(const ShardMemory& memory, AttachMode mode,
                   v1::AcquireShardResponse* response) const;
-  absl::Status Inspect(const v1::InspectCheckpointRequest& request, const Node::Asker& asker,
+  absl::Status Inspect(const v1::InspectCheckpointRequest& request, const Asker& asker,
                        v1::InspectCheckpointResponse* response);
 
   Node& node_;

@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import pathlib
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -173,6 +176,68 @@ def test_of_several_launches_of_one_job_at_once_one_runs_and_the_others_say_so(t
             if one.poll() is None:
                 one.terminate()
             one.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("rounds", range(3))
+def test_of_several_launches_of_one_node_of_a_job_at_once_one_runs(tmp_path, rounds):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
+    launch = [BINARIES / "ckptd", "launch", "--nnodes", "2", "--node-rank", "0", "--nproc", "2", "--run-dir", tmp_path,
+              "--rendezvous", rendezvous, "--peer-auth", "none"]
+    launches = [subprocess.Popen(launch, env=clean_environment(), stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    try:
+        wait_until(lambda: sum(one.poll() is None for one in launches) == 1, "all but one to end")
+        assert sorted(one.returncode for one in launches if one.poll() is not None) == [2, 2]
+    finally:
+        for one in launches:
+            one.terminate()
+            one.communicate(timeout=60)
+
+
+def test_a_daemon_comes_back_when_its_program_was_replaced_meanwhile(start, tmp_path, path, monkeypatch):
+    own = tmp_path / "bin"
+    own.mkdir()
+    shutil.copy(BINARIES / "ckptd", own / "ckptd")
+    (own / "ckptctl").symlink_to(BINARIES / "ckptctl")
+    monkeypatch.setattr("group.BINARIES", own)
+    group = start(2)
+    healthy = group.pid(0)
+    shutil.copy(BINARIES / "ckptd", own / "new")
+    os.rename(own / "new", own / "ckptd")  # as packages are upgraded
+    group.kill(1)
+    assert group.pid(0) == healthy
+    name = pathlib.Path(f"/proc/{group.pid(1)}/comm").read_text()
+    assert name == "ckptd\n"
+    with ckptd.connect(group.address(0)) as client:
+        assert client.load(path, layout="fsdp:2").state == "ACTIVE"
+
+
+def test_a_command_that_does_not_end_is_named_and_killed_by_the_third_signal(tmp_path):
+    group = Group(tmp_path, 1, command=["sh", "-c", "trap '' TERM INT; echo ready; while :; do sleep 0.1; done"])
+    assert group.process.stdout.readline() == "ready\n"
+    for count in (1, 2):
+        group.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: group.log().count("to end by SIGTERM; signal 3 kills it") == count, "launch to say so")
+    group.process.send_signal(signal.SIGTERM)
+    group.process.communicate(timeout=60)
+    assert group.process.returncode == 128 + signal.SIGKILL
+
+
+def test_a_ready_descriptor_that_is_not_open_is_refused(tmp_path):
+    answer = subprocess.run([BINARIES / "ckptd", "run", "--ready-fd", "8", "--rendezvous", "127.0.0.1:0"],
+                            env={**clean_environment(), "CKPTD_RUN_DIR": str(tmp_path)}, capture_output=True,
+                            text=True, timeout=20)
+    assert answer.returncode == 2 and "--ready-fd 8: no such descriptor is open" in answer.stderr
+
+
+def test_a_daemon_that_stops_leaves_the_sockets_of_its_successor_alone(tmp_path):
+    with Group(tmp_path, 1) as first:
+        shutil.rmtree(first.run_dir / first.job)
+        with Group(tmp_path, 1) as second:
+            first.stop()
+            assert second.ready()
+            with ckptd.connect(second.address(0)) as client:
+                assert client.list() == []
 
 
 def test_killing_launch_takes_its_daemons_down(tmp_path):

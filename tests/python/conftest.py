@@ -34,6 +34,7 @@ def no_ambient_daemon(monkeypatch):
         "RANK",
         "LOCAL_RANK",
         "WORLD_SIZE",
+        "SLURM_JOB_ID",
         "SLURM_PROCID",
         "SLURM_LOCALID",
         "SLURM_NTASKS",

@@ -53,6 +53,12 @@ def test_the_default_is_in_the_run_folder_of_the_job(monkeypatch):
     assert _address.resolve().path == "/somewhere/llama/rank-4.sock"
 
 
+def test_the_job_is_slurm_s_where_none_is_named(monkeypatch):
+    monkeypatch.setenv("CKPTD_RUN_DIR", "/somewhere")
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    assert _address.resolve().path == "/somewhere/4711/rank-0.sock"
+
+
 def test_the_default_uses_the_user_s_runtime_folder(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
     assert _address.resolve().path == "/run/user/7/ckptd/default/rank-0.sock"

@@ -1,15 +1,19 @@
 """Calls, their deadlines and their errors."""
 
+import concurrent.futures
 import os
 import pathlib
 import pickle
 import socket
 import threading
 import time
+import traceback
 
 import ckptd
+import grpc
 import numpy as np
 import pytest
+from ckptd import _rpc
 from fake_daemon import FakeDaemon, Refusal
 
 
@@ -55,6 +59,15 @@ def test_a_deadline_is_also_a_timeout_error(daemon, client, source):
     daemon.stay_loading = True
     with pytest.raises(TimeoutError):
         client.load(source[0], timeout=0.3)
+
+
+@pytest.mark.parametrize(
+    "timeout,said",
+    [(600, "600 s"), (7.99783, "8 s"), (12.54, "12.5 s"), (0.1, "0.1 s"), (0.0499, "0.05 s"), (0, "0 s")],
+)
+def test_a_deadline_says_its_seconds_as_a_person_would(timeout, said):
+    error = _rpc.Deadline(timeout).exceeded("loading m", "rank 1")
+    assert error.message.startswith(f"loading m: not done after {said}, still waiting for rank 1;")
 
 
 def test_the_layout_travels_as_rules(daemon, client, source):
@@ -166,6 +179,46 @@ def test_errors_survive_pickling():
         error.reason,
         error.facts,
     )
+
+
+def test_errors_print_under_the_names_that_users_catch_them_by():
+    kinds = [getattr(ckptd, name) for name in ckptd.__all__]
+    kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, ckptd.Error)]
+    assert len(kinds) == 17
+    for kind in kinds:
+        printed = traceback.format_exception_only(kind, kind("doing: why; try"))
+        assert printed[0].startswith(f"ckptd.{kind.__name__}: doing: why; try [")
+        assert type(pickle.loads(pickle.dumps(kind("")))) is kind
+
+
+class NoCalls(grpc.GenericRpcHandler):
+    """Knows no call, and says no word about it, as servers in C++ do."""
+
+    def service(self, _):
+        return grpc.unary_unary_rpc_method_handler(
+            lambda request, context: context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+        )
+
+
+@pytest.mark.parametrize(
+    "name,advice",
+    [
+        ("rank-3.admin.sock", "use the workload socket {folder}/rank-3.sock"),
+        ("rank-3.sock", "update the daemon, or name another socket with address="),
+    ],
+)
+def test_a_socket_that_serves_something_else_is_told_from_the_workload_socket(tmp_path, name, advice):
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(1), handlers=[NoCalls()])
+    server.add_insecure_port(f"unix:{tmp_path / name}")
+    server.start()
+    try:
+        with ckptd.connect(str(tmp_path / name)) as client, pytest.raises(ckptd.Unimplemented) as caught:
+            client.list()
+    finally:
+        server.stop(0).wait(5)
+    message = caught.value.message
+    assert f"at unix:{tmp_path / name} (given as address): this socket serves another service" in message
+    assert message.endswith(advice.format(folder=tmp_path))
 
 
 def test_a_broken_connection_is_retried_under_the_same_request_id(daemon, client, source):

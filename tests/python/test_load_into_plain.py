@@ -33,6 +33,13 @@ def test_a_model_on_meta_gets_the_checkpoint_s_bytes(make):
     assert equal_to(model, state)
 
 
+@pytest.mark.parametrize("model", ["/models/m.safetensors", None])
+def test_what_is_no_model_is_refused_with_the_order_of_the_arguments(model):
+    kind = type(model).__name__
+    with pytest.raises(TypeError, match=rf"type {kind}, no torch.nn.Module.*load_into\(model, path\)"):
+        ckptd.torch.load_into(model, on_meta())
+
+
 def test_every_tensor_lies_in_the_daemon_s_memory(make):
     model = on_meta()
     make.load(model, numbers(Net()))

@@ -111,6 +111,11 @@ BY_NUMBER = {
 }
 
 
+# Tracebacks and pickles name the classes as users do: ckptd.NotFound.
+for _kind in (Error, *BY_NUMBER.values()):
+    _kind.__module__ = __package__
+
+
 def make(number: int, message: str, reason: str = "", facts=None) -> Error:
     return BY_NUMBER.get(number, Unknown)(message, reason, facts)
 

@@ -17,6 +17,7 @@ from ._errors import (
     Error,
     FailedPrecondition,
     Unavailable,
+    Unimplemented,
     from_details,
     make,
 )
@@ -43,6 +44,7 @@ _LONGEST_PAUSE = 1.0
 # life, but LAST_SECONDS more in any case, so that a new one may answer.
 GONE_SECONDS = 8.0
 LAST_SECONDS = 2.0
+_ADMIN_SOCKET = ".admin.sock"
 
 
 class Deadline:
@@ -60,11 +62,29 @@ class Deadline:
 
     def exceeded(self, doing: str, waits_for: str) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"{doing}: not done after {self.timeout:g} s, still waiting for {waits_for}; "
+            f"{doing}: not done after {_seconds(self.timeout)}, still waiting for {waits_for}; "
             "raise timeout=, or see `ckptctl list` and the daemon's log",
             "DEADLINE",
             {"waits_for": waits_for, "timeout": f"{self.timeout:g}"},
         )
+
+
+def _seconds(count: float) -> str:
+    """For sentences: "8 s" also for what is left of 8 s after the first steps."""
+    return f"{count:.1f}".removesuffix(".0") + " s" if count >= 0.1 else f"{count:.1g} s"
+
+
+def _not_served(address: Address, doing: str, details: str) -> Unimplemented:
+    """The error for a server that does not know a call of CheckpointService."""
+    advice = "see `ckptd --version` and update the daemon, or name another socket with address="
+    if address.path.endswith(_ADMIN_SOCKET):
+        workload = address.path[: -len(_ADMIN_SOCKET)] + ".sock"
+        advice = f"use the workload socket {workload}"
+    return Unimplemented(
+        f"{doing} at {address}: this socket serves another service, or its daemon is an older one"
+        f"{f' ({details})' if details else ''}; {advice}",
+        facts={"address": address.path, "chosen_by": address.chosen_by},
+    )
 
 
 _calling_pid: Optional[int] = None  # process in which gRPC was first used here
@@ -138,6 +158,8 @@ class Connection:
             return unreachable(self.address, ConnectionError(error.details() or "connection lost"))
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return deadline.exceeded(doing, f"the daemon at {self.address}")
+        if code == grpc.StatusCode.UNIMPLEMENTED:
+            return _not_served(self.address, doing, error.details())
         number = code.value[0] if isinstance(code.value, tuple) else code.value
         return make(number, f"{doing}: {error.details()}")
 

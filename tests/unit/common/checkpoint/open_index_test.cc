@@ -77,6 +77,16 @@ TEST(OpenCheckpoint, NamesBothFilesOfATensorThatIsInTwo) {
                           (folder / "b.safetensors")));
 }
 
+TEST(OpenCheckpoint, SaysThatFilesHoldPiecesOfTensorsWhereTheyAreMarkedSo) {
+  const TempFolder folder;
+  const std::string mark = R"({"DCP_SHARDING_INFO":"{\"x\": {\"saved_offsets\": [0]}}"})";
+  folder.Write("a.safetensors", OneTensor("x", mark));
+  folder.Write("b.safetensors", OneTensor("x", mark));
+  const auto index = OpenCheckpoint(folder.path());
+  EXPECT_THAT(index, FailsWith(kDataLoss, reason::kSourceInvalid));
+  EXPECT_THAT(index, Says("save with enable_consolidation=True"));
+}
+
 TEST(OpenCheckpoint, LetsTheIndexDecideWhichOfTwoFilesCounts) {
   const TempFolder folder;
   folder.Write("a.safetensors", TwoTensors("x", "q"));

@@ -97,6 +97,8 @@ INSTANTIATE_TEST_SUITE_P(
         Spoiled{[](Config& c) { c.job = ""; }, "--job"},
         Spoiled{[](Config& c) { c.job = "a\nb"; }, "--job"},
         Spoiled{[](Config& c) { c.job = "a/b"; }, "--job"},
+        Spoiled{[](Config& c) { c.job = "a{rank}"; }, "--job"},
+        Spoiled{[](Config& c) { c.run_dir = "/run/{local_rank}"; }, "--run-dir"},
         Spoiled{[](Config& c) { c.job = "a\xff"; }, "--job"},
         Spoiled{[](Config& c) { c.run_dir = "/run/\xff"; }, "--run-dir"},
         Spoiled{[](Config& c) { c.run_dir = "/run/\n"; }, "--run-dir"},

@@ -81,8 +81,14 @@ def load_into(
     holds, in place or by replacing them; Hugging Face models need none.
 
     Returns a LoadResult. Raises ckptd.Error; the model is then as it was, except
-    for BUFFERS_LEFT, which comes after the weights are in.
+    for BUFFERS_LEFT, which comes after the weights are in. Raises TypeError for
+    what is no module.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"filling a model: the first argument of load_into is of type {type(model).__name__}, no "
+            "torch.nn.Module; pass the model first, then the path: load_into(model, path)"
+        )
     with no_collection():
         return _load_into(
             model,
