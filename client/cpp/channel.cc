@@ -20,6 +20,8 @@ namespace {
 
 // Error details travel as metadata; the default of 8 KiB cuts long lists off.
 constexpr int kMaxMetadataBytes = 256 << 10;
+// A source's metadata comes in one piece, and may be longer than the default of 4 MiB.
+constexpr int kMaxMessageBytes = 64 << 20;
 // A daemon that stands still keeps its connection open: while calls are in flight
 // it is asked for a sign of life, and the connection ended without one.
 constexpr int kKeepaliveTimeMs = 5000;
@@ -88,6 +90,7 @@ absl::StatusOr<Connection> OpenConnection(const Address& address, const ConnectO
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);

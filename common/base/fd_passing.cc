@@ -114,9 +114,12 @@ absl::Status RemoveStaleSocket(const std::string& path) {
   CKPTD_ASSIGN_OR_RETURN(const UniqueFd probe, NewSocket());
   if (const int error = ConnectOnce(probe.get(), address); error != ECONNREFUSED) {
     if (error == ENOENT) return absl::OkStatus();
+    const auto who = CredentialsOf(probe.get());
+    const std::string process = who.ok() ? fmt::format(" (process {})", who->pid) : "";
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
-                     "listening on " + path +
-                         ": another process answers there; stop it or choose another path",
+                     fmt::format("listening on {}: another process answers there{}; stop it or "
+                                 "choose another path",
+                                 path, process),
                      {{"file", path}});
   }
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) {

@@ -70,6 +70,21 @@ absl::Status WhyExpired(const Rounds::Expired& round, const std::vector<uint32_t
                    {{"ranks", fmt::format("{}", fmt::join(round.waiting, ","))}});
 }
 
+// Where a rank is in a mesh is counted, and never compared with who there is.
+absl::Status CheckMeshes(const RankLayout& layout, const std::string& source) {
+  for (const Mesh& mesh : layout.meshes) {
+    const auto strange = std::find_if(mesh.ranks.begin(), mesh.ranks.end(), [&](uint32_t rank) {
+      return rank >= layout.world_size;
+    });
+    if (strange == mesh.ranks.end()) continue;
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid,
+                     fmt::format("loading {}: a mesh has rank {}, the layout is for {} ranks; state "
+                                 "the mesh by the ranks of the whole job",
+                                 source, *strange, layout.world_size));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t world_size) {
@@ -107,6 +122,7 @@ absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t wo
   } else {
     const RankLayout& layout = *std::get<std::shared_ptr<const RankLayout>>(request.layout);
     stated = layout.world_size;
+    CKPTD_RETURN_IF_ERROR(CheckMeshes(layout, request.source));
     advice = fmt::format("start as many trainers as daemons, or daemons as trainers (ckptd launch "
                          "--nproc {}); a process counts its trainers by WORLD_SIZE or SLURM_NTASKS, "
                          "1 if unset",

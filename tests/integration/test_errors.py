@@ -5,6 +5,7 @@ import threading
 import time
 
 import ckptd
+import grpc
 import pytest
 import torch
 from group import BINARIES, clean_environment, save
@@ -125,9 +126,19 @@ def test_one_rank_s_error_reaches_the_clients_of_all_ranks(start, tmp_path):
         assert client.load(small, layout=rules).name
 
 
+def health(group, rank):
+    """What grpc.health.v1 says of the workload socket: 1 SERVING, 2 NOT_SERVING."""
+    with grpc.insecure_channel("unix:" + group.address(rank).removeprefix("unix://")) as channel:
+        kind, value = channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10)
+    assert kind == 8
+    return value
+
+
 def test_a_daemon_that_is_draining_takes_nothing_new_and_says_which_it_is(start, good):
     group = start(2)
+    assert [health(group, 0), health(group, 1)] == [1, 1]
     assert group.ctl("drain", rank=1).returncode == 0
+    assert [health(group, 0), health(group, 1)] == [1, 2]
     error = load_error(group, good, layout="fsdp:2", rank=1)
     assert (error.code, error.reason) == ("UNAVAILABLE", "DRAINING")
     assert "rank 1: its daemon is draining" in error.message and error.facts["rank"] == "1"
@@ -171,3 +182,19 @@ def test_launch_gives_up_at_once_what_stays_as_it_is(tmp_path, options, reason, 
     )
     assert ended.returncode == code and f"[{reason}]" in ended.stderr, ended.stderr
     assert "restart in" not in ended.stderr and "daemons are ready" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", [["ckptd", "--help"], ["ckptd", "config"], ["ckptctl", "--help"], ["ckptctl", "version"]])
+def test_what_cannot_be_written_is_said_and_fails(command):
+    program, *arguments = command
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([BINARIES / program, *arguments], env=clean_environment(), stdout=full,
+                               stderr=subprocess.PIPE, text=True, timeout=20)
+    assert ended.returncode == 1 and f"{program}: writing to standard output: " in ended.stderr
+
+
+def test_a_start_timeout_that_is_no_number_of_seconds_is_refused(tmp_path):
+    for wrong in ("nan", "inf", "-5", "0", "1e30"):
+        ended = subprocess.run([BINARIES / "ckptd", "launch", "--run-dir", tmp_path, "--start-timeout", wrong],
+                               env=clean_environment(), capture_output=True, text=True, timeout=20)
+        assert ended.returncode == 2 and "--start-timeout" in ended.stderr, ended.stderr

@@ -197,6 +197,17 @@ TEST_F(NodeTest, AMembersLoadThatEndsBeforeItsNameIsKnownDoesNotHang) {
   EXPECT_EQ(reply.info.state, CheckpointState::kFailed);
 }
 
+TEST_F(NodeTest, ALeaderThatIsSilentWhenTheTimeIsOverIsNotTakenForLost) {
+  node_->catalog().Begin("checkpoints/a", Request());
+  node_->LeaderLost("checkpoints/a", Clock::now());
+  EXPECT_THAT(node_->catalog().Get("checkpoints/a").value().failure,
+              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+  node_->catalog().Begin("checkpoints/b", Request());
+  node_->LeaderLost("checkpoints/b", Soon());
+  EXPECT_THAT(node_->catalog().Get("checkpoints/b").value().failure,
+              FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
+}
+
 TEST_F(NodeTest, ForcingALoadOutCancelsIt) {
   Node::Options options;
   options.identity.world_size = 2;

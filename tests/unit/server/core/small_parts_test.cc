@@ -235,6 +235,19 @@ TEST(CheckRequest, RefusesRulesForAnotherGroupSize) {
   EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("set WORLD_SIZE and RANK"));
 }
 
+TEST(CheckRequest, RefusesAMeshOfRanksThatTheLayoutHasNot) {
+  LoadRequest request = RankRequest(1, 2);
+  RankLayout layout = *std::get<std::shared_ptr<const RankLayout>>(request.layout);
+  layout.meshes = {{{2}, {}, {0, 1}}};
+  request.layout = std::make_shared<const RankLayout>(layout);
+  EXPECT_OK(CheckRequest(request, 1, 2));
+  layout.meshes.push_back({{2}, {}, {1, 4'000'000'000}});
+  request.layout = std::make_shared<const RankLayout>(layout);
+  const absl::Status status = CheckRequest(request, 1, 2);
+  EXPECT_THAT(status, FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid));
+  EXPECT_THAT(status, Says("a mesh has rank 4000000000, the layout is for 2 ranks"));
+}
+
 TEST(CheckRequest, TellsTrainersThatAreTooManyHowManyDaemonsTheyNeed) {
   const absl::Status status = CheckRequest(RankRequest(1, 3), 1, 2);
   EXPECT_THAT(status, FailsWith(kInvalidArgument, reason::kWrongWorldSize));
