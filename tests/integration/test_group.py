@@ -202,8 +202,9 @@ def test_a_daemon_comes_back_when_its_program_was_replaced_meanwhile(start, tmp_
     monkeypatch.setattr("group.BINARIES", own)
     group = start(2)
     healthy = group.pid(0)
-    shutil.copy(BINARIES / "ckptd", own / "new")
-    os.rename(own / "new", own / "ckptd")  # as packages are upgraded
+    (own / "new").write_text("#!/bin/sh\nexit 1\n")  # as of another version, which could not join
+    (own / "new").chmod(0o755)
+    os.rename(own / "new", own / "ckptd")
     group.kill(1)
     assert group.pid(0) == healthy
     name = pathlib.Path(f"/proc/{group.pid(1)}/comm").read_text()
