@@ -278,13 +278,14 @@ absl::Status LoadRunner::FindBehind(const absl::Status& status) {
 }
 
 absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {
-  // Calls end with the load, but those that publish it: who has not answered by then may be well.
-  const bool ended = Clock::now() >= load_.deadline && meter_.Read().stage != Stage::kPublishing;
-  if (ended && status.code() != absl::StatusCode::kInvalidArgument) {
-    CKPTD_RETURN_IF_ERROR(Interrupted());
-  }
   const Facts facts = FactsOf(status);
   const auto named = facts.find("rank");
+  // Calls end with the load, but those that publish it: who has not answered by then may be well.
+  const bool silent =
+      ReasonOf(status) == reason::kRankLost ||
+      (status.code() == absl::StatusCode::kDeadlineExceeded && named == facts.end());
+  const bool ended = Clock::now() >= load_.deadline && meter_.Read().stage != Stage::kPublishing;
+  if (silent && ended) CKPTD_RETURN_IF_ERROR(Interrupted());
   // A rank that lost another one is there itself.
   const bool itself = named == facts.end() || named->second == std::to_string(rank);
   if (itself && status.code() == absl::StatusCode::kUnavailable &&
