@@ -81,7 +81,7 @@ TEST_F(CoordinatorTest, ALoadThatNoRoundRunsIsFailed) {
 
 TEST_F(CoordinatorTest, AHeartbeatNamesEveryLoadThatRuns) {
   std::promise<void> go_on;
-  load_worker_.Post([&go_on] { go_on.get_future().wait(); });
+  load_worker_.Post([held = go_on.get_future().share()] { held.wait(); });
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(1, Rules()));
   // Rank 0 does not know it before it prepares: first the round waits, then it is queued.
   Stage stage = Stage::kGathering;
@@ -98,7 +98,7 @@ TEST_F(CoordinatorTest, AHeartbeatNamesEveryLoadThatRuns) {
 
 TEST_F(CoordinatorTest, ALoadThatWaitsForAnotherOneIsShownAsQueued) {
   std::promise<void> go_on;
-  load_worker_.Post([&go_on] { go_on.get_future().wait(); });
+  load_worker_.Post([held = go_on.get_future().share()] { held.wait(); });
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
   Stage stage = Stage::kUnspecified;
   uint64_t seen = 0;
@@ -175,7 +175,7 @@ TEST_F(CoordinatorTest, ACancelledLoadThatWaitsFailsAtOnceWithThatReason) {
 
 TEST_F(CoordinatorTest, ACancelledLoadThatIsQueuedTouchesNoRank) {
   std::promise<void> go_on;
-  load_worker_.Post([&go_on] { go_on.get_future().wait(); });
+  load_worker_.Post([held = go_on.get_future().share()] { held.wait(); });
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
   uint64_t seen = 0;
   while (group_.rank(0).catalog.Watch(name, seen, Soon()).value().progress.stage != Stage::kQueued) {
@@ -191,7 +191,7 @@ TEST_F(CoordinatorTest, ACancelledLoadThatIsQueuedTouchesNoRank) {
 
 TEST_F(CoordinatorTest, ALoadWhoseTimePassesBehindAnotherOneFailsThen) {
   std::promise<void> go_on;
-  load_worker_.Post([&go_on] { go_on.get_future().wait(); });  // its storage does not answer
+  load_worker_.Post([held = go_on.get_future().share()] { held.wait(); });  // its storage does not answer
   LoadRequest request = Rules();
   request.timeout = std::chrono::milliseconds(300);
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, request));

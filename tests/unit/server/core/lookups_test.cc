@@ -4,8 +4,7 @@
 
 #include <atomic>
 #include <future>
-#include <string>
-#include <thread>
+#include <memory>
 #include <vector>
 
 #include "common/base/reasons.h"
@@ -15,25 +14,28 @@
 namespace ckptd {
 namespace {
 
-// Storage on which "/hangs" does not answer before it is let go.
+// Storage on which "/hangs" does not answer before it is let go. Checks may outlive it.
 class Storage {
  public:
-  Lookups::Check check() {
-    return [this](const CheckpointIndex& index) {
+  Lookups::Check check() const {
+    return [state = state_](const CheckpointIndex& index) {
       if (index.source == "/hangs") {
-        ++asked;
-        go_on_.wait();
+        ++state->asked;
+        state->go_on.wait();
       }
       return index.files.empty() ? absl::OkStatus() : absl::AbortedError(index.files[0].path);
     };
   }
-  void GoOn() { let_go_.set_value(); }
-
-  std::atomic<int> asked = 0;
+  void GoOn() { state_->let_go.set_value(); }
+  int asked() const { return state_->asked; }
 
  private:
-  std::promise<void> let_go_;
-  const std::shared_future<void> go_on_ = let_go_.get_future().share();
+  struct State {
+    std::atomic<int> asked = 0;
+    std::promise<void> let_go;
+    std::shared_future<void> go_on = let_go.get_future().share();
+  };
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 TEST(Lookups, GivesWhatTheCheckSaysOfThoseFiles) {
@@ -56,22 +58,22 @@ TEST(Lookups, StorageThatDoesNotAnswerKeepsNobodyWaitingWhoAsksAboutOtherFiles) 
   }
   storage.GoOn();
   EXPECT_OK(lookups.CheckFiles("/hangs", {}, Soon())) << "it answers again";
-  EXPECT_LE(storage.asked, Lookups::kPerSource + 1) << "each of them has a thread that hangs";
+  EXPECT_LE(storage.asked(), Lookups::kPerSource + 1) << "each of them has a thread that hangs";
 }
 
 TEST(Lookups, MayBeGoneBeforeItsStorageAnswers) {
-  const auto storage = std::make_shared<Storage>();
-  std::promise<void> ended;
+  Storage storage;
+  const auto ended = std::make_shared<std::promise<void>>();
   {
-    Lookups lookups([&ended, storage, check = storage->check()](const CheckpointIndex& index) {
+    Lookups lookups([ended, check = storage.check()](const CheckpointIndex& index) {
       const absl::Status status = check(index);
-      ended.set_value();
+      ended->set_value();
       return status;
     });
     EXPECT_FALSE(lookups.CheckFiles("/hangs", {}, Clock::now()).ok());
   }
-  storage->GoOn();
-  ended.get_future().wait();
+  storage.GoOn();
+  ended->get_future().wait();
 }
 
 }  // namespace

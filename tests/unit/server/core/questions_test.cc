@@ -5,6 +5,8 @@
 #include <atomic>
 #include <functional>
 #include <future>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/base/reasons.h"
@@ -23,11 +25,11 @@ class QuestionsTest : public ::testing::Test {
   }
   // One that is being answered until LetGo.
   std::future<absl::StatusOr<int>> Occupy() {
-    std::promise<void> begun;
-    auto asked = std::async(std::launch::async, [&] {
-      return Ask([&] { begun.set_value(); hold_.get_future().wait(); return 1; }, Soon());
+    const auto begun = std::make_shared<std::promise<void>>();
+    auto asked = std::async(std::launch::async, [this, begun, held = hold_.get_future().share()] {
+      return Ask([=] { begun->set_value(); held.wait(); return 1; }, Soon());
     });
-    begun.get_future().wait();
+    begun->get_future().wait();
     return asked;
   }
   void LetGo() { hold_.set_value(); }
@@ -86,15 +88,15 @@ TEST_F(QuestionsTest, WhoComesWhenTooManyWaitIsTurnedAway) {
 
 TEST_F(QuestionsTest, ThatWaitAreAnsweredNoMoreOnceItStops) {
   auto first = Occupy();
-  std::promise<void> came;
+  const auto came = std::make_shared<std::promise<void>>();
   std::atomic<bool> answered = false;
-  auto second = std::async(std::launch::async, [&] {
-    return Ask([&] { return answered = true; }, {Soon(), [&, asked = false]() mutable {
-                                                   if (!std::exchange(asked, true)) came.set_value();
+  auto second = std::async(std::launch::async, [&, came] {
+    return Ask([&] { return answered = true; }, {Soon(), [came, asked = false]() mutable {
+                                                   if (!std::exchange(asked, true)) came->set_value();
                                                    return false;
                                                  }});
   });
-  came.get_future().wait();
+  came->get_future().wait();
   questions_.Stop();
   LetGo();
   EXPECT_OK(first.get());
