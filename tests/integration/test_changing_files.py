@@ -14,7 +14,7 @@ from faults import (
     sparse,
     unload_everywhere,
 )
-from group import Daemon, Group
+from group import Daemon, Group, wait_until
 from holds import held_at
 
 
@@ -103,7 +103,7 @@ def assert_half_of_nothing(group, path):
             with pytest.raises(ckptd.Error) as caught:
                 client.acquire(found[0])
             assert caught.value.reason == "LOAD_FAILED"
-        assert int(group.info(rank)["memory"]["used_bytes"]) == 0
+        wait_until(lambda: int(group.info(rank)["memory"]["used_bytes"]) == 0, "who read to let go of the memory", 10)
 
 
 def cached(folder):
