@@ -54,9 +54,11 @@ void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
   launch.add_option("command", options.command, "Command to run once the daemons are ready");
   launch.footer(
       "Every key that `ckptd config` prints is a flag here; `ckptd --help` explains them.\n"
-      "Starts --nproc daemons and restarts those that crash. With a command after --, runs it\n"
-      "with CKPTD_ADDRESS set, and ends when it ends, with its exit code. Numbers that torchrun\n"
-      "or Slurm have put into the environment are the defaults.\n"
+      "Starts --nproc daemons and restarts those that end, in the version that it was started in:\n"
+      "to upgrade, stop it and start the new one on every host. With a command after --, runs it\n"
+      "with CKPTD_ADDRESS set, and ends when it ends, with its exit code; signals are passed on,\n"
+      "and the third one kills it. Numbers that torchrun or Slurm have put into the environment\n"
+      "are the defaults.\n"
       "\n"
       "  ckptd launch --nproc 8 -- torchrun --nproc-per-node 8 train.py\n"
       "  srun --ntasks-per-node=1 ckptd launch --nproc 8 --rendezvous $HEAD:29511");

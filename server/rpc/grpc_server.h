@@ -34,8 +34,9 @@ class GrpcServer {
     // calls, not always those that bring it, with ResourceExhausted. 0: any number.
     size_t max_held_bytes = 0;
   };
-  // `services` outlive the server. Errors: FailedPrecondition when another
-  // daemon holds the address.
+  // `services` outlive the server. Errors: FailedPrecondition
+  // CONFIG_INVALID when another daemon holds the address, or no socket can be made there;
+  // ResourceExhausted NO_MEMORY on a full file system; those of FileLock.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       Options options, const std::vector<grpc::Service*>& services);
   ~GrpcServer();

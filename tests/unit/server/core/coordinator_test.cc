@@ -6,6 +6,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -44,6 +45,19 @@ class CoordinatorTest : public ::testing::Test {
     return call;
   }
 
+  // The first Prepare of rank 1 says that it is there (prepares_) and waits (go_on_).
+  void HoldFirstPrepare() {
+    group_.rank(1).link->on_prepare = [this, first = true]() mutable {
+      if (std::exchange(first, false)) {
+        prepares_.set_value();
+        go_on_.get_future().wait();
+      }
+      return absl::OkStatus();
+    };
+  }
+
+  std::promise<void> prepares_;
+  std::promise<void> go_on_;
   SmallSource source_;
   GroupInProcess group_{2};
   Lookups lookups_{CheckUnchanged};
@@ -143,24 +157,15 @@ TEST_F(CoordinatorTest, WhatAMemberHasReadIsSeenBeforeItIsDone) {
 }
 
 TEST_F(CoordinatorTest, WhoAsksAfterTheGroupHasChangedJoinsNoLoadThatBeganBefore) {
-  std::promise<void> prepares;
-  std::promise<void> go_on;
-  std::atomic<bool> first = true;
-  group_.rank(1).link->on_prepare = [&] {
-    if (first.exchange(false)) {
-      prepares.set_value();
-      go_on.get_future().wait();
-    }
-    return absl::OkStatus();
-  };
+  HoldFirstPrepare();
   ASSERT_OK_AND_ASSIGN(const std::string before, coordinator_->Propose(0, Rules()));
-  prepares.get_future().wait();
+  prepares_.get_future().wait();
   EXPECT_FALSE(coordinator_->IsOutOfDate(before));
   group_.Drop(1);
   group_.Join(1);
   EXPECT_TRUE(coordinator_->IsOutOfDate(before));
   ASSERT_OK_AND_ASSIGN(const std::string after, coordinator_->Propose(0, Rules()));
-  go_on.set_value();
+  go_on_.set_value();
   EXPECT_EQ(EndOf(0, before).state, CheckpointState::kFailed);
   EXPECT_EQ(EndOf(0, after).state, CheckpointState::kActive);
 }
@@ -219,21 +224,12 @@ TEST_F(CoordinatorTest, WhoHasNotAnsweredWhenTheTimeIsOverStaysInTheGroup) {
 }
 
 TEST_F(CoordinatorTest, ACancelledLoadThatRunsFailsOnEveryRankAndTheNextOneIsAnother) {
-  std::promise<void> prepares;
-  std::promise<void> go_on;
-  std::atomic<bool> first = true;
-  group_.rank(1).link->on_prepare = [&] {
-    if (first.exchange(false)) {
-      prepares.set_value();
-      go_on.get_future().wait();
-    }
-    return absl::OkStatus();
-  };
+  HoldFirstPrepare();
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
-  prepares.get_future().wait();
+  prepares_.get_future().wait();
   ASSERT_OK(coordinator_->CancelFor(1, name));
   ASSERT_OK_AND_ASSIGN(const std::string next, coordinator_->Propose(0, Rules()));
-  go_on.set_value();
+  go_on_.set_value();
   for (uint32_t rank = 0; rank < 2; ++rank) {
     EXPECT_THAT(EndOf(rank, name).failure,
                 FailsWith(absl::StatusCode::kAborted, reason::kLoadCancelled));
