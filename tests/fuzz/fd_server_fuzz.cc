@@ -20,6 +20,7 @@
 #include "server/rpc/fd_server.h"
 #include "tests/fuzz/properties.h"
 #include "tests/testing/core_values.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd::fuzz {
 namespace {
@@ -40,24 +41,18 @@ size_t OpenDescriptors() {
 class Serving {
  public:
   Serving() {
-    char folder[] = "/tmp/fd_server_fuzz.XXXXXX";
-    Require(::mkdtemp(folder) != nullptr, "a folder can be made");
-    folder_ = folder;
     const absl::Status loaded = MakeActive(catalog_, kName, RuleRequest(), 2 * kSmallSegment);
     Require(loaded.ok(), MessageOf(loaded));
     auto started = FdServer::Start(path(), leases_);
     Require(started.ok(), MessageOf(started.status()));
     server_ = std::move(started).value();
   }
-  ~Serving() {
-    server_.reset();
-    std::filesystem::remove_all(folder_);
-  }
-  std::string path() const { return folder_ + "/fd.sock"; }
+  ~Serving() { server_.reset(); }
+  std::string path() const { return folder_ / "fd.sock"; }
   LeaseTable& leases() { return leases_; }
 
  private:
-  std::string folder_;
+  const TempFolder folder_;
   std::unique_ptr<HostMemory> memory_ = MakeSmallMemory(4);
   Catalog catalog_{*memory_, 0, 1};
   LeaseTable leases_{catalog_};
@@ -135,7 +130,8 @@ void FuzzSocket(std::span<const uint8_t> input) {
     // What follows a token is not parted: thousands of bytes one by one are slow.
     const size_t parted = said.size() - std::min(said.size(), 2 * LeaseTable::kTokenLength);
     while (!rest.empty()) {
-      const auto part = rest.first(rest.size() > parted ? std::min(step, rest.size()) : rest.size());
+      const auto part =
+          rest.first(rest.size() > parted ? std::min(step, rest.size()) : rest.size());
       if (!SendWithFds(socket->get(), part, {}, Soon()).ok()) break;  // it has closed
       rest = rest.subspan(part.size());
     }

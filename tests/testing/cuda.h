@@ -8,8 +8,6 @@
 #include <stdlib.h>
 
 #include <cstddef>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,6 +15,7 @@
 
 #include "common/cuda/device.h"
 #include "server/memory/cuda/kernels/image.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 
@@ -26,10 +25,8 @@ inline bool OnRealGpu() { return ::getenv("CKPTD_TEST_GPU") != nullptr; }
 // it is read once per process.
 inline void UseTestCuda(const std::string& config) {
   if (OnRealGpu()) return;
-  std::string folder = ::testing::TempDir() + "fake_cudaXXXXXX";
-  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
-  std::ofstream(folder + "/fake.conf") << config << "state_dir = .\n";
-  ::setenv("CKPTD_FAKE_CUDA", (folder + "/fake.conf").c_str(), 1);
+  static const TempFolder folder;
+  ::setenv("CKPTD_FAKE_CUDA", folder.Write("fake.conf", config + "state_dir = .\n").c_str(), 1);
   // A library that is loaded is found by its name.
   ASSERT_NE(::dlopen(CKPTD_FAKE_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL), nullptr) << ::dlerror();
 }

@@ -10,7 +10,7 @@
 
 #include "common/checkpoint/safetensors_writer.h"
 #include "server/core/catalog.h"
-#include "tests/unit/common/checkpoint/temp_folder.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 
 #include "server/transfer/cast.h"
@@ -16,17 +15,13 @@ namespace ckptd {
 
 World::World(size_t files, size_t ranks)
     : plans(ranks), expected(ranks), contents_(files), needed_(files), segments_(ranks) {
-  std::string pattern = ::testing::TempDir() + "transferXXXXXX";
-  folder_ = ::mkdtemp(pattern.data());
   for (size_t i = 0; i < files; ++i) {
     SourceFile file;
-    file.path = folder_ + fmt::format("/part{}", i);
+    file.path = folder_ / fmt::format("part{}", i);
     index.files.push_back(file);
   }
   for (size_t r = 0; r < ranks; ++r) plans[r].rank = static_cast<uint32_t>(r);
 }
-
-World::~World() { std::filesystem::remove_all(folder_); }
 
 uint64_t World::AddBytes(size_t file, uint64_t bytes, uint64_t seed) {
   std::vector<std::byte>& content = contents_[file];

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "server/transfer/transfer.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 
@@ -22,7 +23,6 @@ struct Box3 {
 class World {
  public:
   World(size_t files, size_t ranks);
-  ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
@@ -54,7 +54,7 @@ class World {
   void AddPiece(size_t rank, size_t file, uint64_t offset, const uint64_t (&shape)[3],
                 const Box3& box, uint64_t first_column);
 
-  std::string folder_;
+  TempFolder folder_;
   std::vector<std::vector<std::byte>> contents_;
   std::vector<std::vector<bool>> needed_;
   std::vector<std::vector<std::vector<std::byte>>> segments_;

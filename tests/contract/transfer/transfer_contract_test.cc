@@ -9,6 +9,7 @@
 #include "server/transfer/frame_receiver.h"
 #include "tests/testing/frame_sinks.h"
 #include "tests/testing/small_memory.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -20,15 +21,10 @@ constexpr std::chrono::seconds kPatience{10};
 class MappedPeers final : public ReachedRanks {
  public:
   explicit MappedPeers(World& world) : world_(world) {
-    folder_ = ::testing::TempDir() + "peersXXXXXX";
-    folder_ = ::mkdtemp(folder_.data());
     reader_.SetSecret(kSecret);
     for (size_t rank = 0; rank < world.plans.size(); ++rank) peers_.push_back(MakePeer(rank));
   }
-  ~MappedPeers() override {
-    peers_.clear();
-    std::filesystem::remove_all(folder_);
-  }
+  ~MappedPeers() override { peers_.clear(); }
 
   TransferTarget Target(size_t rank) override {
     TransferTarget target;
@@ -59,7 +55,7 @@ class MappedPeers final : public ReachedRanks {
     std::unique_ptr<PeerSocket> socket;
     std::unique_ptr<Slab> slab;  // null: the rank gets nothing
   };
-  std::string Endpoint(size_t rank) const { return folder_ + "/" + std::to_string(rank); }
+  std::string Endpoint(size_t rank) const { return folder_ / std::to_string(rank); }
   Peer MakePeer(size_t rank) {
     Peer peer;
     const uint64_t bytes = world_.plans[rank].slab_bytes;
@@ -79,7 +75,7 @@ class MappedPeers final : public ReachedRanks {
   }
 
   World& world_;
-  std::string folder_;
+  TempFolder folder_;
   HostPeerMemory reader_{"here"};
   std::vector<Peer> peers_;
 };
@@ -115,14 +111,14 @@ class StreamedFrames final : public ReachedRanks {
 };
 
 std::vector<TransferForm> Forms() {
-  return {{"MappedPeers",
-           [](World& world, bool) { return std::make_unique<MappedPeers>(world); }},
+  return {{"MappedPeers", [](World& world, bool) { return std::make_unique<MappedPeers>(world); }},
           {"StreamedFrames", [](World& world, bool digests) {
              return std::make_unique<StreamedFrames>(world, digests);
            }}};
 }
 
-INSTANTIATE_TEST_SUITE_P(Forms, AnyTransfer, testing::ValuesIn(Worlds(Forms(), 6)), TransferCaseName);
+INSTANTIATE_TEST_SUITE_P(Forms, AnyTransfer, testing::ValuesIn(Worlds(Forms(), 6)),
+                         TransferCaseName);
 INSTANTIATE_TEST_SUITE_P(Forms, NarrowColumns, testing::ValuesIn(EveryWayToRead(Forms())),
                          TransferCaseName);
 INSTANTIATE_TEST_SUITE_P(Forms, LongTransfer, testing::ValuesIn(EveryWayToRead(Forms())),

@@ -10,6 +10,7 @@
 #include "tests/contract/transfer/transfer_contract.h"
 #include "tests/testing/cuda.h"
 #include "tests/testing/frame_sinks.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -21,9 +22,8 @@ constexpr size_t kGpus = 2;
 class OnTheFake : public testing::Environment {
  public:
   // Late streams and dirty fresh memory: a missing wait or clear shows.
-  void SetUp() override { 
-    UseTestCuda(
-        "gpus = 2\nbytes = 0x40000000\nlazy = 1\nfill = 0xcb\ntwins = " CKPTD_TWINS "\n");
+  void SetUp() override {
+    UseTestCuda("gpus = 2\nbytes = 0x40000000\nlazy = 1\nfill = 0xcb\ntwins = " CKPTD_TWINS "\n");
   }
 };
 const auto* const kEnvironment = testing::AddGlobalTestEnvironment(new OnTheFake);
@@ -52,8 +52,6 @@ struct RankOnGpu {
 class ImportedPeers final : public ReachedRanks {
  public:
   ImportedPeers(World& world, bool kernels) : world_(world), own_(MemoryOn(0, kernels)) {
-    folder_ = ::testing::TempDir() + "gpusXXXXXX";
-    folder_ = ::mkdtemp(folder_.data());
     reader_.SetSecret(kSecret);
     for (size_t rank = 0; rank < world.plans.size(); ++rank) {
       ranks_.emplace_back(world, rank, kernels);
@@ -64,10 +62,7 @@ class ImportedPeers final : public ReachedRanks {
       sockets_.back()->SetSecret(kSecret);
     }
   }
-  ~ImportedPeers() override {
-    sockets_.clear();
-    std::filesystem::remove_all(folder_);
-  }
+  ~ImportedPeers() override { sockets_.clear(); }
 
   TransferTarget Target(size_t rank) override {
     TransferTarget target;
@@ -91,13 +86,15 @@ class ImportedPeers final : public ReachedRanks {
   }
 
  private:
-  std::string Endpoint(size_t rank) const { return folder_ + "/" + std::to_string(rank); }
+  std::string Endpoint(size_t rank) const { return folder_ / std::to_string(rank); }
 
   World& world_;
-  std::string folder_;
+  TempFolder folder_;
   std::unique_ptr<CudaMemory> own_;
-  HostPeerMemory reader_{"here", [this](const std::string& uuid, const UniqueFd& fd,
-                                        uint64_t bytes) { return own_->ImportPeer(uuid, fd, bytes); }};
+  HostPeerMemory reader_{"here",
+                         [this](const std::string& uuid, const UniqueFd& fd, uint64_t bytes) {
+                           return own_->ImportPeer(uuid, fd, bytes);
+                         }};
   std::vector<RankOnGpu> ranks_;
   std::vector<std::unique_ptr<PeerSocket>> sockets_;
 };
@@ -144,9 +141,8 @@ std::vector<TransferForm> Forms() {
 
 // A ckptd without kernels, or a GPU that it has none for.
 std::vector<TransferForm> ByProcessor() {
-  return {{"PeersWithoutKernels", [](World& world, bool) {
-             return std::make_unique<ImportedPeers>(world, false);
-           }}};
+  return {{"PeersWithoutKernels",
+           [](World& world, bool) { return std::make_unique<ImportedPeers>(world, false); }}};
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, AnyTransfer, testing::ValuesIn(Worlds(Forms(), 2)),
@@ -155,8 +151,8 @@ INSTANTIATE_TEST_SUITE_P(Forms, NarrowColumns, testing::ValuesIn(EveryWayToRead(
                          TransferCaseName);
 INSTANTIATE_TEST_SUITE_P(WithoutKernels, AnyTransfer, testing::ValuesIn(Worlds(ByProcessor(), 1)),
                          TransferCaseName);
-INSTANTIATE_TEST_SUITE_P(WithoutKernels, NarrowColumns,
-                         testing::ValuesIn(Worlds(ByProcessor(), 1)), TransferCaseName);
+INSTANTIATE_TEST_SUITE_P(WithoutKernels, NarrowColumns, testing::ValuesIn(Worlds(ByProcessor(), 1)),
+                         TransferCaseName);
 INSTANTIATE_TEST_SUITE_P(Forms, LongTransfer, testing::ValuesIn(EveryWayToRead(Forms())),
                          TransferCaseName);
 

@@ -17,6 +17,7 @@
 #include "ckptd/v1/checkpoint_service.grpc.pb.h"
 #include "ckptd/v1/error.pb.h"
 #include "common/base/digest.h"
+#include "tests/testing/temp_folder.h"
 #include "tests/unit/client/fake_fd_socket.h"
 
 namespace ckptd::fake {
@@ -40,13 +41,13 @@ inline grpc::Status DaemonError(grpc::StatusCode code, const std::string& reason
 // What a test may bend. Set before the first call.
 struct FakeAnswers {
   v1::LoadCheckpointResponse load;
-  std::vector<v1::Checkpoint> watch;            // sent one after the other
+  std::vector<v1::Checkpoint> watch;                            // sent one after the other
   std::function<void(grpc::ServerContext*)> before_watch_ends;  // may block
   std::vector<v1::Checkpoint> list;
-  std::optional<v1::Checkpoint> get;            // an ACTIVE one
-  grpc::Status error = grpc::Status::OK;        // of every call, when not OK
-  bool cancelled = false;                       // what unloading says of the load
-  int lose_loads = 0;                           // that many loads end as UNAVAILABLE
+  std::optional<v1::Checkpoint> get;      // an ACTIVE one
+  grpc::Status error = grpc::Status::OK;  // of every call, when not OK
+  bool cancelled = false;                 // what unloading says of the load
+  int lose_loads = 0;                     // that many loads end as UNAVAILABLE
   v1::VerifyCheckpointResponse verify;
   v1::InspectCheckpointResponse inspect;
   v1::PlanLoadResponse plan;
@@ -75,7 +76,7 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
 
   std::string socket() const { return dir_ / "rank-0.sock"; }
   FakeFdSocket& fd_socket() { return fd_socket_; }
-  const TempDir& dir() const { return dir_; }
+  const TempFolder& dir() const { return dir_; }
 
   void Start() {
     grpc::ServerBuilder builder;
@@ -271,7 +272,7 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
     return answers.error;
   }
 
-  TempDir dir_;
+  TempFolder dir_;
   FakeFdSocket fd_socket_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<grpc::Server> admin_server_;

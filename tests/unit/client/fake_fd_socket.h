@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <filesystem>
 #include <functional>
 #include <span>
 #include <string>
@@ -21,30 +20,11 @@
 #include "common/base/fd_passing.h"
 #include "common/base/mutex.h"
 #include "common/base/posix.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd::fake {
 
 inline constexpr char kToken[] = "0123456789abcdef0123456789abcdef";
-
-// A folder that goes away with the test.
-class TempDir {
- public:
-  TempDir() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "ckptd-XXXXXX").string();
-    EXPECT_NE(::mkdtemp(pattern.data()), nullptr);
-    path_ = pattern;
-  }
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 // A memfd with these bytes in it, opened for reading unless `writable`.
 inline UniqueFd MemoryOf(const std::string& bytes, bool writable = false) {

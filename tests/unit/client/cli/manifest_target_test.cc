@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "tests/testing/temp_folder.h"
 #include "tests/unit/client/cli/cli_fixture.h"
 
 namespace ckptd::cli {
@@ -48,7 +49,7 @@ class ManifestTarget : public ::testing::Test {
     return names;
   }
 
-  fake::TempDir dir_;
+  TempFolder dir_;
   std::string model_;
   std::string before_;
   Runner run_;
@@ -101,8 +102,8 @@ TEST_F(ManifestTarget, IsWrittenBesideUnderANameThatNobodyKnows) {
   std::filesystem::create_symlink("precious", dir_ / "m.json.part");
   EXPECT_EQ(Write(dir_ / "m.json").code, kExitFine);
   EXPECT_EQ(BytesOf(dir_ / "precious"), "mine");
-  EXPECT_EQ(Names(), (std::set<std::string>{"m.json", "m.json.part", "model.safetensors",
-                                            "precious"}));
+  EXPECT_EQ(Names(),
+            (std::set<std::string>{"m.json", "m.json.part", "model.safetensors", "precious"}));
 }
 
 TEST_F(ManifestTarget, LeavesNothingBesideItWhenItCannotBeWritten) {

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/testing/temp_folder.h"
 #include "tests/unit/client/cli/cli_fixture.h"
 
 namespace ckptd::cli {
@@ -17,7 +18,7 @@ class OfflineVerbs : public ::testing::Test {
  protected:
   OfflineVerbs() : model_(dir_ / "model.safetensors") { WriteTinyModel(model_); }
 
-  fake::TempDir dir_;
+  TempFolder dir_;
   std::string model_;
   Runner run_;
 };
@@ -99,9 +100,9 @@ TEST_F(OfflineVerbs, PlanPredictsALoadOnKnownHardware) {
   const auto json = nlohmann::json::parse(outcome.out);
   EXPECT_GT(json["prediction"]["seconds"], 0.0);
   EXPECT_GE(json["prediction"]["stages"].size(), 4U);
-  EXPECT_FALSE(nlohmann::json::parse(
-                   run_({"plan", model_, "--layout", "fsdp:2", "--output", "json"}).out)
-                   .contains("prediction"));
+  EXPECT_FALSE(
+      nlohmann::json::parse(run_({"plan", model_, "--layout", "fsdp:2", "--output", "json"}).out)
+          .contains("prediction"));
 }
 
 TEST_F(OfflineVerbs, PlanPredictsBothWaysBetweenRanksAndChoosesAsDaemonsDo) {
@@ -119,16 +120,17 @@ TEST_F(OfflineVerbs, PlanPredictsBothWaysBetweenRanksAndChoosesAsDaemonsDo) {
   EXPECT_EQ(predicted("fsdp:8", "nccl"), "nccl over the fabric");
   EXPECT_EQ(predicted("fsdp:16", "auto"), "nccl over the fabric");
   EXPECT_EQ(predicted("fsdp:16", "host"), "host");
-  EXPECT_EQ(run_({"plan", model_, "--layout", "fsdp:2", "--hardware", "h200x8", "--comm", "tcp"}).code,
-            kExitUsage);
+  EXPECT_EQ(
+      run_({"plan", model_, "--layout", "fsdp:2", "--hardware", "h200x8", "--comm", "tcp"}).code,
+      kExitUsage);
 }
 
 TEST_F(OfflineVerbs, PlanPredictsALoadOnHardwareOfAFile) {
   const std::string file = dir_ / "mine.json";
   std::ofstream(file) << R"({"gpus_per_host": 2, "storage": 1e-6, "memory": 10, "link": 20,
                             "description": "slow storage", "fixed_seconds": 0})";
-  const Outcome outcome = run_(
-      {"plan", model_, "--layout", "fsdp:2", "--hardware", file, "--output", "json"});
+  const Outcome outcome =
+      run_({"plan", model_, "--layout", "fsdp:2", "--hardware", file, "--output", "json"});
   ASSERT_EQ(outcome.code, kExitFine) << outcome.err;
   const auto json = nlohmann::json::parse(outcome.out);
   EXPECT_NEAR(json["prediction"]["seconds"], 0.216, 1e-9);
@@ -165,8 +167,9 @@ TEST_F(OfflineVerbs, PlanReadsALayoutFromAFileEitherWay) {
   const std::string expected =
       run_({"plan", model_, "--layout", "replicate:2", "--output", "json"}).out;
   WriteFile(dir_ / "spelling.txt", "replicate:2");
-  EXPECT_EQ(run_({"plan", model_, "--layout", "@" + (dir_ / "spelling.txt"), "--output", "json"}).out,
-            expected);
+  EXPECT_EQ(
+      run_({"plan", model_, "--layout", "@" + (dir_ / "spelling.txt"), "--output", "json"}).out,
+      expected);
   EXPECT_EQ(run_({"plan", model_, "--layout", dir_ / "spelling.txt", "--output", "json"}).out,
             expected);
 }

@@ -7,6 +7,7 @@
 
 #include "common/base/reasons.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 #include "tests/unit/client/fake_fd_socket.h"
 
 namespace ckptd {
@@ -31,7 +32,7 @@ class AttachTest : public ::testing::Test {
     FakeFdSocket::Send(socket, FakeFdSocket::Header(0, 2, 0), {first_.get(), second_.get()});
   }
 
-  fake::TempDir dir_;
+  TempFolder dir_;
   UniqueFd first_;
   UniqueFd second_;
   FakeFdSocket server_;
@@ -150,8 +151,7 @@ TEST_F(AttachTest, RefusesMoreDescriptorsThanSegments) {
 }
 
 TEST_F(AttachTest, RefusesToWaitForNothingOverAndOver) {
-  server_.set_answer(
-      [](int socket) { FakeFdSocket::Send(socket, FakeFdSocket::Header(0, 0, 2)); });
+  server_.set_answer([](int socket) { FakeFdSocket::Send(socket, FakeFdSocket::Header(0, 0, 2)); });
   EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidRequest));
 }
 
@@ -163,8 +163,7 @@ TEST_F(AttachTest, RefusesMemoryShorterThanItsSegment) {
 
 TEST_F(AttachTest, GivesUpOnAMuteDaemonInTime) {
   request_.timeout = std::chrono::milliseconds(20);
-  EXPECT_THAT(Attach(request_),
-              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+  EXPECT_THAT(Attach(request_), FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
 }
 
 TEST_F(AttachTest, SaysThatNobodyListens) {
@@ -174,8 +173,8 @@ TEST_F(AttachTest, SaysThatNobodyListens) {
 }
 
 TEST_F(AttachTest, NeverSendsATokenThatIsNone) {
-  for (const char* token : {"", "0123", "0123456789abcdef0123456789abcdeg",
-                            "0123456789abcdef0123456789abcdef0"}) {
+  for (const char* token :
+       {"", "0123", "0123456789abcdef0123456789abcdeg", "0123456789abcdef0123456789abcdef0"}) {
     request_.token = token;
     EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidRequest)) << token;
   }

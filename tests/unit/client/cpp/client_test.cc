@@ -11,6 +11,7 @@
 #include "common/base/fd_passing.h"
 #include "common/base/reasons.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 #include "tests/unit/client/fake_daemon.h"
 
 namespace ckptd {
@@ -68,7 +69,7 @@ class AsUser {
 
 TEST(ClientConnect, RefusesASocketThatAnotherUserListensOn) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be several users";
-  const fake::TempDir folder;
+  const TempFolder folder;
   ConnectOptions options;
   options.address.argument = folder / "s";
   options.connect_timeout = std::chrono::milliseconds(500);
@@ -203,7 +204,8 @@ TEST_F(ClientTest, KeepsTheDaemonsCodeSentenceReasonAndFacts) {
 
 TEST_F(ClientTest, ReadsAnErrorWithLongDetails) {
   const std::string message(60'000, 'x');
-  daemon_.answers.error = fake::DaemonError(grpc::StatusCode::NOT_FOUND, "TENSOR_NOT_FOUND", message);
+  daemon_.answers.error =
+      fake::DaemonError(grpc::StatusCode::NOT_FOUND, "TENSOR_NOT_FOUND", message);
   Client client = Connect();
   const absl::Status status = client.Get("checkpoints/zz").status();
   EXPECT_THAT(status, FailsWith(absl::StatusCode::kNotFound, reason::kTensorNotFound));
@@ -233,8 +235,7 @@ TEST_F(ClientTest, WatchesUntilTheLoadIsDone) {
   options.on_update = [&seen](const CheckpointInfo& info) { seen.push_back(info.state); };
   ASSERT_OK_AND_ASSIGN(const CheckpointInfo last, client.Watch("checkpoints/ab12", options));
   EXPECT_EQ(last.state, CheckpointState::kActive);
-  EXPECT_THAT(seen,
-              ::testing::ElementsAre(CheckpointState::kLoading, CheckpointState::kActive));
+  EXPECT_THAT(seen, ::testing::ElementsAre(CheckpointState::kLoading, CheckpointState::kActive));
 }
 
 TEST_F(ClientTest, DoesNotTakeABrokenOffWatchForAFinishedLoad) {

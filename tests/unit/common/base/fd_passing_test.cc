@@ -19,6 +19,7 @@
 
 #include "common/base/reasons.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -59,22 +60,6 @@ std::string ContentOf(const UniqueFd& fd) {
   const ssize_t n = ::pread(fd.get(), text, sizeof(text), 0);
   return n < 0 ? "unreadable" : std::string(text, static_cast<size_t>(n));
 }
-
-class TempDir {
- public:
-  TempDir() {
-    char path[] = "/tmp/ckptd_fd_XXXXXX";
-    path_ = ::mkdtemp(path);
-  }
-  ~TempDir() {
-    ::unlink((path_ + "/s").c_str());
-    ::rmdir(path_.c_str());
-  }
-  std::string File() const { return path_ + "/s"; }
-
- private:
-  std::string path_;
-};
 
 TEST(FdPassing, DescriptorsArriveInOrderWithTheBytes) {
   const Pair pair = MakePair();
@@ -147,8 +132,7 @@ TEST(FdPassing, LargeMessagesArriveWholeWhileTheOtherSideReads) {
   const Pair pair = MakePair();
   const std::string much(4 << 20, 'y');
   absl::StatusOr<Received> got = absl::UnknownError("not run");
-  std::thread reader(
-      [&] { got = RecvExactly(pair.right.get(), much.size(), 0, In(seconds(20))); });
+  std::thread reader([&] { got = RecvExactly(pair.right.get(), much.size(), 0, In(seconds(20))); });
   EXPECT_OK(SendWithFds(pair.left.get(), Bytes(much), {}, In(seconds(20))));
   reader.join();
   ASSERT_OK(got);
@@ -163,22 +147,22 @@ TEST(FdPassing, TooManyDescriptorsForOneMessageAreRefused) {
 }
 
 TEST(UnixSockets, AConnectionKnowsWhoIsOnTheOtherSide) {
-  const TempDir dir;
-  ASSERT_OK_AND_ASSIGN(const UnixListener listener, UnixListener::Open(dir.File(), 0600));
-  ASSERT_OK_AND_ASSIGN(const UniqueFd client, ConnectUnix(dir.File(), In(seconds(5))));
+  const TempFolder dir;
+  ASSERT_OK_AND_ASSIGN(const UnixListener listener, UnixListener::Open(dir / "s", 0600));
+  ASSERT_OK_AND_ASSIGN(const UniqueFd client, ConnectUnix(dir / "s", In(seconds(5))));
   ASSERT_OK_AND_ASSIGN(const PeerCredentials peer, CredentialsOf(client.get()));
   EXPECT_EQ(peer.pid, ::getpid());
   EXPECT_EQ(peer.uid, ::geteuid());
 }
 
 TEST(UnixSockets, ASocketFileHasItsModeWhateverTheUmask) {
-  const TempDir dir;
+  const TempFolder dir;
   const mode_t old = ::umask(0);
-  const auto listener = UnixListener::Open(dir.File(), 0600);
+  const auto listener = UnixListener::Open(dir / "s", 0600);
   ::umask(old);
   ASSERT_OK(listener);
   struct stat info = {};
-  ASSERT_EQ(::stat(dir.File().c_str(), &info), 0);
+  ASSERT_EQ(::stat((dir / "s").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600U);
 }
 
@@ -194,35 +178,35 @@ void LeaveStale(const std::string& path) {
 }
 
 TEST(UnixSockets, AStaleSocketFileIsReplaced) {
-  const TempDir dir;
-  LeaveStale(dir.File());
-  EXPECT_OK(UnixListener::Open(dir.File(), 0600));
+  const TempFolder dir;
+  LeaveStale(dir / "s");
+  EXPECT_OK(UnixListener::Open(dir / "s", 0600));
 }
 
 TEST(UnixSockets, AListenerRemovesItsFile) {
-  const TempDir dir;
-  { ASSERT_OK(UnixListener::Open(dir.File(), 0600)); }
-  EXPECT_FALSE(FileAt::Of(dir.File()).has_value());
+  const TempFolder dir;
+  { ASSERT_OK(UnixListener::Open(dir / "s", 0600)); }
+  EXPECT_FALSE(FileAt::Of(dir / "s").has_value());
 }
 
 TEST(UnixSockets, AListenerLeavesTheFileOfItsSuccessorAlone) {
-  const TempDir dir;
-  ASSERT_OK_AND_ASSIGN(UnixListener first, UnixListener::Open(dir.File(), 0600));
-  ASSERT_EQ(::unlink(dir.File().c_str()), 0);  // with its folder, as a rule
-  ASSERT_OK_AND_ASSIGN(const UnixListener second, UnixListener::Open(dir.File(), 0600));
+  const TempFolder dir;
+  ASSERT_OK_AND_ASSIGN(UnixListener first, UnixListener::Open(dir / "s", 0600));
+  ASSERT_EQ(::unlink((dir / "s").c_str()), 0);  // with its folder, as a rule
+  ASSERT_OK_AND_ASSIGN(const UnixListener second, UnixListener::Open(dir / "s", 0600));
   first.Close();
-  EXPECT_OK(ConnectUnix(dir.File(), In(seconds(5))));
+  EXPECT_OK(ConnectUnix(dir / "s", In(seconds(5))));
 }
 
 TEST(UnixSockets, OfSeveralThatReplaceAStaleFileOneListens) {
-  const TempDir dir;
+  const TempFolder dir;
   constexpr int kRounds = 2'000;
   std::vector<UnixListener> listening(3);
   std::barrier together(4);
   const auto listen = [&](size_t i) {
     for (int round = 0; round < kRounds; ++round) {
       together.arrive_and_wait();
-      if (auto listener = UnixListener::Open(dir.File(), 0600); listener.ok()) {
+      if (auto listener = UnixListener::Open(dir / "s", 0600); listener.ok()) {
         listening[i] = *std::move(listener);
       }
       together.arrive_and_wait();
@@ -232,25 +216,27 @@ TEST(UnixSockets, OfSeveralThatReplaceAStaleFileOneListens) {
   for (size_t i = 0; i < listening.size(); ++i) threads.emplace_back(listen, i);
   for (int round = 0; round < kRounds; ++round) {
     for (UnixListener& one : listening) one.Close();
-    LeaveStale(dir.File());
+    LeaveStale(dir / "s");
     together.arrive_and_wait();
     together.arrive_and_wait();
-    EXPECT_EQ(std::count_if(listening.begin(), listening.end(), std::mem_fn(&UnixListener::valid)), 1);
+    EXPECT_EQ(std::count_if(listening.begin(), listening.end(), std::mem_fn(&UnixListener::valid)),
+              1);
   }
   for (std::thread& thread : threads) thread.join();
 }
 
 TEST(UnixSockets, ALiveSocketIsLeftAlone) {
-  const TempDir dir;
-  ASSERT_OK_AND_ASSIGN(const UnixListener first, UnixListener::Open(dir.File(), 0600));
-  EXPECT_THAT(UnixListener::Open(dir.File(), 0600), Says("another process answers there (process " + std::to_string(::getpid())));
+  const TempFolder dir;
+  ASSERT_OK_AND_ASSIGN(const UnixListener first, UnixListener::Open(dir / "s", 0600));
+  EXPECT_THAT(UnixListener::Open(dir / "s", 0600),
+              Says("another process answers there (process " + std::to_string(::getpid())));
 }
 
 TEST(UnixSockets, AFileThatIsNoSocketIsLeftAlone) {
-  const TempDir dir;
-  std::ofstream(dir.File()) << "precious";
-  EXPECT_THAT(UnixListener::Open(dir.File(), 0600), Says("no socket"));
-  EXPECT_EQ(::access(dir.File().c_str(), F_OK), 0);
+  const TempFolder dir;
+  std::ofstream(dir / "s") << "precious";
+  EXPECT_THAT(UnixListener::Open(dir / "s", 0600), Says("no socket"));
+  EXPECT_EQ(::access((dir / "s").c_str(), F_OK), 0);
 }
 
 TEST(UnixSockets, ConnectingWhereNobodyListensIsUnavailable) {
@@ -259,11 +245,11 @@ TEST(UnixSockets, ConnectingWhereNobodyListensIsUnavailable) {
 }
 
 TEST(UnixSockets, ConnectingToAFullBacklogEndsAtTheDeadline) {
-  const TempDir dir;
-  ASSERT_OK_AND_ASSIGN(const UnixListener listener, UnixListener::Open(dir.File(), 0600));
+  const TempFolder dir;
+  ASSERT_OK_AND_ASSIGN(const UnixListener listener, UnixListener::Open(dir / "s", 0600));
   ASSERT_EQ(::listen(listener.get(), 0), 0);
-  ASSERT_OK_AND_ASSIGN(const UniqueFd first, ConnectUnix(dir.File(), In(seconds(5))));
-  EXPECT_THAT(ConnectUnix(dir.File(), In(milliseconds(20))),
+  ASSERT_OK_AND_ASSIGN(const UniqueFd first, ConnectUnix(dir / "s", In(seconds(5))));
+  EXPECT_THAT(ConnectUnix(dir / "s", In(milliseconds(20))),
               FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
 }
 

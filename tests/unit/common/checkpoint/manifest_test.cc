@@ -15,8 +15,9 @@
 #include "common/checkpoint/open.h"
 #include "common/checkpoint/path_text.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
+#include "tests/unit/common/checkpoint/file_bytes.h"
 #include "tests/unit/common/checkpoint/open_helpers.h"
-#include "tests/unit/common/checkpoint/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -92,11 +93,11 @@ TEST_F(ManifestTest, NamesAHeaderThatChangedWithoutItsTensors) {
 TEST_F(ManifestTest, NamesWhatIsGoneAndWhatIsNew) {
   std::filesystem::remove(folder_ / "b.safetensors");
   folder_.Write("c.safetensors", OneTensor("new"));
-  EXPECT_THAT(Differences(),
-              ElementsAre("z in b.safetensors: it is gone",
-                          "new in c.safetensors: it was not there",
-                          " in b.safetensors: it does not belong to the source any more",
-                          " in c.safetensors: it did not belong to the source"));
+  EXPECT_THAT(
+      Differences(),
+      ElementsAre("z in b.safetensors: it is gone", "new in c.safetensors: it was not there",
+                  " in b.safetensors: it does not belong to the source any more",
+                  " in c.safetensors: it did not belong to the source"));
 }
 
 TEST_F(ManifestTest, NamesATensorOfAnotherShape) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/checkpoint/index.h"
-#include "tests/unit/common/checkpoint/temp_folder.h"
+#include "tests/unit/common/checkpoint/file_bytes.h"
 
 namespace ckptd {
 

@@ -7,8 +7,9 @@
 #include "common/base/reasons.h"
 #include "common/checkpoint/open.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
+#include "tests/unit/common/checkpoint/file_bytes.h"
 #include "tests/unit/common/checkpoint/open_helpers.h"
-#include "tests/unit/common/checkpoint/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -159,10 +160,10 @@ TEST(OpenCheckpoint, RefusesARemovedNameOfTwoTensors) {
   const TempFolder folder;
   const std::string a = folder.Write("a.safetensors", OneTensor("x", R"({"head":"x"})"));
   const std::string b = folder.Write("b.safetensors", OneTensor("y", R"({"head":"y"})"));
-  EXPECT_THAT(OpenCheckpoint(folder.path()),
-              AllOf(FailsWith(kDataLoss, reason::kSourceInvalid),
-                    Says(a + " says that \"head\" is another name of \"x\""),
-                    Says(b + " says of \"y\"")));
+  EXPECT_THAT(
+      OpenCheckpoint(folder.path()),
+      AllOf(FailsWith(kDataLoss, reason::kSourceInvalid),
+            Says(a + " says that \"head\" is another name of \"x\""), Says(b + " says of \"y\"")));
 }
 
 TEST(OpenCheckpoint, TakesARemovedNameFromTheFileThatTheIndexNames) {
@@ -179,8 +180,9 @@ TEST(OpenCheckpoint, RefusesARemovedNameThatIndexAndFileTellApart) {
   const TempFolder folder;
   folder.Write("a.safetensors", OneTensor("x", R"({"head":"x"})"));
   folder.Write("b.safetensors", OneTensor("y"));
-  folder.Write("model.safetensors.index.json",
-               R"({"metadata":{"head":"y"},"weight_map":{"x":"a.safetensors","y":"b.safetensors"}})");
+  folder.Write(
+      "model.safetensors.index.json",
+      R"({"metadata":{"head":"y"},"weight_map":{"x":"a.safetensors","y":"b.safetensors"}})");
   EXPECT_THAT(OpenCheckpoint(folder.path()), Says("model.safetensors.index.json says of \"y\""));
 }
 

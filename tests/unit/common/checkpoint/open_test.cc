@@ -10,7 +10,6 @@
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -19,8 +18,9 @@
 #include "common/checkpoint/path_text.h"
 #include "common/checkpoint/safetensors_file.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
+#include "tests/unit/common/checkpoint/file_bytes.h"
 #include "tests/unit/common/checkpoint/open_helpers.h"
-#include "tests/unit/common/checkpoint/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -219,8 +219,7 @@ TEST(CheckUnchanged, NoticesAnIndexThatNamesOtherFiles) {
   // As an atomic swap does: written beside, then renamed.
   folder.Write("new", IndexOf(R"("x":"b.safetensors")"));
   fs::rename(folder / "new", folder / "model.safetensors.index.json");
-  EXPECT_THAT(CheckUnchanged(index),
-              FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
+  EXPECT_THAT(CheckUnchanged(index), FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
 }
 
 TEST(CheckUnchanged, NoticesAFileThatJoinsAFolderWithoutAnIndex) {
@@ -231,8 +230,7 @@ TEST(CheckUnchanged, NoticesAFileThatJoinsAFolderWithoutAnIndex) {
   folder.Write("notes.txt", "not one");
   EXPECT_OK(CheckUnchanged(index));
   folder.Write("b.safetensors", OneTensor("y"));
-  EXPECT_THAT(CheckUnchanged(index),
-              FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
+  EXPECT_THAT(CheckUnchanged(index), FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
 }
 
 TEST(OpenCheckpoint, IgnoresTrailingSlashes) {
@@ -249,8 +247,8 @@ TEST(CheckUnchanged, NoticesAnotherIndexThatCountsInstead) {
   folder.Write("foo.safetensors.index.json", R"({"weight_map":{"x":"a.safetensors"}})");
   ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
   ASSERT_OK(CheckUnchanged(index));
-  const std::string usual = folder.Write("model.safetensors.index.json",
-                                         R"({"weight_map":{"x":"b.safetensors"}})");
+  const std::string usual =
+      folder.Write("model.safetensors.index.json", R"({"weight_map":{"x":"b.safetensors"}})");
   EXPECT_THAT(CheckUnchanged(index), FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
   EXPECT_THAT(CheckUnchanged(index), Says("another index counts there"));
   fs::rename(usual, folder / "other.safetensors.index.json");

@@ -16,7 +16,7 @@
 #include "common/checkpoint/open.h"
 #include "tests/testing/offered_memory.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/common/checkpoint/temp_folder.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -111,7 +111,8 @@ TEST_F(ProcessMemoryTest, WithRangesThatDoNotFitIsRefused) {
 }
 
 TEST_F(ProcessMemoryTest, ThatIsNotThereOrGoesAwayIsAnError) {
-  void* const page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const page =
+      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(page, MAP_FAILED);
   const OfferedMemory offer(kJson, {{page, 7}});
   const auto file = OpenSourceFile(offer.path());

@@ -11,7 +11,7 @@
 
 #include "common/base/reasons.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/common/checkpoint/temp_folder.h"
+#include "tests/unit/common/checkpoint/file_bytes.h"
 
 namespace ckptd {
 namespace {

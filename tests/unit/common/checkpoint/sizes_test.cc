@@ -10,7 +10,7 @@
 #include "common/base/reasons.h"
 #include "common/checkpoint/open.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/common/checkpoint/temp_folder.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {

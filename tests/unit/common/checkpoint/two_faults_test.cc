@@ -11,7 +11,8 @@
 
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
-#include "tests/unit/common/checkpoint/temp_folder.h"
+#include "tests/testing/temp_folder.h"
+#include "tests/unit/common/checkpoint/file_bytes.h"
 
 namespace ckptd {
 namespace {

@@ -14,12 +14,13 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <sstream>
 #include <string>
 #include <utility>
+
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd::fake_cuda {
 
@@ -112,24 +113,19 @@ class Child {
 
 class World {
  public:
-  explicit World(const std::string& config = "") {
-    char name[] = "/tmp/ckptd-fake-XXXXXX";
-    folder_ = ::mkdtemp(name);
-    Configure(config);
-  }
-  ~World() { std::filesystem::remove_all(folder_); }
+  explicit World(const std::string& config = "") { Configure(config); }
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
   // For children that start from now on.
   void Configure(const std::string& lines) const {
-    std::ofstream(folder_ + "/config") << lines << "\nstate_dir = state\ntrace = trace\n";
+    std::ofstream(folder_ / "config") << lines << "\nstate_dir = state\ntrace = trace\n";
   }
   Child Start(const std::function<void()>& body, const std::string& role = "") const {
     std::fflush(nullptr);
     const pid_t pid = ::fork();
     if (pid == 0) {
-      ::setenv("CKPTD_FAKE_CUDA", (folder_ + "/config").c_str(), 1);
+      ::setenv("CKPTD_FAKE_CUDA", (folder_ / "config").c_str(), 1);
       ::setenv("CKPTD_FAKE_CUDA_ROLE", role.c_str(), 1);
       body();
       std::exit(::testing::Test::HasFailure() ? 1 : 0);
@@ -143,15 +139,15 @@ class World {
   }
   // How many lines of the trace hold a text.
   int Traced(const std::string& text) const {
-    std::ifstream trace(folder_ + "/trace");
+    std::ifstream trace(folder_ / "trace");
     int count = 0;
     for (std::string line; std::getline(trace, line);) count += line.find(text) != line.npos;
     return count;
   }
-  const std::string& folder() const { return folder_; }
+  const std::string& folder() const { return folder_.path(); }
 
  private:
-  std::string folder_;
+  TempFolder folder_;
 };
 
 // What most bodies begin with.

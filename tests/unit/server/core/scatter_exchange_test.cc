@@ -14,6 +14,7 @@
 #include "tests/testing/random_source.h"
 #include "tests/testing/small_memory.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -45,9 +46,7 @@ class ScatterWorld {
  public:
   ScatterWorld(uint64_t seed, const std::string& layout) {
     RandomSource source(seed, 80);
-    folder_ = testing::TempDir() + "scatterXXXXXX";
-    EXPECT_NE(::mkdtemp(folder_.data()), nullptr);
-    WriteFiles(folder_, source.index);
+    WriteFiles(folder_.path(), source.index);
     index = std::make_shared<const CheckpointIndex>(std::move(source.index));
     const LayoutRules rules = LayoutRules::Parse(layout).value();
     std::vector<uint32_t> numbers(kRanks);
@@ -58,7 +57,6 @@ class ScatterWorld {
       slabs.push_back(std::make_shared<BytesInProcess>(plans.back().slab_bytes, std::byte{0xee}));
     }
   }
-  ~ScatterWorld() { std::filesystem::remove_all(folder_); }
 
   std::vector<std::vector<std::byte>> Expected() const {
     std::vector<std::vector<std::byte>> expected;
@@ -133,8 +131,7 @@ class ScatterWorld {
   Outcome Run(const ScatterCall& call, CommsInProcess& comms,
               const std::function<absl::Status()>& interrupted) {
     CommKeeper keeper(&comms, "", false);
-    const bool reads =
-        std::count(call.readers.begin(), call.readers.end(), call.rank) > 0;
+    const bool reads = std::count(call.readers.begin(), call.readers.end(), call.rank) > 0;
     return reads ? Read(call, keeper, interrupted) : Receive(call, keeper, interrupted);
   }
 
@@ -151,7 +148,8 @@ class ScatterWorld {
                          call);
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       const bool own = rank == call.rank;
-      reader.Add({rank, rank, group->Find(rank), own ? SlabView{{}, slabs[rank]} : SlabView(), own});
+      reader.Add(
+          {rank, rank, group->Find(rank), own ? SlabView{{}, slabs[rank]} : SlabView(), own});
     }
     TransferProgress progress(kRanks);
     TransferOptions options;
@@ -174,13 +172,13 @@ class ScatterWorld {
     return {status, 0, exchange.received_bytes(), {}};
   }
 
-  std::string folder_;
+  TempFolder folder_;
 };
 
 // All ranks to their ends. Once one has failed, the others are told, as by the leader.
-std::vector<ScatterWorld::Outcome> RunAll(ScatterWorld& world, const std::vector<ScatterCall>& calls,
-                                          CommsWorld& wires, uint32_t failing = kRanks,
-                                          size_t fail_at = SIZE_MAX) {
+std::vector<ScatterWorld::Outcome> RunAll(ScatterWorld& world,
+                                          const std::vector<ScatterCall>& calls, CommsWorld& wires,
+                                          uint32_t failing = kRanks, size_t fail_at = SIZE_MAX) {
   std::vector<ScatterWorld::Outcome> outcomes(calls.size());
   std::atomic<bool> failed = false;
   const auto interrupted = [&failed] {
@@ -279,8 +277,7 @@ TEST(ScatterReaderTest, EndsWhenItsFilesCannotBeRead) {
   std::filesystem::remove(world.index->files[0].path);
   CommsWorld wires;
   const auto outcomes = RunAll(world, world.Calls(1, {200, 6}), wires);
-  EXPECT_THAT(outcomes[0].status,
-              FailsWith(absl::StatusCode::kNotFound, reason::kSourceNotFound));
+  EXPECT_THAT(outcomes[0].status, FailsWith(absl::StatusCode::kNotFound, reason::kSourceNotFound));
 }
 
 TEST(ScatterReaderTest, RefusesAnOrderThatIsNotItsOwnBeforeTheFirstOperation) {

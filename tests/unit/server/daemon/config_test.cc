@@ -13,7 +13,7 @@
 
 #include "common/base/reasons.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/common/checkpoint/temp_folder.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -123,10 +123,8 @@ INSTANTIATE_TEST_SUITE_P(
         Spoiled{[](Config& c) { c.arena = "some"; }, "\"some\""}));
 
 TEST(DefaultConfig, TakesThePlaceInTheJobFromItsLauncher) {
-  const Config config = DefaultConfig(Variables({{"RANK", "3"},
-                                                 {"WORLD_SIZE", "4"},
-                                                 {"MASTER_ADDR", "node0"},
-                                                 {"SLURM_JOB_ID", "17"}}));
+  const Config config = DefaultConfig(Variables(
+      {{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "node0"}, {"SLURM_JOB_ID", "17"}}));
   EXPECT_EQ(config.rank, 3u);
   EXPECT_EQ(config.world_size, 4u);
   EXPECT_EQ(config.job, "17");

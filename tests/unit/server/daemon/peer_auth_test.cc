@@ -3,13 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
 
 #include "common/base/reasons.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -20,15 +20,12 @@ constexpr char kKey[] = "-----BEGIN EC PRIVATE KEY-----\nAAAA\n-----END EC PRIVA
 class PeerAuth : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "peer_authXXXXXX";
-    folder_ = ::mkdtemp(pattern.data());
     config_.tls_cert = File("cert.pem", std::string("Bag Attributes\n") + kCertificate);
     config_.tls_key = File("key.pem", kKey);
     config_.tls_ca = File("ca.pem", kCertificate);
   }
   std::string File(const std::string& name, const std::string& text) const {
-    std::ofstream(folder_ + "/" + name) << text;
-    return folder_ + "/" + name;
+    return folder_.Write(name, text);
   }
 
   absl::StatusOr<PeerSecurity> Read() const {
@@ -39,7 +36,7 @@ class PeerAuth : public ::testing::Test {
   }
   void ForgetCertificates() { config_.tls_cert = config_.tls_key = config_.tls_ca = ""; }
 
-  std::string folder_;
+  const TempFolder folder_;
   Config config_;
   std::map<std::string, std::string> environment_;
 };
@@ -98,8 +95,7 @@ TEST_F(PeerAuth, ReadsTheThreeFiles) {
 
 TEST_F(PeerAuth, SettingsInPartAreRefused) {
   config_.tls_ca.clear();
-  EXPECT_THAT(Read(),
-              FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));
+  EXPECT_THAT(Read(), FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));
 }
 
 TEST_F(PeerAuth, AFileOfAnotherKindIsNamedWithItsSetting) {
@@ -109,9 +105,8 @@ TEST_F(PeerAuth, AFileOfAnotherKindIsNamedWithItsSetting) {
 }
 
 TEST_F(PeerAuth, AFileThatIsNotThereIsNamedWithItsSetting) {
-  config_.tls_ca = folder_ + "/nothing.pem";
-  EXPECT_THAT(Read(),
-              FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));
+  config_.tls_ca = folder_ / "nothing.pem";
+  EXPECT_THAT(Read(), FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));
   EXPECT_THAT(Read(), Says("nothing.pem"));
 }
 

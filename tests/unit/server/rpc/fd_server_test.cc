@@ -16,7 +16,7 @@
 #include "common/base/reasons.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/common/checkpoint/temp_folder.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -98,7 +98,8 @@ TEST_F(FdServerTest, AnotherUserIsRefusedEvenWithAToken) {
     socket = Connect();
   }).join();
   const std::string token = Token();
-  (void)SendWithFds(socket.get(), std::as_bytes(std::span(token)), {}, Soon());  // may be closed by now
+  (void)SendWithFds(socket.get(), std::as_bytes(std::span(token)), {},
+                    Soon());  // may be closed by now
   const auto answer = RecvWithFds(socket.get(), 16, kMaxFdsPerMessage, Soon());
   EXPECT_TRUE(!answer.ok() || answer->bytes.empty());
   EXPECT_FALSE(leases_.List().at(0).connected);
@@ -239,8 +240,7 @@ TEST_F(FdServerTest, EndsEveryLeaseWhenItGoes) {
 }
 
 TEST_F(FdServerTest, ASecondServerOnALiveSocketIsRefused) {
-  EXPECT_EQ(FdServer::Start(path_, leases_).status().code(),
-            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FdServer::Start(path_, leases_).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@
 #include "server/rpc/links.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/common/checkpoint/temp_folder.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -97,7 +97,8 @@ TEST_F(GrpcServerTest, LeavesNoFilesBehind) {
 
 TEST_F(GrpcServerTest, LeavesTheSocketOfItsSuccessorAlone) {
   ASSERT_OK_AND_ASSIGN(auto first, Start(address_));
-  for (const char* file : {"a.sock", "a.sock.lock"}) ASSERT_TRUE(std::filesystem::remove(folder_ / file));
+  for (const char* file : {"a.sock", "a.sock.lock"})
+    ASSERT_TRUE(std::filesystem::remove(folder_ / file));
   ASSERT_OK_AND_ASSIGN(const auto second, Start(address_));
   first.reset();
   EXPECT_OK(ConnectUnix(path_, Soon()));

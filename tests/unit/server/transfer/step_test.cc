@@ -1,6 +1,4 @@
 // Who is told what of a transfer that goes step by step.
-#include "server/transfer/step_user.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,9 +11,11 @@
 #include <vector>
 
 #include "common/base/mutex.h"
+#include "server/transfer/step_user.h"
 #include "server/transfer/transfer.h"
 #include "tests/testing/random_source.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -64,9 +64,7 @@ class Steps : public testing::TestWithParam<unsigned> {
  protected:
   void SetUp() override {
     RandomSource source(3, 80);
-    folder_ = testing::TempDir() + "stepsXXXXXX";
-    ASSERT_NE(::mkdtemp(folder_.data()), nullptr);
-    WriteFiles(folder_, source.index);
+    WriteFiles(folder_.path(), source.index);
     index_ = std::make_shared<const CheckpointIndex>(std::move(source.index));
     ASSERT_OK_AND_ASSIGN(const LayoutRules rules, LayoutRules::Parse("fsdp:6"));
     std::vector<uint32_t> numbers(kRanks);
@@ -83,7 +81,6 @@ class Steps : public testing::TestWithParam<unsigned> {
     options_.digests = false;
     options_.threads = GetParam();
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   // Every second step, as one of two readers does.
   StepList EverySecond() const {
@@ -96,7 +93,7 @@ class Steps : public testing::TestWithParam<unsigned> {
     return RunTransfer(*group_, EverySecond(), targets_, options_, progress, user_).status();
   }
 
-  std::string folder_;
+  TempFolder folder_;
   std::shared_ptr<const CheckpointIndex> index_;
   absl::StatusOr<GroupPlan> group_ = absl::UnknownError("not planned");
   std::vector<std::vector<std::byte>> slabs_;

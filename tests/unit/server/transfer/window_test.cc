@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <numeric>
 
 #include "server/transfer/frame_receiver.h"
@@ -11,6 +10,7 @@
 #include "tests/testing/frame_sinks.h"
 #include "tests/testing/random_source.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -27,9 +27,7 @@ class Windows : public testing::TestWithParam<WindowCase> {
  protected:
   void SetUp() override {
     RandomSource source(GetParam().seed, 80);
-    folder_ = testing::TempDir() + "windowsXXXXXX";
-    ASSERT_NE(::mkdtemp(folder_.data()), nullptr);
-    WriteFiles(folder_, source.index);
+    WriteFiles(folder_.path(), source.index);
     index_ = std::make_shared<const CheckpointIndex>(std::move(source.index));
     ASSERT_OK_AND_ASSIGN(const LayoutRules rules,
                          LayoutRules::Parse(SixRankLayouts()[GetParam().layout]));
@@ -49,7 +47,6 @@ class Windows : public testing::TestWithParam<WindowCase> {
     options_.window_copies = GetParam().copies;
     options_.threads = static_cast<unsigned>(1 + GetParam().seed % 4);
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   using Memory = std::vector<std::vector<std::byte>>;
 
@@ -66,7 +63,7 @@ class Windows : public testing::TestWithParam<WindowCase> {
     return targets;
   }
 
-  std::string folder_;
+  TempFolder folder_;
   std::shared_ptr<const CheckpointIndex> index_;
   absl::StatusOr<GroupPlan> group_ = absl::UnknownError("not planned");
   std::vector<RankPlan> plans_;

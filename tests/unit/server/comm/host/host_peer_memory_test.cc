@@ -16,6 +16,7 @@
 #include "server/comm/host/peer_socket.h"
 #include "server/memory/host/host_memory.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -64,15 +65,8 @@ class Daemon {
 class HostPeerMemoryTest : public testing::Test {
  protected:
   HostPeerMemoryTest() {
-    char path[] = "/tmp/ckptd_peer_XXXXXX";
-    directory_ = ::mkdtemp(path);
-    path_ = directory_ + "/peer.sock";
     daemon_ = std::make_unique<Daemon>(path_);
     leader_.SetSecret(kSecret);
-  }
-  ~HostPeerMemoryTest() override {
-    daemon_.reset();
-    ::rmdir(directory_.c_str());
   }
 
   std::unique_ptr<Slab> Allocate(uint64_t bytes) {
@@ -82,8 +76,8 @@ class HostPeerMemoryTest : public testing::Test {
   }
   PeerSlab Describe(const Slab& slab) const { return ckptd::Describe(slab, path_); }
 
-  std::string directory_;
-  std::string path_;
+  const TempFolder directory_;
+  const std::string path_ = directory_ / "peer.sock";
   std::unique_ptr<Daemon> daemon_;
   HostPeerMemory leader_{"here"};
 };
@@ -194,13 +188,13 @@ TEST_F(HostPeerMemoryTest, ARankOnAnotherHostIsRefusedByName) {
 TEST_F(HostPeerMemoryTest, MemoryBehindASocketThatCannotBeReachedCannotBeMapped) {
   const auto slab = Allocate(kSegment);
   PeerSlab described = Describe(*slab);
-  described.endpoint = directory_ + "/nobody.sock";
+  described.endpoint = directory_ / "nobody.sock";
   EXPECT_THAT(leader_.Map(described, Soon()),
               FailsWith(absl::StatusCode::kFailedPrecondition, reason::kRankFailed));
 }
 
 TEST_F(HostPeerMemoryTest, ARankThatDoesNotAnswerIsLostAtTheDeadline) {
-  const std::string mute = directory_ + "/mute.sock";
+  const std::string mute = directory_ / "mute.sock";
   ASSERT_OK_AND_ASSIGN(const UnixListener listener, UnixListener::Open(mute, 0600));
   const auto slab = Allocate(kSegment);
   PeerSlab described = Describe(*slab);
@@ -228,7 +222,7 @@ TEST_F(HostPeerMemoryTest, ASegmentThatIsInTheSlabTwiceIsRefused) {
 
 TEST_F(HostPeerMemoryTest, MoreSegmentsThanOneRequestAsksForAreAllMapped) {
   constexpr size_t kMany = 300;
-  const std::string path = directory_ + "/many.sock";
+  const std::string path = directory_ / "many.sock";
   const auto one = Allocate(kSegment);
   auto socket = PeerSocket::Start({.path = path}, [](uint64_t) -> absl::StatusOr<UniqueFd> {
     UniqueFd fd(::memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -249,8 +243,8 @@ TEST_F(HostPeerMemoryTest, MoreSegmentsThanOneRequestAsksForAreAllMapped) {
 // The daemon is another process: its slab is described over a pipe as numbers,
 // and it reports what it finds in its memory after the leader wrote there.
 TEST(HostPeerMemoryAcrossProcesses, TheLeaderFillsAnotherProcessesMemory) {
-  char path[] = "/tmp/ckptd_peer_XXXXXX";
-  const std::string socket_path = std::string(::mkdtemp(path)) + "/peer.sock";
+  const TempFolder folder;
+  const std::string socket_path = folder / "peer.sock";
   int up[2] = {-1, -1};
   int down[2] = {-1, -1};
   ASSERT_EQ(::pipe(up) | ::pipe(down), 0);
@@ -286,7 +280,6 @@ TEST(HostPeerMemoryAcrossProcesses, TheLeaderFillsAnotherProcessesMemory) {
   EXPECT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   for (const int fd : {up[0], up[1], down[0], down[1]}) ::close(fd);
-  ::rmdir(path);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "server/comm/host/host_peer_memory.h"
 #include "server/comm/host/peer_socket.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -44,17 +45,11 @@ size_t OpenFds() {
 class LyingPeerTest : public testing::Test {
  protected:
   LyingPeerTest() {
-    char path[] = "/tmp/ckptd_liar_XXXXXX";
-    directory_ = ::mkdtemp(path);
     slab_.rank = 3;
     slab_.incarnation = "first";
-    slab_.endpoint = directory_ + "/peer.sock";
+    slab_.endpoint = directory_ / "peer.sock";
     slab_.host = "here";
     leader_.SetSecret(kSecret);
-  }
-  ~LyingPeerTest() override {
-    socket_.reset();
-    ::rmdir(directory_.c_str());
   }
 
   // A daemon that answers with `segment` whatever it is asked for, and says that the
@@ -79,7 +74,7 @@ class LyingPeerTest : public testing::Test {
     return static_cast<uint64_t>(info.st_blocks) * 512;
   }
 
-  std::string directory_;
+  const TempFolder directory_;
   PeerSlab slab_;
   UniqueFd given_;
   std::unique_ptr<PeerSocket> socket_;
@@ -112,7 +107,7 @@ TEST_F(LyingPeerTest, WhatIsNoMemoryIsRefused) {
 }
 
 TEST_F(LyingPeerTest, AFileOnDiskIsRefused) {
-  const std::string path = directory_ + "/disk";
+  const std::string path = directory_ / "disk";
   UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   ASSERT_EQ(::ftruncate(file.get(), kPage), 0);
   ::unlink(path.c_str());
@@ -185,13 +180,13 @@ TEST(LyingPeerProtocol, AnotherNumberOfDescriptorsThanSaidOrAskedIsRefused) {
   ASSERT_OK(AskForTwo(Answer(2, 0), two));
   const size_t before = OpenFds();
   const auto refused = Says("not the descriptors that were asked for");
-  EXPECT_THAT(AskForTwo(Answer(2, 0), one), refused);     // fewer than it says
-  EXPECT_THAT(AskForTwo(Answer(1, 0), two), refused);     // more than it says
-  EXPECT_THAT(AskForTwo(Answer(1, 0), one), refused);     // fewer than were asked for
-  EXPECT_THAT(AskForTwo(Answer(1, 9), one), refused);     // more to come than were asked for
-  EXPECT_THAT(AskForTwo(Answer(0, 2), {}), refused);      // none at all
-  EXPECT_FALSE(AskForTwo(Answer(1, 1), one).ok());        // what is to come does not
-  EXPECT_FALSE(AskForTwo(Answer(3, 0), three).ok());      // more than were asked for
+  EXPECT_THAT(AskForTwo(Answer(2, 0), one), refused);  // fewer than it says
+  EXPECT_THAT(AskForTwo(Answer(1, 0), two), refused);  // more than it says
+  EXPECT_THAT(AskForTwo(Answer(1, 0), one), refused);  // fewer than were asked for
+  EXPECT_THAT(AskForTwo(Answer(1, 9), one), refused);  // more to come than were asked for
+  EXPECT_THAT(AskForTwo(Answer(0, 2), {}), refused);   // none at all
+  EXPECT_FALSE(AskForTwo(Answer(1, 1), one).ok());     // what is to come does not
+  EXPECT_FALSE(AskForTwo(Answer(3, 0), three).ok());   // more than were asked for
   EXPECT_EQ(OpenFds(), before);
 }
 

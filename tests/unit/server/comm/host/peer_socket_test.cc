@@ -17,6 +17,7 @@
 
 #include "common/base/reasons.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -50,15 +51,7 @@ size_t OpenFds() {
 
 class PeerSocketTest : public testing::Test {
  protected:
-  PeerSocketTest() {
-    char path[] = "/tmp/ckptd_peer_XXXXXX";
-    directory_ = ::mkdtemp(path);
-    options_.path = directory_ + "/peer.sock";
-  }
-  ~PeerSocketTest() override {
-    server_.reset();
-    ::rmdir(directory_.c_str());
-  }
+  PeerSocketTest() { options_.path = directory_ / "peer.sock"; }
 
   void Start(SegmentLookup lookup = FileWithId) {
     auto server = PeerSocket::Start(options_, std::move(lookup));
@@ -83,7 +76,7 @@ class PeerSocketTest : public testing::Test {
                          : received.status().code() == absl::StatusCode::kUnavailable;
   }
 
-  std::string directory_;
+  const TempFolder directory_;
   PeerSocketOptions options_;
   std::unique_ptr<PeerSocket> server_;
 };
@@ -218,7 +211,7 @@ TEST_F(PeerSocketTest, TheSocketIsForItsOwnerAloneAndGoesWithTheServer) {
 TEST_F(PeerSocketTest, AnotherUserIsRefusedEvenWithTheSecret) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   Start();
-  ASSERT_EQ(::chmod(directory_.c_str(), 0755), 0);
+  ASSERT_EQ(::chmod(directory_.path().c_str(), 0755), 0);
   ASSERT_EQ(::chmod(options_.path.c_str(), 0666), 0);
   const pid_t child = ::fork();
   if (child == 0) {
@@ -246,8 +239,8 @@ TEST_F(PeerSocketTest, ManyPeersAtOnceAllGetTheirs) {
 }
 
 TEST(PeerProtocol, AServerThatAnswersGarbageIsAnError) {
-  char path[] = "/tmp/ckptd_peer_XXXXXX";
-  const std::string file = std::string(::mkdtemp(path)) + "/s";
+  const TempFolder folder;
+  const std::string file = folder / "s";
   ASSERT_OK_AND_ASSIGN(const UnixListener listener, UnixListener::Open(file, 0600));
   std::thread server([&] {
     EXPECT_OK(WaitForFd(listener.get(), POLLIN, In(seconds(10)), "test"));
@@ -258,8 +251,6 @@ TEST(PeerProtocol, AServerThatAnswersGarbageIsAnError) {
   EXPECT_THAT(FetchPeerSegments(file, kSecret, std::vector<uint64_t>{1}, In(seconds(10))),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
   server.join();
-  ::unlink(file.c_str());
-  ::rmdir(path);
 }
 
 TEST(PeerProtocol, ARefusalWithoutASentenceIsGarbage) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -15,12 +16,7 @@ namespace {
 // A made-up /proc and /sys.
 class FakeMachine : public testing::Test {
  protected:
-  FakeMachine() {
-    char path[] = "/tmp/ckptd_root_XXXXXX";
-    root_ = std::string(::mkdtemp(path)) + "/";
-    Put("proc/meminfo", "MemTotal:       9000 kB\nMemAvailable:   8000 kB\n");
-  }
-  ~FakeMachine() override { std::filesystem::remove_all(root_); }
+  FakeMachine() { Put("proc/meminfo", "MemTotal:       9000 kB\nMemAvailable:   8000 kB\n"); }
 
   void Put(const std::string& path, const std::string& text) {
     const std::filesystem::path whole = root_ + path;
@@ -39,7 +35,8 @@ class FakeMachine : public testing::Test {
     return bytes.value_or(0);
   }
 
-  std::string root_;
+  const TempFolder folder_;
+  const std::string root_ = folder_ / "";
 };
 
 TEST_F(FakeMachine, WithoutGroupsTheMachineDecides) { EXPECT_EQ(Available(), 8'192'000U); }

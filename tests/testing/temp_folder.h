@@ -1,10 +1,10 @@
 // A folder for one test, with what tests put into it.
-#ifndef CKPTD_TESTS_UNIT_COMMON_CHECKPOINT_TEMP_FOLDER_H_
-#define CKPTD_TESTS_UNIT_COMMON_CHECKPOINT_TEMP_FOLDER_H_
+#ifndef CKPTD_TESTS_TESTING_TEMP_FOLDER_H_
+#define CKPTD_TESTS_TESTING_TEMP_FOLDER_H_
 
 #include <stdlib.h>
+#include <unistd.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace ckptd {
 
-// Removed with all it holds on destruction.
+// In TMPDIR. Removed with all it holds on destruction, but by no child of the process that made it.
 class TempFolder {
  public:
   TempFolder() {
@@ -20,6 +20,7 @@ class TempFolder {
     path_ = mkdtemp(pattern.data());
   }
   ~TempFolder() {
+    if (getpid() != owner_) return;
     std::error_code ignored;
     std::filesystem::remove_all(path_, ignored);
   }
@@ -37,26 +38,10 @@ class TempFolder {
   }
 
  private:
+  const pid_t owner_ = getpid();
   std::string path_;
 };
 
-// A whole safetensors file: the length, `json` as it is, `data`.
-inline std::string FileBytes(std::string_view json, std::string_view data) {
-  std::string out;
-  for (uint64_t rest = json.size(), i = 0; i < 8; ++i, rest >>= 8) {
-    out.push_back(static_cast<char>(rest & 0xff));
-  }
-  return out.append(json).append(data);
-}
-
-// A file with one U8 tensor of one byte.
-inline std::string OneTensor(const std::string& name, const std::string& metadata = {}) {
-  const std::string extra = metadata.empty() ? "" : "\"__metadata__\":" + metadata + ",";
-  return FileBytes(
-      "{" + extra + "\"" + name + "\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}",
-      "x");
-}
-
 }  // namespace ckptd
 
-#endif  // CKPTD_TESTS_UNIT_COMMON_CHECKPOINT_TEMP_FOLDER_H_
+#endif  // CKPTD_TESTS_TESTING_TEMP_FOLDER_H_
