@@ -163,6 +163,10 @@ void AddConfigFlags(CLI::App& app, Config& config) {
       "budget; 0 lets it grow with the first load");
   add("segment-bytes", config.segment_bytes, "Size of the arena's memfd segments, a multiple of 2MiB");
   add("huge-pages", config.huge_pages, "Gather the arena into huge pages: auto or off");
+  add("numa", config.numa,
+      "NUMA node of host memory, on machines that have several: auto takes that of the cores this "
+      "daemon may run on, or, where they are of several, gives the ranks of a host the nodes in "
+      "blocks; a number; or off");
   add("read", config.read,
       "How storage is read: auto takes, for each MiB, a mapping of what is cached (for GPU memory, "
       "copies of it), and else reads past the page cache (O_DIRECT); map, buffer or direct force "
@@ -282,6 +286,7 @@ std::map<std::string, std::string> Describe(const Config& config) {
           {"arena", config.arena},
           {"segment-bytes", config.segment_bytes},
           {"huge-pages", config.huge_pages},
+          {"numa", config.numa},
           {"read", config.read},
           {"reader-threads", std::to_string(config.reader_threads)},
           {"heartbeat-interval", fmt::format("{}", config.heartbeat_interval)},

@@ -45,6 +45,7 @@ struct Config {
   std::string arena = "0";
   std::string segment_bytes = "256MiB";
   std::string huge_pages = "auto";
+  std::string numa = "auto";
   std::string read = "auto";
   uint32_t reader_threads = 0;
   double heartbeat_interval = 1.0;  // seconds

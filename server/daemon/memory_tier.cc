@@ -1,11 +1,11 @@
 #include "server/daemon/memory_tier.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <utility>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
@@ -13,6 +13,7 @@
 #include "server/daemon/environment.h"
 #include "server/memory/host/available_memory.h"
 #include "server/memory/host/host_memory.h"
+#include "server/memory/host/numa.h"
 #ifdef CKPTD_WITH_CUDA
 #include "server/memory/cuda/cuda_memory.h"
 #include "server/memory/cuda/kernels/image.h"
@@ -23,6 +24,18 @@
 
 namespace ckptd {
 namespace {
+
+// Of the memory that trainers map, or that GPUs are filled from.
+absl::StatusOr<std::optional<unsigned>> NumaNodeFor(const Config& config) {
+  const NumaPlace place = {config.rank % config.local_size, config.local_size};
+  CKPTD_ASSIGN_OR_RETURN(const std::optional<unsigned> node,
+                         ChooseNumaNode(config.numa, ReadNumaNodes(), AllowedCores(), place));
+  if (!node.has_value()) return std::nullopt;
+  const absl::Status works = CheckPreferNode(*node);
+  if (works.ok()) return node;
+  Log(LogLevel::kWarn, "{}", MessageOf(works));
+  return std::nullopt;
+}
 
 absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason) {
   CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
@@ -39,6 +52,7 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
   }
   CKPTD_ASSIGN_OR_RETURN(options.segment_bytes, ParseBytes(config.segment_bytes));
   options.huge_pages = config.huge_pages == "auto";
+  CKPTD_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFor(config));
   options.filled_by_peers = config.world_size > 1;
   options.note = [](const std::string& line) { Log(LogLevel::kWarn, "memory: {}", line); };
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory,
@@ -68,6 +82,7 @@ absl::StatusOr<std::unique_ptr<MemoryBackend>> MakeBehind(const Config& config) 
   if (options.budget_bytes == 0) return nullptr;
   CKPTD_ASSIGN_OR_RETURN(options.segment_bytes, ParseBytes(config.segment_bytes));
   options.huge_pages = config.huge_pages == "auto";
+  CKPTD_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFor(config));
   options.note = [](const std::string& line) { Log(LogLevel::kWarn, "host tier: {}", line); };
   return HostMemory::Create(std::move(options));
 }
@@ -99,8 +114,8 @@ absl::Status OpenComms(const Config& config, const CudaMemory& memory, MemoryTie
     return config.comm == "nccl" ? library.status() : absl::OkStatus();
   }
   Log(LogLevel::kInfo, "NCCL {} ({})", (*library)->VersionText(), (*library)->path());
-  tier.comms = std::make_unique<NcclComms>(*std::move(library),
-                                           [&memory] { return memory.Device(); });
+  tier.comms =
+      std::make_unique<NcclComms>(*std::move(library), [&memory] { return memory.Device(); });
   return absl::OkStatus();
 }
 #else
@@ -108,8 +123,9 @@ absl::Status OpenComms(const Config& config, const CudaMemory&, MemoryTier& tier
   tier.no_comms = "this ckptd was built without NCCL's header";
   if (config.comm != "nccl") return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
-                   "using --comm nccl: " + tier.no_comms + "; build it with CKPTD_NCCL=ON, or use "
-                   "auto");
+                   "using --comm nccl: " + tier.no_comms +
+                       "; build it with CKPTD_NCCL=ON, or use "
+                       "auto");
 }
 #endif
 

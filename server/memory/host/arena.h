@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -36,8 +37,9 @@ struct HostMemoryOptions {
   uint64_t arena_target_bytes = 0;
   // A multiple of kHugePageBytes.
   uint64_t segment_bytes = uint64_t{256} << 20;
-  bool huge_pages = true;         // where the kernel gives them
-  unsigned populate_threads = 0;  // that fault memory in; 0: the cores, at most 8
+  bool huge_pages = true;                  // where the kernel gives them
+  std::optional<unsigned> numa_node = {};  // that memory comes from while it has any
+  unsigned populate_threads = 0;           // that fault memory in; 0: the cores, at most 8
   // False: as on a kernel whose ownership check does not work, memory that was
   // handed out is never used again.
   bool ownership_check = true;
@@ -55,12 +57,12 @@ struct HostMemoryOptions {
 // One segment in the hands of a slab, with what the pool must know about it.
 struct ArenaPiece {
   std::unique_ptr<HostSegment> segment;
-  uint64_t bytes = 0;           // the slab's part, from the start
-  uint64_t dirty_bytes = 0;     // beyond this the segment holds zeros
-  uint64_t taken_for = 0;       // the reader (NewReader) that could map it before a seal
-  bool filling = false;         // taken, and whoever fills it has not ended
-  bool lent = false;            // descriptors went out since it was last checked
-  bool lent_writable = false;   // ... read-write ones: its content and seals are the client's
+  uint64_t bytes = 0;          // the slab's part, from the start
+  uint64_t dirty_bytes = 0;    // beyond this the segment holds zeros
+  uint64_t taken_for = 0;      // the reader (NewReader) that could map it before a seal
+  bool filling = false;        // taken, and whoever fills it has not ended
+  bool lent = false;           // descriptors went out since it was last checked
+  bool lent_writable = false;  // ... read-write ones: its content and seals are the client's
 };
 
 // Thread-safe. Outlives the slabs made from it: they share its ownership.

@@ -52,8 +52,8 @@ uint64_t Arena::NextFill() const {
   uint64_t arena = held;
   for (const ArenaPiece& piece : lingering_) arena -= piece.segment->bytes();
   if (arena >= options_.arena_target_bytes || held >= options_.budget_bytes) return 0;
-  const uint64_t room = std::min({options_.arena_target_bytes - arena,
-                                  options_.budget_bytes - held, options_.segment_bytes});
+  const uint64_t room = std::min(
+      {options_.arena_target_bytes - arena, options_.budget_bytes - held, options_.segment_bytes});
   return room / kHugePageBytes * kHugePageBytes;
 }
 
@@ -86,7 +86,9 @@ absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeSegment(uint64_t bytes, 
     MutexLock lock(mutex_);
     id = next_id_++;
   }
-  return HostSegment::Create(id, bytes, {.huge_pages = options_.huge_pages, .threads = threads});
+  return HostSegment::Create(
+      id, bytes,
+      {.huge_pages = options_.huge_pages, .threads = threads, .numa_node = options_.numa_node});
 }
 
 void Arena::FillOnce(uint64_t bytes) {

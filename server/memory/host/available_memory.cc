@@ -1,62 +1,23 @@
 #include "server/memory/host/available_memory.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <limits>
 #include <optional>
 #include <string_view>
-#include <vector>
 
-#include "common/base/posix.h"
 #include "common/base/status.h"
+#include "server/memory/host/proc_file.h"
 
 namespace ckptd {
 namespace {
 
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
-constexpr size_t kMaxFileBytes = size_t{1} << 20;
-
-// Files below /proc and /sys have no size: read up to the end.
-std::optional<std::string> ReadProcFile(const std::string& path) {
-  const absl::StatusOr<UniqueFd> fd = OpenForReading(path);
-  if (!fd.ok()) return std::nullopt;
-  std::string text;
-  std::array<char, 4096> buffer;
-  while (text.size() < kMaxFileBytes) {
-    const ssize_t n = ::read(fd->get(), buffer.data(), buffer.size());
-    if (n < 0) return std::nullopt;
-    if (n == 0) return text;
-    text.append(buffer.data(), static_cast<size_t>(n));
-  }
-  return std::nullopt;
-}
-
-std::vector<std::string_view> Split(std::string_view text, char at) {
-  std::vector<std::string_view> parts;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find(at), text.size());
-    parts.push_back(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return parts;
-}
-
-// The first number in `text`; none for "max" and the like.
-std::optional<uint64_t> Number(std::string_view text) {
-  text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end == text.data()) return std::nullopt;
-  return value;
-}
 
 // The number after `key` at the start of a line; 0 when there is none.
 uint64_t Field(std::string_view text, std::string_view key) {
-  for (const std::string_view line : Split(text, '\n')) {
-    if (line.substr(0, key.size()) == key) return Number(line.substr(key.size())).value_or(0);
+  for (const std::string_view line : SplitText(text, '\n')) {
+    if (line.substr(0, key.size()) == key)
+      return LeadingNumber(line.substr(key.size())).value_or(0);
   }
   return 0;
 }
@@ -77,8 +38,8 @@ uint64_t LeftInGroup(const std::string& directory, const Names& names) {
   const std::optional<std::string> limit_text = ReadProcFile(directory + names.limit);
   const std::optional<std::string> usage_text = ReadProcFile(directory + names.usage);
   if (!limit_text.has_value() || !usage_text.has_value()) return kUnlimited;
-  const std::optional<uint64_t> limit = Number(*limit_text);
-  const uint64_t usage = Number(*usage_text).value_or(0);
+  const std::optional<uint64_t> limit = LeadingNumber(*limit_text);
+  const uint64_t usage = LeadingNumber(*usage_text).value_or(0);
   if (!limit.has_value()) return kUnlimited;
   const std::string stat = ReadProcFile(directory + "memory.stat").value_or("");
   const uint64_t cache = Field(stat, names.inactive_file) + Field(stat, names.active_file);
@@ -109,7 +70,7 @@ absl::StatusOr<uint64_t> AvailableMemory(const std::string& root) {
   }
   uint64_t left = Field(*meminfo, "MemAvailable:") * 1024;
   const std::string groups = ReadProcFile(root + "proc/self/cgroup").value_or("");
-  for (const std::string_view line : Split(groups, '\n')) {
+  for (const std::string_view line : SplitText(groups, '\n')) {
     // "hierarchy:controllers:path"; v2 is "0::path".
     const size_t first = line.find(':');
     const size_t second = first == line.npos ? line.npos : line.find(':', first + 1);
@@ -121,7 +82,7 @@ absl::StatusOr<uint64_t> AvailableMemory(const std::string& root) {
       left = std::min(left, LeftInHierarchy(root + "sys/fs/cgroup/unified", path, kV2));
       continue;
     }
-    for (const std::string_view controller : Split(controllers, ',')) {
+    for (const std::string_view controller : SplitText(controllers, ',')) {
       if (controller != "memory") continue;
       left = std::min(left, LeftInHierarchy(root + "sys/fs/cgroup/memory", path, kV1));
     }

@@ -149,10 +149,12 @@ std::vector<uint64_t> HostMemory::OwnedSegments() const { return arena_->Ids(); 
 MemoryUsage HostMemory::Usage() const { return arena_->Usage(); }
 
 std::string HostMemory::tier() const {
-  return fmt::format("host (memfd segments of {} MiB, budget {:.1f} GB{}{})",
+  const std::optional<unsigned> node = arena_->options().numa_node;
+  return fmt::format("host (memfd segments of {} MiB, budget {:.1f} GB{}{}{})",
                      arena_->options().segment_bytes >> 20,
                      static_cast<double>(arena_->options().budget_bytes) / 1e9,
                      arena_->options().huge_pages ? ", huge pages where possible" : "",
+                     node.has_value() ? fmt::format(", on NUMA node {}", *node) : "",
                      arena_->ownership_check_works()
                          ? ""
                          : ", no write leases here: memory that was handed out is never reused");

@@ -15,6 +15,7 @@
 #include "common/base/slab_mapping.h"
 #include "common/base/status.h"
 #include "fmt/format.h"
+#include "server/memory/host/numa.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -89,6 +90,8 @@ absl::StatusOr<uint64_t> Populate(int fd, std::span<std::byte> memory,
   Shared shared;
   shared.memory = memory;
   shared.huge_pages = options.huge_pages;
+  // A wish: memory elsewhere is slower, not wrong. Whether the kernel obeys is checked at start.
+  if (options.numa_node.has_value()) PreferNode(memory, *options.numa_node).IgnoreError();
   WorkInThreads(shared, options.threads);
   int error = shared.error;
   if (error == EINVAL || error == ENOSYS) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "absl/status/statusor.h"
@@ -13,6 +14,8 @@ namespace ckptd {
 struct PopulateOptions {
   bool huge_pages = true;
   unsigned threads = 1;
+  // See numa.h; none: wherever the kernel likes.
+  std::optional<unsigned> numa_node = {};
 };
 
 // Makes every byte of `memory` present in memory and in our page tables. It is a

@@ -1,5 +1,6 @@
 """Plain values of the API, made from messages."""
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Tuple
 
@@ -171,11 +172,8 @@ def shapes_of(ranks: List[int], dims: List[int], what: str) -> List[Tuple[int, .
             "the daemon and this client do not fit together, update both",
             "INVALID_REPLY",
         )
-    shapes, at = [], 0
-    for rank in ranks:
-        shapes.append(tuple(dims[at : at + rank]))
-        at += rank
-    return shapes
+    rest = iter(dims)
+    return [tuple(itertools.islice(rest, rank)) for rank in ranks]
 
 
 def add_page(source: Source, table) -> None:
