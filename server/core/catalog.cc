@@ -49,7 +49,7 @@ std::optional<Catalog::Match> Catalog::FindMatch(const LoadRequest& request) con
   // Who needs no digests is served by a checkpoint that has them.
   LoadRequest richer = request;
   richer.digests = true;
-  const uint64_t richer_digest = RequestDigest(richer);
+  const uint64_t richer_digest = request.digests ? digest : RequestDigest(richer);
   MutexLock lock(mutex_);
   const Entry* best = nullptr;
   for (const auto& [name, entry] : entries_) {

@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <array>
 #include <cstdlib>
 #include <string_view>
 
@@ -15,7 +16,9 @@ namespace {
 class Writer {
  public:
   void Number(uint64_t value) {
-    for (int i = 0; i < 8; ++i) bytes_.push_back(static_cast<char>(value >> (8 * i)));
+    std::array<char, 8> bytes;
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(value >> (8 * i));
+    bytes_.append(bytes.data(), bytes.size());
   }
   void Text(std::string_view text) {
     Number(text.size());

@@ -121,9 +121,10 @@ absl::Status ReadTargets(const v1::RankLayout& in, RankLayout& out) {
                                count, in.sharding_of_size(), in.dtypes_size(),
                                in.ranks_of_shape_size()));
   }
+  out.targets.reserve(static_cast<size_t>(count));
   int dim = 0;
   for (int i = 0; i < count; ++i) {
-    TargetSpec target;
+    TargetSpec& target = out.targets.emplace_back();
     target.name = in.names(i);
     if (target.name.size() > kMaxNameBytes) return Invalid("a tensor name is too long");
     target.sharding = in.sharding_of(i);
@@ -141,7 +142,6 @@ absl::Status ReadTargets(const v1::RankLayout& in, RankLayout& out) {
                                     in.dims().begin() + dim + static_cast<int>(dims));
       dim += static_cast<int>(dims);
     }
-    out.targets.push_back(std::move(target));
   }
   if (dim != in.dims_size()) return Invalid("it has more dims than its shapes need");
   return absl::OkStatus();
@@ -186,8 +186,11 @@ absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& in) {
   CKPTD_RETURN_IF_ERROR(ReadFlats(in, out));
   out.skip_missing = in.skip_missing();
   out.refuse_unexpected = in.refuse_unexpected();
-  std::stable_sort(out.targets.begin(), out.targets.end(),
-                   [](const TargetSpec& a, const TargetSpec& b) { return a.name < b.name; });
+  const auto by_name = [](const TargetSpec& a, const TargetSpec& b) { return a.name < b.name; };
+  // As clients of ours send them, and sorting what is sorted moves all of it.
+  if (!std::is_sorted(out.targets.begin(), out.targets.end(), by_name)) {
+    std::stable_sort(out.targets.begin(), out.targets.end(), by_name);
+  }
   return out;
 }
 

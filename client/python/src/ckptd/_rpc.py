@@ -5,6 +5,7 @@ of them held stays locked. Now and then a call would hang there, whatever its
 deadline, so a child of a process that has called is refused.
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -91,13 +92,11 @@ _calling_pid: Optional[int] = None  # process in which gRPC was first used here
 
 
 def warm_up() -> None:
-    """Imports gRPC and makes the classes of the messages a load takes, before the first call does."""
+    """Imports all of gRPC, before the first call does; no thread of it runs yet."""
     import grpc  # noqa: F401
 
-    for method in ("LoadCheckpoint", "WatchCheckpoint", "AcquireShard"):
-        _, request, response, _ = _proto.METHODS[f"CheckpointService.{method}"]
-        _proto.message(request)
-        _proto.message(response)
+    with contextlib.suppress(ImportError):
+        import grpc._channel  # noqa: F401  which it imports with the first channel
 
 
 class Connection:

@@ -1,12 +1,14 @@
 """load_file: whole tensors as a plain dict, as safetensors.torch.load_file gives."""
 
 import os
+from dataclasses import dataclass
 from typing import Dict, Optional, Sequence, Union
 
 import torch
 
 from .. import _client
-from . import _memory, _private
+from .._shard import Shard
+from . import _load, _memory, _private
 
 
 def load_file(
@@ -31,31 +33,52 @@ def load_file(
     a fault, because torch has no read-only tensors. With a `layout` of rules each rank
     gets its local parts. Every rank of the daemon's group gets its shard of one load.
     """
-    wanted = torch.device(device)
+    how = _How(torch.device(device), mode, dtype, keep_fp32, layout, digest)
+    with _load.no_collection():
+        return _tensors(_attach(source, how, timeout, address, client))
+
+
+@dataclass(frozen=True)
+class _How:
+    """load_file's arguments of these names."""
+
+    device: torch.device
+    mode: str
+    dtype: Union[torch.dtype, str, None]
+    keep_fp32: Sequence[str]
+    layout: object
+    digest: bool
+
+
+def _attach(source, how: _How, timeout: float, address, client) -> Shard:
     own = client or _client.connect(address, min(10.0, timeout))
+    mode = how.mode
     try:
-        if wanted.type != "cpu" and own.device() is None:
-            _memory.check_device(str(source), wanted, torch.device("cpu"), None)
+        if how.device.type != "cpu" and own.device() is None:
+            _memory.check_device(str(source), how.device, torch.device("cpu"), None)
         if mode == "auto":
-            mode = "private" if wanted.type == "cpu" else "shared"
+            mode = "private" if how.device.type == "cpu" else "shared"
         checkpoint = own.load(
             source,
-            layout=layout,
+            layout=how.layout,
             mode=mode,
-            dtype=dtype,
-            keep_fp32=keep_fp32,
+            dtype=how.dtype,
+            keep_fp32=how.keep_fp32,
             timeout=timeout,
-            digest=digest,
+            digest=how.digest,
         )
         shard = own.acquire(checkpoint, mode)
     finally:
         if client is None:
             own.close()
-    _memory.check_device(str(source), wanted, _memory.device_of(shard), shard.device)
-    table, tensors = shard.table, {}
+    _memory.check_device(str(source), how.device, _memory.device_of(shard), shard.device)
+    return shard
+
+
+def _tensors(shard: Shard) -> Dict[str, torch.Tensor]:
+    table = shard.table
     with _private.quick_dispatch():
-        for i, name in enumerate(table.names):
-            tensors[name] = _memory.whole(shard, i)
+        tensors = dict(zip(table.names, _memory.wholes(shard)))
     for alias, index in table.aliases.items():
         tensors[alias] = tensors[table.names[index]]
     return tensors

@@ -205,8 +205,9 @@ def list_targets(model: nn.Module, dtype: Optional[torch.dtype] = None) -> List[
     groups.settle()
     for flat in flats:
         flat.settle()
-    targets = _targets.collect(modules, groups, flats)
-    _targets.choose_dtypes(targets, dtype, _private.buffer_dtypes(modules, _names.clean))
+    with _private.plain_reads():
+        targets = _targets.collect(modules, groups, flats)
+        _targets.choose_dtypes(targets, dtype, _private.buffer_dtypes(modules, _names.clean))
     _check_devices(targets)
     return targets
 
@@ -273,11 +274,9 @@ def _sort_out(targets: List[Target], table) -> Tuple[List[Target], List[Target],
     """(targets that the shard holds, buffers left on meta, missing names)."""
     held, left, missing = [], [], []
     for target in targets:
+        found = target.flat is not None or target.names[0] in table.index
         # A buffer that the model computed itself stays, whatever the checkpoint holds.
-        fillable = target.persistent or target.tensor.is_meta
-        if target.flat is not None:
-            held.append(target)
-        elif fillable and target.name in table.index and _fits(target, table):
+        if found and (target.persistent or target.tensor.is_meta and _fits(target, table)):
             held.append(target)
         elif target.persistent:
             missing.append(target.name)
@@ -288,8 +287,7 @@ def _sort_out(targets: List[Target], table) -> Tuple[List[Target], List[Target],
 
 def _fits(target: Target, table) -> bool:
     """Whether a buffer that need not be loaded has the checkpoint's dtype; others must have it."""
-    number = table.dtypes[table.index[target.name]].number
-    return target.persistent or number == _memory.number_of(target.dtype)
+    return table.dtypes[table.index[target.name]].number == _memory.number_of(target.dtype)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Tensors over a shard's memory: one storage each, bounds checked beforehand."""
 
 import functools
-from typing import Optional, Union
+from typing import List, Optional, Union
 
 import torch
 import torch.utils.dlpack
@@ -121,6 +121,16 @@ def storage_of(shard: Shard, index: int) -> torch.Tensor:
     row = table.dtypes[index]
     dtype = torch_dtype(row, table.names[index])
     return flat(shard, dtype, table.padded_nbytes[index] * 8 // row.bits, table.offsets[index])
+
+
+def wholes(shard: Shard) -> List[torch.Tensor]:
+    """`whole` of every row of the table."""
+    table, made = shard.table, []
+    columns = (table.names, table.dtypes, table.shapes, table.offsets, table.padded_nbytes)
+    for name, row, shape, offset, padded in zip(*columns):
+        memory = flat(shard, torch_dtype(row, name), padded * 8 // row.bits, offset)
+        made.append(memory.as_strided(shape, contiguous_strides(shape)))
+    return made
 
 
 def whole(shard: Shard, index: int) -> torch.Tensor:

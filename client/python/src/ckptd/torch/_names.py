@@ -5,8 +5,11 @@ from typing import List, Tuple
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from . import _private
+
 # Wrappers that put themselves into module paths but not into checkpoint names.
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+_COMMON = "_mod"  # is in each of them
 # By it modules whose hooks leave a child's name out of state dicts tell torch's functions so.
 _LEFT_OUT = "_fqn_modifiers"
 
@@ -20,6 +23,8 @@ def without_ddp(model: nn.Module) -> nn.Module:
 
 def clean(name: str) -> str:
     """A module path's name as a checkpoint has it."""
+    if _COMMON not in name:
+        return name
     for wrapper in _WRAPPERS:
         if wrapper in name:
             name = name.replace(wrapper, "")
@@ -28,7 +33,9 @@ def clean(name: str) -> str:
 
 def modules_of(model: nn.Module) -> List[Tuple[str, nn.Module]]:
     """(path, module), by every path there is, without the names that modules leave out."""
-    modules = list(model.named_modules(remove_duplicate=False))
+    modules = _private.walk(model)
+    if not any(hasattr(kind, _LEFT_OUT) for kind in {type(module) for _, module in modules}):
+        return modules
     left_out = {
         f"{path}.{child}" if path else child
         for path, module in modules

@@ -2,8 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import Dict, List, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 import torch
 from torch import nn
@@ -12,11 +11,10 @@ from .._errors import DataLoss, FailedPrecondition
 from .._shard import Shard
 from . import _private, _memory
 from ._result import LoadResult
-from ._targets import SLOTS, Target, alike
+from ._targets import Target, alike
 
 
-@dataclass(**SLOTS)
-class Entry:
+class Entry(NamedTuple):
     """A target and its place in the shard."""
 
     target: Target
@@ -27,10 +25,11 @@ class Entry:
 
     def tensors(self, shard: Shard):
         """(flat storage with padding, its view of the local shape) over the shard's memory."""
-        flat = _memory.flat(shard, self.target.dtype, self.count, self.offset)
-        if len(self.local_shape) == 1 and self.local_shape[0] == self.count:
+        target, offset, count, shape, _ = self
+        flat = _memory.flat(shard, target.dtype, count, offset)
+        if len(shape) == 1 and shape[0] == count:
             return flat, flat
-        return flat, flat.as_strided(self.local_shape, _memory.contiguous_strides(self.local_shape))
+        return flat, flat.as_strided(shape, _memory.contiguous_strides(shape))
 
 
 def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
@@ -41,10 +40,11 @@ def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
     """
     _check_devices(targets, shard)
     table, refusals = shard.table, _refusals(targets)
-    return [
-        _entry(target, table, refusals) if target.flat is None else _flat_entry(target, table)
-        for target in targets
-    ]
+    with _private.plain_reads():
+        return [
+            _entry(target, table, refusals) if target.flat is None else _flat_entry(target, table)
+            for target in targets
+        ]
 
 
 def _check_devices(targets: List[Target], shard: Shard) -> None:
@@ -89,27 +89,28 @@ def _entry(target: Target, table, refusals: Dict[int, Optional[str]]) -> Entry:
         local, padded = fsdp.sharded_size, fsdp.padded_sharded_param_size
     else:
         local = padded = _private.local_of(target.tensor).shape
-    row, shape = table.dtypes[index], table.shapes[index]
+    row, shape, room = table.dtypes[index], table.shapes[index], table.padded_nbytes[index]
+    count = math.prod(padded)
     if row.number != _memory.number_of(target.dtype):
         _differs(target, f"{row.name} instead of {target.dtype}")
     if shape != local:
         _differs(target, f"shape {list(shape)} instead of {list(local)}")
-    count = math.prod(padded)
-    if table.padded_nbytes[index] < count * row.bits // 8:
-        _differs(
-            target,
-            f"{table.padded_nbytes[index]} bytes with padding, fewer than {count} elements need",
-        )
+    if room < count * row.bits // 8:
+        _differs(target, f"{room} bytes with padding, fewer than {count} elements need")
     # An empty shape still gets storage: FSDP2 gathers its padding.
-    entry = Entry(target, table.offsets[index], count, local)
-    if not target.is_buffer:
-        _refuse_subclass(target)
-        if target.dtype != target.tensor.dtype:
-            _check_dtype_change(target)
-        entry.public = refusals[id(target.arrangement)]
-        if target.spec is None and not target.tensor.is_contiguous():
-            entry.public = "its memory order is not row-major"
-    return entry
+    public = None if target.is_buffer else _public(target, refusals)
+    return Entry(target, table.offsets[index], count, local, public)
+
+
+def _public(target: Target, refusals: Dict[int, Optional[str]]) -> Optional[str]:
+    """Why this parameter is left to torch's public path. Refuses those that no path can fill."""
+    _refuse_subclass(target)
+    tensor = target.tensor
+    if target.dtype != tensor.dtype:
+        _check_dtype_change(target)
+    if target.spec is None and not tensor.is_contiguous():
+        return "its memory order is not row-major"
+    return refusals[id(target.arrangement)]
 
 
 def lacks(name: str) -> DataLoss:
@@ -147,12 +148,11 @@ def _check_dtype_change(target: Target) -> None:
 
 
 def _refuse_subclass(target: Target) -> None:
-    tensor = target.tensor
     kind = None
     if target.spec is not None:
-        kind = _private.subclass_of(tensor, target.fsdp)
-    elif type(tensor) is not nn.Parameter:
-        kind = type(tensor).__name__
+        kind = _private.subclass_of(target.tensor, target.fsdp)
+    elif type(target.tensor) is not nn.Parameter:
+        kind = type(target.tensor).__name__
     if kind is not None:
         raise FailedPrecondition(
             f"filling {target.name}: it is a {kind}, whose bytes only its own code knows; load "
@@ -168,15 +168,22 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
     changed = []
     with _private.quick_dispatch():
         for entry in entries:
+            target = entry.target
             flat, view = entry.tensors(shard)
-            if entry.target.is_buffer:
-                _fill_buffer(entry.target, view)
-            elif entry.target.flat is not None:
-                changed += entry.target.flat.put(view, result.mode != "shared")
+            if target.is_buffer:
+                _fill_buffer(target, view)
+            elif target.flat is not None:
+                changed += target.flat.put(view, result.mode != "shared")
             elif entry.public is None:
-                if not entry.target.tensor.is_meta:
-                    changed.append(entry.target.tensor)
-                _fill_parameter(entry.target, flat, view)
+                param = target.tensor
+                if not param.is_meta:
+                    changed.append(param)
+                if target.spec is None:
+                    _private.put_plain(param, view)
+                    continue
+                _private.put(param, view, target.spec)
+                if target.fsdp is not None:
+                    _private.put_storage(target.fsdp, param, flat)
     # A graph recorded before now refuses to run backward over exchanged weights.
     torch.autograd.graph.increment_version(changed)
     for entry in entries:
@@ -193,16 +200,6 @@ def _fill_buffer(target: Target, view: torch.Tensor) -> None:
     for module, name in target.slots:
         _private.buffers_of(module)[name] = view
     target.tensor = view
-
-
-def _fill_parameter(target: Target, flat: torch.Tensor, view: torch.Tensor) -> None:
-    param = target.tensor
-    if target.spec is not None:
-        _private.put(param, view, target.spec)
-        if target.fsdp is not None:
-            _private.put_storage(target.fsdp, param, flat)
-    else:
-        _private.put_plain(param, view)
 
 
 def _fill_publicly(entry: Entry, shard: Shard, result: LoadResult) -> None:

@@ -99,12 +99,34 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
+def plain_reads():
+    """A context in which a tensor's attributes are read as they are stored.
+
+    Subclasses, DTensor among them, are else asked first whether they answer themselves, which
+    takes four times as long as the answer.
+    """
+    return torch._C.DisableTorchFunctionSubclass()
+
+
 @contextlib.contextmanager
 def quick_dispatch():
     """No autograd, and where this PyTorch offers it no dispatch to its layer either."""
     guard = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
-    with torch.no_grad(), guard():
+    with torch.no_grad(), guard(), plain_reads():
         yield
+
+
+def walk(model: nn.Module) -> List[Tuple[str, nn.Module]]:
+    """(path, module) in the order of named_modules(remove_duplicate=False), in half its time."""
+    found, rest = [], [("", model)]
+    while rest:
+        path, module = rest.pop()
+        found.append((path, module))
+        children = module._modules
+        if children:
+            prefix = f"{path}." if path else ""
+            rest += [(prefix + n, child) for n, child in reversed(children.items()) if child is not None]
+    return found
 
 
 def can_exchange() -> bool:
@@ -320,7 +342,9 @@ class Flat:
 
 def _units(modules: List[Tuple[str, nn.Module]]) -> List[Tuple[str, nn.Module]]:
     """Those that FSDP1 wraps."""
-    return [] if FSDP is None else [each for each in modules if isinstance(each[1], FSDP)]
+    if FSDP is None or not any(issubclass(kind, FSDP) for kind in {type(m) for _, m in modules}):
+        return []
+    return [each for each in modules if isinstance(each[1], FSDP)]
 
 
 def flats_of(modules: List[Tuple[str, nn.Module]], clean: Callable[[str], str]) -> List[Flat]:
@@ -376,13 +400,10 @@ def keeps_short_shards() -> bool:
 
 def subclass_of(param, fsdp_param) -> Optional[str]:
     """Name of the local tensor's type when it is not a plain one, such as quantised weights."""
-    tensors = [param._local_tensor]
-    if fsdp_param is not None:
-        tensors.append(fsdp_param._sharded_param_data)
-    for tensor in tensors:
-        if type(tensor) is not torch.Tensor:
-            return type(tensor).__name__
-    return None
+    kind = type(param._local_tensor)
+    if kind is torch.Tensor and fsdp_param is not None:
+        kind = type(fsdp_param._sharded_param_data)
+    return None if kind is torch.Tensor else kind.__name__
 
 
 def was_used(fsdp_param) -> bool:
@@ -413,9 +434,10 @@ def put(param, view: torch.Tensor, spec) -> None:
 
     A wrapper's device and dtype are fixed when it is made, so on a change its
     implementation is exchanged for that of a new one. Autograd's facts live in
-    the implementation and are carried over.
+    the implementation and are carried over. A `param` that is not on meta is where
+    `view` is.
     """
-    if param.device != view.device or param.dtype != view.dtype:
+    if param.is_meta or param.dtype != view.dtype:
         if spec.tensor_meta.dtype != view.dtype:
             spec = spec_with_dtype(spec, view.dtype)
         exchange(param, dtensor_over(view, spec, param.requires_grad))

@@ -49,6 +49,8 @@ class Arrangements:
 
     def __init__(self):
         self._found: Dict[object, Arrangement] = {}
+        # By identity, which takes no hashing of placements; they live as long as the arrangement.
+        self._known: Dict[Tuple[int, int, int], Tuple[Arrangement, object]] = {}
 
     def plain(self, tensor: torch.Tensor) -> Arrangement:
         """Of a tensor that is whole on this rank; on meta it belongs nowhere yet."""
@@ -59,6 +61,12 @@ class Arrangements:
         return found
 
     def over_mesh(self, spec, fsdp=None, group=None) -> Arrangement:
+        same = (id(spec.mesh), id(spec.placements), id(group))
+        if same not in self._known:
+            self._known[same] = self._over_mesh(spec, fsdp, group), spec.placements
+        return self._known[same][0]
+
+    def _over_mesh(self, spec, fsdp, group) -> Arrangement:
         key = (id(spec.mesh), spec.placements, id(group))
         found = self._found.get(key)
         if found is None:
@@ -212,12 +220,13 @@ def choose_dtypes(
             "INVALID_REQUEST",
         )
     for target in targets:
-        own = before.get(id(target.tensor), target.tensor.dtype)
+        held = target.tensor.dtype
+        own = before.get(id(target.tensor), held) if before else held
         if dtype is not None and target.persistent and _memory.is_castable(own):
             target.dtype = dtype
         else:
             target.dtype = own
-            target.cast = target.tensor.dtype if own != target.tensor.dtype else None
+            target.cast = held if own != held else None
         if not _memory.number_of(own):
             raise Unimplemented(
                 f"filling {target.name}: checkpoints hold no {own}",
