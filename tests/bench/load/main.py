@@ -62,7 +62,7 @@ def measure_loads(options, start, result):
     ranks = options.ranks
     saved = dcp_checkpoint(start, options.directory, source, options.bytes, ranks)
     elsewhere = dcp_checkpoint(start, options.directory, source, options.bytes, 2 if ranks != 2 else 4)
-    arena = nbytes // ranks * 21 // 20 + (4 << 20)
+    arena = nbytes // ranks * 51 // 50 + (4 << 20)
     with start(ranks, arena) as daemons:
         bench = rounds.Bench(daemons, source, saved, elsewhere, options.bytes, ranks)
         names = [n for n in (*contenders.OURS, *contenders.RIVALS) if options.only in n]

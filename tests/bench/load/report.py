@@ -58,14 +58,19 @@ def warm(table, found, nbytes, ranks):
     views = median(found["mmap views"])
     table.plain("vs mmap views, first load", f"{views / off:.2f} x")
     table.at_least("vs mmap views, re-attach", views / median(found["ckptd, re-attach"]), 3)
-    shared = [daemon_and_trainers(sample) for sample in found["ckptd, digests off"]]
+    memory(table, found["ckptd, digests off"], nbytes)
+
+
+def memory(table, samples, nbytes):
+    """What all daemons and trainers together have of the weights, and what trainers add to it."""
+    samples = [sample for sample in samples if sample["daemons"]]
+    if not samples:  # daemons of another user
+        table.plain("memory of daemons and trainers", "hidden")
+        return
+    shared = [sample["daemons"]["shmem"] + sum(rank["shmem"][1] for rank in sample["memory"]) for sample in samples]
     table.at_most("shared memory of daemons and trainers / S", statistics.median(shared) / nbytes, 1.05, "S")
-
-
-def daemon_and_trainers(sample):
-    """Trainers' proportional shared memory, and private copies they made of it."""
-    return sum(after for rank in sample["memory"] for _, after in [rank["shmem"]]) + \
-        sample.get("daemon_shmem", 0)
+    own = [after - before for sample in samples for before, after in (rank["anon"] for rank in sample["memory"])]
+    table.plain("memory a trainer adds to that", f"{statistics.median(own) / 1e6:.3g} MB")
 
 
 def cold(table, found):

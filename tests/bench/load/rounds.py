@@ -1,8 +1,9 @@
-"""Runs samples: fresh processes each, contenders interleaved, the first round dropped."""
+"""Runs samples: fresh processes each, contenders in another order each round, the first round dropped."""
 
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -94,6 +95,8 @@ class Bench:
                     log = pathlib.Path(folder, f"log-{rank}").read_text()[-3000:]
                     raise SystemExit(f"bench: {contender}: rank {rank} did not finish:\n{log}")
             time.sleep(0.02)
+        # While all of them hold what they have loaded.
+        daemons = daemon_memory(self.daemons, self.ranks) if contender in contenders.OURS else None
         ranks = [json.loads(file.read_text()) for file in files]
         slowest = max(ranks, key=lambda r: r["touched"])
         return {
@@ -101,6 +104,7 @@ class Bench:
             "loaded": max(r["loaded"] for r in ranks),
             "stages": slowest.get("stages"),
             "memory": [r["memory"] for r in ranks],
+            "daemons": daemons,
             "checksums": [r.get("checksums") for r in ranks],
         }
 
@@ -120,8 +124,10 @@ def run(bench, names, rounds, floor, cold, say):
     """name -> samples of `rounds` rounds, after one that is dropped but has its bytes compared."""
     found = {name: [] for name in (floor, *names)}
     for number in range(rounds + 1):
-        first = {}
-        for name in found:
+        first, order = {}, list(found)
+        # What ran just before weighs on some: memory that was freed goes back to the host.
+        random.Random(number).shuffle(order)
+        for name in order:
             say(f"round {number}/{rounds}  {name}")
             if name == floor:
                 if cold:
