@@ -1,9 +1,10 @@
-"""Torch's private names are known to one file of the Python package."""
+"""Torch's private names are known to two files of the Python package: one for FSDP1, one for the rest."""
 
 import ast
 import pathlib
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "client/python/src/ckptd/torch"
+ADAPTERS = ("_private.py", "_private_fsdp1.py")
 # Of Hugging Face transformers, not of torch.
 FOREIGN = {"_init_weights", "_is_hf_initialized", "_orig_mod", "_checkpoint_wrapped_module"}
 
@@ -35,11 +36,11 @@ def private_attributes(path):
     )
 
 
-def test_only_the_adapter_uses_private_names_of_torch():
-    files = [path for path in PACKAGE.glob("*.py") if path.name != "_private.py"]
+def test_only_the_adapters_use_private_names_of_torch():
+    files = [path for path in PACKAGE.glob("*.py") if path.name not in ADAPTERS]
     assert len(files) > 5
     assert [name for path in files for name in private_attributes(path)] == []
 
 
-def test_the_adapter_does_use_some():
-    assert private_attributes(PACKAGE / "_private.py")
+def test_the_adapters_do_use_some():
+    assert all(private_attributes(PACKAGE / name) for name in ADAPTERS)

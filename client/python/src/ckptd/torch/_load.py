@@ -16,7 +16,7 @@ from .._errors import Error, InvalidArgument, Unimplemented
 from .._layout import RankLayout
 from .._rpc import Deadline
 from .._shard import Shard
-from . import _buffers, _memory, _names, _place, _private, _targets
+from . import _buffers, _memory, _names, _place, _private, _private_fsdp1, _targets
 from ._result import LoadResult
 from ._targets import Target
 
@@ -201,13 +201,13 @@ def list_targets(model: nn.Module, dtype: Optional[torch.dtype] = None) -> List[
     """
     modules = _names.modules_of(model)
     groups = _private.Groups(module for _, module in modules)
-    flats = _private.flats_of(modules, _names.clean)
+    flats = _private_fsdp1.flats_of(modules, _names.clean)
     groups.settle()
     for flat in flats:
         flat.settle()
     with _private.plain_reads():
         targets = _targets.collect(modules, groups, flats)
-        _targets.choose_dtypes(targets, dtype, _private.buffer_dtypes(modules, _names.clean))
+        _targets.choose_dtypes(targets, dtype, _private_fsdp1.buffer_dtypes(modules, _names.clean))
     _check_devices(targets)
     return targets
 

@@ -21,7 +21,7 @@ from .._layout import (
     RankLayout,
     Sharding,
 )
-from . import _private, _memory
+from . import _memory, _private, _private_fsdp1
 from ._names import clean
 
 # There are as many of some objects as tensors: fewer dictionaries are fewer pages of memory.
@@ -93,7 +93,7 @@ class Target:
     fsdp: Optional[object] = None  # its FSDPParam
     spec: Optional[object] = None  # its DTensorSpec
     dtype: Optional[torch.dtype] = None  # wanted
-    flat: Optional[_private.Flat] = None
+    flat: Optional[_private_fsdp1.Flat] = None
     cast: Optional[torch.dtype] = None  # to which it is cast when it is placed, by a copy
 
     @property
@@ -119,7 +119,7 @@ def stated(target: Target) -> List[Tuple[List[str], torch.Size]]:
 
 
 def collect(
-    modules: List[Tuple[str, nn.Module]], groups: _private.Groups, flats: List[_private.Flat]
+    modules: List[Tuple[str, nn.Module]], groups: _private.Groups, flats: List[_private_fsdp1.Flat]
 ) -> List[Target]:
     """All parameters and buffers of `modules`, (path, module), each object once."""
     found: Dict[int, Target] = {}
@@ -157,7 +157,7 @@ def collect(
     return list(found.values()) + [_of_flat(flat) for flat in flats]
 
 
-def _of_flat(flat: _private.Flat) -> Target:
+def _of_flat(flat: _private_fsdp1.Flat) -> Target:
     arrangement = Arrangement(None, None, flat.device)
     return Target([flat.name], flat.parameter, [], False, True, arrangement, flat=flat)
 
@@ -185,7 +185,7 @@ def _check_managed_here(full_name: str, slot) -> None:
 
 
 def _check_not_flattened(name: str, param: nn.Parameter) -> None:
-    if _private.is_flattened(param):
+    if _private_fsdp1.is_flattened(param):
         raise FailedPrecondition(
             f"filling {name}: it lies in a flat parameter of FSDP1 outside of the module given; "
             "pass the whole model to load_into",
@@ -258,7 +258,7 @@ class _Statement:
         padded = None if fsdp is None else fsdp.fsdp_placement.dim
         return Sharding(self._mesh(spec.mesh), placements, padded)
 
-    def flat_sharding(self, flat: _private.Flat) -> int:
+    def flat_sharding(self, flat: _private_fsdp1.Flat) -> int:
         if flat.ranks is None:
             return self._add(Sharding())
         mesh = Mesh((len(flat.ranks),), flat.ranks)
