@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
 from accelerate.utils import fsdp_utils
-from fsdp_cases import local, numbers
-from safetensors.torch import load_file, save_file
+from fsdp_cases import numbers
+from safetensors.torch import save_file
 from spread_bench import (
-    BROADCAST,
     Bare,
     accelerates,
     assert_equal,

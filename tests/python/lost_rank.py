@@ -10,7 +10,6 @@ import pathlib
 import sys
 import time
 
-import ckptd.torch
 import torch
 import torch.distributed as dist
 from fsdp_cases import numbers

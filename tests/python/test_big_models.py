@@ -3,7 +3,7 @@
 import pytest
 
 torch = pytest.importorskip("torch")
-accelerate = pytest.importorskip("accelerate")
+pytest.importorskip("accelerate")
 
 import accelerate.utils  # noqa: E402
 import ckptd.accelerate  # noqa: E402

@@ -8,7 +8,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _private  # noqa: E402
 from fsdp_cases import (  # noqa: E402
     Net,
     assert_in_daemon_memory,

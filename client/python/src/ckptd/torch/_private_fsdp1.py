@@ -6,7 +6,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 import torch
 from torch import nn
 
-from .._errors import Unimplemented
+from .._errors import FailedPrecondition, Unimplemented
 from . import _private
 
 try:

@@ -21,7 +21,7 @@ from .. import _address, _client
 from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._shard import Shard
-from . import _agree, _lazy, _load, _memory, _names, _place, _private, _stage, _targets
+from . import _agree, _lazy, _load, _memory, _names, _place, _stage, _targets
 from ._lazy import InFile
 from ._place import Entry
 from ._result import LoadResult
