@@ -168,9 +168,9 @@ void AddConfigFlags(CLI::App& app, Config& config) {
       "daemon may run on, or, where they are of several, gives the ranks of a host the nodes in "
       "blocks; a number; or off");
   add("read", config.read,
-      "How storage is read: auto takes, for each MiB, a mapping of what is cached (for GPU memory, "
-      "copies of it), and else reads past the page cache (O_DIRECT); map, buffer or direct force "
-      "one way");
+      "How storage is read: auto takes, for each MiB, a mapping of what is cached (copies of it for "
+      "GPU memory, and where mapping is slow), and else reads past the page cache (O_DIRECT); map, "
+      "buffer or direct force one way");
   add("reader-threads", config.reader_threads,
       "Threads that read storage; 0 means one per core, for GPU memory at most one per 8 MiB of "
       "--staging");

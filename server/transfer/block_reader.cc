@@ -13,8 +13,17 @@ namespace ckptd {
 bool BlockReader::Ahead(const WorkItem& item) {
   auto source = files_.Acquire(item.file);
   // Begin says what is wrong.
-  if (!source.ok() || files_.WayOf(**source, item) != ReadWay::kDirect) return false;
+  if (!source.ok() || WayOf(**source, item) != ReadWay::kDirect) return false;
   return Start(item, *std::move(source)) && started_.size() < most_ahead_;
+}
+
+ReadWay BlockReader::WayOf(const OpenSource& source, const WorkItem& item) {
+  // Looking at the page cache takes microseconds: once per item, ahead or as it begins.
+  if (!looked_at_.has_value() || looked_at_->file != item.file || looked_at_->begin != item.begin) {
+    found_ = files_.WayOf(source, item);
+    looked_at_ = item;
+  }
+  return found_;
 }
 
 bool BlockReader::Start(const WorkItem& item, std::shared_ptr<OpenSource> source) {
@@ -37,7 +46,7 @@ absl::Status BlockReader::Begin(const WorkItem& item, bool elsewhere) {
     return !started_.empty() && started_.front().item.file == item.file &&
            started_.front().item.begin == item.begin;
   };
-  way_ = begun() ? ReadWay::kDirect : files_.WayOf(*source_, item);
+  way_ = begun() ? ReadWay::kDirect : WayOf(*source_, item);
   if (way_ == ReadWay::kDirect && (begun() || (started_.empty() && Start(item, source_)))) {
     slot_ = started_.front().slot;
     started_.pop_front();
@@ -47,12 +56,18 @@ absl::Status BlockReader::Begin(const WorkItem& item, bool elsewhere) {
     slot_.reset();
   }
   if (way_ == ReadWay::kMap) {  // cached
-    if (elsewhere && files_.MayBuffer()) way_ = ReadWay::kBuffer;
+    if (files_.MayBuffer() && (elsewhere || BetterCopied(item))) way_ = ReadWay::kBuffer;
     return absl::OkStatus();
   }
   if (way_ == ReadWay::kDirect) way_ = ReadWay::kBuffer;
   if (!files_.Cached(*source_, item)) ReadAhead(*source_, item.begin);
   return absl::OkStatus();
+}
+
+bool BlockReader::BetterCopied(const WorkItem& item) {
+  const std::span<const std::byte> mapping = source_->mapping.span();
+  if (mapping.size() < kLeastProbedFile) return false;
+  return probe_.Slow(mapping.subspan(item.begin, item.end - item.begin));
 }
 
 absl::Status BlockReader::Use(uint64_t offset, size_t bytes,

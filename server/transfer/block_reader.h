@@ -13,6 +13,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "server/transfer/direct_reads.h"
+#include "server/transfer/map_probe.h"
 #include "server/transfer/source_files.h"
 
 namespace ckptd {
@@ -25,9 +26,10 @@ inline constexpr size_t kReadBlockBytes = 256 << 10;
 class BlockReader {
  public:
   // At most `direct_reads` of kItemBytes are in flight at a time; 0: none ever.
-  BlockReader(SourceFiles& files, size_t direct_reads)
+  BlockReader(SourceFiles& files, size_t direct_reads, MapProbe probe = MapProbe())
       : files_(files),
         most_ahead_(direct_reads),
+        probe_(probe),
         buffer_(std::make_unique_for_overwrite<std::byte[]>(kReadBlockBytes)) {}
 
   // Starts reading an item that will be begun later, if it is to be read directly and
@@ -64,12 +66,17 @@ class BlockReader {
     size_t slot = 0;
   };
 
+  ReadWay WayOf(const OpenSource& source, const WorkItem& item);
+  bool BetterCopied(const WorkItem& item);
   bool Start(const WorkItem& item, std::shared_ptr<OpenSource> source);
   absl::Status UseMapped(uint64_t offset, size_t bytes,
                          absl::FunctionRef<void(std::span<const std::byte>)> use);
 
   SourceFiles& files_;
   const size_t most_ahead_;
+  MapProbe probe_;
+  std::optional<WorkItem> looked_at_;      // the item whose way was asked for last
+  ReadWay found_ = ReadWay::kBuffer;       // and what it was
   std::unique_ptr<std::byte[]> buffer_;
   std::shared_ptr<OpenSource> source_;
   uint32_t file_ = 0;

@@ -7,7 +7,8 @@
 namespace ckptd {
 
 enum class ReadWay : uint8_t {
-  // For each item: mapped when it is cached (for staging: buffered), else direct, else buffered.
+  // For each item: mapped when it is cached (buffered for staging, and where mapping is found to
+  // be slow), else direct, else buffered.
   kAuto,
   kMap,     // a mapping of the page cache, which saves a copy
   kBuffer,  // pread into a small buffer, or straight into staging memory: works everywhere

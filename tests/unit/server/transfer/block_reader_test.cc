@@ -4,12 +4,16 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/base/reasons.h"
+#include "server/transfer/sigbus_guard.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 #include "tests/testing/transfer_world.h"
 
 namespace ckptd {
@@ -69,6 +73,42 @@ TEST_P(BlockReaderTest, MapsWhatIsBroughtElsewhereOnlyIfNothingElseMayBe) {
   BlockReader reader(files, 2);
   ASSERT_OK(reader.Begin(item_, true));
   EXPECT_EQ(reader.way() == ReadWay::kMap, GetParam() == ReadWay::kMap);
+}
+
+// A clock of which every look takes `step`: so long lasts each touch of a mapping.
+struct FakeClock {
+  static std::chrono::steady_clock::time_point Now() { return time += step; }
+  static inline std::chrono::steady_clock::time_point time;
+  static inline std::chrono::nanoseconds step{0};
+};
+
+// By which way a cached MiB of a file of so many bytes is read.
+ReadWay WayOfCached(uint64_t file_bytes, ReadWay way, std::chrono::nanoseconds touch) {
+  const TempFolder folder;
+  const std::string path = folder.Write("sparse", std::string(kBytes, 'x'));
+  std::filesystem::resize_file(path, file_bytes);
+  CheckpointIndex index;
+  index.files.push_back({.path = path, .bytes = file_bytes});
+  WorkItem item;
+  item.end = kBytes;
+  const std::vector<WorkItem> items = {item};
+  SourceFiles files(index, items, way);
+  FakeClock::step = touch;
+  BlockReader reader(files, 2, MapProbe(FakeClock::Now));
+  EXPECT_TRUE(reader.Begin(item).ok());
+  return reader.way();
+}
+
+TEST(CachedBytes, AreCopiedOutOfTheCacheWhereMappingIsSlow) {
+  if (!SigbusGuardInForce()) GTEST_SKIP() << "nothing is mapped: another handler of SIGBUS";
+  EXPECT_EQ(WayOfCached(kLeastProbedFile, ReadWay::kAuto, kSlowFault), ReadWay::kMap);
+  EXPECT_EQ(WayOfCached(kLeastProbedFile, ReadWay::kAuto, 2 * kSlowFault), ReadWay::kBuffer);
+}
+
+TEST(CachedBytes, AreMappedWhateverItTakesIfSaidSoOrOfASmallFile) {
+  if (!SigbusGuardInForce()) GTEST_SKIP() << "nothing is mapped: another handler of SIGBUS";
+  EXPECT_EQ(WayOfCached(kLeastProbedFile, ReadWay::kMap, 2 * kSlowFault), ReadWay::kMap);
+  EXPECT_EQ(WayOfCached(kLeastProbedFile - 1, ReadWay::kAuto, 2 * kSlowFault), ReadWay::kMap);
 }
 
 TEST_P(BlockReaderTest, ReportsAFileThatWasCutSinceTheItemBegan) {

@@ -1,0 +1,33 @@
+#include "server/transfer/map_probe.h"
+
+#include <algorithm>
+#include <array>
+
+#include "server/transfer/sigbus_guard.h"
+
+namespace ckptd {
+
+bool MapProbe::Slow(std::span<const std::byte> mapped) {
+  if (trusted_ > 0) {
+    --trusted_;
+    return slow_;
+  }
+  if (mapped.size() < kTouches * kFaultReach) return false;
+  // Not one time for all: a virtual machine may lose its processor in between.
+  std::array<std::chrono::nanoseconds, kTouches> took = {};
+  const bool whole = RunGuarded(mapped, [&] {
+    for (size_t i = 0; i < kTouches; ++i) {
+      const auto before = now_();
+      static_cast<void>(*static_cast<const volatile std::byte*>(&mapped[i * kFaultReach]));
+      took[i] = now_() - before;
+    }
+  });
+  std::nth_element(took.begin(), took.begin() + kTouches / 2, took.end());
+  const bool slow = whole && took[kTouches / 2] > kSlowFault;
+  // One alone may be the machine's doing.
+  if (slow == slow_) trusted_ = kTrust;
+  slow_ = slow;
+  return slow;
+}
+
+}  // namespace ckptd
