@@ -80,7 +80,7 @@ std::string WaysOf(const LoadProgress& progress) {
                                         progress.mapped_bytes + progress.direct_bytes);
   std::string out;
   for (const auto& [way, bytes] : {std::pair{"mapped from the page cache", progress.mapped_bytes},
-                                   std::pair{"past it", progress.direct_bytes},
+                                   std::pair{"past the page cache", progress.direct_bytes},
                                    std::pair{"through buffers", buffered}}) {
     if (bytes > 0) out += fmt::format("{}{} {}", out.empty() ? " (" : ", ", HumanBytes(bytes), way);
   }
@@ -119,13 +119,13 @@ void PrintCheckpoint(const CheckpointInfo& checkpoint, Context& context) {
        {"rank", fmt::format("{} of {}", checkpoint.rank, checkpoint.world_size)},
        {"shard", fmt::format("{}, {}", Counted(checkpoint.tensor_count, "tensor"),
                              HumanBytes(checkpoint.slab_bytes))},
-       {"all ranks", moved ? fmt::format("{}, {} read from storage{}", HumanBytes(progress.bytes_done),
+       {"all ranks", moved ? fmt::format("{}, {} of files read{}", HumanBytes(progress.bytes_done),
                                          HumanBytes(progress.storage_bytes), WaysOf(progress))
                            : ""},
        {"host tier", progress.restored_bytes > 0
                          ? HumanBytes(progress.restored_bytes) + " of this rank restored"
                          : ""},
-       {"speed", progress.bytes_per_second > 0 ? HumanRate(progress.bytes_per_second) : ""},
+       {"transferred at", progress.bytes_per_second > 0 ? HumanRate(progress.bytes_per_second) : ""},
        {"stages", StagesOf(progress)},
        {"digests", checkpoint.digests ? "yes" : "no"},
        {"leases", std::to_string(checkpoint.lease_count)},

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -19,11 +20,14 @@ BLOCK_ELEMENTS = 4 << 20
 
 
 def parse_bytes(text: str) -> int:
-    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
-    for unit, factor in units.items():
-        if text.upper().endswith(unit):
-            return int(float(text[: -len(unit)]) * factor)
-    return int(text)
+    """Bytes of "300MB", "1.6GB", "64KB" or a plain number, as an argument's type."""
+    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "": 1}
+    unit = next(unit for unit in units if text.upper().endswith(unit))
+    with contextlib.suppress(ValueError, OverflowError):
+        nbytes = int(float(text[: len(text) - len(unit)]) * units[unit])
+        if nbytes > 0:
+            return nbytes
+    raise argparse.ArgumentTypeError(f"{text!r} is no size: write 300MB, 1.6GB or a number of bytes")
 
 
 def split(tensors):
@@ -70,10 +74,11 @@ def make(directory: pathlib.Path, total: int) -> int:
     nbytes = sum(2 * int(np.prod(size)) for group in groups for _, size in group)
     if stamp.exists() and json.loads(stamp.read_text()) == wanted:
         return nbytes
-    directory.mkdir(parents=True, exist_ok=True)
-    free = os.statvfs(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    free = os.statvfs(directory.parent)
     if free.f_bavail * free.f_frsize < nbytes * 11 // 10:
         sys.exit(f"make_checkpoint: {directory} has too little space for {nbytes / 1e9:.1f} GB")
+    directory.mkdir(exist_ok=True)
     generator = np.random.default_rng(20)
     weight_map = {}
     for i, group in enumerate(groups):

@@ -298,6 +298,26 @@ absl::StatusOr<JobLock> LockJob(const Config& config, const LaunchOptions& optio
                                config.job, folder));
 }
 
+// What launch alone knows of its options. Errors: CONFIG_INVALID.
+absl::Status CheckOptions(const Config& config, const LaunchOptions& options) {
+  const auto invalid = [](std::string message) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, std::move(message));
+  };
+  if (!std::isfinite(options.start_timeout)) {
+    return invalid("launching: --start-timeout is not a number of seconds; give it one");
+  }
+  if (options.nnodes > 1 && !options.rendezvous_given && config.rendezvous.rfind("127.", 0) == 0) {
+    return invalid("launching on several nodes: say where rank 0 listens with --rendezvous "
+                   "HOST:PORT, the same on each node");
+  }
+  if (options.rendezvous_given && config.world_size > 1 && config.rendezvous.ends_with(":0")) {
+    return invalid(fmt::format("launching with --rendezvous {}: no other rank would know which port "
+                               "that becomes; name one, or on one host leave the option out",
+                               config.rendezvous));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 int LaunchCommand(const Config& given, const LaunchOptions& options) {
@@ -309,15 +329,8 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
   LogLevel level = LogLevel::kInfo;
   ParseLogLevel(config.log_level, level);
   InitLogging("launch", level);
-  if (!std::isfinite(options.start_timeout)) {
-    PrintError(MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
-                         "launching: --start-timeout is not a number of seconds; give it one"));
-    return kExitUsage;
-  }
-  if (options.nnodes > 1 && !options.rendezvous_given && config.rendezvous.rfind("127.", 0) == 0) {
-    PrintError(MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
-                         "launching on several nodes: say where rank 0 listens with --rendezvous "
-                         "HOST:PORT, the same on each node"));
+  if (const absl::Status said = CheckOptions(config, options); !said.ok()) {
+    PrintError(said);
     return kExitUsage;
   }
   absl::StatusOr<HeldPort> held = HeldPort();

@@ -13,17 +13,21 @@ namespace ckptd {
 bool BlockReader::Ahead(const WorkItem& item) {
   auto source = files_.Acquire(item.file);
   // Begin says what is wrong.
-  if (!source.ok() || WayOf(**source, item) != ReadWay::kDirect) return false;
+  if (!source.ok()) return false;
+  const ReadWay way = files_.WayOf(**source, item);
+  found_ahead_.push_back({item.file, item.begin, way});
+  if (way != ReadWay::kDirect) return false;
   return Start(item, *std::move(source)) && started_.size() < most_ahead_;
 }
 
+// Looking at the page cache takes microseconds: what was found ahead still counts.
 ReadWay BlockReader::WayOf(const OpenSource& source, const WorkItem& item) {
-  // Looking at the page cache takes microseconds: once per item, ahead or as it begins.
-  if (!looked_at_.has_value() || looked_at_->file != item.file || looked_at_->begin != item.begin) {
-    found_ = files_.WayOf(source, item);
-    looked_at_ = item;
+  while (!found_ahead_.empty()) {
+    const FoundAhead found = found_ahead_.front();
+    found_ahead_.pop_front();
+    if (found.file == item.file && found.begin == item.begin) return found.way;
   }
-  return found_;
+  return files_.WayOf(source, item);
 }
 
 bool BlockReader::Start(const WorkItem& item, std::shared_ptr<OpenSource> source) {
@@ -46,7 +50,8 @@ absl::Status BlockReader::Begin(const WorkItem& item, bool elsewhere) {
     return !started_.empty() && started_.front().item.file == item.file &&
            started_.front().item.begin == item.begin;
   };
-  way_ = begun() ? ReadWay::kDirect : WayOf(*source_, item);
+  way_ = WayOf(*source_, item);
+  if (begun()) way_ = ReadWay::kDirect;
   if (way_ == ReadWay::kDirect && (begun() || (started_.empty() && Start(item, source_)))) {
     slot_ = started_.front().slot;
     started_.pop_front();

@@ -66,6 +66,13 @@ class BlockReader {
     size_t slot = 0;
   };
 
+  // How an item that was asked for ahead is best read.
+  struct FoundAhead {
+    uint32_t file = 0;
+    uint64_t begin = 0;
+    ReadWay way = ReadWay::kBuffer;
+  };
+
   ReadWay WayOf(const OpenSource& source, const WorkItem& item);
   bool BetterCopied(const WorkItem& item);
   bool Start(const WorkItem& item, std::shared_ptr<OpenSource> source);
@@ -75,8 +82,7 @@ class BlockReader {
   SourceFiles& files_;
   const size_t most_ahead_;
   MapProbe probe_;
-  std::optional<WorkItem> looked_at_;      // the item whose way was asked for last
-  ReadWay found_ = ReadWay::kBuffer;       // and what it was
+  std::deque<FoundAhead> found_ahead_;     // of items that have not begun
   std::unique_ptr<std::byte[]> buffer_;
   std::shared_ptr<OpenSource> source_;
   uint32_t file_ = 0;

@@ -85,7 +85,8 @@ std::span<const std::byte> DirectReads::Wait(size_t number) {
 
 void DirectReads::Release(size_t number) {
   if (slots_[number].in_flight) Wait(number);
-  slots_[number].taken = false;
+  // Not to be had again while the kernel may still write there.
+  slots_[number].taken = slots_[number].in_flight;
 }
 
 }  // namespace ckptd

@@ -24,8 +24,10 @@ bool MapProbe::Slow(std::span<const std::byte> mapped) {
   });
   std::nth_element(took.begin(), took.begin() + kTouches / 2, took.end());
   const bool slow = whole && took[kTouches / 2] > kSlowFault;
-  // One alone may be the machine's doing.
-  if (slow == slow_) trusted_ = kTrust;
+  // The first megabytes of a file that was read in order lie in smaller pages than the rest, and
+  // one look alone may be the machine's doing: trust grows, and starts again.
+  trust_ = slow == slow_ ? std::min(2 * trust_ + 1, kMostTrust) : 0;
+  trusted_ = trust_;
   slow_ = slow;
   return slow;
 }

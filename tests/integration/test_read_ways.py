@@ -67,7 +67,7 @@ def test_what_is_not_cached_is_read_past_the_page_cache(tmp_path, large):
         assert int(group.json("get", name)["progress"]["direct_bytes"]) == direct
         shown = subprocess.run([BINARIES / "ckptctl", "get", name], env=group.environment, capture_output=True,
                                text=True, timeout=20, check=True)
-        assert "past it" in shown.stdout, shown.stdout
+        assert "past the page cache" in shown.stdout, shown.stdout
         drop_from_page_cache(large[0])
 
 

@@ -14,19 +14,23 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-for folder in ("tests/integration", "tests/testing", "client/python/src"):
+for folder in ("tests/integration", "tests/testing", "client/python/src", "deploy/main_job"):
     sys.path.insert(0, str(ROOT / folder))
 
 import ckptd  # noqa: E402
 from group import save, wait_until  # noqa: E402
 from hosts import PORT, SpreadGroup, TwoHosts, transfer_seconds, why_not  # noqa: E402
 
+import make_checkpoint  # noqa: E402
+
+import arguments  # noqa: E402
 import report  # noqa: E402
 
 STREAMS = 4
@@ -35,9 +39,13 @@ AUTHS = {"ckptd, with a key": (), "ckptd, open": ("--peer-auth", "none")}
 TENSOR = 4096 * 4096 * 2
 
 
-def bytes_of(text):
-    units = {"MB": 10**6, "GB": 10**9}
-    return int(float(text[:-2]) * units[text[-2:]])
+def rates_of(text):
+    """Rates as tc writes them, or none."""
+    rates = text.split(",")
+    for rate in rates:
+        if not re.fullmatch(r"none|[1-9][0-9.]*[kmg]bit", rate):
+            raise argparse.ArgumentTypeError(f"{rate!r} is no rate: write 1gbit, 500mbit or none")
+    return rates
 
 
 def iperf3(network):
@@ -107,28 +115,31 @@ def show(result, rounds, target):
     return table
 
 
-def arguments():
+def read_arguments():
     parser = argparse.ArgumentParser(prog="tests/bench/run link", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", default="1gbit,2500mbit,5gbit,none", help="of the links, as tc writes them, or none")
-    parser.add_argument("--size", default="512MB", help="of the checkpoint (default 512MB)")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds (default 3); one more is dropped")
+    parser.add_argument("--rates", type=rates_of, default="1gbit,2500mbit,5gbit,none",
+                        help="of the links, as tc writes them, or none (default %(default)s)")
+    parser.add_argument("--size", type=make_checkpoint.parse_bytes, default="512MB",
+                        help="of the checkpoint (default 512MB)")
+    parser.add_argument("--rounds", type=arguments.count, default=3,
+                        help="measured rounds (default 3), after one to warm up")
     parser.add_argument("--target", type=float, default=0.7, help="of what iperf3 moves (default 0.7)")
-    parser.add_argument("--json", type=pathlib.Path, help="write all samples here")
-    return parser.parse_args()
+    parser.add_argument("--json", type=arguments.output, help="write all samples here")
+    return arguments.parse(parser)
 
 
 def main():
-    options = arguments()
+    options = read_arguments()
     if reason := why_not():
         sys.exit(f"bench: {reason}")
     import torch
-    count = max(1, bytes_of(options.size) // TENSOR)
+    count = max(1, options.size // TENSOR)
     result = {"bytes": count * TENSOR, "links": {}}
     with tempfile.TemporaryDirectory() as folder:
         tensors = {f"w{i}": torch.randn(4096, 4096).to(torch.bfloat16) for i in range(count)}
         path = save(pathlib.Path(folder) / "m.safetensors", tensors)
-        for rate in options.rates.split(","):
+        for rate in options.rates:
             result["links"][rate] = measure(rate, path, result["bytes"], options.rounds, folder)
     table = show(result, options.rounds, options.target)
     result["table"] = table.lines
@@ -138,4 +149,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    arguments.run(main)

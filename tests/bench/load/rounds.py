@@ -128,7 +128,7 @@ def run(bench, names, rounds, floor, cold, say):
         # What ran just before weighs on some: memory that was freed goes back to the host.
         random.Random(number).shuffle(order)
         for name in order:
-            say(f"round {number}/{rounds}  {name}")
+            say(f"{f'round {number}/{rounds}' if number else 'warming up'}  {name}")
             if name == floor:
                 if cold:
                     contenders.drop_from_page_cache(bench.files)
