@@ -272,9 +272,11 @@ absl::Status LoadRunner::FindBehind(const absl::Status& status) {
   }
   const auto& [least, ranks] = *by_exchanges.begin();
   if (least == most) return status;
-  return WithFact(WithContext(status, fmt::format("rank {}: behind at {} exchanges, others have done {}",
-                                                  fmt::join(ranks, ", "), least, most)),
-                  "rank", std::to_string(ranks.front()));
+  const bool one = ranks.size() == 1;  // of several, who holds up the others is not known
+  absl::Status named =
+      WithContext(status, fmt::format("{} {}: behind at {} exchanges, others have done {}",
+                                      one ? "rank" : "ranks", fmt::join(ranks, ", "), least, most));
+  return one ? WithFact(named, "rank", std::to_string(ranks.front())) : named;
 }
 
 absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {

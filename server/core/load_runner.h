@@ -97,8 +97,8 @@ class LoadRunner {
   // An error of a communicator, which knows that somebody is gone and not who: that of the
   // rank that does not answer, if there is one.
   absl::Status FindGone(const absl::Status& status);
-  // When a wait for a communicator has passed its deadline: that of the rank that has done
-  // fewer exchanges than others, if there is one.
+  // When a wait for a communicator has passed its deadline: says which ranks have done fewer
+  // exchanges than others, and names the rank where it is one.
   absl::Status FindBehind(const absl::Status& status);
   // Not OK when several readers have waited for each other for too long: none of them can
   // tell by itself a link that stands still from storage that is slow elsewhere.
