@@ -29,7 +29,7 @@ class MapProbe {
 
   // Whether the next item, of which `mapped` is the mapping, is better copied out. Touches
   // some of it, by which it is mapped, and takes the median. The more looks in a row were alike,
-  // the more items (1, 3, 7 ... kMostTrust) get that answer without one. A file that is cut: no.
+  // the more items (1, 3, 7 ... kMostTrust) get that answer without one. A file found cut: no.
   bool Slow(std::span<const std::byte> mapped);
 
  private:

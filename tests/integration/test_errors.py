@@ -193,6 +193,19 @@ def test_what_cannot_be_written_is_said_and_fails(command):
     assert ended.returncode == 1 and f"{program}: writing to standard output: " in ended.stderr
 
 
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        (("--rendezvous", "127.0.0.1:0"), "no other rank would know which port that becomes"),
+        (("--nnodes", "2"), "say where rank 0 listens with --rendezvous HOST:PORT"),
+    ],
+)
+def test_launch_refuses_a_place_where_other_ranks_could_not_find_the_leader(tmp_path, options, sentence):
+    ended = subprocess.run([BINARIES / "ckptd", "launch", "--nproc", "2", "--run-dir", tmp_path, *options],
+                           env=clean_environment(), capture_output=True, text=True, timeout=20)
+    assert ended.returncode == 2 and sentence in ended.stderr and "[CONFIG_INVALID]" in ended.stderr, ended.stderr
+
+
 def test_a_start_timeout_that_is_no_number_of_seconds_is_refused(tmp_path):
     for wrong in ("nan", "inf", "-5", "0", "1e30"):
         ended = subprocess.run([BINARIES / "ckptd", "launch", "--run-dir", tmp_path, "--start-timeout", wrong],

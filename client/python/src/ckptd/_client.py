@@ -36,7 +36,8 @@ def mode_number(mode: str) -> int:
     if number is None:
         raise InvalidArgument(
             f"reading mode={mode!r}: there is no such mode; use 'shared' (read-only), 'private' "
-            "(copy on write) or 'exclusive' (the memory itself); functions of ckptd.torch know 'auto', too",
+            "(copy on write) or 'exclusive' (the memory itself); functions of ckptd.torch know "
+            "'auto', too",
             "INVALID_REQUEST",
         )
     return number

@@ -1,7 +1,9 @@
 #include "server/transfer/block_reader.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -109,6 +111,33 @@ TEST(CachedBytes, AreMappedWhateverItTakesIfSaidSoOrOfASmallFile) {
   if (!SigbusGuardInForce()) GTEST_SKIP() << "nothing is mapped: another handler of SIGBUS";
   EXPECT_EQ(WayOfCached(kLeastProbedFile, ReadWay::kMap, 2 * kSlowFault), ReadWay::kMap);
   EXPECT_EQ(WayOfCached(kLeastProbedFile - 1, ReadWay::kAuto, 2 * kSlowFault), ReadWay::kMap);
+}
+
+TEST(CachedBytes, AreReadAsWasFoundAheadWhateverHappenedSince) {
+  if (!SigbusGuardInForce()) GTEST_SKIP() << "nothing is mapped: another handler of SIGBUS";
+  const TempFolder folder;
+  const std::string path = folder.Write("file", std::string(4 * kBytes, 'x'));
+  CheckpointIndex index;
+  index.files.push_back({.path = path, .bytes = 4 * kBytes});
+  std::vector<WorkItem> items(2);
+  items[0].end = kBytes;
+  items[1].begin = 3 * kBytes;
+  items[1].end = 4 * kBytes;
+  SourceFiles files(index, items, ReadWay::kAuto);
+  BlockReader reader(files, 2);
+  for (const WorkItem& item : items) ASSERT_FALSE(reader.Ahead(item));
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<OpenSource> source, files.Acquire(0));
+  const int fd = source->file.fd.get();
+  ASSERT_EQ(::fsync(fd), 0);
+  ASSERT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+  for (const WorkItem& item : items) {
+    if (SourceFiles::Cached(*source, item)) GTEST_SKIP() << path << " stays in the page cache";
+  }
+  for (const WorkItem& item : items) {
+    ASSERT_OK(reader.Begin(item));
+    EXPECT_EQ(reader.way(), ReadWay::kMap) << item.begin;  // a second look would find it gone
+    reader.End();
+  }
 }
 
 TEST_P(BlockReaderTest, ReportsAFileThatWasCutSinceTheItemBegan) {
