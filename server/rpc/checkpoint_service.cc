@@ -19,6 +19,8 @@ namespace {
 constexpr std::chrono::minutes kLongCall{10};
 constexpr std::chrono::milliseconds kWatchPoll{500};
 constexpr std::chrono::milliseconds kWatchPeriod{100};
+// So that who watches can tell a load that waits from a daemon that stands still.
+constexpr std::chrono::seconds kWatchSilence{2};
 // A watch holds a server thread.
 constexpr int kMaxWatchers = 64;
 
@@ -151,15 +153,18 @@ absl::Status CheckpointServiceImpl::Watch(
     grpc::ServerWriter<v1::WatchCheckpointResponse>* writer) {
   uint64_t seen = 0;
   uint64_t sent = 0;
+  Clock::time_point sent_at;
   while (!context->IsCancelled()) {
     CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info,
                            node_.catalog().Watch(name, seen, Clock::now() + kWatchPoll));
     const bool ended = info.state != CheckpointState::kLoading;
-    if (seen != sent) {
+    const Clock::time_point now = Clock::now();
+    if (seen != sent || now - sent_at >= kWatchSilence) {
       v1::WatchCheckpointResponse response;
       *response.mutable_checkpoint() = ToProto(info);
       if (!writer->Write(response)) return absl::OkStatus();
       sent = seen;
+      sent_at = now;
     }
     if (ended) return absl::OkStatus();
     CKPTD_RETURN_IF_ERROR(node_.CheckNotDraining());

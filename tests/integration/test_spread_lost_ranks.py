@@ -35,7 +35,7 @@ def heard(folder, daemons, how):
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    lost = 0 if how == "its store goes with it" else WORLD - 1
+    lost = 0 if how in ("its store goes with it", "it is rank 0 and late") else WORLD - 1
     files = [folder / f"rank-{rank}.json" for rank in range(WORLD) if rank != lost]
     assert all(file.exists() for file in files), (folder / "stderr").read_text()[-3000:]
     return [json.loads(file.read_text()) for file in files]
@@ -51,4 +51,12 @@ def test_ranks_that_wait_for_a_lost_one_hear_why_within_10_seconds(how, says, da
     for kind, reason, sentence, seconds in heard(tmp_path, daemons, how):
         assert (kind, reason) == ("Aborted", "RANK_LOST"), sentence
         assert says in sentence and "start the job again" in sentence
+        assert seconds < 10
+
+
+@pytest.mark.parametrize("how,lost", [("it is late", WORLD - 1), ("it is rank 0 and late", 0)])
+def test_ranks_that_wait_for_a_late_one_hear_for_whom_within_10_seconds(how, lost, daemons, tmp_path):
+    for kind, _, sentence, seconds in heard(tmp_path, daemons, how):
+        assert kind == "", f"{kind}: {sentence}"
+        assert sentence.endswith(f"still waiting for rank {lost}, which must make the same call")
         assert seconds < 10

@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import subprocess
 import sys
+import time
 
 import ckptd
 import pytest
@@ -87,6 +88,17 @@ def test_a_file_that_was_touched_is_loaded_anew_by_all_stages(trainers, path):
     new = trainers.all(["ab", "cd", "d"])
     assert {c.name for c in new}.isdisjoint({c.name for c in old})
     assert len({c.name for c in new}) == 1
+
+
+def test_a_trainer_that_waits_for_others_hears_within_10_seconds_for_whom(trainers, caplog):
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        loads = [pool.submit(trainers.load, rank, "ab") for rank in (0, 2)]
+        wait_until(lambda: len(caplog.messages) == 2, "both to be told", 10)
+        assert time.monotonic() - began < 10
+        assert len({load.result(PATIENCE).name for load in (*loads, pool.submit(trainers.load, 1, "ab"))}) == 1
+    for said in caplog.messages:
+        assert said.startswith(f"loading {trainers.path}: still waiting for rank 1 to take part")
 
 
 LEFT_ALONE = """

@@ -40,6 +40,7 @@ class FakeDaemon:
         self.calls = []
         self.fail_next = {}  # method -> list of Refusal, raised one a call
         self.stay_loading = False
+        self.watch_silence = 2.0  # seconds until the same progress is told again
         self.bend_acquire = lambda reply: None
         self.bend_segments = lambda fds: fds
         self.fd_status = (0, "")
@@ -291,7 +292,8 @@ class FakeDaemon:
             if reply.checkpoint.state != 1:
                 return
             with self.lock:
-                self.lock.wait_for(lambda: not self.stay_loading or not context.is_active(), 60)
+                self.lock.wait_for(lambda: not self.stay_loading or not context.is_active(),
+                                   self.watch_silence)
             if not context.is_active():
                 return
 

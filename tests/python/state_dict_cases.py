@@ -378,6 +378,50 @@ def a_name_that_rank_0_lacks_is_a_key_error_on_every_rank(bench):
     assert parts == {}
 
 
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
+
+
+def a_count_of_batches_may_be_missing_as_with_torch(bench):
+    state = numbers(Normed())
+    state["norm.num_batches_tracked"].fill_(5)
+    without = {name: value for name, value in state.items() if "num_batches" not in name}
+    for given in (state, without):
+        for build in (sharded, real):
+            theirs, mine, module = build(Normed), build(Normed), build(Normed)
+            expected = torchs(theirs, only_on_first(bench, given), options=BROADCAST)
+            assert set_ours(bench, mine, only_on_first(bench, given)) == expected
+            loads = ckptd.torch.DistModule(module, address=bench.address)
+            assert loads.load_state_dict(only_on_first(bench, given)) == expected
+            for model in (mine, module):
+                assert_equal(model, theirs, "after the load")
+
+
+def hooks_after_load_state_dict_are_run_as_with_torch(bench):
+    state, found = numbers(Net()), {}
+
+    def hooked(name):
+        model = sharded(Net)
+        for path, module in model.named_modules():
+            module.register_load_state_dict_post_hook(
+                lambda module, keys, path=path: found.setdefault(name, []).append((path, keys)))
+        model.odd.register_load_state_dict_post_hook(
+            lambda module, keys: found[name].append(local(module.weight).clone()))
+        return model
+
+    first = only_on_first(bench, state)
+    torchs(hooked("torch"), dict(first), options=BROADCAST)
+    set_ours(bench, hooked("ours"), dict(first))
+    ckptd.torch.DistModule(hooked("module"), address=bench.address).load_state_dict(dict(first))
+    assert len(found["torch"]) == len(found["ours"]) == len(found["module"]) == 8, found
+    for name in ("ours", "module"):
+        for mine, theirs in zip(found[name], found["torch"]):
+            same = torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs
+            assert same, f"{name}: {mine} beside {theirs}"
+
+
 TWO = [
     a_model_on_meta_takes_the_checkpoint_s_types_as_with_torch,
     a_model_on_meta_trains_as_with_torch,
@@ -403,6 +447,8 @@ TWO = [
     a_dict_over_any_placements_is_distribute_tensor_s,
     each_side_of_sharding_belongs_to_its_ranks,
     a_name_that_rank_0_lacks_is_a_key_error_on_every_rank,
+    a_count_of_batches_may_be_missing_as_with_torch,
+    hooks_after_load_state_dict_are_run_as_with_torch,
 ]
 CASES = {2: TWO, 4: [TWO[1], TWO[2], a_dist_module_loads_as_its_contract_says,
                      a_dict_over_any_placements_is_distribute_tensor_s]}

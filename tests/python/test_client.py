@@ -1,6 +1,7 @@
 """Calls, their deadlines and their errors."""
 
 import concurrent.futures
+import dataclasses
 import os
 import pathlib
 import pickle
@@ -8,13 +9,16 @@ import socket
 import threading
 import time
 import traceback
+import types
 
 import ckptd
 import grpc
 import numpy as np
 import pytest
-from ckptd import _rpc
+from ckptd import _client, _proto, _rpc, _types
 from fake_daemon import FakeDaemon, Refusal
+
+NO_PROGRESS = _types.progress_of(_proto.message("Progress")())
 
 
 def test_a_load_waits_until_the_checkpoint_is_active(client, source):
@@ -39,6 +43,37 @@ def test_progress_is_reported_while_waiting(daemon, client, source):
 
     client.load(source[0], progress=note)
     assert seen[0].waiting_ranks == (3, 5)
+
+
+def test_a_load_that_waits_for_ranks_says_so_once(daemon, client, source, caplog, monkeypatch):
+    monkeypatch.setattr(_client, "_SAY_AFTER", 0.05)
+    daemon.stay_loading, daemon.watch_silence = True, 0.01
+    after = []
+
+    def note(_):
+        if caplog.records:
+            after.append(1)
+        if len(after) == 20:
+            with daemon.lock:
+                daemon.stay_loading = False
+                daemon.lock.notify_all()
+
+    client.load(source[0], progress=note)
+    said = [record.getMessage() for record in caplog.records if record.name == "ckptd"]
+    assert len(said) == 1 and "still waiting for ranks 3, 5 to take part" in said[0]
+    assert said[0].startswith(f"loading {source[0]}: ")
+
+
+def test_a_load_that_waits_for_others_than_before_waits_anew(monkeypatch, caplog):
+    now = [0.0]
+    monkeypatch.setattr(_client, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    reminder = _client._Reminder("loading m")
+    for seconds, ranks in ((0, (1, 2)), (5, (2,)), (10, (2,)), (12, ()), (19, ()), (20, (2,)), (27, (2,)), (40, (2,))):
+        now[0] = seconds
+        reminder.look(dataclasses.replace(NO_PROGRESS, waiting_ranks=ranks))
+    assert [record.getMessage() for record in caplog.records] == [
+        "loading m: still waiting for rank 2 to take part (a daemon that joins the group, or a trainer that states "
+        "its tensors)"]
 
 
 def test_a_load_that_does_not_end_names_the_ranks_it_waits_for(daemon, client, source):

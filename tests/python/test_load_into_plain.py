@@ -346,10 +346,95 @@ def test_without_the_private_exchange_the_public_path_is_taken(make, monkeypatch
     assert_in_daemon_memory(model, skip=("freq",))
 
 
-def test_a_model_on_another_device_is_refused(make, monkeypatch):
-    from ckptd.torch import _load, _targets
+def old_norm():
+    """A batch norm, and a state dict from before there were counts."""
+    state = numbers(nn.Sequential(nn.BatchNorm1d(4)))
+    del state["0.num_batches_tracked"]
+    return nn.Sequential(nn.BatchNorm1d(4)), state
 
-    targets = _load.list_targets(on_meta(), None)
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_count_of_batches_that_the_checkpoint_lacks_is_kept_or_starts_at_zero_as_with_torch(make, strict):
+    (model, state), (theirs, _) = old_norm(), old_norm()
+    model[0].num_batches_tracked.fill_(7)
+    theirs[0].num_batches_tracked.fill_(7)
+    torch.nn.Module.load_state_dict(theirs, state)
+    fresh = on_meta(lambda: old_norm()[0])
+    for filled, count in ((model, theirs[0].num_batches_tracked), (fresh, torch.tensor(0))):
+        result = make.load(filled, state, strict=strict, init_buffers=None)
+        assert result.missing == [] and equal_to(filled, state)
+        assert torch.equal(filled[0].num_batches_tracked, count)
+
+
+def test_a_count_of_batches_that_the_checkpoint_has_is_loaded(make):
+    state = numbers(nn.Sequential(nn.BatchNorm1d(4)))
+    for model in (old_norm()[0], on_meta(lambda: old_norm()[0])):
+        make.load(model, state, init_buffers=None)
+        assert torch.equal(model[0].num_batches_tracked, state["0.num_batches_tracked"])
+
+
+def noted(model, calls):
+    """Has `model` and its children note in `calls` when they are told that they are loaded."""
+    for name, module in model.named_modules():
+        module.register_load_state_dict_post_hook(
+            lambda module, keys, name=name: calls.append((name, keys, module.state_dict().keys())))
+    return model
+
+
+def test_hooks_after_load_state_dict_are_run_as_torch_runs_them(make):
+    state, calls, theirs = numbers(Net()), [], []
+    result = make.load(noted(on_meta(), calls), state)
+    keys = noted(Net(), theirs).load_state_dict(state)
+    assert calls == theirs and len(calls) == 7 and calls[-1][0] == ""
+    assert (result.missing, result.unexpected) == (keys.missing_keys, keys.unexpected_keys)
+
+
+def test_a_hook_after_load_state_dict_finds_the_values_and_may_change_what_is_missing(make):
+    model, state, seen = on_meta(), numbers(Net()), []
+    bias = state.pop("odd.bias")
+    model.odd.bias = nn.Parameter(torch.zeros_like(bias))
+
+    def hook(module, keys):
+        seen.append(torch.equal(module.weight, state["odd.weight"]))
+        keys.missing_keys.remove("odd.bias")
+
+    model.odd.register_load_state_dict_post_hook(hook)
+    assert make.load(model, state, strict=False).missing == [] and seen == [True]
+
+
+class LoadsItself(nn.Linear):
+    def _load_from_state_dict(self, *arguments):
+        raise AssertionError("it is not to be run")
+
+
+def test_what_would_run_before_load_state_dict_is_named_and_not_run(make, caplog):
+    model, state = nn.Sequential(LoadsItself(2, 2), nn.Linear(2, 2)), {}
+
+    def renames(module, state_dict, *_):
+        raise AssertionError("it is not to be run")
+
+    model[1].register_load_state_dict_pre_hook(renames)
+    state = numbers(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    make.load(model, state, init_buffers=None)
+    assert equal_to(model, state)
+    assert sorted(text.split(" would run")[0] for text in caplog.messages) == [
+        "load_into: LoadsItself._load_from_state_dict of the module '0'",
+        "load_into: test_what_would_run_before_load_state_dict_is_named_and_not_run.<locals>.renames of the module '1'"]
+
+
+def test_of_torch_s_own_hooks_nothing_is_said(make, caplog):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    build = lambda: nn.Sequential(nn.BatchNorm1d(2), nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))  # noqa: E731
+    state = numbers(build())
+    make.load(nn.Sequential(*map(checkpoint_wrapper, build())), state, init_buffers=None)
+    assert caplog.messages == []
+
+
+def test_a_model_on_another_device_is_refused(make, monkeypatch):
+    from ckptd.torch import _load, _names, _targets
+
+    targets = _load.list_targets(_names.modules_of(on_meta()))
     elsewhere = _targets.Arrangement(None, None, torch.device("xpu", 0))
     monkeypatch.setattr(targets[0], "arrangement", elsewhere)
     with pytest.raises(ckptd.Unimplemented, match="belongs on"):

@@ -1,5 +1,6 @@
 """The client of one daemon."""
 
+import logging
 import time
 import uuid
 from typing import Callable, List, Mapping, Optional, Sequence, Union
@@ -11,6 +12,8 @@ from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, is_transient
 from ._source import Path, path_of, source_text
 from ._types import Checkpoint, Plan, Progress, Source, Verification
 
+_LOG = logging.getLogger("ckptd")
+_SAY_AFTER = 6.0  # seconds; daemons send progress every two, changed or not
 _CALL_SECONDS = 30.0
 _LOAD_SECONDS = 600.0
 _MAX_LOAD_SECONDS = 86400.0
@@ -101,7 +104,7 @@ class Client:
         acquired as. handle: how it will be handed over, None for what the daemon's memory
         has by itself; "cuda_ipc" (GPU memory that any CUDA program can open) needs one
         PID namespace, is never "exclusive", not kept from being written, and gone with
-        the daemon. progress is called at each change, in this thread.
+        the daemon. progress is called at each change and every two seconds, in this thread.
         Raises ckptd.Error: the load's own failure, or DeadlineExceeded naming what
         was still waited for.
         """
@@ -124,7 +127,7 @@ class Client:
 
     def _wait(self, checkpoint: Checkpoint, doing: str, deadline: Deadline, progress) -> Checkpoint:
         resident, differs = checkpoint.resident, checkpoint.differs
-        lost, heard = None, time.monotonic()
+        lost, heard, reminder = None, time.monotonic(), _Reminder(doing)
         while checkpoint.state == "LOADING":
             try:
                 for reply in self._connection.stream(
@@ -135,6 +138,7 @@ class Client:
                 ):
                     checkpoint = _types.checkpoint_of(reply.checkpoint, resident, differs)
                     lost, heard = None, time.monotonic()
+                    reminder.look(checkpoint.progress)
                     if progress is not None:
                         progress(checkpoint.progress)
             except Error as error:
@@ -163,7 +167,7 @@ class Client:
         return checkpoint
 
     def watch(self, checkpoint: Union[str, Checkpoint], timeout: float = _LOAD_SECONDS):
-        """Yields the checkpoint at each change until it leaves LOADING."""
+        """Yields the checkpoint at each change and every two seconds until it leaves LOADING."""
         name = _name(checkpoint)
         for reply in self._connection.stream(
             "WatchCheckpoint",
@@ -302,6 +306,23 @@ class Client:
         return _shard.acquire(
             self._connection, _name(checkpoint), mode_number(mode), Deadline(timeout)
         )
+
+
+class _Reminder:
+    """Says for which ranks a load waits, once these have been the same for a while."""
+
+    def __init__(self, doing: str):
+        self._doing = doing
+        self._ranks: tuple = ()
+        self._since: Optional[float] = None  # None: said, or nobody is waited for
+
+    def look(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.waiting_ranks != self._ranks:
+            self._ranks, self._since = progress.waiting_ranks, now if progress.waiting_ranks else None
+        elif self._since is not None and now - self._since > _SAY_AFTER:
+            self._since = None
+            _LOG.warning("%s: still waiting for %s", self._doing, progress.waits_for)
 
 
 def _restarted(doing: str, rank: int) -> Unavailable:

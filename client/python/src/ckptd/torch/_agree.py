@@ -23,7 +23,7 @@ import logging
 import os
 import sys
 import time
-from typing import Callable, Iterator, List, Optional
+from typing import Callable, Iterator, List, Optional, Sequence
 
 import torch.distributed as dist
 
@@ -35,7 +35,8 @@ _LOG = logging.getLogger("ckptd")
 _STAGES = 3
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1  # seconds
 _LOOK_EACH = 1.0  # at the neighbours
-_SAY_AFTER = 10.0
+_SAY_AFTER = 6.0, 8.0  # rank 0, which looks who has come; the others, which go by that
+_OTHERS = "the other ranks"
 _AT_EXIT = 2.0  # seconds a process may take longer to end
 # What may cross from rank to rank: types that the functions stood in for raise, and ours.
 _TYPES = {
@@ -147,21 +148,34 @@ class Group:
                     self.fail(lost)
             if self._deadline.passed():
                 self.fail(self._deadline.exceeded(self._doing, self._missing()))
-            elif not said and self.rank == 0 and now - began > _SAY_AFTER:
+            elif not said and now - began > _SAY_AFTER[self.rank > 0]:
                 said = True
-                _LOG.warning("%s: waiting for %s", self._doing, self._missing())
+                _LOG.warning("%s: still waiting for %s", self._doing, self._awaited(stage))
         text = self._store.get(key).decode()[1:]
         if text:
             raise _Heard(from_text(text))
 
+    def _awaited(self, stage: int) -> str:
+        """Who has not come, for people. Rank 0 looks for all: a look asks for each rank."""
+        key = self._key(f"awaited/{stage}")
+        if self.rank == 0:
+            awaited = self._missing()
+            self._store.set(key, awaited.encode())
+            return awaited
+        if not self._store.check([self._key("here/0")]):
+            return _called((0,))
+        return self._store.get(key).decode() if self._store.check([key]) else _OTHERS
+
     def _missing(self) -> str:
         """Who has not come, for people."""
         here = [self._store.check([self._key(f"here/{rank}")]) for rank in range(self.size)]
-        names = [str(rank) for rank, came in enumerate(here) if not came]
-        if not names:
-            return "the other ranks"
-        what = "rank " if len(names) == 1 else "ranks "
-        return what + ", ".join(names) + ", which must make the same call"
+        ranks = [rank for rank, came in enumerate(here) if not came]
+        return _called(ranks) if ranks else _OTHERS
+
+
+def _called(ranks: Sequence[int]) -> str:
+    what = "rank " if len(ranks) == 1 else "ranks "
+    return what + ", ".join(map(str, ranks)) + ", which must make the same call"
 
 
 _registered: set = set()  # ids of this process, and of those it was forked from

@@ -1,7 +1,8 @@
 """Buffers that no checkpoint holds, such as rotary frequencies, left on meta.
 
 They are computed again by whoever knows how: Hugging Face models by their own
-_init_weights, other models by the caller's function. Never guessed, never zeros.
+_init_weights, other models by the caller's function. Never guessed, and never zeros but for
+batch norms' counts, which torch starts there, too.
 """
 
 from typing import Callable, List, Optional
@@ -24,6 +25,8 @@ class _Blank:
         self.meta = target.tensor
         self.empty = torch.empty(self.meta.shape, dtype=self.meta.dtype, device=device)
         self.version = _private.version_of(self.empty)
+        if target.may_lack:
+            self.empty.zero_()
 
     def place(self, value) -> None:
         for module, name in self.target.slots:

@@ -8,7 +8,7 @@ from torch import nn
 
 from .. import _client
 from .._errors import InvalidArgument
-from . import _buffers, _given, _load, _module, _native, _private
+from . import _buffers, _given, _load, _module, _names, _native, _private
 from ._spread import DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -190,6 +190,7 @@ def _prepare_meta(accelerator: Any, model: nn.Module, init_buffers) -> None:
             "INVALID_REQUEST",
         )
     # accelerate keeps these aside before it moves the model to meta.
-    left = [t for t in _load.list_targets(model) if not t.persistent and t.tensor.is_meta]
+    targets = _load.list_targets(_names.modules_of(model))
+    left = [t for t in targets if not t.persistent and t.tensor.is_meta]
     if left:
         _buffers.remake(model, left, init_buffers, torch.device("cpu"))

@@ -16,7 +16,7 @@ from .._errors import Error, InvalidArgument, Unimplemented
 from .._layout import RankLayout
 from .._rpc import Deadline
 from .._shard import Shard
-from . import _buffers, _memory, _names, _place, _private, _private_fsdp1, _targets
+from . import _buffers, _hooks, _memory, _names, _place, _private, _private_fsdp1, _targets
 from ._result import LoadResult
 from ._targets import Target
 
@@ -79,6 +79,7 @@ def load_into(
     timeout: seconds for everything, waiting for other ranks included.
     init_buffers: function of (model, names) that computes buffers no checkpoint
     holds, in place or by replacing them; Hugging Face models need none.
+    Hooks after load_state_dict are run; those before it are named in a warning.
 
     Returns a LoadResult. Raises ckptd.Error; the model is then as it was, except
     for BUFFERS_LEFT, which comes after the weights are in. Raises TypeError for
@@ -111,7 +112,9 @@ def _load_into(
 ) -> LoadResult:
     clock = Clock()
     model = _names.without_ddp(model)
-    targets = list_targets(model, dtype if dtype is None else _memory.parse_dtype(dtype))
+    modules = _names.modules_of(model)
+    _hooks.say_what_is_not_run("load_into", modules)
+    targets = list_targets(modules, dtype if dtype is None else _memory.parse_dtype(dtype))
     _check_mode(mode, targets)
     clock.lap("model")
     rank, world_size = rank_and_size()
@@ -132,6 +135,7 @@ def _load_into(
     if left:
         result.made = _buffers.remake(model, left, init_buffers, _memory.device_of(shard))
     clock.lap("buffers")
+    _hooks.run_after(model, modules, _private.IncompatibleKeys(result.missing, result.unexpected))
     return result
 
 
@@ -194,12 +198,11 @@ def attach(
     )
 
 
-def list_targets(model: nn.Module, dtype: Optional[torch.dtype] = None) -> List[Target]:
-    """Every tensor of `model`, each once, with the dtype it is to have.
+def list_targets(modules: _hooks.Modules, dtype: Optional[torch.dtype] = None) -> List[Target]:
+    """Every tensor of a model's `modules`, each once, with the dtype it is to have.
 
     Puts FSDP into the state between two steps. Raises ckptd.Error.
     """
-    modules = _names.modules_of(model)
     groups = _private.Groups(module for _, module in modules)
     flats = _private_fsdp1.flats_of(modules, _names.clean)
     groups.settle()
@@ -278,7 +281,7 @@ def _sort_out(targets: List[Target], table) -> Tuple[List[Target], List[Target],
         # A buffer that the model computed itself stays, whatever the checkpoint holds.
         if found and (target.persistent or target.tensor.is_meta and _fits(target, table)):
             held.append(target)
-        elif target.persistent:
+        elif target.persistent and not target.may_lack:
             missing.append(target.name)
         elif target.tensor.is_meta:
             left.append(target)

@@ -2,9 +2,10 @@
 
 from typing import Any, Callable, Iterable, List, Mapping, Tuple
 
+import torch
 from torch import nn
 
-from . import _load, _private
+from . import _buffers, _hooks, _load, _memory, _names, _private
 from ._names import clean
 from ._spread import Check, DtypeFor, Given, Have, Options, Spread, Wanted, spread
 from ._targets import Target, stated
@@ -12,9 +13,9 @@ from ._targets import Target, stated
 _EXTRA = "_extra_state"
 
 
-def wanted_of(model: nn.Module) -> Wanted:
+def wanted_of(model: nn.Module, modules: _hooks.Modules) -> Wanted:
     """What a state dict of `model` holds. Puts FSDP2 between two steps. Raises ckptd.Error."""
-    targets = [target for target in _load.list_targets(model) if target.persistent]
+    targets = [target for target in _load.list_targets(modules) if target.persistent]
     return Wanted(targets, tuple(name for name, _ in _extra_states(model)))
 
 
@@ -38,10 +39,14 @@ def spread_over(
     """Spreads `given` of rank 0 over `model` and puts it in place on every rank.
 
     dtype_for: from what the model takes, to the rule for its types. See _spread.spread.
+    Hooks after load_state_dict may change the names of the result, as with torch.
     """
+    modules, counts = _names.modules_of(model), []
+    _hooks.say_what_is_not_run(doing, modules)
 
     def plan() -> Tuple[Wanted, DtypeFor]:
-        wanted = wanted_of(model)
+        wanted = wanted_of(model, modules)
+        counts.extend(target for target in wanted.targets if target.may_lack)
         return wanted, dtype_for(wanted)
 
     made = spread(doing, plan, given, check, options)
@@ -49,14 +54,27 @@ def spread_over(
     for name, module in _extra_states(model):
         if name in made.objects:
             module.set_extra_state(made.objects[name])
+    _start_counts(model, counts, made)
+    _hooks.run_after(model, modules, incompatible(made.missing, made.unexpected))
     return made
 
 
+def _start_counts(model: nn.Module, counts: List[Target], made: Spread) -> None:
+    """Batch norms' counts that rank 0 had no value for: torch starts those on meta at zero."""
+    left = [t for t in counts if t.tensor.is_meta and _private.holds_meta(*t.slots[0])]
+    if left:
+        device = _memory.device_of(made.parts[0][1]) if made.parts else torch.device("cpu")
+        _buffers.remake(model, left, None, device)
+
+
 def compare_names(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
-    """(missing, unexpected). A tied tensor is there under any of its names."""
+    """(missing, unexpected). A tied tensor is there under any of its names; batch norms' counts,
+    which torch came to have later, are never missing.
+    """
     missing = [
         names[0]
         for target in wanted.targets
+        if not target.may_lack
         for names, _ in stated(target)
         if not any(name in have for name in names)
     ]

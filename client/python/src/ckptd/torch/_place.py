@@ -242,8 +242,8 @@ def _note_copies(entries: List[Entry], shard: Shard, result: LoadResult) -> None
             result.copied[target.name] = f"FSDP1's mixed precision keeps it as {target.cast}"
         elif target.flat is not None and target.flat.is_pinned:
             result.copied[target.name] = "FSDP1's CPUOffload copies it into pinned memory"
-        elif target.fsdp is not None and entry.count != math.prod(entry.local_shape):
-            if not _short_shards_stay():
+        elif target.fsdp is not None and not _short_shards_stay():
+            if entry.count != math.prod(entry.local_shape):
                 result.copied[target.name] = (
                     f"FSDP2 of PyTorch {torch.__version__} copies short shards out at the first "
                     "forward"

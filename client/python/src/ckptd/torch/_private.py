@@ -6,7 +6,7 @@ where the exchange of a tensor's memory is missing it takes torch's public path.
 """
 
 import contextlib
-from typing import Dict, Iterable, List, Optional, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -56,8 +56,40 @@ def buffers_of(module: nn.Module) -> dict:
     return module._buffers
 
 
+def holds_meta(module: nn.Module, buffer: str) -> bool:
+    return module._buffers[buffer].is_meta
+
+
 def is_persistent(module: nn.Module, buffer: str) -> bool:
     return buffer not in module._non_persistent_buffers_set
+
+
+def counts_batches(module: nn.Module, buffer: str) -> bool:
+    """Whether torch starts this buffer at 0 where a state dict lacks it: it came later."""
+    return buffer == "num_batches_tracked" and isinstance(module, nn.modules.batchnorm._NormBase)
+
+
+def hooks_before_load(modules: List[Tuple[str, nn.Module]]) -> List[Tuple[str, Callable]]:
+    """(path, what changes a state dict before that module takes its part), torch's own too."""
+    hooked = [(path, module) for path, module in modules if module._load_state_dict_pre_hooks]
+    found = [(p, h) for p, module in hooked for h in module._load_state_dict_pre_hooks.values()]
+    found = [(path, getattr(hook, "hook", hook)) for path, hook in found]
+    for kind, path in {type(module): path for path, module in modules}.items():  # fewer than modules
+        if kind._load_from_state_dict is not nn.Module._load_from_state_dict:
+            found.append((path, kind._load_from_state_dict))
+    return found
+
+
+def hooks_after_load(module: nn.Module) -> Iterable[Callable]:
+    return module._load_state_dict_post_hooks.values()
+
+
+def children_first(module: nn.Module) -> Iterator[nn.Module]:
+    """By every name of a module, in the order in which torch's loading ends with them."""
+    for child in module._modules.values():
+        if child is not None:
+            yield from children_first(child)
+    yield module
 
 
 def version_of(tensor: torch.Tensor) -> int:

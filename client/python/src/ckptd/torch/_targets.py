@@ -94,6 +94,8 @@ class Target:
     spec: Optional[object] = None  # its DTensorSpec
     dtype: Optional[torch.dtype] = None  # wanted
     flat: Optional[_private_fsdp1.Flat] = None
+    # Starts at zero where the checkpoint lacks it.
+    may_lack: bool = False
     cast: Optional[torch.dtype] = None  # to which it is cast when it is placed, by a copy
 
     @property
@@ -153,6 +155,7 @@ def collect(
             if buffer is not None:
                 persistent = _private.is_persistent(module, name)
                 note(buffer, prefix + name, (module, name), True, persistent)
+                found[id(buffer)].may_lack = _private.counts_batches(module, name)
     _check_all_managed(found, groups)
     return list(found.values()) + [_of_flat(flat) for flat in flats]
 
@@ -341,6 +344,6 @@ def state(targets: List[Target], rank: int, world_size: int, strict: bool) -> Ra
             statement.sharding(target),
             _memory.number_of(target.dtype) if persistent else 0,
             names[1:] if len(names) > 1 else (),
-            not persistent,
+            not persistent or target.may_lack,
         )
     return layout
