@@ -21,6 +21,8 @@ constexpr std::chrono::milliseconds kWatchPoll{500};
 constexpr std::chrono::milliseconds kWatchPeriod{100};
 // So that who watches can tell a load that waits from a daemon that stands still.
 constexpr std::chrono::seconds kWatchSilence{2};
+// Ranks hear one after the other that a load has ended: for one that asks at once.
+constexpr std::chrono::seconds kEndTravels{1};
 // A watch holds a server thread.
 constexpr int kMaxWatchers = 64;
 
@@ -261,6 +263,7 @@ absl::Status CheckpointServiceImpl::Acquire(const v1::AcquireShardRequest& reque
   CKPTD_RETURN_IF_ERROR(node_.CheckNotDraining());
   CKPTD_ASSIGN_OR_RETURN(const AttachMode mode, FromProto(request.mode()));
   CKPTD_RETURN_IF_ERROR(CheckKind(request));
+  node_.catalog().WatchEnd(request.name(), Clock::now() + kEndTravels);
   CKPTD_ASSIGN_OR_RETURN(const LeaseTable::Ticket ticket,
                          node_.leases().Open(request.name(), mode));
   const Shard& shard = *ticket.held.shard;
