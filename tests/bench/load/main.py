@@ -40,11 +40,11 @@ def say(text):
 
 
 def starter(binaries, folder):
-    """start(ranks, arena bytes) -> running daemons as a context, with sockets of their own."""
+    """start(ranks, arena bytes, place) -> running daemons as a context, with sockets of their own."""
 
     @contextlib.contextmanager
-    def start(ranks, arena):
-        run_dir = folder / "run"
+    def start(ranks, arena, place="run"):
+        run_dir = folder / place
         run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         daemons = main_job.Daemons(binaries, run_dir, ranks, arena)
         try:
@@ -75,8 +75,11 @@ def measure_loads(options, start, result):
         saved = dcp_checkpoint(start, options.directory, source, options.bytes, ranks)
         elsewhere = dcp_checkpoint(start, options.directory, source, options.bytes, 2 if ranks != 2 else 4)
     arena = nbytes // ranks * 51 // 50 + (4 << 20)
-    with start(ranks, arena) as daemons:
-        bench = rounds.Bench(daemons, source, saved, elsewhere, options.bytes, ranks)
+    with contextlib.ExitStack() as stack:
+        daemons = stack.enter_context(start(ranks, arena))
+        own = any(name in contenders.APART for name in names)
+        apart = stack.enter_context(start(ranks, arena, "apart")) if own else None
+        bench = rounds.Bench(daemons, source, saved, elsewhere, options.bytes, ranks, apart)
         result["warm"] = rounds.run(bench, names, options.rounds, rounds.WARM_FLOOR, False, say)
         if not options.only:
             rounds.forget(daemons, ranks)

@@ -37,8 +37,10 @@ def forget(daemons, ranks):
 class Bench:
     """A checkpoint, the daemons of `ranks` ranks, and the samples taken with them."""
 
-    def __init__(self, daemons, source, saved, saved_elsewhere, nbytes, ranks):
-        self.daemons, self.source, self.nbytes, self.ranks = daemons, source, nbytes, ranks
+    def __init__(self, daemons, source, saved, saved_elsewhere, nbytes, ranks, apart=None):
+        """apart: the daemons of contenders.APART."""
+        self.daemons, self.apart = daemons, apart
+        self.source, self.nbytes, self.ranks = source, nbytes, ranks
         self.saved, self.saved_elsewhere = saved, saved_elsewhere
         self.files = contenders.files_of(source)
 
@@ -47,12 +49,15 @@ class Bench:
                                 capture_output=True, text=True, timeout=PATIENCE, check=True)
         return {"seconds": float(answer.stdout)}
 
+    def daemons_of(self, contender):
+        return self.apart if contender in contenders.APART else self.daemons
+
     def sample(self, contender, check=False, cold=False):
         if contender == "ckptd, re-attach":
             if not resident(self.daemons):
                 self.run_ranks("ckptd, digests on", False)
         elif contender in contenders.OURS:
-            forget(self.daemons, self.ranks)
+            forget(self.daemons_of(contender), self.ranks)
         if cold:
             contenders.drop_from_page_cache(self.files)
         return self.run_ranks(contender, check, [] if cold else self.read_by(contender))
@@ -74,7 +79,7 @@ class Bench:
             processes = []
             try:
                 for rank in range(self.ranks):
-                    environment = {**self.daemons.environment, "RANK": str(rank), "LOCAL_RANK": str(rank),
+                    environment = {**self.daemons_of(contender).environment, "RANK": str(rank), "LOCAL_RANK": str(rank),
                                    "WORLD_SIZE": str(self.ranks), "OMP_NUM_THREADS": "1"}
                     with open(pathlib.Path(folder, f"log-{rank}"), "wb") as log:
                         processes.append(subprocess.Popen([sys.executable, str(HERE / "sample.py"), str(spec),
@@ -96,7 +101,7 @@ class Bench:
                     raise SystemExit(f"bench: {contender}: rank {rank} did not finish:\n{log}")
             time.sleep(0.02)
         # While all of them hold what they have loaded.
-        daemons = daemon_memory(self.daemons, self.ranks) if contender in contenders.OURS else None
+        daemons = daemon_memory(self.daemons_of(contender), self.ranks) if contender in contenders.OURS else None
         ranks = [json.loads(file.read_text()) for file in files]
         slowest = max(ranks, key=lambda r: r["touched"])
         return {
