@@ -23,6 +23,7 @@ constexpr std::chrono::milliseconds kWatchPeriod{100};
 constexpr std::chrono::seconds kWatchSilence{2};
 // Ranks hear one after the other that a load has ended: for one that asks at once.
 constexpr std::chrono::seconds kEndTravels{1};
+constexpr int kMaxAwaitingEnd = 16;  // each holds one of the server's threads
 // A watch holds a server thread.
 constexpr int kMaxWatchers = 64;
 
@@ -258,12 +259,19 @@ void CheckpointServiceImpl::FillHandle(const ShardMemory& memory, AttachMode mod
   memfd->set_writable(writable);
 }
 
+void CheckpointServiceImpl::AwaitEnd(const std::string& name) {
+  if (++awaiting_end_ <= kMaxAwaitingEnd) {
+    node_.catalog().WatchEnd(name, Clock::now() + kEndTravels);
+  }
+  --awaiting_end_;
+}
+
 absl::Status CheckpointServiceImpl::Acquire(const v1::AcquireShardRequest& request,
                                             v1::AcquireShardResponse* response) {
   CKPTD_RETURN_IF_ERROR(node_.CheckNotDraining());
   CKPTD_ASSIGN_OR_RETURN(const AttachMode mode, FromProto(request.mode()));
   CKPTD_RETURN_IF_ERROR(CheckKind(request));
-  node_.catalog().WatchEnd(request.name(), Clock::now() + kEndTravels);
+  AwaitEnd(request.name());
   CKPTD_ASSIGN_OR_RETURN(const LeaseTable::Ticket ticket,
                          node_.leases().Open(request.name(), mode));
   const Shard& shard = *ticket.held.shard;

@@ -52,6 +52,8 @@ class CheckpointServiceImpl final : public v1::CheckpointService::Service {
   grpc::Status PlanDevices(const grpc::ServerContext& context, const v1::PlanLoadRequest& request,
                            v1::PlanLoadResponse& response);
   absl::Status Acquire(const v1::AcquireShardRequest& request, v1::AcquireShardResponse* response);
+  // Waits a moment for a load that may just be ending; not where many do.
+  void AwaitEnd(const std::string& name);
   absl::Status CheckKind(const v1::AcquireShardRequest& request) const;
   void FillHandle(const ShardMemory& memory, AttachMode mode,
                   v1::AcquireShardResponse* response) const;
@@ -61,6 +63,7 @@ class CheckpointServiceImpl final : public v1::CheckpointService::Service {
   Node& node_;
   const std::string fd_socket_;
   std::atomic<int> watchers_ = 0;
+  std::atomic<int> awaiting_end_ = 0;
   Mutex inspected_mutex_;
   // Of an inspection whose last page has not been asked for.
   std::shared_ptr<const CheckpointIndex> inspected_ ABSL_GUARDED_BY(inspected_mutex_);

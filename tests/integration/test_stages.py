@@ -98,7 +98,8 @@ def test_a_trainer_that_waits_for_others_hears_within_10_seconds_for_whom(traine
         assert time.monotonic() - began < 10
         assert len({load.result(PATIENCE).name for load in (*loads, pool.submit(trainers.load, 1, "ab"))}) == 1
     for said in caplog.messages:
-        assert said.startswith(f"loading {trainers.path}: still waiting for rank 1 to take part")
+        assert said.startswith(f"loading {trainers.path}: still waiting, after ")
+        assert "s, for rank 1 to take part" in said and said.endswith(f"it gives up after {PATIENCE} s")
 
 
 LEFT_ALONE = """

@@ -404,6 +404,9 @@ def hooks_after_load_state_dict_are_run_as_with_torch(bench):
 
     def hooked(name):
         model = sharded(Net)
+        if name != "module":  # torch's function runs them without gradients
+            model.odd.register_load_state_dict_post_hook(
+                lambda module, keys: setattr(module.bias.mul_(2), "seen", True))
         for path, module in model.named_modules():
             module.register_load_state_dict_post_hook(
                 lambda module, keys, path=path: found.setdefault(name, []).append((path, keys)))
@@ -416,10 +419,43 @@ def hooks_after_load_state_dict_are_run_as_with_torch(bench):
     set_ours(bench, hooked("ours"), dict(first))
     ckptd.torch.DistModule(hooked("module"), address=bench.address).load_state_dict(dict(first))
     assert len(found["torch"]) == len(found["ours"]) == len(found["module"]) == 8, found
+    assert torch.is_grad_enabled()
     for name in ("ours", "module"):
         for mine, theirs in zip(found[name], found["torch"]):
             same = torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs
             assert same, f"{name}: {mine} beside {theirs}"
+
+
+def the_keys_that_hooks_get_are_torch_s(bench):
+    state, found = numbers(Net()), {}
+    del state["up.bias"]
+    state["more"] = torch.ones(1)
+
+    def hooked(name):
+        model = real()
+        model.register_load_state_dict_post_hook(
+            lambda module, keys: found.update({name: [list(part) for part in keys]}))
+        model.register_load_state_dict_post_hook(lambda module, keys: keys.missing_keys.append(name))
+        return model
+
+    first = only_on_first(bench, state)
+    expected = torchs(hooked("hook"), dict(first), options=LENIENT)
+    seen = found.pop("hook")
+    returned = set_ours(bench, hooked("hook"), dict(first), LENIENT)
+    assert found["hook"] == seen and returned == expected, f"{found} beside {seen}, {returned} beside {expected}"
+
+
+def a_dist_module_runs_hooks_of_its_own_and_knows_the_age_of_a_state_dict(bench):
+    calls, module = [], ckptd.torch.DistModule(real(Normed), address=bench.address)
+    module.register_load_state_dict_post_hook(lambda module, keys: calls.append(type(module).__name__))
+    full = Normed().state_dict()
+    module.load_state_dict(full if bench.rank == 0 else {})
+    assert calls == ["DistModule"]
+    del full["norm.num_batches_tracked"]
+    with fails(RuntimeError, "norm.num_batches_tracked"):
+        module.load_state_dict(full if bench.rank == 0 else {})
+    missing = module.load_state_dict(full if bench.rank == 0 else {}, strict=False).missing_keys
+    assert missing == ["norm.num_batches_tracked"]
 
 
 TWO = [
@@ -449,6 +485,8 @@ TWO = [
     a_name_that_rank_0_lacks_is_a_key_error_on_every_rank,
     a_count_of_batches_may_be_missing_as_with_torch,
     hooks_after_load_state_dict_are_run_as_with_torch,
+    the_keys_that_hooks_get_are_torch_s,
+    a_dist_module_runs_hooks_of_its_own_and_knows_the_age_of_a_state_dict,
 ]
 CASES = {2: TWO, 4: [TWO[1], TWO[2], a_dist_module_loads_as_its_contract_says,
                      a_dict_over_any_placements_is_distribute_tensor_s]}

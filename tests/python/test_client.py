@@ -60,20 +60,20 @@ def test_a_load_that_waits_for_ranks_says_so_once(daemon, client, source, caplog
 
     client.load(source[0], progress=note)
     said = [record.getMessage() for record in caplog.records if record.name == "ckptd"]
-    assert len(said) == 1 and "still waiting for ranks 3, 5 to take part" in said[0]
+    assert len(said) == 1 and "still waiting, after 0 s, for ranks 3, 5 to take part" in said[0]
     assert said[0].startswith(f"loading {source[0]}: ")
 
 
 def test_a_load_that_waits_for_others_than_before_waits_anew(monkeypatch, caplog):
     now = [0.0]
     monkeypatch.setattr(_client, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
-    reminder = _client._Reminder("loading m")
+    reminder = _client._Reminder("loading m", 600)
     for seconds, ranks in ((0, (1, 2)), (5, (2,)), (10, (2,)), (12, ()), (19, ()), (20, (2,)), (27, (2,)), (40, (2,))):
         now[0] = seconds
         reminder.look(dataclasses.replace(NO_PROGRESS, waiting_ranks=ranks))
     assert [record.getMessage() for record in caplog.records] == [
-        "loading m: still waiting for rank 2 to take part (a daemon that joins the group, or a trainer that states "
-        "its tensors)"]
+        "loading m: still waiting, after 7 s, for rank 2 to take part (a daemon that joins the group, or a trainer "
+        "that makes the same load); it gives up after 600 s"]
 
 
 def test_a_load_that_does_not_end_names_the_ranks_it_waits_for(daemon, client, source):

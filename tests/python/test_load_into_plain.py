@@ -373,62 +373,52 @@ def test_a_count_of_batches_that_the_checkpoint_has_is_loaded(make):
         assert torch.equal(model[0].num_batches_tracked, state["0.num_batches_tracked"])
 
 
-def noted(model, calls):
-    """Has `model` and its children note in `calls` when they are told that they are loaded."""
-    for name, module in model.named_modules():
-        module.register_load_state_dict_post_hook(
-            lambda module, keys, name=name: calls.append((name, keys, module.state_dict().keys())))
-    return model
+class Pretrained(nn.Module):
+    """Initialises its batch norm without asking whether it has values."""
+
+    config = None
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("made", torch.zeros(2), persistent=False)
+        self.norm.register_buffer("made", torch.zeros(2), persistent=False)
+
+    def _init_weights(self, module):
+        for buffer in (getattr(module, "made", None),):
+            if buffer is not None:
+                buffer.fill_(3)
+        if isinstance(module, nn.BatchNorm1d):
+            nn.init.constant_(module.weight, 1)
+            nn.init.zeros_(module.bias)
+            module.running_mean.zero_()
 
 
-def test_hooks_after_load_state_dict_are_run_as_torch_runs_them(make):
-    state, calls, theirs = numbers(Net()), [], []
-    result = make.load(noted(on_meta(), calls), state)
-    keys = noted(Net(), theirs).load_state_dict(state)
-    assert calls == theirs and len(calls) == 7 and calls[-1][0] == ""
-    assert (result.missing, result.unexpected) == (keys.missing_keys, keys.unexpected_keys)
-
-
-def test_a_hook_after_load_state_dict_finds_the_values_and_may_change_what_is_missing(make):
-    model, state, seen = on_meta(), numbers(Net()), []
-    bias = state.pop("odd.bias")
-    model.odd.bias = nn.Parameter(torch.zeros_like(bias))
-
-    def hook(module, keys):
-        seen.append(torch.equal(module.weight, state["odd.weight"]))
-        keys.missing_keys.remove("odd.bias")
-
-    model.odd.register_load_state_dict_post_hook(hook)
-    assert make.load(model, state, strict=False).missing == [] and seen == [True]
-
-
-class LoadsItself(nn.Linear):
-    def _load_from_state_dict(self, *arguments):
-        raise AssertionError("it is not to be run")
-
-
-def test_what_would_run_before_load_state_dict_is_named_and_not_run(make, caplog):
-    model, state = nn.Sequential(LoadsItself(2, 2), nn.Linear(2, 2)), {}
-
-    def renames(module, state_dict, *_):
-        raise AssertionError("it is not to be run")
-
-    model[1].register_load_state_dict_pre_hook(renames)
-    state = numbers(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+def test_a_model_that_computes_its_buffers_anew_keeps_what_was_loaded(make):
+    state, model = numbers(Pretrained()), on_meta(Pretrained)
+    del state["norm.num_batches_tracked"]
     make.load(model, state, init_buffers=None)
     assert equal_to(model, state)
-    assert sorted(text.split(" would run")[0] for text in caplog.messages) == [
-        "load_into: LoadsItself._load_from_state_dict of the module '0'",
-        "load_into: test_what_would_run_before_load_state_dict_is_named_and_not_run.<locals>.renames of the module '1'"]
+    assert model.made.tolist() == model.norm.made.tolist() == [3, 3]
+    assert model.norm.num_batches_tracked == 0
 
 
-def test_of_torch_s_own_hooks_nothing_is_said(make, caplog):
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+@pytest.mark.parametrize("count", [torch.tensor([1, 2]), torch.tensor([9])])
+def test_a_count_of_batches_of_another_shape_is_refused(make, count):
+    model, state = old_norm()
+    with pytest.raises(ckptd.InvalidArgument, match=r"0.num_batches_tracked.*in shape \[[12]\]"):
+        make.load(model, {**state, "0.num_batches_tracked": count})
 
-    build = lambda: nn.Sequential(nn.BatchNorm1d(2), nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))  # noqa: E731
-    state = numbers(build())
-    make.load(nn.Sequential(*map(checkpoint_wrapper, build())), state, init_buffers=None)
-    assert caplog.messages == []
+
+def test_only_counts_that_torch_forgives_may_be_missing(make):
+    shared, frozen = nn.Sequential(nn.BatchNorm1d(4)), nn.Sequential(nn.BatchNorm1d(4))
+    shared.register_buffer("steps", shared[0].num_batches_tracked)
+    frozen[0].track_running_stats = False
+    for model in (shared, frozen):
+        with pytest.raises(RuntimeError, match="Missing key"):
+            model.load_state_dict(old_norm()[1])
+        with pytest.raises(ckptd.NotFound, match="num_batches_tracked|steps"):
+            make.load(model, old_norm()[1])
 
 
 def test_a_model_on_another_device_is_refused(make, monkeypatch):

@@ -127,7 +127,7 @@ class Client:
 
     def _wait(self, checkpoint: Checkpoint, doing: str, deadline: Deadline, progress) -> Checkpoint:
         resident, differs = checkpoint.resident, checkpoint.differs
-        lost, heard, reminder = None, time.monotonic(), _Reminder(doing)
+        lost, heard, reminder = None, time.monotonic(), _Reminder(doing, deadline.timeout)
         while checkpoint.state == "LOADING":
             try:
                 for reply in self._connection.stream(
@@ -311,8 +311,8 @@ class Client:
 class _Reminder:
     """Says for which ranks a load waits, once these have been the same for a while."""
 
-    def __init__(self, doing: str):
-        self._doing = doing
+    def __init__(self, doing: str, timeout: float):
+        self._doing, self._timeout = doing, timeout
         self._ranks: tuple = ()
         self._since: Optional[float] = None  # None: said, or nobody is waited for
 
@@ -321,8 +321,14 @@ class _Reminder:
         if progress.waiting_ranks != self._ranks:
             self._ranks, self._since = progress.waiting_ranks, now if progress.waiting_ranks else None
         elif self._since is not None and now - self._since > _SAY_AFTER:
+            _LOG.warning(
+                "%s: still waiting, after %.0f s, for %s; it gives up after %g s",
+                self._doing,
+                now - self._since,
+                progress.waits_for,
+                self._timeout,
+            )
             self._since = None
-            _LOG.warning("%s: still waiting for %s", self._doing, progress.waits_for)
 
 
 def _restarted(doing: str, rank: int) -> Unavailable:

@@ -42,8 +42,8 @@ class Progress:
             ranks += ", ".join(map(str, self.waiting_ranks))
             # Only a load by rank needs every trainer; any load needs every daemon.
             return (
-                f"{ranks} to take part (a daemon that joins the group, or a trainer that states "
-                "its tensors)"
+                f"{ranks} to take part (a daemon that joins the group, or a trainer that makes "
+                "the same load)"
             )
         text = self.stage.lower()
         if self.bytes_total:

@@ -23,7 +23,7 @@ import logging
 import os
 import sys
 import time
-from typing import Callable, Iterator, List, Optional, Sequence
+from typing import Callable, Iterable, Iterator, List, Optional, Sequence
 
 import torch.distributed as dist
 
@@ -35,8 +35,7 @@ _LOG = logging.getLogger("ckptd")
 _STAGES = 3
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1  # seconds
 _LOOK_EACH = 1.0  # at the neighbours
-_SAY_AFTER = 6.0, 8.0  # rank 0, which looks who has come; the others, which go by that
-_OTHERS = "the other ranks"
+_SAY_AFTER = 6.0, 7.5  # rank 0, which looks who has come; the others, which go by that
 _AT_EXIT = 2.0  # seconds a process may take longer to end
 # What may cross from rank to rank: types that the functions stood in for raise, and ours.
 _TYPES = {
@@ -150,7 +149,14 @@ class Group:
                 self.fail(self._deadline.exceeded(self._doing, self._missing()))
             elif not said and now - began > _SAY_AFTER[self.rank > 0]:
                 said = True
-                _LOG.warning("%s: still waiting for %s", self._doing, self._awaited(stage))
+                _LOG.warning(
+                    "%s: rank %d is still waiting, after %.0f s, for %s; it gives up after %g s",
+                    self._doing,
+                    self.rank,
+                    now - began,
+                    self._awaited(stage),
+                    self._deadline.timeout,
+                )
         text = self._store.get(key).decode()[1:]
         if text:
             raise _Heard(from_text(text))
@@ -159,21 +165,26 @@ class Group:
         """Who has not come, for people. Rank 0 looks for all: a look asks for each rank."""
         key = self._key(f"awaited/{stage}")
         if self.rank == 0:
-            awaited = self._missing()
-            self._store.set(key, awaited.encode())
-            return awaited
+            ranks = self._absent(range(self.size))
+            self._store.set(key, json.dumps(ranks).encode())
+            return _called(ranks)
         if not self._store.check([self._key("here/0")]):
-            return _called((0,))
-        return self._store.get(key).decode() if self._store.check([key]) else _OTHERS
+            return _called([0])
+        if not self._store.check([key]):
+            return _called([])
+        return _called(self._absent(json.loads(self._store.get(key))))
+
+    def _absent(self, ranks: Iterable[int]) -> List[int]:
+        return [rank for rank in ranks if not self._store.check([self._key(f"here/{rank}")])]
 
     def _missing(self) -> str:
-        """Who has not come, for people."""
-        here = [self._store.check([self._key(f"here/{rank}")]) for rank in range(self.size)]
-        ranks = [rank for rank, came in enumerate(here) if not came]
-        return _called(ranks) if ranks else _OTHERS
+        return _called(self._absent(range(self.size)))
 
 
 def _called(ranks: Sequence[int]) -> str:
+    """Who has not come, for people."""
+    if not ranks:
+        return "the other ranks"
     what = "rank " if len(ranks) == 1 else "ranks "
     return what + ", ".join(map(str, ranks)) + ", which must make the same call"
 

@@ -85,6 +85,8 @@ def _by_hugging_face(model: nn.Module, blanks: List[_Blank]) -> None:
     """Lets a transformers model compute the buffers of modules that own open ones."""
     owners = {}
     for blank in blanks:
+        if blank.filled():  # a count, which is no business of theirs
+            continue
         for module, _ in blank.target.slots:
             owners[id(module)] = module
     roots = [
@@ -109,7 +111,7 @@ def _by_hugging_face(model: nn.Module, blanks: List[_Blank]) -> None:
     for buffer in real:
         buffer._is_hf_initialized = True
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _private.set_aside(owners.values(), empties):
             for owner in owners.values():
                 roots[0]._init_weights(owner)
     finally:

@@ -85,7 +85,7 @@ class DistModule(nn.Module):
         own, fallback = self.spread_options
         return _native.stand_in(
             "DistModule.load_state_dict",
-            lambda: _fill(self.module, state_dict, strict, own),
+            lambda: _module.finish(self, _fill(self.module, state_dict, strict, own), strict),
             lambda: _native_fill(self.module, state_dict, strict, own),
             fallback,
         )
@@ -93,7 +93,8 @@ class DistModule(nn.Module):
 
 def _fill(module: nn.Module, given: Given, strict: bool, options: Options) -> Any:
     def check(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
-        missing, unexpected = _module.compare_names(have, wanted)
+        metadata = getattr(given, "_metadata", None)
+        missing, unexpected = _module.compare_names(have, wanted, metadata)
         sizes = _module.mismatched(have, wanted.targets)
         _module.raise_as_torch(module, *((missing, unexpected) if strict else ([], [])), sizes)
         return missing, unexpected

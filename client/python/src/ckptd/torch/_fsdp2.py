@@ -82,6 +82,7 @@ def _spread(model: nn.Module, given: Given, cpu_offload: bool, options: Options)
         return _dtype_for
 
     _module.spread_over("fsdp2_load_full_state_dict", model, given, check, dtypes, options)
+    _module.finish(model, _module.incompatible([], []), strict=True)
     return model
 
 

@@ -5,46 +5,65 @@ here: it is named in the log. FSDP's, and all others of torch itself, are of nei
 """
 
 import logging
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 from torch import nn
 
 from . import _private
+from ._result import raise_as_torch
 
 _LOG = logging.getLogger("ckptd")
 _TORCH = "torch."
+Modules = List[Tuple[str, nn.Module]]  # (path, module), as _names.modules_of gives them
 
 
 def _is_users(hook: Callable) -> bool:
-    return not (getattr(hook, "__module__", None) or "").startswith(_TORCH)
+    function = getattr(hook, "func", hook)  # of a functools.partial
+    return not (getattr(function, "__module__", None) or "").startswith(_TORCH)
 
 
-Modules = List[Tuple[str, nn.Module]]  # (path, module), as _names.modules_of gives them
+def _name_of(hook: Callable) -> str:
+    function = getattr(hook, "func", hook)
+    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def say_what_is_not_run(doing: str, modules: Modules) -> None:
     """Warns of hooks before load_state_dict, and of modules that load by code of their own."""
-    found = {}
+    found: Dict[str, List[str]] = {}
     for path, hook in _private.hooks_before_load(modules):
         if _is_users(hook):
-            found.setdefault(getattr(hook, "__qualname__", repr(hook)), path)
-    for name, path in found.items():
+            found.setdefault(_name_of(hook), []).append(path)
+    for name, paths in found.items():
+        more = f" and of {len(paths) - 1} more" if len(paths) > 1 else ""
         _LOG.warning(
-            "%s: %s of %s would run before load_state_dict and is not run here: each tensor gets "
-            "what the checkpoint holds under its name",
+            "%s: hook %r of the module %r%s is not run: it works on a state dict before "
+            "load_state_dict, and there is none here. Each tensor gets what the checkpoint holds "
+            "under its name; if the hook changes names or values, save the checkpoint as the "
+            "model has it, or load it with PyTorch",
             doing,
             name,
-            f"the module {path!r}" if path else "the model",
+            paths[0],
+            more,
         )
 
 
-def run_after(model: nn.Module, modules: Modules, incompatible: Any) -> None:
-    """Runs hooks after load_state_dict with the keys it returns, children's first as torch does."""
-    for _, module in modules:  # FSDP2 has one for every parameter
+def run_after(model: nn.Module, modules: Modules, keys: Any, strict: bool) -> None:
+    """Runs hooks after load_state_dict, children's first as torch does.
+
+    keys: its result, which hooks may change; with strict there was none, and what they add is
+    the RuntimeError of torch. modules: those of `model`, for a quick look.
+    """
+    for _, module in (("", model), *modules):  # FSDP2 has one for every parameter
         if any(map(_is_users, _private.hooks_after_load(module))):
             break
     else:
         return
     for module in _private.children_first(model):
         for hook in filter(_is_users, _private.hooks_after_load(module)):
-            hook(module, incompatible)
+            if hook(module, keys) is not None:
+                raise AssertionError(
+                    f"the hook {_name_of(hook)!r} after load_state_dict returned a value; it may "
+                    "change the keys in place, and returns None"
+                )
+    if strict:
+        raise_as_torch(model, keys.missing_keys, keys.unexpected_keys, [])

@@ -79,7 +79,8 @@ def load_into(
     timeout: seconds for everything, waiting for other ranks included.
     init_buffers: function of (model, names) that computes buffers no checkpoint
     holds, in place or by replacing them; Hugging Face models need none.
-    Hooks after load_state_dict are run; those before it are named in a warning.
+    Hooks after load_state_dict are run, when strict errors have been raised already; those
+    before it are named in a warning.
 
     Returns a LoadResult. Raises ckptd.Error; the model is then as it was, except
     for BUFFERS_LEFT, which comes after the weights are in. Raises TypeError for
@@ -111,7 +112,7 @@ def _load_into(
     model, source, mode, handle, dtype, strict, deadline, digest, address, client, init_buffers
 ) -> LoadResult:
     clock = Clock()
-    model = _names.without_ddp(model)
+    whole, model = model, _names.without_ddp(model)
     modules = _names.modules_of(model)
     _hooks.say_what_is_not_run("load_into", modules)
     targets = list_targets(modules, dtype if dtype is None else _memory.parse_dtype(dtype))
@@ -122,6 +123,11 @@ def _load_into(
         layout_of = functools.partial(_targets.state, targets, rank, world_size, strict)
         how = How(mode, handle, digest)
         shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
+        try:
+            _check_counts(own, source, targets, shard.table)
+        except Error:
+            shard.close()
+            raise
     held, left, result.missing = _sort_out(targets, shard.table)
     try:
         if strict and result.missing:
@@ -135,7 +141,8 @@ def _load_into(
     if left:
         result.made = _buffers.remake(model, left, init_buffers, _memory.device_of(shard))
     clock.lap("buffers")
-    _hooks.run_after(model, modules, _private.IncompatibleKeys(result.missing, result.unexpected))
+    keys = _private.IncompatibleKeys(result.missing, result.unexpected)
+    _hooks.run_after(whole, modules, keys, strict)
     return result
 
 
@@ -286,6 +293,21 @@ def _sort_out(targets: List[Target], table) -> Tuple[List[Target], List[Target],
         elif target.tensor.is_meta:
             left.append(target)
     return held, left, sorted(missing)
+
+
+def _check_counts(own: _client.Client, source, targets: List[Target], table) -> None:
+    """Refuses batch norms' counts of another shape, which the daemon left out like missing ones."""
+    left = [name for t in targets if t.may_lack for name in t.names if name not in table.index]
+    held = own.inspect(source).tensors if left else {}
+    for name in left:
+        if name in held:
+            raise InvalidArgument(
+                f"filling {name}: the checkpoint has it in shape {list(held[name].shape)}, and "
+                "batch norms count in shape []; save the checkpoint with PyTorch's own counts, or "
+                "without them",
+                "LAYOUT_MISMATCH",
+                {"tensor": name},
+            )
 
 
 def _fits(target: Target, table) -> bool:

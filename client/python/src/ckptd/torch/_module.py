@@ -1,12 +1,13 @@
 """Spreading over a module: what it takes, and the errors torch's own loading has for it."""
 
-from typing import Any, Callable, Iterable, List, Mapping, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
 
 from . import _buffers, _hooks, _load, _memory, _names, _private
 from ._names import clean
+from ._result import raise_as_torch  # noqa: F401  used as one of this module
 from ._spread import Check, DtypeFor, Given, Have, Options, Spread, Wanted, spread
 from ._targets import Target, stated
 
@@ -39,7 +40,7 @@ def spread_over(
     """Spreads `given` of rank 0 over `model` and puts it in place on every rank.
 
     dtype_for: from what the model takes, to the rule for its types. See _spread.spread.
-    Hooks after load_state_dict may change the names of the result, as with torch.
+    Hooks after load_state_dict are the caller's to run: by finish.
     """
     modules, counts = _names.modules_of(model), []
     _hooks.say_what_is_not_run(doing, modules)
@@ -55,8 +56,13 @@ def spread_over(
         if name in made.objects:
             module.set_extra_state(made.objects[name])
     _start_counts(model, counts, made)
-    _hooks.run_after(model, modules, incompatible(made.missing, made.unexpected))
     return made
+
+
+def finish(model: nn.Module, keys: Any, strict: bool) -> Any:
+    """Runs hooks after load_state_dict, wrappers' too. Returns the keys as they leave them."""
+    _hooks.run_after(model, _names.modules_of(_names.without_ddp(model)), keys, strict)
+    return keys
 
 
 def _start_counts(model: nn.Module, counts: List[Target], made: Spread) -> None:
@@ -67,20 +73,30 @@ def _start_counts(model: nn.Module, counts: List[Target], made: Spread) -> None:
         _buffers.remake(model, left, None, device)
 
 
-def compare_names(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
-    """(missing, unexpected). A tied tensor is there under any of its names; batch norms' counts,
-    which torch came to have later, are never missing.
+def compare_names(
+    have: Mapping[str, Have], wanted: Wanted, metadata: Optional[Mapping[str, Any]] = None
+) -> Tuple[List[str], List[str]]:
+    """(missing, unexpected). A tied tensor is there under any of its names.
+
+    Batch norms' counts, which torch came to have later, are not missing, unless the state
+    dict's `metadata` has the versions of modules and says that it was made since.
     """
     missing = [
         names[0]
         for target in wanted.targets
-        if not target.may_lack
+        if not (target.may_lack and _is_old(target.name, metadata))
         for names, _ in stated(target)
         if not any(name in have for name in names)
     ]
     missing += [name for name in wanted.objects if name not in have]
     names = wanted.names
     return missing, [name for name in have if name not in names]
+
+
+def _is_old(count: str, metadata: Optional[Mapping[str, Any]]) -> bool:
+    """Whether a state dict may be from before there was such a count, by torch's rule."""
+    version = (metadata or {}).get(count.rpartition(".")[0], {}).get("version")
+    return version is None or version < 2
 
 
 def mismatched(have: Mapping[str, Have], targets: Iterable[Target]) -> List[str]:
@@ -96,21 +112,6 @@ def mismatched(have: Mapping[str, Have], targets: Iterable[Target]) -> List[str]
                 f"is torch.Size({list(shape)})."
             )
     return found
-
-
-def raise_as_torch(
-    model: nn.Module, missing: List[str], unexpected: List[str], sizes: List[str]
-) -> None:
-    """Raises RuntimeError as Module.load_state_dict would for these; nothing if there are none."""
-    lines = []
-    for what, names in (("Missing", missing), ("Unexpected", unexpected)):
-        if names:
-            quoted = ", ".join(f'"{name}"' for name in names)
-            lines.append(f"{what} key(s) in state_dict: {quoted}. ")
-    lines += sizes
-    if lines:
-        kind = type(model).__name__
-        raise RuntimeError(f"Error(s) in loading state_dict for {kind}:\n\t" + "\n\t".join(lines))
 
 
 def shown(names: List[str]) -> str:

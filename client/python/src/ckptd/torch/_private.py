@@ -6,7 +6,7 @@ where the exchange of a tensor's memory is missing it takes torch's public path.
 """
 
 import contextlib
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Callable, Container, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -56,6 +56,31 @@ def buffers_of(module: nn.Module) -> dict:
     return module._buffers
 
 
+@contextlib.contextmanager
+def set_aside(modules: Iterable[nn.Module], but: Container[int]):
+    """Puts tensors on meta in the place of the modules' own, but those of these ids, meanwhile.
+
+    Whoever initialises the modules then writes what is left alone.
+    """
+    kept = []
+    for module in modules:
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is None or id(tensor) in but:
+                    continue
+                kept.append((held, name, tensor))
+                blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                if held is module._parameters:
+                    blank = nn.Parameter(blank, requires_grad=False)
+                    blank._is_hf_initialized = True
+                held[name] = blank
+    try:
+        yield
+    finally:
+        for held, name, tensor in kept:
+            held[name] = tensor
+
+
 def holds_meta(module: nn.Module, buffer: str) -> bool:
     return module._buffers[buffer].is_meta
 
@@ -66,7 +91,12 @@ def is_persistent(module: nn.Module, buffer: str) -> bool:
 
 def counts_batches(module: nn.Module, buffer: str) -> bool:
     """Whether torch starts this buffer at 0 where a state dict lacks it: it came later."""
-    return buffer == "num_batches_tracked" and isinstance(module, nn.modules.batchnorm._NormBase)
+    return (
+        buffer == "num_batches_tracked"
+        and isinstance(module, nn.modules.batchnorm._NormBase)
+        and module.track_running_stats
+        and module._buffers[buffer].dim() == 0
+    )
 
 
 def hooks_before_load(modules: List[Tuple[str, nn.Module]]) -> List[Tuple[str, Callable]]:

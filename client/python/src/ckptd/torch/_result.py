@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional
 
+from torch import nn
+
 
 @dataclass
 class LoadResult:
@@ -67,3 +69,18 @@ def _shown(names: List[str]) -> str:
     if not names:
         return "0"
     return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+
+
+def raise_as_torch(
+    model: nn.Module, missing: List[str], unexpected: List[str], sizes: List[str]
+) -> None:
+    """Raises RuntimeError as Module.load_state_dict would for these; nothing if there are none."""
+    lines = []
+    for what, names in (("Missing", missing), ("Unexpected", unexpected)):
+        if names:
+            quoted = ", ".join(f'"{name}"' for name in names)
+            lines.append(f"{what} key(s) in state_dict: {quoted}. ")
+    lines += sizes
+    if lines:
+        kind = type(model).__name__
+        raise RuntimeError(f"Error(s) in loading state_dict for {kind}:\n\t" + "\n\t".join(lines))

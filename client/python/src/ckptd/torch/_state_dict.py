@@ -74,7 +74,7 @@ def _native_options(full_state_dict: bool) -> Any:
 
 
 def _spread(model: nn.Module, given: Given, wish: Any, options: Options) -> Any:
-    model = _names.without_ddp(model)
+    whole, model = model, _names.without_ddp(model)
 
     def check(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
         missing, unexpected = _module.compare_names(have, wanted)
@@ -87,7 +87,9 @@ def _spread(model: nn.Module, given: Given, wish: Any, options: Options) -> Any:
     made = _module.spread_over("set_model_state_dict", model, given, check, _dtypes, options)
     # Torch's result: what the model keeps counts as there, and rank 0 alone knows the dict.
     knows = _load.rank_and_size()[0] == 0 or not wish.broadcast_from_rank0
-    return _module.incompatible([], made.unexpected if knows else [])
+    keys = _module.incompatible([], made.unexpected if knows else [])
+    with torch.no_grad():  # as torch's
+        return _module.finish(whole, keys, wish.strict)
 
 
 def _dtypes(wanted: Wanted) -> DtypeFor:

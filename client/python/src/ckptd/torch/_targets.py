@@ -155,7 +155,8 @@ def collect(
             if buffer is not None:
                 persistent = _private.is_persistent(module, name)
                 note(buffer, prefix + name, (module, name), True, persistent)
-                found[id(buffer)].may_lack = _private.counts_batches(module, name)
+                target, counts = found[id(buffer)], _private.counts_batches(module, name)
+                target.may_lack = counts and (target.may_lack or len(target.slots) == 1)
     _check_all_managed(found, groups)
     return list(found.values()) + [_of_flat(flat) for flat in flats]
 
