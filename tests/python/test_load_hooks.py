@@ -80,6 +80,23 @@ def test_what_a_hook_adds_to_the_keys_is_torch_s_error(make, keys_of):
     make.load(model, state, strict=False)
 
 
+def test_names_that_only_other_ranks_hold_are_no_error_of_a_hook(make, monkeypatch):
+    """The stages of a pipeline each miss what the others have."""
+    from ckptd.torch import _load
+
+    attach = _load.attach
+
+    def with_others(*arguments):
+        shard, result = attach(*arguments)
+        result.unexpected.append("another.stage.s")
+        return shard, result
+
+    monkeypatch.setattr(_load, "attach", with_others)
+    model, seen = on_meta(), []
+    model.register_load_state_dict_post_hook(lambda module, keys: seen.extend(keys.unexpected_keys))
+    assert make.load(model, numbers(Net())).unexpected == seen == ["another.stage.s"]
+
+
 def test_a_hook_that_returns_something_is_an_error_as_with_torch(make):
     model = on_meta()
     model.up.register_load_state_dict_post_hook(lambda module, keys: 1)

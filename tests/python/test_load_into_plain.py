@@ -410,6 +410,21 @@ def test_a_count_of_batches_of_another_shape_is_refused(make, count):
         make.load(model, {**state, "0.num_batches_tracked": count})
 
 
+def test_a_count_that_two_norms_share_is_there_under_either_name(make):
+    def build():
+        model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+        model[1].num_batches_tracked = model[0].num_batches_tracked
+        return model
+
+    state = numbers(build())
+    state["1.num_batches_tracked"] = state["0.num_batches_tracked"].clone()
+    for lacks in ((), ("0.num_batches_tracked",), ("1.num_batches_tracked",)):
+        model = on_meta(build)
+        make.load(model, {name: value for name, value in state.items() if name not in lacks}, init_buffers=None)
+        assert model[0].num_batches_tracked is model[1].num_batches_tracked
+        assert torch.equal(model[0].num_batches_tracked, state["0.num_batches_tracked"])
+
+
 def test_only_counts_that_torch_forgives_may_be_missing(make):
     shared, frozen = nn.Sequential(nn.BatchNorm1d(4)), nn.Sequential(nn.BatchNorm1d(4))
     shared.register_buffer("steps", shared[0].num_batches_tracked)

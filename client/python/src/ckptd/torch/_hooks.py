@@ -50,14 +50,15 @@ def say_what_is_not_run(doing: str, modules: Modules) -> None:
 def run_after(model: nn.Module, modules: Modules, keys: Any, strict: bool) -> None:
     """Runs hooks after load_state_dict, children's first as torch does.
 
-    keys: its result, which hooks may change; with strict there was none, and what they add is
-    the RuntimeError of torch. modules: those of `model`, for a quick look.
+    keys: its result, which hooks may change; with strict, what they add is the RuntimeError of
+    torch. modules: those of `model`, for a quick look.
     """
     for _, module in (("", model), *modules):  # FSDP2 has one for every parameter
         if any(map(_is_users, _private.hooks_after_load(module))):
             break
     else:
         return
+    before = [list(names) for names in keys]
     for module in _private.children_first(model):
         for hook in filter(_is_users, _private.hooks_after_load(module)):
             if hook(module, keys) is not None:
@@ -66,4 +67,5 @@ def run_after(model: nn.Module, modules: Modules, keys: Any, strict: bool) -> No
                     "change the keys in place, and returns None"
                 )
     if strict:
-        raise_as_torch(model, keys.missing_keys, keys.unexpected_keys, [])
+        added = [[n for n in now if n not in names] for now, names in zip(keys, before)]
+        raise_as_torch(model, *added, [])

@@ -297,9 +297,9 @@ def _sort_out(targets: List[Target], table) -> Tuple[List[Target], List[Target],
 
 def _check_counts(own: _client.Client, source, targets: List[Target], table) -> None:
     """Refuses batch norms' counts of another shape, which the daemon left out like missing ones."""
-    left = [name for t in targets if t.may_lack for name in t.names if name not in table.index]
-    held = own.inspect(source).tensors if left else {}
-    for name in left:
+    counts = [t for t in targets if t.may_lack and t.name not in table.index]
+    held = own.inspect(source).tensors if counts else {}
+    for name in (name for target in counts for name in target.names):
         if name in held:
             raise InvalidArgument(
                 f"filling {name}: the checkpoint has it in shape {list(held[name].shape)}, and "
