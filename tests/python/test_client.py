@@ -58,7 +58,7 @@ def test_a_load_that_waits_for_ranks_says_so_once(daemon, client, source, caplog
                 daemon.stay_loading = False
                 daemon.lock.notify_all()
 
-    client.load(source[0], progress=note)
+    client.load(source[0], progress=note, timeout=20)
     said = [record.getMessage() for record in caplog.records if record.name == "ckptd"]
     assert len(said) == 1 and "still waiting, after 0 s, for ranks 3, 5 to take part" in said[0]
     assert said[0].startswith(f"loading {source[0]}: ")
