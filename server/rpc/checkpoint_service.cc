@@ -266,12 +266,15 @@ void CheckpointServiceImpl::AwaitEnd(const std::string& name) {
   --awaiting_end_;
 }
 
-absl::Status CheckpointServiceImpl::Acquire(const v1::AcquireShardRequest& request,
+absl::Status CheckpointServiceImpl::Acquire(const grpc::ServerContext& context,
+                                            const v1::AcquireShardRequest& request,
                                             v1::AcquireShardResponse* response) {
   CKPTD_RETURN_IF_ERROR(node_.CheckNotDraining());
   CKPTD_ASSIGN_OR_RETURN(const AttachMode mode, FromProto(request.mode()));
   CKPTD_RETURN_IF_ERROR(CheckKind(request));
   AwaitEnd(request.name());
+  // Nobody would give back a lease opened for a client that has gone meanwhile.
+  if (context.IsCancelled()) return absl::CancelledError("acquiring: the client has gone");
   CKPTD_ASSIGN_OR_RETURN(const LeaseTable::Ticket ticket,
                          node_.leases().Open(request.name(), mode));
   const Shard& shard = *ticket.held.shard;
@@ -288,10 +291,10 @@ absl::Status CheckpointServiceImpl::Acquire(const v1::AcquireShardRequest& reque
   return absl::OkStatus();
 }
 
-grpc::Status CheckpointServiceImpl::AcquireShard(grpc::ServerContext*,
+grpc::Status CheckpointServiceImpl::AcquireShard(grpc::ServerContext* context,
                                                  const v1::AcquireShardRequest* request,
                                                  v1::AcquireShardResponse* response) {
-  return ToGrpc(Acquire(*request, response));
+  return ToGrpc(Acquire(*context, *request, response));
 }
 
 grpc::Status CheckpointServiceImpl::ListShardTensors(grpc::ServerContext*,

@@ -51,7 +51,8 @@ class CheckpointServiceImpl final : public v1::CheckpointService::Service {
                      grpc::ServerWriter<v1::WatchCheckpointResponse>* writer);
   grpc::Status PlanDevices(const grpc::ServerContext& context, const v1::PlanLoadRequest& request,
                            v1::PlanLoadResponse& response);
-  absl::Status Acquire(const v1::AcquireShardRequest& request, v1::AcquireShardResponse* response);
+  absl::Status Acquire(const grpc::ServerContext& context, const v1::AcquireShardRequest& request,
+                       v1::AcquireShardResponse* response);
   // Waits a moment for a load that may just be ending; not where many do.
   void AwaitEnd(const std::string& name);
   absl::Status CheckKind(const v1::AcquireShardRequest& request) const;

@@ -45,6 +45,18 @@ def test_a_load_that_waits_for_its_storage_fails_at_its_timeout_and_so_does_who_
     assert_nothing_is_left(group)
 
 
+def test_who_watches_a_load_in_which_nothing_changes_hears_that_its_daemon_lives(start, tmp_path):
+    path = sparse(tmp_path / "h.safetensors")
+    group = start(1)
+    with hanging.HangingFile(path) as file:
+        Loading(group, 0, path, "fsdp:1")
+        file.await_opener()
+        with ckptd.connect(group.address(0)) as client:
+            watch = client.watch(checkpoint_of(group, path)["name"], timeout=20)
+            first, second, third = (next(watch) for _ in range(3))
+        assert first.state == "LOADING" and second == third
+
+
 def test_a_load_that_waits_for_its_storage_is_cancelled_at_once(start, tmp_path):
     path = sparse(tmp_path / "h.safetensors")
     group = start(2)

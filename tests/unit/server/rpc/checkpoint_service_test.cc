@@ -23,7 +23,8 @@ class CheckpointServiceTest : public ::testing::Test {
     request.set_name(name);
     request.set_mode(v1::ATTACH_MODE_SHARED);
     v1::AcquireShardResponse response;
-    return service_.AcquireShard(nullptr, &request, &response);
+    grpc::ServerContext context;
+    return service_.AcquireShard(&context, &request, &response);
   }
   static Node::Options Options() {
     Node::Options options;
