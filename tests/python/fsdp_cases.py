@@ -51,6 +51,11 @@ def on_meta(build=Net):
         return build()
 
 
+def equal_to(model, state):
+    """Whether the model's values are those of `state`, where it has them."""
+    return all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items() if name in state)
+
+
 def init_buffers(model, names):
     assert names == ["freq"], names
     model.freq.copy_(torch.arange(model.freq.numel(), dtype=torch.float32))

@@ -6,12 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fsdp_cases import Net, numbers, on_meta  # noqa: E402
+from fsdp_cases import Net, equal_to, numbers, on_meta  # noqa: E402
 from torch import nn  # noqa: E402
-
-
-def equal_to(model, state):
-    return all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items() if name in state)
 
 
 def noted(model, calls):

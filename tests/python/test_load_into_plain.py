@@ -11,19 +11,12 @@ import ckptd.torch  # noqa: E402
 from fsdp_cases import (  # noqa: E402
     Net,
     assert_in_daemon_memory,
+    equal_to,
     init_buffers,
     numbers,
     on_meta,
 )
 from torch import nn  # noqa: E402
-
-
-def equal_to(model, state):
-    return all(
-        torch.equal(tensor, state[name])
-        for name, tensor in model.state_dict().items()
-        if name in state
-    )
 
 
 def test_a_model_on_meta_gets_the_checkpoint_s_bytes(make):

@@ -94,9 +94,9 @@ TEST(LineWriter, DoesNotWaitForASocket) {
 }
 
 TEST(LineWriter, WritesAFileWhereItsOffsetIs) {
-  char path[] = "/tmp/line_writerXXXXXX";
-  const UniqueFd fd(::mkstemp(path));
-  ::unlink(path);
+  std::string path = ::testing::TempDir() + "line_writerXXXXXX";
+  const UniqueFd fd(::mkstemp(path.data()));
+  ::unlink(path.c_str());
   ASSERT_EQ(::write(fd.get(), "0123456789", 10), 10);
   ASSERT_EQ(::lseek(fd.get(), 2, SEEK_SET), 2);
   EXPECT_TRUE(LineWriter(fd.get()).Write("ab\n"));

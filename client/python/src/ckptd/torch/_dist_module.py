@@ -8,7 +8,7 @@ from torch import nn
 
 from .. import _client
 from .._errors import Unimplemented
-from . import _given, _load, _memory, _module, _native, _private
+from . import _given, _load, _memory, _module, _native, _private, _result
 from ._spread import DtypeFor, Given, Have, Options, Wanted, spread
 from ._targets import Arrangements, Target
 
@@ -96,7 +96,7 @@ def _fill(module: nn.Module, given: Given, strict: bool, options: Options) -> An
         metadata = getattr(given, "_metadata", None)
         missing, unexpected = _module.compare_names(have, wanted, metadata)
         sizes = _module.mismatched(have, wanted.targets)
-        _module.raise_as_torch(module, *((missing, unexpected) if strict else ([], [])), sizes)
+        _result.raise_as_torch(module, *((missing, unexpected) if strict else ([], [])), sizes)
         return missing, unexpected
 
     doing = "DistModule.load_state_dict"

@@ -8,7 +8,7 @@ from torch import nn
 
 from .. import _client
 from .._errors import InvalidArgument
-from . import _buffers, _given, _load, _module, _names, _native, _private
+from . import _buffers, _given, _load, _module, _names, _native, _private, _result
 from ._spread import DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -74,7 +74,7 @@ def _spread(model: nn.Module, given: Given, cpu_offload: bool, options: Options)
                 f"loading a full state dict: it lacks the model's {_module.shown(missing)}; it has "
                 f"{len(have)} names and the model {len(wanted.names)}: pass that of the same model"
             )
-        _module.raise_as_torch(model, [], [], _module.mismatched(have, wanted.targets))
+        _result.raise_as_torch(model, [], [], _module.mismatched(have, wanted.targets))
         return [], unexpected
 
     def dtypes(wanted: Wanted) -> DtypeFor:

@@ -7,7 +7,6 @@ from torch import nn
 
 from . import _buffers, _hooks, _load, _memory, _names, _private
 from ._names import clean
-from ._result import raise_as_torch  # noqa: F401  used as one of this module
 from ._spread import Check, DtypeFor, Given, Have, Options, Spread, Wanted, spread
 from ._targets import Target, stated
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from .. import _client
-from . import _given, _lazy, _load, _module, _names, _native, _private
+from . import _given, _lazy, _load, _module, _names, _native, _private, _result
 from ._spread import DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -81,7 +81,7 @@ def _spread(model: nn.Module, given: Given, wish: Any, options: Options) -> Any:
         # Where every rank has the dict, torch keeps what it lacks without a word.
         lacks = missing if wish.strict and wish.broadcast_from_rank0 else []
         sizes = _module.mismatched(have, wanted.targets)
-        _module.raise_as_torch(model, lacks, unexpected if wish.strict else [], sizes)
+        _result.raise_as_torch(model, lacks, unexpected if wish.strict else [], sizes)
         return missing, unexpected
 
     made = _module.spread_over("set_model_state_dict", model, given, check, _dtypes, options)
