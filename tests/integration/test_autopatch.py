@@ -8,6 +8,9 @@ import sys
 import pytest
 
 pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+import torch  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 from transformers_cases import Case  # noqa: E402
 
 CLIENT = pathlib.Path(__file__).resolve().parents[2] / "client/python"
@@ -19,6 +22,18 @@ model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 import torch, transformers
 print(transformers.modeling_utils.safe_open.__name__, 'ckptd' in sys.modules, len(list(model.parameters())))
 """
+
+# Torch is first imported in the middle of the first line, of whichever library that is.
+OFFLOADER = """
+import sys
+{imports}
+with accelerate.init_empty_weights():
+    model = torch.nn.Linear(3, 2, bias=False)
+accelerate.load_checkpoint_in_model(model, sys.argv[1], device_map={{"": "cpu"}})
+print(model.weight.tolist())
+"""
+ORDERS = ["import accelerate, torch", "import torch, accelerate", "import torch\nfrom accelerate.utils import offload\nimport accelerate",
+          "import transformers.modeling_utils, accelerate, torch"]
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +53,9 @@ def path(tmp_path_factory):
     return CASE.save(tmp_path_factory.mktemp("models"))
 
 
-def train(installed, path, **environment):
+def train(installed, path, program=TRAINER, **environment):
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(installed), "HF_HUB_OFFLINE": "1", **environment}
-    return subprocess.run([sys.executable, "-c", TRAINER, path], env=env, capture_output=True, text=True, timeout=240)
+    return subprocess.run([sys.executable, "-c", program, path], env=env, capture_output=True, text=True, timeout=240)
 
 
 def test_an_unchanged_program_loads_from_the_daemon(start, installed, path):
@@ -68,6 +83,39 @@ def test_the_native_way_can_be_allowed_by_the_environment(installed, path, tmp_p
     assert done.returncode == 0 and "fallback='native'" in done.stderr
 
 
-def test_a_library_that_is_not_patched_is_named(installed, path):
-    done = train(installed, path, CKPTD_PATCH="vllm")
-    assert done.returncode != 0 and "CKPTD_PATCH='vllm'" in done.stderr
+@pytest.mark.parametrize("value", ["vllm", "accelerate,vllm", "accelerate,"])
+def test_a_library_that_is_not_patched_is_named(installed, path, value):
+    done = train(installed, path, CKPTD_PATCH=value)
+    assert done.returncode != 0 and f"CKPTD_PATCH='{value}'" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory):
+    file = tmp_path_factory.mktemp("matrix") / "model.safetensors"
+    save_file({"weight": torch.arange(6.0).reshape(2, 3)}, file)
+    return file
+
+
+@pytest.mark.parametrize("imports,value", [*((order, "accelerate") for order in ORDERS), (ORDERS[0], "transformers, accelerate")])
+def test_unchanged_code_of_accelerate_loads_from_the_daemon(start, installed, matrix, value, imports):
+    group = start(1)
+    done = train(installed, matrix, OFFLOADER.format(imports=imports), CKPTD_PATCH=value, CKPTD_ADDRESS=group.address(0))
+    assert done.stdout.strip() == "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]", done.stderr
+    assert [load["source"] for load in group.json("list")["checkpoints"]] == [str(matrix)]
+
+
+def test_two_libraries_are_patched_in_one_program(start, installed, path):
+    group = start(1)
+    done = train(installed, path, CKPTD_PATCH="accelerate,transformers", CKPTD_ADDRESS=group.address(0))
+    assert done.returncode == 0, done.stderr
+    assert len(group.json("list")["checkpoints"]) == 1
+
+
+def test_an_import_that_fails_says_why_and_no_more(installed, matrix, tmp_path):
+    """A library that ends in the middle of its import is not patched."""
+    broken = tmp_path / "accelerate"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("import torch\nraise ImportError('half of it is missing')\n")
+    program = "import sys\nsys.path.insert(0, %r)\ntry:\n    import accelerate\nexcept ImportError as e:\n    print(e)" % str(tmp_path)
+    done = train(installed, matrix, program, CKPTD_PATCH="accelerate")
+    assert done.stdout.strip() == "half of it is missing", done.stderr

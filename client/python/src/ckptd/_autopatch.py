@@ -1,53 +1,104 @@
-"""CKPTD_PATCH=transformers: ckptd.patch() for programs that are not changed.
+"""CKPTD_PATCH=transformers,accelerate: the patches for programs that are not changed.
 
 PyTorch calls `on_torch_import` at the end of `import torch` in every process, because this
 package names it in the entry-point group torch.backends, which is there for such
 extensions (TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns all of them off). Without CKPTD_PATCH it
-returns at once. The patch itself waits until transformers is imported, if it ever is.
+returns at once. A patch itself waits until its library has been imported, if it ever is.
 """
 
 import importlib.abc
+import importlib.machinery
 import importlib.util
+import logging
 import os
 import sys
+from typing import Callable, Dict, Optional
 
-_MODULE = "transformers.modeling_utils"
-_OFF = ("", "0", "off", "no", "false")
+_OFF = ("0", "off", "no", "false")
+_log = logging.getLogger("ckptd")
+
+
+def switched_off(library: str) -> bool:
+    """Whether CKPTD_PATCH=0 has patches leave `library` alone, which is then said in the log."""
+    asked = os.environ.get("CKPTD_PATCH", "").strip()
+    if asked.lower() not in _OFF:
+        return False
+    _log.warning("%s is left as it is: CKPTD_PATCH=%s", library, asked)
+    return True
 
 
 def on_torch_import() -> None:
     """Does what CKPTD_PATCH asks for. Raises ValueError for what it cannot mean.
 
-    CKPTD_PATCH_FALLBACK=native is patch(fallback="native").
+    CKPTD_PATCH: libraries, separated by commas. CKPTD_PATCH_FALLBACK=native is
+    patch(fallback="native") of each.
     """
-    wanted = os.environ.get("CKPTD_PATCH", "").strip().lower()
-    if wanted in _OFF:
+    asked = os.environ.get("CKPTD_PATCH", "").strip().lower()
+    if not asked or asked in _OFF:
         return
-    if wanted != "transformers":
-        raise ValueError(
-            f"reading CKPTD_PATCH={wanted!r}: it names no library that ckptd patches; set it to "
-            "transformers, or to 0 for none"
-        )
-    module = sys.modules.get(_MODULE)
-    if module is not None and not getattr(module.__spec__, "_initializing", False):
-        _patch()
-    else:
-        sys.meta_path.insert(0, _Finder())
+    names = [name.strip() for name in asked.split(",")]
+    for name in names:
+        if name not in _LIBRARIES:
+            raise ValueError(
+                f"reading CKPTD_PATCH={asked!r}: {name!r} names no library that ckptd patches; set "
+                f"it to {' or '.join(_LIBRARIES)}, to both with a comma between them, or to 0"
+            )
+    for name in dict.fromkeys(names):
+        _after_import(*_LIBRARIES[name])
 
 
-def _patch() -> None:
+def _patch_transformers(fallback: Optional[str]) -> None:
     from .transformers import patch
 
-    patch(fallback=os.environ.get("CKPTD_PATCH_FALLBACK") or None)
+    patch(fallback=fallback)
+
+
+def _patch_accelerate(fallback: Optional[str]) -> None:
+    from .torch import patch
+
+    patch(fallback=fallback)
+
+
+# Library -> (module that has what is patched, what patches it).
+_LIBRARIES = {
+    "transformers": ("transformers.modeling_utils", _patch_transformers),
+    "accelerate": ("accelerate", _patch_accelerate),
+}
+
+
+def _after_import(name: str, patch: Callable[[Optional[str]], None]) -> None:
+    """Runs `patch` once module `name` has been imported: now, or at the end of its import."""
+
+    def run() -> None:
+        patch(os.environ.get("CKPTD_PATCH_FALLBACK") or None)
+
+    module = sys.modules.get(name)
+    if module is None:
+        _Finder.watch(name, run)
+    elif getattr(module.__spec__, "_initializing", False):
+        _Watched.watch(module.__spec__, run)  # it is what imports torch
+    else:
+        run()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as others do, and patches once it has been run."""
+    """Finds modules as others do, and has something done after each was run."""
+
+    def __init__(self) -> None:
+        self._wanted: Dict[str, Callable[[], None]] = {}
+
+    @classmethod
+    def watch(cls, name: str, then: Callable[[], None]) -> None:
+        finder = next((f for f in sys.meta_path if isinstance(f, cls)), None)
+        if finder is None:
+            finder = cls()
+            sys.meta_path.insert(0, finder)
+        finder._wanted[name] = then
 
     def find_spec(self, name, path=None, target=None):
-        if name != _MODULE:
+        then = self._wanted.pop(name, None)
+        if then is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
@@ -55,7 +106,32 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module) -> None:
             run(module)
-            _patch()
+            then()
 
         spec.loader.exec_module = exec_module
         return spec
+
+
+class _Watched(importlib.machinery.ModuleSpec):
+    """A spec whose module is being imported: Python takes `_initializing` back at the end.
+
+    importlib sets it around the import of every module since Python 3.4, and looks at it
+    itself to tell who imports a module in the middle of its import.
+    """
+
+    @classmethod
+    def watch(cls, spec: importlib.machinery.ModuleSpec, then: Callable[[], None]) -> None:
+        vars(spec)["then"] = then
+        spec.__class__ = cls
+
+    @property
+    def _initializing(self) -> bool:
+        return vars(self).get("_initializing", False)
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        vars(self)["_initializing"] = value
+        then = None if value else vars(self).pop("then", None)
+        # Also after an import that failed, whose module is gone.
+        if then is not None and self.name in sys.modules:
+            then()

@@ -16,7 +16,7 @@ except ImportError:  # nothing here needs that package; its error is for those w
         """What safetensors raises for files and indices it cannot use."""
 
 
-_CONNECT_SECONDS = 10.0
+_CONNECT_SECONDS = 5.0  # other ranks may wait for this one, and hear of it within ten
 
 
 class Source:

@@ -13,7 +13,8 @@ from torch import nn
 from .. import _client
 from .._errors import FailedPrecondition, Unimplemented
 from .._rpc import Deadline
-from ..torch import _lazy, _load, _module, _native, _state_dict
+from ..torch import _agree, _lazy, _load, _module, _native, _state_dict
+from ..torch._spread import Options
 from . import _feed
 from ._files import Files, resolve
 from ._wishes import Device, Wishes
@@ -73,14 +74,15 @@ def load_checkpoint_in_model(
         "full_state_dict": full_state_dict,
         "broadcast_from_rank0": broadcast_from_rank0,
     }
-    checkpoint = os.fspath(checkpoint)
-    files = resolve(checkpoint)
+    checkpoint, deadline = os.fspath(checkpoint), Deadline(timeout)
+    together = device_map is None and _can_spread(model, full_state_dict)
+    files = _resolve_together(checkpoint, deadline) if together else resolve(checkpoint)
     original = _native.original(_MODULE, "load_checkpoint_in_model")
     if not files.all_safetensors:
         return original(model, checkpoint, **arguments)
     near = {"address": address, "client": client}
-    call = _Call(model, checkpoint, files, arguments, link_offloaded, digest, near, Deadline(timeout))
-    ours = _spread if device_map is None and _can_spread(model, full_state_dict) else _run
+    call = _Call(model, checkpoint, files, arguments, link_offloaded, digest, near, deadline)
+    ours = _spread if together else _run
     return _native.stand_in(
         "load_checkpoint_in_model",
         lambda: ours(call),
@@ -118,18 +120,24 @@ def _can_spread(model: nn.Module, full_state_dict: bool) -> bool:
     return full_state_dict and len(real) <= 1
 
 
+def _resolve_together(checkpoint: str, deadline: Deadline) -> Files:
+    """Which files it is, or on every rank what is wrong with it on one: the others would wait."""
+    with _agree.agree("load_checkpoint_in_model", deadline) as group:
+        files = resolve(checkpoint)
+        group.vote(1)
+    return files
+
+
 def _spread(call: _Call) -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-    with call.connected() as own:
-        held = _feed.names_in(_lazy.inspect(own, call.files.source, call.deadline))
-    names = ("full_state_dict", "strict", "broadcast_from_rank0")
-    wish = StateDictOptions(**{name: call.arguments[name] for name in names})
-    near = call.options()
-    given = _lazy.LazyStateDict(held, **near)
-    result = _state_dict.set_model_state_dict(
-        call.model, given, options=wish, digest=call.digest, **near
-    )
+    def names(own: _client.Client) -> _feed.Entries:
+        return _feed.names_in(_lazy.inspect(own, call.files.source, call.deadline))
+
+    options = ("full_state_dict", "strict", "broadcast_from_rank0")
+    wish = StateDictOptions(**{name: call.arguments[name] for name in options})
+    how = Options(digest=call.digest, **call.options())
+    result = _state_dict.spread_over(call.model, names, wish, how)
     if result.unexpected_keys and not call.arguments["strict"]:
         left_out = _module.shown(sorted(result.unexpected_keys))
         kind = type(call.model).__name__

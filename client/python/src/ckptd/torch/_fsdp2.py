@@ -172,14 +172,9 @@ def fsdp2_prepare_model(
 
 def _with_load(load: Callable, accelerator: Any, model: nn.Module) -> nn.Module:
     """accelerate's fsdp2_prepare_model, which finds the loading function in its module."""
-    from accelerate.utils import fsdp_utils
-
-    before = fsdp_utils.fsdp2_load_full_state_dict
-    fsdp_utils.fsdp2_load_full_state_dict = load
-    try:
-        return _native.original(_UTILS, "fsdp2_prepare_model")(accelerator, model)
-    finally:
-        fsdp_utils.fsdp2_load_full_state_dict = before
+    prepare = _native.original(_UTILS, "fsdp2_prepare_model")
+    with _native.in_place(_UTILS, "fsdp2_load_full_state_dict", load):
+        return prepare(accelerator, model)
 
 
 def _prepare_meta(accelerator: Any, model: nn.Module, init_buffers) -> None:

@@ -1,8 +1,9 @@
 """Torch's and accelerate's own functions, where a caller allowed them in place of a daemon."""
 
+import contextlib
 import importlib
 import logging
-from typing import Any, Callable, Optional, Set, Tuple, TypeVar
+from typing import Any, Callable, Iterator, Optional, Set, Tuple, TypeVar
 
 from .._errors import Error, InvalidArgument
 
@@ -18,6 +19,21 @@ def original(module: str, name: str) -> Any:
     """The function `name` of `module` itself, patched or not. Imports the module."""
     key: Tuple[str, str] = (module, name)
     return replaced[key] if key in replaced else getattr(importlib.import_module(module), name)
+
+
+@contextlib.contextmanager
+def in_place(module: str, name: str, new: Any) -> Iterator[None]:
+    """Has `module` find `new` under `name`, patched or not; original() stays what it was."""
+    place = importlib.import_module(module)
+    before, patched = getattr(place, name), (module, name) in replaced
+    replaced.setdefault((module, name), before)
+    setattr(place, name, new)
+    try:
+        yield
+    finally:
+        setattr(place, name, before)
+        if not patched:
+            del replaced[module, name]
 
 
 def check(fallback: Optional[str]) -> None:

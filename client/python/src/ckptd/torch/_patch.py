@@ -5,6 +5,7 @@ import importlib
 import os
 from typing import Any, Dict, Optional, Tuple
 
+from .._autopatch import switched_off
 from . import _buffers, _fsdp2, _lazy, _native, _state_dict
 from ._spread import Given
 
@@ -62,8 +63,11 @@ def patch(
     other ways of loading need one everywhere. source, init_buffers: see
     fsdp2_prepare_model. The other arguments are those of the functions. Modules that took
     a function into names of their own before keep the one they took. A second patch()
-    takes the place of the first. Imports accelerate; not thread-safe.
+    takes the place of the first. Imports accelerate; not thread-safe. With CKPTD_PATCH=0 in
+    the environment nothing is changed, which is said in the log.
     """
+    if switched_off("accelerate"):
+        return Patched()
     from ..accelerate import _checkpoint  # which imports this package
 
     _native.check(fallback)

@@ -29,8 +29,11 @@ from ._targets import Target
 
 _PATIENCE = 5.0  # seconds for a daemon that is just starting: no rank waits longer for a bad one
 
-# What a caller may pass for rank 0's state: a path, a LazyStateDict, a mapping of tensors.
-Given = Union[str, "os.PathLike[str]", Mapping[str, Any]]
+# What a caller may pass for rank 0's state: a path, a LazyStateDict, a mapping of tensors; or
+# a function that has rank 0's daemon name them: name -> InFile.
+Given = Union[
+    str, "os.PathLike[str]", Mapping[str, Any], Callable[[_client.Client], Mapping[str, Any]]
+]
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,8 @@ def _entries(given: Given, own: _client.Client) -> Mapping[str, Any]:
     """name -> InFile, tensor or other value."""
     if isinstance(given, (str, os.PathLike)):
         return _lazy.entries_of(own, given)
+    if callable(given):
+        return given(own)
     return given.entries if isinstance(given, _lazy.LazyStateDict) else given
 
 

@@ -57,7 +57,7 @@ def set_model_state_dict(
     own, doing = Options(timeout, address, client, digest), "set_model_state_dict"
     return _native.stand_in(
         doing,
-        lambda: _spread(model, model_state_dict, wish, own),
+        lambda: spread_over(model, model_state_dict, wish, own),
         lambda: original(
             model,
             _given.as_dict(doing, model_state_dict, timeout, not wish.broadcast_from_rank0),
@@ -73,7 +73,8 @@ def _native_options(full_state_dict: bool) -> Any:
     return StateDictOptions(full_state_dict=full_state_dict)
 
 
-def _spread(model: nn.Module, given: Given, wish: Any, options: Options) -> Any:
+def spread_over(model: nn.Module, given: Given, wish: Any, options: Options) -> Any:
+    """set_model_state_dict by the daemons; wish: its options. Returns what that returns."""
     whole, model = model, _names.without_ddp(model)
 
     def check(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:

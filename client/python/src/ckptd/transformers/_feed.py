@@ -6,6 +6,7 @@ only note the question; then one load has the daemons read just that, already ca
 the original code runs over the daemon's memory.
 """
 
+import contextlib
 import contextvars
 import threading
 from typing import Callable, Dict, List, Optional
@@ -19,7 +20,7 @@ from .._safe_open import Slice
 from .._shard import Shard
 from ..torch import _memory
 from ..torch._load import rank_and_size
-from . import _boxes, _statement
+from . import _boxes, _statement, _together
 
 # The Feed of the from_pretrained that runs in this context.
 current: contextvars.ContextVar = contextvars.ContextVar("ckptd_feed", default=None)
@@ -74,10 +75,12 @@ class Feed:
 
     timeout: seconds for each source's load, waiting for other ranks included. by_rank:
     whether the model is distributed; on every rank the same, whatever part is whose.
+    together: the call in which the ranks do so, if they agree on how it ends.
     """
 
-    def __init__(self, timeout: float, by_rank: bool):
+    def __init__(self, timeout: float, by_rank: bool, together: Optional[_together.Call] = None):
         self.timeout, self.by_rank = timeout, by_rank
+        self._together = together
         self._questions: Dict[int, _statement.Question] = {}  # by id of its source
         self._shards: Dict[int, Shard] = {}
         self._failed: Dict[int, Error] = {}  # where the original library may do instead
@@ -108,7 +111,7 @@ class Feed:
         question = self._questions[id(source)]
         with self._lock:
             if id(source) not in self._shards and id(source) not in self._failed:
-                self._load(question, part)
+                self._load(part)
         if id(source) in self._failed:
             part.file.fall_back(self._failed[id(source)])
             index = tuple(slice(at, at + size) for at, size in zip(*box))
@@ -121,19 +124,28 @@ class Feed:
         )
         return local if wish.boxes == [box] else local[wish.inside(box)]
 
-    def _load(self, question: _statement.Question, part: Slice) -> None:
-        source, deadline = question.source, Deadline(self.timeout)
+    def _load(self, part: Slice) -> None:
+        """What was asked of the part's source; of all sources where ranks do it together."""
+        own = self._questions[id(part.file.source)]
+        questions = list(self._questions.values()) if self._together else [own]
         try:
-            with source.connect() as client:
-                mode = self._mode(client, part.file.path)
-                asked = question.as_arguments(*rank_and_size(), self.by_rank)
-                loaded = client.load(source.path, mode=mode, timeout=self.timeout, **asked)
-                left = max(deadline.left(), 1e-3)
-                self._shards[id(source)] = client.acquire(loaded, mode, timeout=left)
+            with self._together.round() if self._together else contextlib.nullcontext():
+                for question in questions:
+                    self._shards[id(question.source)] = self._attach(question, part.file.path)
         except Error as error:
             if part.file.fallback is None:
                 raise
-            self._failed[id(source)] = error
+            for question in questions:  # also those that came, for other ranks have none
+                self._shards.pop(id(question.source), None)
+                self._failed[id(question.source)] = error
+
+    def _attach(self, question: _statement.Question, path: str) -> Shard:
+        source, deadline = question.source, Deadline(self.timeout)
+        with source.connect() as client:
+            mode = self._mode(client, path)
+            asked = question.as_arguments(*rank_and_size(), self.by_rank)
+            loaded = client.load(source.path, mode=mode, timeout=self.timeout, **asked)
+            return client.acquire(loaded, mode, timeout=max(deadline.left(), 1e-3))
 
     def _mode(self, client: _client.Client, path: str) -> str:
         """Models may be trained: memory of the host is private, that of a GPU is taken."""

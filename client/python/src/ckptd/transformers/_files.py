@@ -3,13 +3,17 @@
 import functools
 import os
 import pathlib
+import time
 import weakref
 from typing import Callable, Optional
 
 from .. import _fallback
-from .._errors import Error, Unimplemented
+from .._errors import Error, Unavailable, Unimplemented
 from .._safe_open import File, native_file, safe_open
 from .._safe_open_source import SafetensorError, Source
+from . import _together
+
+_SILENCE = 10.0  # seconds for which nobody is asked again: a checkpoint may have many files
 
 
 class Files:
@@ -21,6 +25,8 @@ class Files:
     def __init__(self, address: Optional[str], timeout: float, fallback: Optional[str]):
         _fallback.check(fallback)
         self.address, self.timeout, self.fallback = address, timeout, fallback
+        self._silent: Optional[Error] = None  # that there is no daemon
+        self._silent_until = 0.0
         # Those in use: the files of a sharded checkpoint are one source, asked for once.
         self._sources: "weakref.WeakValueDictionary" = weakref.WeakValueDictionary()
 
@@ -41,6 +47,9 @@ class Files:
             except Error as error:
                 if self.fallback is None:
                     raise
+                together = _together.current.get()
+                if together is not None:
+                    together.goes_natively(error)
                 return native_file(path, framework, device, error)
             within = path if path in source.files() and source.path != path else None
             return safe_open.over(File(path, source, within, framework, "cpu", self.fallback))
@@ -100,8 +109,15 @@ class Files:
     def _source(self, path: str) -> Source:
         key = (path, _signature(path))
         source = self._sources.get(key)
-        if source is None:
+        if source is not None:
+            return source
+        if self._silent is not None and time.monotonic() < self._silent_until:
+            raise self._silent
+        try:
             source = self._sources[key] = Source(path, self.address, self.timeout)
+        except Unavailable as error:
+            self._silent, self._silent_until = error, time.monotonic() + _SILENCE
+            raise
         return source
 
 

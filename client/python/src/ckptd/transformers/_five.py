@@ -12,23 +12,25 @@ import inspect
 from typing import Callable, List, Tuple
 
 from .._safe_open import Slice
-from . import _feed
+from . import _feed, _together
 from ._files import Files
 
 Seam = Tuple[str, str, Callable[[Callable], Callable]]
 
 MODELING = "transformers.modeling_utils"
+MODEL = "transformers.modeling_utils:PreTrainedModel"
 LOADING = "transformers.core_model_loading"
 
 
 def seams(files: Files) -> List[Seam]:
-    """(module, name, function from the original to what replaces it)."""
+    """(module, or module:class, name, function from the original to what replaces it)."""
     return [
         (MODELING, "safe_open", lambda original: files.opener(original)),
         (MODELING, "_is_on_hf_mount", lambda original: functools.wraps(original)(_never)),
         (MODELING, "load_state_dict", lambda original: files.refuser(original)),
         (MODELING, "_safe_load_bytes", lambda original: files.bytes_refuser(original)),
         (MODELING, "convert_and_load_state_dict_in_model", lambda original: _fed(original, files)),
+        (MODEL, "from_pretrained", lambda original: _together.wrapped(original, files.timeout)),
         (LOADING, "spawn_materialize", _spawner),
     ]
 
@@ -46,7 +48,10 @@ def _fed(original: Callable, files: Files) -> Callable:
     def convert_and_load_state_dict_in_model(*given, **named):
         arguments = parameters.bind(*given, **named).arguments
         distributed = arguments["load_config"].device_mesh is not None
-        token = _feed.current.set(_feed.Feed(files.timeout, distributed))
+        together = _together.current.get() if distributed else None
+        if together is not None:
+            together.say_if_native()
+        token = _feed.current.set(_feed.Feed(files.timeout, distributed, together))
         try:
             return original(**arguments)
         finally:

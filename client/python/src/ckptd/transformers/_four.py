@@ -14,18 +14,19 @@ from typing import Callable, List, Optional
 import torch
 
 from .._safe_open import Slice, safe_open
-from . import _feed
+from . import _feed, _together
 from ._files import Files
-from ._five import MODELING, Seam
+from ._five import MODEL, MODELING, Seam
 
 _pass: contextvars.ContextVar = contextvars.ContextVar("ckptd_pass", default=None)
 
 
 def seams(files: Files) -> List[Seam]:
-    """(module, name, function from the original to what replaces it)."""
+    """(module, or module:class, name, function from the original to what replaces it)."""
     return [
         (MODELING, "safe_open", lambda original: _opener(files.opener(original, by_index=False))),
         (MODELING, "load_state_dict", lambda original: files.refuser(original)),
+        (MODEL, "from_pretrained", lambda original: _together.wrapped(original, files.timeout)),
         (MODELING, "_infer_parameter_dtype", _noting_dtypes),
         (MODELING, "_load_state_dict_into_meta_model", lambda original: _twice(original, files)),
     ]
@@ -93,8 +94,12 @@ def _twice(original: Callable, files: Files) -> Callable:
         arguments = parameters.bind(*given, **named).arguments
         if not arguments["shard_file"].endswith(".safetensors") or _one_by_one(arguments):
             return original(**arguments)
-        feed = _feed.Feed(files.timeout, arguments.get("device_mesh") is not None)
+        distributed = arguments.get("device_mesh") is not None
+        together = _together.current.get() if distributed else None
+        feed = _feed.Feed(files.timeout, distributed, together)
         run(feed, True, {**arguments, "device_map": {"": "meta"}})
+        if together is not None:
+            together.say_if_native()
         return run(feed, False, arguments)
 
     return _load_state_dict_into_meta_model

@@ -1,17 +1,14 @@
 """patch() and unpatch(): puts the seams of the installed transformers in place and takes them out."""
 
 import importlib
-import logging
-import os
 import threading
 from typing import Callable, List, Optional, Tuple
 
+from .._autopatch import switched_off
 from .._errors import FailedPrecondition
 
-_log = logging.getLogger("ckptd")
 _lock = threading.RLock()
 _active: List["Patch"] = []
-_OFF = ("0", "off", "no", "false")
 
 
 class Patch:
@@ -36,9 +33,9 @@ class Patch:
             if self not in _active:
                 return
             _active.remove(self)
-            for module, name, original, ours in self._replaced:
-                if getattr(module, name) is ours:
-                    setattr(module, name, original)
+            for owner, name, original, ours in self._replaced:
+                if vars(owner)[name] is ours:
+                    setattr(owner, name, original)
 
 
 def patch(
@@ -58,8 +55,7 @@ def patch(
     Raises FailedPrecondition: a second patch (PATCHED), or a transformers that this
     ckptd does not know (TRANSFORMERS_UNSUPPORTED).
     """
-    if os.environ.get("CKPTD_PATCH", "").lower() in _OFF:
-        _log.warning("transformers is left as it is: CKPTD_PATCH=%s", os.environ["CKPTD_PATCH"])
+    if switched_off("transformers"):
         return Patch([])
     from ._files import Files
 
@@ -72,13 +68,13 @@ def patch(
             )
         files = Files(address, timeout, fallback)
         replaced = []
-        for module_name, name, make in _seams(files):
-            module = importlib.import_module(module_name)
-            original = getattr(module, name)
-            replaced.append((module, name, original, make(original)))
+        for place, name, make in _seams(files):
+            owner = _owner(place)
+            original = vars(owner)[name]  # of a class what it holds, which getattr would bind
+            replaced.append((owner, name, original, make(original)))
         # Nothing was changed until all are known to be there.
-        for module, name, _, ours in replaced:
-            setattr(module, name, ours)
+        for owner, name, _, ours in replaced:
+            setattr(owner, name, ours)
         done = Patch(replaced)
         _active.append(done)
         return done
@@ -102,10 +98,17 @@ def _seams(files):
     else:
         raise _unsupported(transformers.__version__, "it is another major version")
     found = version.seams(files)
-    for module_name, name, _ in found:
-        if not hasattr(importlib.import_module(module_name), name):
-            raise _unsupported(transformers.__version__, f"it has no {module_name}.{name}")
+    for place, name, _ in found:
+        if name not in vars(_owner(place)):
+            raise _unsupported(transformers.__version__, f"it has no {place}.{name}")
     return found
+
+
+def _owner(place: str) -> object:
+    """The module of that name, or after a colon a class in it."""
+    module, _, name = place.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, name) if name else found
 
 
 def _unsupported(version: str, why: str) -> FailedPrecondition:

@@ -1,0 +1,85 @@
+"""from_pretrained of a distributed model: every rank loads, or every rank hears why not.
+
+transformers itself agrees on nothing, so a rank that fails would leave the others waiting
+for its part. Each load that the ranks make together is a round of theirs (see
+ckptd.torch._agree); a rank that fails before it comes to one enters it to say so.
+"""
+
+import contextlib
+import contextvars
+import functools
+from typing import Callable, Iterator, Optional
+
+from .._errors import Error
+from .._rpc import Deadline
+from ..torch import _agree
+
+_DOING = "from_pretrained"
+# What makes a model distributed, in the arguments of transformers 5 and 4.
+_ARGUMENTS = ("distributed_config", "tp_plan", "tp_size", "device_mesh")
+# The innermost from_pretrained of a distributed model in this context.
+current: contextvars.ContextVar = contextvars.ContextVar("ckptd_together", default=None)
+
+
+class Call:
+    """One rank's from_pretrained of a distributed model. timeout: seconds for each round."""
+
+    def __init__(self, timeout: float):
+        self._timeout = timeout
+        self._native: Optional[Error] = None
+        self.met = False  # whether this rank was in a round, and need not say any more how it ended
+
+    @contextlib.contextmanager
+    def round(self) -> Iterator[None]:
+        """What all ranks do together: it begins when each has come, and ends for all alike."""
+        self.met = True
+        with _agree.agree(_DOING, Deadline(self._timeout)) as group:
+            if self._native is not None:
+                error, self._native = self._native, None
+                raise error
+            group.vote(1)
+            yield
+            group.vote(2)
+
+    def goes_natively(self, error: Error) -> None:
+        """This rank reads a file itself, because of `error`; then all ranks have to."""
+        self._native = error
+
+    def say_if_native(self) -> None:
+        """Has the others read the file themselves that this rank reads itself, if it does."""
+        if self._native is not None:
+            with contextlib.suppress(Error), self.round():
+                pass
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the round that the other ranks wait in, or will, with `error`."""
+        self.met = True
+        with contextlib.suppress(BaseException):
+            with _agree.agree(_DOING, Deadline(self._timeout)):
+                raise error
+
+
+def wrapped(original: classmethod, timeout: float) -> classmethod:
+    """transformers' classmethod from_pretrained, which then takes the other ranks along."""
+    function: Callable = original.__func__
+
+    @functools.wraps(function)
+    def from_pretrained(cls, *arguments, **named):
+        if all(named.get(name) is None for name in _ARGUMENTS):
+            return function(cls, *arguments, **named)
+        call = Call(timeout)
+        token = current.set(call)
+        try:
+            made = function(cls, *arguments, **named)
+        except BaseException as error:
+            if not call.met:
+                call.fail(error)
+            raise
+        finally:
+            current.reset(token)
+        if not call.met:  # nothing was loaded, by any rank
+            with call.round():
+                pass
+        return made
+
+    return classmethod(from_pretrained)
