@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 import transformers
 from ckptd import _safe_open_source
-from ckptd.torch import _spread
+from ckptd.torch import _load, _spread
+from ckptd.transformers import _feed
 from accelerate_cases import OnTheHost, Stack, assert_same_model, loaded, states, written
 from fsdp_cases import numbers
-from spread_bench import PATIENCE, Bare, assert_equal, fails, sharded
+from spread_bench import BROADCAST, PATIENCE, Bare, assert_equal, fails, sharded
 from transformers_cases import CASES as MODELS
 from transformers_cases import difference, facts_of
 
@@ -168,7 +169,41 @@ def from_pretrained_where_one_rank_is_interrupted_loads_the_next_time(bench):
     the_next_one_works(bench, TP, path)
 
 
+@contextlib.contextmanager
+def broken(owner, name):
+    """Nothing that goes through a function of ours works in this process."""
+
+    def fail(*_, **__):
+        raise ValueError("a mistake of the program")
+
+    before = getattr(owner, name)
+    setattr(owner, name, fail)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def the_daemons_are_not_waited_for_when_a_rank_raises_meanwhile(bench):
+    """The others have stated their tensors, and their daemons wait for the one that will not."""
+    path = bench.save(numbers(Bare()))
+    with fails(ValueError, "a mistake of the program"):
+        with broken(_load, "attach") if bench.rank == 1 else contextlib.nullcontext():
+            ckptd.torch.set_model_state_dict(sharded(Bare), path, options=BROADCAST, address=bench.address, timeout=60)
+    ckptd.torch.set_model_state_dict(sharded(Bare), path, options=BROADCAST, address=bench.address, timeout=60)
+
+
+def from_pretrained_waits_for_no_daemon_when_a_rank_raises_meanwhile(bench):
+    path = models(TP, bench)
+    with ckptd.patch(address=bench.address, timeout=60), fails(ValueError, "a mistake of the program"):
+        with broken(_feed.Feed, "_attach") if bench.rank == 1 else contextlib.nullcontext():
+            TP.load(path, bench.world)
+    the_next_one_works(bench, TP, path)
+
+
 CASES = {2: [
+    the_daemons_are_not_waited_for_when_a_rank_raises_meanwhile,
+    from_pretrained_waits_for_no_daemon_when_a_rank_raises_meanwhile,
     load_checkpoint_in_model_without_a_daemon_on_one_rank,
     load_checkpoint_in_model_natively_when_one_rank_has_no_daemon,
     load_checkpoint_in_model_where_one_rank_sees_no_file,

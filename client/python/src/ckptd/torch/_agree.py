@@ -84,6 +84,9 @@ class Alone:
     def vote(self, stage: int) -> None:
         pass
 
+    def look(self, stage: int) -> None:
+        pass
+
     def forget_word(self) -> None:
         pass
 
@@ -142,9 +145,8 @@ class Group:
             now = time.monotonic()
             time.sleep(min(_LONGEST_PAUSE, _SHORTEST_PAUSE + (now - began) / 10))
             if now - looked > _LOOK_EACH:
-                looked, lost = now, self._neighbours.lost()
-                if lost:
-                    self.fail(lost)
+                looked = now
+                self._look_at_neighbours()
             if self._deadline.passed():
                 self.fail(self._deadline.exceeded(self._doing, self._missing()))
             elif not said and now - began > _SAY_AFTER[self.rank > 0]:
@@ -157,7 +159,26 @@ class Group:
                     self._awaited(stage),
                     self._deadline.timeout,
                 )
-        text = self._store.get(key).decode()[1:]
+        self._hear(stage)
+
+    def look(self, stage: int) -> None:
+        """Raises when `stage` has failed, or does now: of a rank that waits for something else.
+
+        A rank that waits for the daemons hears of their failures from them, and of those of
+        the other ranks' processes only here.
+        """
+        self._look_at_neighbours()
+        if self._store.check([self._key(stage)]):
+            self._hear(stage)
+
+    def _look_at_neighbours(self) -> None:
+        lost = self._neighbours.lost()
+        if lost:
+            self.fail(lost)
+
+    def _hear(self, stage: int) -> None:
+        """Raises what `stage` has ended with, if that was a failure."""
+        text = self._store.get(self._key(stage)).decode()[1:]
         if text:
             raise _Heard(from_text(text))
 

@@ -16,6 +16,7 @@ from .._errors import Error, InvalidArgument, Unimplemented
 from .._layout import RankLayout
 from .._rpc import Deadline
 from .._shard import Shard
+from .._types import Progress
 from . import _buffers, _hooks, _memory, _names, _place, _private, _private_fsdp1, _targets
 from ._result import LoadResult
 from ._targets import Target
@@ -148,11 +149,12 @@ def _load_into(
 
 @dataclass(frozen=True)
 class How:
-    """How memory is to be had: as load_into's arguments of these names say."""
+    """How memory is to be had: as load_into's arguments of these names say; progress as Client.load's."""
 
     mode: str = "auto"
     handle: Optional[str] = None
     digest: bool = True
+    progress: Optional[Callable[[Progress], None]] = None
 
 
 @contextlib.contextmanager
@@ -185,7 +187,13 @@ def attach(
     clock.lap("layout")
     left = max(deadline.left(), 1e-3)
     checkpoint = own.load(
-        source, layout=layout, mode=mode, handle=how.handle, timeout=left, digest=how.digest
+        source,
+        layout=layout,
+        mode=mode,
+        handle=how.handle,
+        timeout=left,
+        digest=how.digest,
+        progress=how.progress,
     )
     clock.lap("load")
     shard = own.acquire(checkpoint, mode, timeout=max(deadline.left(), 1e-3))

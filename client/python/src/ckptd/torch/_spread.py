@@ -8,6 +8,7 @@ any of them has touched its model.
 
 import base64
 import contextlib
+import functools
 import json
 import os
 import pickle
@@ -128,7 +129,8 @@ def spread(
                 group.forget_word()
                 made = Spread(_objects_of(word), *(word[k] for k in ("missing", "unexpected")))
                 try:
-                    _load_all(made, own, word, wanted, dtype_for, options, deadline)
+                    look = functools.partial(group.look, 2)
+                    _load_all(made, own, word, wanted, dtype_for, options, deadline, look)
                     group.vote(2)
                 except BaseException:
                     made.close()
@@ -279,8 +281,12 @@ def _load_all(
     dtype_for: DtypeFor,
     options: Options,
     deadline: Deadline,
+    look: Callable[[], None],
 ) -> None:
-    """Has the daemons load each part, and checks this rank's shard of it against the model."""
+    """Has the daemons load each part, and checks this rank's shard of it against the model.
+
+    look: raises when another rank has failed; called while the daemons are waited for.
+    """
     rank, size = _load.rank_and_size()
     for number, (source, in_memory) in enumerate(word["parts"]):
         targets = []
@@ -297,7 +303,8 @@ def _load_all(
         layout = _targets.state(targets, rank, size, strict=True)
         layout.refuse_unexpected = False  # of the source: its names were agreed upon already
         # A copy of rank 0's memory is of use to nobody else: the daemon keeps nothing of it.
-        how = _load.How("exclusive" if in_memory else "auto", None, options.digest)
+        mode = "exclusive" if in_memory else "auto"
+        how = _load.How(mode, None, options.digest, progress=lambda _: look())
         try:
             shard, result = _load.attach(
                 own, source, targets, lambda: layout, how, deadline, _load.Clock()

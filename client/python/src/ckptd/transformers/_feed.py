@@ -22,6 +22,8 @@ from ..torch import _memory
 from ..torch._load import rank_and_size
 from . import _boxes, _statement, _together
 
+# What is called while a load is waited for; raises to end the wait.
+Look = Callable[[object], None]
 # The Feed of the from_pretrained that runs in this context.
 current: contextvars.ContextVar = contextvars.ContextVar("ckptd_feed", default=None)
 
@@ -129,9 +131,10 @@ class Feed:
         own = self._questions[id(part.file.source)]
         questions = list(self._questions.values()) if self._together else [own]
         try:
-            with self._together.round() if self._together else contextlib.nullcontext():
+            with self._together.round() if self._together else contextlib.nullcontext() as look:
                 for question in questions:
-                    self._shards[id(question.source)] = self._attach(question, part.file.path)
+                    shard = self._attach(question, part.file.path, look)
+                    self._shards[id(question.source)] = shard
         except Error as error:
             if part.file.fallback is None:
                 raise
@@ -139,12 +142,13 @@ class Feed:
                 self._shards.pop(id(question.source), None)
                 self._failed[id(question.source)] = error
 
-    def _attach(self, question: _statement.Question, path: str) -> Shard:
+    def _attach(self, question: _statement.Question, path: str, look: Optional[Look]) -> Shard:
         source, deadline = question.source, Deadline(self.timeout)
         with source.connect() as client:
             mode = self._mode(client, path)
             asked = question.as_arguments(*rank_and_size(), self.by_rank)
-            loaded = client.load(source.path, mode=mode, timeout=self.timeout, **asked)
+            options = {"mode": mode, "timeout": self.timeout, "progress": look, **asked}
+            loaded = client.load(source.path, **options)
             return client.acquire(loaded, mode, timeout=max(deadline.left(), 1e-3))
 
     def _mode(self, client: _client.Client, path: str) -> str:

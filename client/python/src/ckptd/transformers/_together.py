@@ -30,15 +30,18 @@ class Call:
         self.met = False  # whether this rank was in a round, and need not say any more how it ended
 
     @contextlib.contextmanager
-    def round(self) -> Iterator[None]:
-        """What all ranks do together: it begins when each has come, and ends for all alike."""
+    def round(self) -> Iterator[Callable[[object], None]]:
+        """What all ranks do together: it begins when each has come, and ends for all alike.
+
+        Gives what is to be called now and then meanwhile: it raises when another rank failed.
+        """
         self.met = True
         with _agree.agree(_DOING, Deadline(self._timeout)) as group:
             if self._native is not None:
                 error, self._native = self._native, None
                 raise error
             group.vote(1)
-            yield
+            yield lambda _: group.look(2)
             group.vote(2)
 
     def goes_natively(self, error: Error) -> None:
