@@ -8,7 +8,7 @@ import sys
 import zipfile
 from typing import List
 
-SOURCES = ("README.md", "generate.py", "pyproject.toml", "setup.py", "src")
+SOURCES = ("README.md", "generate.py", "MANIFEST.in", "pyproject.toml", "setup.py", "src")
 
 
 def stage(client: pathlib.Path, programs: List[pathlib.Path], folder: pathlib.Path) -> pathlib.Path:

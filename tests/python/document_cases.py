@@ -6,6 +6,8 @@ import pathlib
 import re
 import tempfile
 
+import ckptd
+import ckptd.torch
 import torch
 import torch.distributed as dist
 from accelerate_cases import OnTheHost
@@ -88,5 +90,41 @@ def case(page, title, before, after):
     return compare
 
 
+def on_meta(mesh, dtype=torch.float32):
+    with torch.device("meta"):
+        model = Model().to(dtype)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def types_are_what_the_pages_say(bench):
+    """Of a bfloat16 file: who makes float32 of it, and who does not."""
+    path = bench.save({name: value.bfloat16() for name, value in numbers(Model()).items()})
+    mesh, near = init_device_mesh("cpu", (bench.world,)), {"address": bench.address}
+    wide = on_meta(mesh)
+    ckptd.torch.load_into(wide, path, **near)
+    assert {p.dtype for p in wide.parameters()} == {torch.float32}
+    spread, full = on_meta(mesh), on_meta(mesh)
+    ckptd.torch.DistModule(spread, **near).load_state_dict(path)
+    ckptd.torch.fsdp2_load_full_state_dict(None, full, path, **near)
+    for model in (spread, full):
+        assert_equal(model, wide, "cast by the daemons")
+    narrow = on_meta(mesh)
+    ckptd.torch.set_model_state_dict(narrow, path, **near)
+    assert {p.dtype for p in narrow.parameters()} == {torch.bfloat16}
+    for precision, dtype in (("bf16", torch.float32), ("no", torch.bfloat16)):
+        with torch.device("meta"):
+            prepared = Model().bfloat16()
+        accelerator = OnTheHost(bench.rank, precision, auto_wrap_policy="no_wrap")
+        ckptd.torch.fsdp2_prepare_model(accelerator, prepared, source=path, **near)
+        assert_equal(prepared, wide if dtype == torch.float32 else narrow, f"prepared with {precision}")
+    with torch.device("meta"):
+        prepared = Model().bfloat16()
+    prepared.embed.requires_grad_(False)
+    ckptd.torch.fsdp2_prepare_model(OnTheHost(bench.rank, "bf16"), prepared, source=path, **near)
+    assert prepared.embed.weight.dtype == torch.bfloat16 and prepared.head.weight.dtype == torch.float32
+
+
 CASES = {2: [case(page, *pair) for page in PAGES for pair in pairs(page)]}
 assert len(CASES[2]) == 11, "examples have come or gone"
+CASES[2].append(types_are_what_the_pages_say)

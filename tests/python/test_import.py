@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -36,11 +37,117 @@ def test_importing_the_loading_functions_imports_no_library_they_stand_in_for():
     assert run(program) == "[]"
 
 
-@pytest.mark.parametrize("module", ["torch", "accelerate"])
-def test_every_loading_function_is_there_under_its_name(module):
+# What programs call already, name by name. accelerate's own functions are in both packages.
+ACCELERATE_S = (
+    "compute_module_sizes",
+    "disable_fsdp_ram_efficient_loading",
+    "enable_fsdp_ram_efficient_loading",
+    "fsdp2_load_full_state_dict",
+    "fsdp2_prepare_model",
+    "fsdp2_switch_optimizer_parameters",
+    "get_balanced_memory",
+    "get_max_layer_size",
+    "infer_auto_device_map",
+    "load_checkpoint_in_model",
+    "load_offloaded_weights",
+    "load_state_dict",
+    "offload_state_dict",
+    "retie_parameters",
+    "set_module_tensor_to_device",
+    "shard_checkpoint",
+)
+BOTH = (*ACCELERATE_S, "patch", "unpatch")
+TORCH_S = (
+    "DistModule",
+    "apply_fsdp2",
+    "broadcast_and_shard_state_dict",
+    "set_model_state_dict",
+    "shard_broadcasted_state_dict",
+)
+
+
+@pytest.mark.parametrize(
+    "module,names", [("torch", BOTH + TORCH_S), ("accelerate", BOTH)], ids=["torch", "accelerate"]
+)
+def test_every_loading_function_is_there_under_its_name(module, names):
     pytest.importorskip("torch")
-    loaded = importlib.import_module(f"ckptd.{module}")
-    assert [name for name in loaded.__all__ if not callable(getattr(loaded, name, None))] == []
+    pytest.importorskip("accelerate")
+    package = importlib.import_module(f"ckptd.{module}")
+    assert [name for name in names if not callable(getattr(package, name, None))] == []
+    assert set(names) - set(package.__all__) == set() == set(names) - set(dir(package))
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_both_packages_have_the_same_function(name):
+    pytest.importorskip("torch")
+    pytest.importorskip("accelerate")
+    assert getattr(ckptd.torch, name) is getattr(ckptd.accelerate, name)
+
+
+def test_every_name_that_a_package_lists_is_there():
+    pytest.importorskip("torch")
+    pytest.importorskip("accelerate")
+    packages = (ckptd.torch, ckptd.accelerate, ckptd.transformers)
+    assert [(p, name) for p in packages for name in p.__all__ if not hasattr(p, name)] == []
+
+
+@pytest.mark.parametrize("module", ["torch", "accelerate"])
+def test_an_unknown_loading_function_is_an_attribute_error(module):
+    pytest.importorskip("torch")
+    with pytest.raises(AttributeError, match="no attribute 'laod_file'"):
+        importlib.import_module(f"ckptd.{module}").laod_file
+
+
+def test_the_first_loading_function_of_big_models_does_not_import_the_library_either():
+    pytest.importorskip("torch")
+    program = "import sys, ckptd.torch; ckptd.torch.load_checkpoint_in_model; print('accelerate' in sys.modules)"
+    assert run(program) == "False"
+
+
+# accelerate 0.34 had the last shard_checkpoint.
+def shard_checkpoint(state_dict, max_shard_size="10GB", weights_name="pytorch_model.bin"):
+    pass
+
+
+def original(name):
+    """What `name` stands in for."""
+    if name == "set_model_state_dict":
+        from torch.distributed.checkpoint import state_dict
+
+        return state_dict.set_model_state_dict
+    if name == "shard_checkpoint":
+        return shard_checkpoint
+    import accelerate.utils.fsdp_utils
+    import accelerate.utils.modeling
+
+    places = (accelerate.utils, accelerate.utils.fsdp_utils, accelerate.utils.modeling)
+    return next(getattr(place, name) for place in places if hasattr(place, name))
+
+
+def parameters(function):
+    """[(name, kind, default)]"""
+    return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+
+
+def assert_called_alike(ours, theirs):
+    """All arguments of the original in their order; others of ours can only be named."""
+    mine, known = parameters(ours), parameters(theirs)
+    assert mine[: len(known)] == known
+    more = mine[len(known) :]
+    assert [name for name, kind, _ in more if kind is not inspect.Parameter.KEYWORD_ONLY] == []
+    assert [name for name, _, default in more if default is inspect.Parameter.empty] == []
+
+
+@pytest.mark.parametrize("name", (*ACCELERATE_S, "set_model_state_dict"))
+def test_a_stand_in_is_called_as_its_original(name):
+    pytest.importorskip("torch")
+    pytest.importorskip("accelerate")
+    assert_called_alike(getattr(ckptd.torch, name), original(name))
+
+
+def test_a_wrapped_module_is_loaded_as_any_other():
+    torch = pytest.importorskip("torch")
+    assert_called_alike(ckptd.torch.DistModule.load_state_dict, torch.nn.Module.load_state_dict)
 
 
 def test_every_public_name_exists():

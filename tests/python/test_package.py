@@ -4,6 +4,7 @@ import importlib.util
 import pathlib
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -94,6 +95,28 @@ def test_without_programs_the_wheel_is_for_every_machine(tmp_path):
     built = make_wheel.build(staged, "any", tmp_path, 1_600_000_000)
     assert built.name.endswith("-py3-none-any.whl")
     assert "console_scripts" not in declared(built)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """What a source distribution holds, as paths below its folder."""
+    folder = tmp_path_factory.mktemp("sdist")
+    staged = make_wheel.stage(ROOT / "client/python", [], folder)
+    program = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    command = [sys.executable, "-c", program, folder]
+    subprocess.run(command, cwd=staged, check=True, capture_output=True, timeout=120)
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        return [name.partition("/")[2] for name in archive.getnames()]
+
+
+def test_type_checkers_are_told_that_the_package_has_types(built, sources):
+    """PEP 561."""
+    assert "ckptd/py.typed" in zipfile.ZipFile(built).namelist()
+    assert "src/ckptd/py.typed" in sources
+
+
+def test_a_source_distribution_has_what_its_setup_needs(sources):
+    assert {"setup.py", "generate.py", "src/ckptd/_proto/descriptors.pb"} <= set(sources)
 
 
 def test_the_wheel_lets_torch_call_it_at_its_import(built):

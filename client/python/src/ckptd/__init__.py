@@ -97,4 +97,4 @@ def __getattr__(name: str):
 
 
 def __dir__():
-    return sorted([*__all__, "torch", "transformers"])
+    return sorted([*__all__, "accelerate", "torch", "transformers"])

@@ -3,7 +3,18 @@
 import logging
 import time
 import uuid
-from typing import Callable, List, Mapping, Optional, Sequence, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Union,
+)
 
 from . import _address, _device_map, _layout, _proto, _types
 from ._device_map import Device, DeviceMap
@@ -12,11 +23,19 @@ from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, is_transient
 from ._source import Path, path_of, source_text
 from ._types import Checkpoint, Plan, Progress, Source, Verification
 
+if TYPE_CHECKING:
+    import torch
+
+    from ._shard import Shard
+
 _LOG = logging.getLogger("ckptd")
 _SAY_AFTER = 6.0  # seconds; daemons send progress every two, changed or not
 _CALL_SECONDS = 30.0
 _LOAD_SECONDS = 600.0
 _MAX_LOAD_SECONDS = 86400.0
+
+# How layouts are written: see Client.load.
+Layout = Union[None, str, Dict[str, Any], _layout.RankLayout]
 
 
 def connect(
@@ -64,20 +83,21 @@ class Client:
     shard, which has a connection of its own.
     """
 
-    def __init__(self, address: _address.Address):
+    def __init__(self, address: _address.Address) -> None:
         self.address = address
         self._connection = Connection(address)
 
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         return f"<ckptd.Client of {self.address}>"
 
     def close(self) -> None:
+        """Closes the connection to the service; a later call opens another one."""
         self._connection.close()
 
     def _call(self, method: str, request, doing: str, deadline: Optional[Deadline] = None):
@@ -87,10 +107,10 @@ class Client:
         self,
         source: Path,
         *,
-        layout=None,
+        layout: Layout = None,
         mode: str = "shared",
         handle: Optional[str] = None,
-        dtype=None,
+        dtype: Union[None, str, "torch.dtype"] = None,
         keep_fp32: Sequence[str] = (),
         timeout: float = _LOAD_SECONDS,
         digest: bool = True,
@@ -99,8 +119,9 @@ class Client:
         """Loads `source`, a path or file URI (or finds it resident), and waits until it is ACTIVE.
 
         layout: "fsdp:8", "hsdp:2x4", "replicate:8", a dict of rules, a RankLayout,
-        or None for a full copy on each rank. dtype: floating tensors are cast to it,
-        those matching a glob in keep_fp32 stay float32. mode: what the shard will be
+        or None for a full copy on each rank. dtype: floating tensors are cast to it
+        ("BF16", "bfloat16" or torch.bfloat16), those matching a glob in keep_fp32 stay
+        float32. mode: what the shard will be
         acquired as. handle: how it will be handed over, None for what the daemon's memory
         has by itself; "cuda_ipc" (GPU memory that any CUDA program can open) needs one
         PID namespace, is never "exclusive", not kept from being written, and gone with
@@ -166,8 +187,14 @@ class Client:
             )
         return checkpoint
 
-    def watch(self, checkpoint: Union[str, Checkpoint], timeout: float = _LOAD_SECONDS):
-        """Yields the checkpoint at each change and every two seconds until it leaves LOADING."""
+    def watch(
+        self, checkpoint: Union[str, Checkpoint], timeout: float = _LOAD_SECONDS
+    ) -> Iterator[Checkpoint]:
+        """Yields the checkpoint at each change and every two seconds until it leaves LOADING.
+
+        Raises NotFound for one that the daemon has not, DeadlineExceeded after `timeout`
+        seconds.
+        """
         name = _name(checkpoint)
         for reply in self._connection.stream(
             "WatchCheckpoint",
@@ -178,6 +205,7 @@ class Client:
             yield _types.checkpoint_of(reply.checkpoint)
 
     def get(self, checkpoint: Union[str, Checkpoint]) -> Checkpoint:
+        """The checkpoint as it is now. Raises NotFound for one that the daemon has not."""
         name = _name(checkpoint)
         reply = self._call(
             "GetCheckpoint", _proto.message("GetCheckpointRequest")(name=name), f"asking for {name}"
@@ -186,7 +214,8 @@ class Client:
 
     def list(self) -> List[Checkpoint]:
         """All checkpoints of this daemon, newest first."""
-        found, request = [], _proto.message("ListCheckpointsRequest")()
+        found: List[Checkpoint] = []
+        request = _proto.message("ListCheckpointsRequest")()
         while True:
             reply = self._call("ListCheckpoints", request, "listing checkpoints")
             found.extend(_types.checkpoint_of(message) for message in reply.checkpoints)
@@ -237,11 +266,14 @@ class Client:
         self,
         source: Path,
         *,
-        layout=None,
-        dtype=None,
+        layout: Layout = None,
+        dtype: Union[None, str, "torch.dtype"] = None,
         keep_fp32: Sequence[str] = (),
     ) -> Plan:
-        """Dry run: bytes per rank and file, and peak memory. Nothing is loaded."""
+        """Dry run: bytes per rank and file, and peak memory. Nothing is loaded.
+
+        layout, dtype, keep_fp32: as in `load`. Raises ckptd.Error for what could not be loaded.
+        """
         path = source_text(source)
         request = _proto.message("PlanLoadRequest")(source=path)
         _layout.fill_layout(request.layout, layout)
@@ -257,7 +289,7 @@ class Client:
         no_split: Sequence[str] = (),
         order: Sequence[str] = (),
         tied: Optional[Mapping[str, str]] = None,
-        dtype=None,
+        dtype: Union[None, str, "torch.dtype"] = None,
         keep_fp32: Sequence[str] = (),
     ) -> DeviceMap:
         """On which device of one process each module would be. Nothing is loaded or built.
@@ -299,8 +331,12 @@ class Client:
         mode: str = "shared",
         *,
         timeout: float = _CALL_SECONDS,
-    ):
-        """This rank's shard of an ACTIVE checkpoint, mapped into this process. See Shard."""
+    ) -> "Shard":
+        """This rank's shard of an ACTIVE checkpoint, mapped into this process. See Shard.
+
+        mode: "shared", "private" or "exclusive". Raises FailedPrecondition (NOT_ACTIVE) and
+        other ckptd.Errors of the daemon, DeadlineExceeded after `timeout` seconds.
+        """
         from . import _shard
 
         return _shard.acquire(

@@ -13,7 +13,9 @@ class Error(Exception):
 
     code = "UNKNOWN"
 
-    def __init__(self, message: str, reason: str = "", facts: Optional[Dict[str, str]] = None):
+    def __init__(
+        self, message: str, reason: str = "", facts: Optional[Dict[str, str]] = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.reason = reason or self.code
@@ -22,7 +24,7 @@ class Error(Exception):
     def __str__(self) -> str:
         return f"{self.message} [{self.reason}]"
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return type(self), (self.message, self.reason, self.facts)
 
 

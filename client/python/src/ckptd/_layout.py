@@ -7,7 +7,7 @@ No placement arithmetic happens here; the daemon does all of it.
 
 import json
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from . import _address, _dtypes
 from ._errors import InvalidArgument
@@ -101,7 +101,7 @@ class RankLayout:
         self.dtypes.append(dtype)
         self.shapes.append(shape)
 
-    def fill(self, message) -> None:
+    def fill(self, message: Any) -> None:
         """Writes this into a ckptd.v1.RankLayout."""
         message.rank, message.world_size = self.rank, self.world_size
         for mesh in self.meshes:

@@ -8,12 +8,18 @@ An object as safetensors 0.8 gives: same names, results and errors.
 """
 
 import os
-from typing import Any, Dict, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Union
 
 from . import _fallback
 from ._errors import Error
 from ._safe_open_source import SafetensorError, Source
 from ._types import SourceTensor
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+    Tensor = Union[torch.Tensor, numpy.ndarray]  # for framework "pt", and "np"
 
 _FRAMEWORKS = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
 _ACCELERATORS = ("cuda", "musa", "npu", "xpu", "xla", "mlu", "hpu", "mps")
@@ -44,7 +50,7 @@ class safe_open:  # noqa: N801, the name under which programs know it
         address: Optional[str] = None,
         timeout: float = 600.0,
         fallback: Optional[str] = None,
-    ):
+    ) -> None:
         _fallback.check(fallback)
         path = os.fspath(filename)
         kind, place = _framework(framework), _device("cpu" if device is None else device)
@@ -77,7 +83,7 @@ class safe_open:  # noqa: N801, the name under which programs know it
     def __enter__(self) -> "safe_open":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         """Closes the object; tensors and slices taken from it stay."""
         self._file = None
 
@@ -93,11 +99,11 @@ class safe_open:  # noqa: N801, the name under which programs know it
         """Names of the tensors in the order of their bytes."""
         return self.file.offset_keys()
 
-    def get_tensor(self, name: str):
-        """The whole tensor."""
+    def get_tensor(self, name: str) -> "Tensor":
+        """The whole tensor. Raises SafetensorError for a name that is not there, ckptd.Error."""
         return self.file.get_tensor(name)
 
-    def get_tensors(self) -> Dict[str, Any]:
+    def get_tensors(self) -> "Dict[str, Tensor]":
         """All tensors by name, in the order of their bytes."""
         return {name: self.get_tensor(name) for name in self.offset_keys()}
 
@@ -109,17 +115,18 @@ class safe_open:  # noqa: N801, the name under which programs know it
 class Slice:
     """One tensor of a file, not loaded until indexed. Stays valid after the file is closed."""
 
-    def __init__(self, file: "File", info: SourceTensor):
+    def __init__(self, file: "File", info: SourceTensor) -> None:
         self.file, self.info = file, info
 
     def get_shape(self) -> List[int]:
+        """The whole tensor's, as in the header."""
         return list(self.info.shape)
 
     def get_dtype(self) -> str:
         """As in the header, such as "BF16"."""
         return self.info.dtype
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> "Tensor":
         """What `key` selects: PyTorch's indexing for "pt", safetensors' own grammar for "np"."""
         return self.file.part(self.info.name, key)
 
@@ -137,33 +144,39 @@ class File:
         source: Source,
         within: Optional[str],
         framework: str,
-        device,
+        device: Union[str, int],
         fallback: Optional[str] = None,
-    ):
+    ) -> None:
         self.path, self.source, self.framework, self.device = path, source, framework, device
         self.fallback = fallback
-        self.native = None  # safetensors' own object, once it has to do
+        self.native: Any = None  # safetensors' own object, once it has to do
         self._infos = source.tensors_of(within)
 
     def metadata(self) -> Optional[Dict[str, str]]:
+        """The header's free text, None when it has none."""
         return dict(self.source.contents.metadata) or None
 
     def keys(self) -> List[str]:
+        """Names of the tensors, sorted."""
         return list(self._infos)
 
     def offset_keys(self) -> List[str]:
+        """Names of the tensors in the order of their bytes."""
         return [info.name for info in sorted(self._infos.values(), key=_position)]
 
     def info(self, name: str) -> SourceTensor:
+        """What the header says of a tensor. Raises SafetensorError for a name that is not there."""
         info = self._infos.get(name)
         if info is None:
             raise SafetensorError(f"File does not contain tensor {name}")
         return info
 
-    def get_slice(self, name: str):
+    def get_slice(self, name: str) -> Slice:
+        """See safe_open.get_slice."""
         return Slice(self, self.info(name))
 
-    def get_tensor(self, name: str):
+    def get_tensor(self, name: str) -> "Tensor":
+        """See safe_open.get_tensor."""
         self.info(name)
         shard = self._shard()
         if shard is None:
@@ -178,7 +191,8 @@ class File:
 
         return _safe_open_torch.tensor(shard, name, self.path, torch.device(self.device))
 
-    def part(self, name: str, key):
+    def part(self, name: str, key: Any) -> "Tensor":
+        """What `key` selects of a tensor: see Slice."""
         shard = self._shard()
         if shard is None:
             return self.native.get_slice(name)[key]

@@ -1,7 +1,7 @@
 """A shard: one rank's tensors as memory mapped into this process."""
 
 import collections.abc
-from typing import Iterator, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple, Union
 
 from . import _cuda, _cuda_driver, _fds, _proto, _types
 from ._errors import FailedPrecondition
@@ -9,6 +9,8 @@ from ._mapping import Mapping, check_segments
 from ._rpc import Connection, Deadline
 from ._table import Table
 
+if TYPE_CHECKING:
+    from numpy import ndarray
 
 
 class TensorView:
@@ -35,7 +37,7 @@ class TensorView:
         "__weakref__",
     )
 
-    def __init__(self, shard: "Shard", index: int):
+    def __init__(self, shard: "Shard", index: int) -> None:
         table = shard.table
         self.name: str = table.names[index]
         self.shape: Tuple[int, ...] = table.shapes[index]
@@ -53,6 +55,7 @@ class TensorView:
 
     @property
     def dtype(self) -> str:
+        """As in a safetensors header, such as "BF16"."""
         return self._dtype.name
 
     @property
@@ -62,6 +65,7 @@ class TensorView:
 
     @property
     def pointer(self) -> int:
+        """Address of the first byte, in this process; of GPU memory, on the GPU."""
         return self._mapping.address + self.offset
 
     @property
@@ -72,10 +76,11 @@ class TensorView:
 
     @property
     def padded_buffer(self) -> memoryview:
+        """The bytes, and the zeros behind them: `padded_nbytes` in all."""
         view = memoryview(self._array).cast("B")[self.offset : self.offset + self.padded_nbytes]
         return view if self.writable else view.toreadonly()
 
-    def _typed(self):
+    def _typed(self) -> "ndarray":
         import numpy
 
         if self._dtype.numpy is None:
@@ -84,7 +89,7 @@ class TensorView:
             )
         return numpy.frombuffer(self.buffer, dtype=self._dtype.numpy).reshape(self.shape)
 
-    def numpy(self):
+    def numpy(self) -> "ndarray":
         """A NumPy array over the memory. Raises TypeError for types NumPy has not (BF16, FP8)."""
         if not self._dtype.exact:
             raise TypeError(
@@ -94,7 +99,7 @@ class TensorView:
         return self._typed()
 
     @property
-    def __array_interface__(self) -> dict:
+    def __array_interface__(self) -> Dict[str, Any]:
         if not self._dtype.exact:
             # AttributeError makes NumPy look for another way instead of misreading bytes.
             raise AttributeError(f"{self.dtype} has no NumPy type")
@@ -109,7 +114,7 @@ class TensorView:
     def __dlpack_device__(self) -> Tuple[int, int]:
         return (1, 0)
 
-    def __dlpack__(self, **options):
+    def __dlpack__(self, **options: Any) -> Any:
         """A DLPack capsule; read-only memory needs a consumer that can be told so."""
         from . import _dlpack
 
@@ -119,7 +124,7 @@ class TensorView:
 class _Tensors(collections.abc.Mapping):
     """Names, then further names of tied tensors, to views."""
 
-    def __init__(self, shard: "Shard"):
+    def __init__(self, shard: "Shard") -> None:
         self._shard = shard
 
     def __getitem__(self, name: str) -> TensorView:
@@ -131,7 +136,7 @@ class _Tensors(collections.abc.Mapping):
     def __len__(self) -> int:
         return len(self._shard.table.index)
 
-    def __contains__(self, name) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._shard.table.index
 
 
@@ -147,7 +152,14 @@ class Shard:
     what mode "private" had to copy on a GPU.
     """
 
-    def __init__(self, reply, checkpoint: str, table: Table, mapping, lease: _fds.Lease):
+    def __init__(
+        self,
+        reply: Any,
+        checkpoint: str,
+        table: Table,
+        mapping: Union[Mapping, _cuda.DeviceMemory],
+        lease: _fds.Lease,
+    ) -> None:
         self.checkpoint = checkpoint
         self.lease_name: str = reply.lease
         self.mode: str = mapping.mode
@@ -155,7 +167,7 @@ class Shard:
         self.slab_bytes: int = reply.slab_bytes
         self.table = table
         self.mapping = mapping
-        self.array = mapping.complete()
+        self.array: Any = mapping.complete()
         self.device: Optional[str] = mapping.device
         self.copied_bytes: int = mapping.copied_bytes
         self._lease = lease
@@ -163,7 +175,7 @@ class Shard:
     def __enter__(self) -> "Shard":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -173,11 +185,12 @@ class Shard:
         return f"<ckptd.Shard of {self.checkpoint}, {count} tensors, {self.mode}{where}, {state}>"
 
     @property
-    def tensors(self) -> _Tensors:
+    def tensors(self) -> "collections.abc.Mapping[str, TensorView]":
+        """Name -> view, in the table's order, then further names of tied tensors."""
         return _Tensors(self)
 
     def view(self, index: int) -> TensorView:
-        """The tensor in row `index` of the table."""
+        """The tensor in row `index` of the table; of GPU memory, a DeviceTensorView."""
         if self.device is None:
             return TensorView(self, index)
         from ._cuda_view import DeviceTensorView
@@ -185,12 +198,13 @@ class Shard:
         return DeviceTensorView(self, index)
 
     @property
-    def aliases(self) -> dict:
+    def aliases(self) -> Dict[str, str]:
         """Further name -> name of the tensor it is."""
         return {alias: self.table.names[i] for alias, i in self.table.aliases.items()}
 
     @property
     def closed(self) -> bool:
+        """Whether the lease has ended."""
         return not self._lease.open
 
     def close(self) -> None:

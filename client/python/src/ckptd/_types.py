@@ -136,6 +136,8 @@ def checkpoint_of(message, resident: bool = False, differs=()) -> Checkpoint:
 
 @dataclass(frozen=True)
 class SourceTensor:
+    """A tensor on storage: dtype as in its header ("BF16"), and where its bytes are in `file`."""
+
     name: str
     dtype: str
     shape: Tuple[int, ...]
@@ -161,6 +163,7 @@ class Source:
         return name in self.tensors or name in self.aliases
 
     def find(self, name: str) -> Optional[SourceTensor]:
+        """The tensor of that name, which may be a further name of it; None if there is none."""
         return self.tensors.get(self.aliases.get(name, name))
 
 
@@ -214,6 +217,8 @@ def add_page(source: Source, table) -> None:
 
 @dataclass(frozen=True)
 class RankPlan:
+    """One rank's part of a Plan. slab_bytes: with padding. received_bytes: sent by other ranks."""
+
     rank: int
     slab_bytes: int
     tensor_bytes: int
@@ -249,6 +254,8 @@ def plan_of(message) -> Plan:
 
 @dataclass(frozen=True)
 class Verification:
+    """What Client.verify found: how much was compared, and names of the tensors that differ."""
+
     tensor_count: int
     nbytes: int
     mismatched: Tuple[str, ...]
@@ -257,4 +264,5 @@ class Verification:
 
     @property
     def ok(self) -> bool:
+        """Whether no tensor differs."""
         return not self.mismatched

@@ -6,7 +6,7 @@ given, are accelerate's own, here as a convenience. Importing this module import
 accelerate comes with the first use of what needs it.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, List
 
 from ..torch import (
     fsdp2_load_full_state_dict,
@@ -69,6 +69,10 @@ def __getattr__(name: str) -> Any:
     import accelerate.utils
 
     return getattr(accelerate.utils, name)
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__})
 
 
 def enable_fsdp_ram_efficient_loading() -> None:

@@ -9,7 +9,10 @@ result = ckptd.torch.load_into(model, "/models/llama")
 
 The loading functions that FSDP2 and accelerate users call are here under their own
 names, fed by the daemons: see docs/fsdp2.md and docs/accelerate.md of this package.
+Those for big models come from ckptd.accelerate, which is imported at their first use.
 """
+
+from typing import TYPE_CHECKING, Any, List
 
 from .. import _rpc
 from ._apply import apply_fsdp2
@@ -34,20 +37,76 @@ from ._state_dict import set_model_state_dict
 # would take some milliseconds for, in the middle of a start, is done here.
 _rpc.warm_up()
 
+# Of ckptd.accelerate, which needs this package.
+_LATER = (
+    "compute_module_sizes",
+    "disable_fsdp_ram_efficient_loading",
+    "enable_fsdp_ram_efficient_loading",
+    "get_balanced_memory",
+    "get_max_layer_size",
+    "infer_auto_device_map",
+    "load_checkpoint_in_model",
+    "load_offloaded_weights",
+    "offload_state_dict",
+    "retie_parameters",
+    "set_module_tensor_to_device",
+    "shard_checkpoint",
+)
+
 __all__ = [
     "DistModule",
     "LazyStateDict",
     "LoadResult",
     "apply_fsdp2",
     "broadcast_and_shard_state_dict",
+    "compute_module_sizes",
+    "disable_fsdp_ram_efficient_loading",
+    "enable_fsdp_ram_efficient_loading",
     "fsdp2_load_full_state_dict",
     "fsdp2_prepare_model",
     "fsdp2_switch_optimizer_parameters",
+    "get_balanced_memory",
+    "get_max_layer_size",
+    "infer_auto_device_map",
+    "load_checkpoint_in_model",
     "load_file",
     "load_into",
+    "load_offloaded_weights",
     "load_state_dict",
+    "offload_state_dict",
     "patch",
+    "retie_parameters",
     "set_model_state_dict",
+    "set_module_tensor_to_device",
     "shard_broadcasted_state_dict",
+    "shard_checkpoint",
     "unpatch",
 ]
+
+if TYPE_CHECKING:
+    from ..accelerate import (
+        compute_module_sizes,
+        disable_fsdp_ram_efficient_loading,
+        enable_fsdp_ram_efficient_loading,
+        get_balanced_memory,
+        get_max_layer_size,
+        infer_auto_device_map,
+        load_checkpoint_in_model,
+        load_offloaded_weights,
+        offload_state_dict,
+        retie_parameters,
+        set_module_tensor_to_device,
+        shard_checkpoint,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .. import accelerate
+
+    return getattr(accelerate, name)
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__})

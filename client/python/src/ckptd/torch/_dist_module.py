@@ -1,6 +1,6 @@
 """A module, or a plain dict, filled from rank 0's state dict by the daemons."""
 
-from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ class DistModule(nn.Module):
         address: Optional[str] = None,
         client: Optional[_client.Client] = None,
         fallback: Optional[str] = None,
-    ):
+    ) -> None:
         super().__init__()
         _native.check(fallback)
         own = Options(timeout, address, client, digest)
@@ -61,15 +61,21 @@ class DistModule(nn.Module):
         delattr(self.module, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped module's."""
         return self.module(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Dict[str, Any]:
+        """The wrapped module's, by its names: of a sharded one, this rank's parts."""
         return self.module.state_dict(*args, **kwargs)
 
-    def named_parameters(self, *args: Any, **kwargs: Any):
+    def named_parameters(
+        self, *args: Any, **kwargs: Any
+    ) -> Iterator[Tuple[str, nn.Parameter]]:
+        """The wrapped module's, by its names."""
         return self.module.named_parameters(*args, **kwargs)
 
-    def named_buffers(self, *args: Any, **kwargs: Any):
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[Tuple[str, torch.Tensor]]:
+        """The wrapped module's, by its names."""
         return self.module.named_buffers(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Given, strict: bool = True, assign: bool = False) -> Any:

@@ -18,7 +18,7 @@ def load_file(
     mode: str = "auto",
     dtype: Union[torch.dtype, str, None] = None,
     keep_fp32: Sequence[str] = (),
-    layout=None,
+    layout: _client.Layout = None,
     timeout: float = 600.0,
     digest: bool = True,
     address: Optional[str] = None,
@@ -46,7 +46,7 @@ class _How:
     mode: str
     dtype: Union[torch.dtype, str, None]
     keep_fp32: Sequence[str]
-    layout: object
+    layout: _client.Layout
     digest: bool
 
 

@@ -5,7 +5,19 @@ import json
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import (
+    Any,
+    Dict,
+    ItemsView,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Tuple,
+    Union,
+    ValuesView,
+)
 
 import torch
 
@@ -70,7 +82,7 @@ class LazyStateDict(collections.abc.MutableMapping):
         client: Optional[_client.Client] = None,
         timeout: float = 600.0,
         devices: Optional[Mapping[str, Any]] = None,
-    ):
+    ) -> None:
         """entries: InFile, or a value. devices: where values go, the host if not named."""
         self.entries: Dict[str, Any] = dict(entries)
         self._address, self._client, self._timeout = address, client, timeout
@@ -100,25 +112,30 @@ class LazyStateDict(collections.abc.MutableMapping):
     def __delitem__(self, name: str) -> None:
         del self.entries[name]
 
-    def values(self):
+    def values(self) -> ValuesView[Any]:
+        """Of all names; loaded some hundred megabytes at a time while one goes through them."""
         return _Values(self)
 
-    def items(self):
+    def items(self) -> ItemsView[str, Any]:
+        """(name, value) of all; loaded as by values()."""
         return _Items(self)
 
-    def update(self, other=(), /, **more) -> None:
+    def update(
+        self, other: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]] = (), /, **more: Any
+    ) -> None:
         """As dict.update; from another LazyStateDict nothing is read."""
         if isinstance(other, LazyStateDict):
             other = other.entries
         self.entries.update(other, **more)
 
     def copy(self) -> "LazyStateDict":
+        """Another one of the same names; nothing is read."""
         return self.with_entries(self.entries)
 
     def with_entries(self, entries: Mapping[str, Any]) -> "LazyStateDict":
         """Others, of the same daemon; nothing is read."""
-        options = {"address": self._address, "client": self._client, "timeout": self._timeout}
-        return LazyStateDict(entries, devices=self._devices, **options)
+        near: Dict[str, Any] = {"address": self._address, "client": self._client}
+        return LazyStateDict(entries, devices=self._devices, timeout=self._timeout, **near)
 
     def walk(self) -> Iterator[Tuple[str, Any]]:
         """(name, value) of all, loaded in groups of _CHUNK bytes."""
@@ -167,7 +184,7 @@ class LazyStateDict(collections.abc.MutableMapping):
 
 
 class _Values(collections.abc.ValuesView):
-    def __init__(self, owner: LazyStateDict):
+    def __init__(self, owner: LazyStateDict) -> None:
         super().__init__(owner)
         self._owner = owner
 
@@ -176,7 +193,7 @@ class _Values(collections.abc.ValuesView):
 
 
 class _Items(collections.abc.ItemsView):
-    def __init__(self, owner: LazyStateDict):
+    def __init__(self, owner: LazyStateDict) -> None:
         super().__init__(owner)
         self._owner = owner
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from . import _buffers, _hooks, _load, _memory, _names, _private
 from ._names import clean
-from ._spread import Check, DtypeFor, Given, Have, Options, Spread, Wanted, spread
+from ._spread import Asked, Check, DtypeFor, Have, Options, Spread, Wanted, spread
 from ._targets import Target, stated
 
 _EXTRA = "_extra_state"
@@ -31,7 +31,7 @@ def _extra_states(model: nn.Module) -> List[Tuple[str, nn.Module]]:
 def spread_over(
     doing: str,
     model: nn.Module,
-    given: Given,
+    given: Asked,
     check: Check,
     dtype_for: Callable[[Wanted], DtypeFor],
     options: Options,

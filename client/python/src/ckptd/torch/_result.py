@@ -45,6 +45,7 @@ class LoadResult:
 
     @property
     def unexpected_keys(self) -> List[str]:
+        """As Module.load_state_dict's result names it."""
         return self.unexpected
 
     def __str__(self) -> str:

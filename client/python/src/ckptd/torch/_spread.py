@@ -30,11 +30,10 @@ from ._targets import Target
 
 _PATIENCE = 5.0  # seconds for a daemon that is just starting: no rank waits longer for a bad one
 
-# What a caller may pass for rank 0's state: a path, a LazyStateDict, a mapping of tensors; or
-# a function that has rank 0's daemon name them: name -> InFile.
-Given = Union[
-    str, "os.PathLike[str]", Mapping[str, Any], Callable[[_client.Client], Mapping[str, Any]]
-]
+# What a caller may pass for rank 0's state: a path, a LazyStateDict, a mapping of tensors.
+Given = Union[str, os.PathLike, Mapping[str, Any]]
+# Within this package also a function that has rank 0's daemon say it: name -> InFile.
+Asked = Union[Given, Callable[[_client.Client], Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Wanted:
 def spread(
     doing: str,
     plan: Callable[[], Tuple[Wanted, DtypeFor]],
-    given: Given,
+    given: Asked,
     check: Check,
     options: Options,
 ) -> Spread:
@@ -149,7 +148,7 @@ class _Source:
         if self._staged is not None:
             self._staged.close()
 
-    def word(self, doing: str, given: Given, check: Check) -> str:
+    def word(self, doing: str, given: Asked, check: Check) -> str:
         """What the others have to know, as JSON."""
         entries = {_names.clean(name): e for name, e in _entries(given, self._own).items()}
         missing, unexpected = check({n: _have(e) for n, e in entries.items()}, self._wanted)
@@ -222,7 +221,7 @@ def _part_of(
     return list(parts).index((source, again))
 
 
-def _entries(given: Given, own: _client.Client) -> Mapping[str, Any]:
+def _entries(given: Asked, own: _client.Client) -> Mapping[str, Any]:
     """name -> InFile, tensor or other value."""
     if isinstance(given, (str, os.PathLike)):
         return _lazy.entries_of(own, given)

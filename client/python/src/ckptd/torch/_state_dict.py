@@ -7,7 +7,7 @@ from torch import nn
 
 from .. import _client
 from . import _given, _lazy, _load, _module, _names, _native, _private, _result
-from ._spread import DtypeFor, Given, Have, Options, Wanted
+from ._spread import Asked, DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
 _ORIGINAL = ("torch.distributed.checkpoint.state_dict", "set_model_state_dict")
@@ -73,7 +73,7 @@ def _native_options(full_state_dict: bool) -> Any:
     return StateDictOptions(full_state_dict=full_state_dict)
 
 
-def spread_over(model: nn.Module, given: Given, wish: Any, options: Options) -> Any:
+def spread_over(model: nn.Module, given: Asked, wish: Any, options: Options) -> Any:
     """set_model_state_dict by the daemons; wish: its options. Returns what that returns."""
     whole, model = model, _names.without_ddp(model)
 

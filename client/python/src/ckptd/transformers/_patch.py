@@ -14,17 +14,18 @@ _active: List["Patch"] = []
 class Patch:
     """What `patch` did. A context manager: leaving it takes the change back."""
 
-    def __init__(self, replaced: List[Tuple[object, str, Callable, Callable]]):
+    def __init__(self, replaced: List[Tuple[object, str, Callable, Callable]]) -> None:
         self._replaced = replaced
 
     def __enter__(self) -> "Patch":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.undo()
 
     @property
     def active(self) -> bool:
+        """Whether it is in force."""
         return self in _active
 
     def undo(self) -> None:
