@@ -31,10 +31,12 @@ struct Options {
   DeviceMapArguments device_map;
 };
 
-// As daemons choose: GPUs of one host map each other's memory.
-ModelWay WayOf(const std::string& comm, const Hardware& hardware, size_t ranks) {
+// As daemons choose: GPUs of one host map each other's memory, and of several readers each
+// sends its part itself.
+ModelWay WayOf(const std::string& comm, ModelReaders readers, const Hardware& hardware,
+               size_t ranks) {
   if (comm != "auto") return comm == "nccl" ? ModelWay::kNccl : ModelWay::kDirect;
-  const bool several = ranks > hardware.gpus_per_host;
+  const bool several = ranks > hardware.gpus_per_host && readers != ModelReaders::kAll;
   return several && hardware.network > 0 ? ModelWay::kNccl : ModelWay::kDirect;
 }
 
@@ -48,7 +50,7 @@ absl::StatusOr<LoadPrediction> Predict(const Options& options, const PlanSummary
                                                               : ModelReaders::kRank0;
   return PredictLoad(hardware, shape,
                      options.cached ? ModelSource::kPageCache : ModelSource::kStorage, readers,
-                     WayOf(options.comm, hardware, plan.ranks.size()));
+                     WayOf(options.comm, readers, hardware, plan.ranks.size()));
 }
 
 void PrintPrediction(const Options& options, const LoadPrediction& prediction, std::ostream& out) {

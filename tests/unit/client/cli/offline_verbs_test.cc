@@ -106,9 +106,9 @@ TEST_F(OfflineVerbs, PlanPredictsALoadOnKnownHardware) {
 }
 
 TEST_F(OfflineVerbs, PlanPredictsBothWaysBetweenRanksAndChoosesAsDaemonsDo) {
-  const auto predicted = [&](const char* layout, const char* comm) {
+  const auto predicted = [&](const char* layout, const char* comm, const char* reader = "rank0") {
     const Outcome outcome = run_({"plan", model_, "--layout", layout, "--hardware", "h200x8",
-                                  "--comm", comm, "--output", "json"});
+                                  "--comm", comm, "--reader", reader, "--output", "json"});
     const auto prediction = nlohmann::json::parse(outcome.out)["prediction"];
     std::string said = prediction["comm"];
     for (const auto& stage : prediction["stages"]) {
@@ -120,6 +120,8 @@ TEST_F(OfflineVerbs, PlanPredictsBothWaysBetweenRanksAndChoosesAsDaemonsDo) {
   EXPECT_EQ(predicted("fsdp:8", "nccl"), "nccl over the fabric");
   EXPECT_EQ(predicted("fsdp:16", "auto"), "nccl over the fabric");
   EXPECT_EQ(predicted("fsdp:16", "host"), "host");
+  EXPECT_EQ(predicted("fsdp:16", "auto", "all"), "host");
+  EXPECT_EQ(predicted("fsdp:16", "nccl", "all"), "nccl over the fabric");
   EXPECT_EQ(
       run_({"plan", model_, "--layout", "fsdp:2", "--hardware", "h200x8", "--comm", "tcp"}).code,
       kExitUsage);
