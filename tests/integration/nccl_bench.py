@@ -38,6 +38,7 @@ def load(bench, source, layout, *options):
     loaded = json.loads(answer.stdout)
     name = loaded.get("checkpoint", loaded)["name"]
     for rank in range(bench.group.ranks):
+        wait_until(lambda rank=rank: bench.group.json("get", name, rank=rank)["state"] == "ACTIVE", "the load to end", 10)
         assert bench.group.json("verify", name, rank=rank)["mismatched"] == []
     return bench.group.json("get", name)
 

@@ -29,6 +29,17 @@ def test_trainers_get_the_bytes_that_pytorch_would_have_given_them(cuda, ranks, 
 
 
 @pytest.mark.parametrize("reader", ["rank0", "all"])
+@pytest.mark.parametrize("layout", ["fsdp:3", "replicate:3"])
+def test_nothing_is_sent_or_published_before_the_gpu_has_done_its_work(cuda, tmp_path, layout, reader):
+    """What is queued on a stream runs late: who does not wait for it sends, casts or verifies what was there before."""
+    bench = cuda(3, daemon=(*NCCL, "--reader", reader), nccl={}, gpus={"lazy": 1})
+    source, state = sample(tmp_path, rows=2570)
+    for options in ((), ("--dtype", "BF16")):
+        load(bench, source, layout, *options)
+    assert exchanged(bench, "ncclSend") or exchanged(bench, "ncclBroadcast")
+
+
+@pytest.mark.parametrize("reader", ["rank0", "all"])
 @pytest.mark.parametrize("layout", ["fsdp:4", "hsdp:2x2", "replicate:4"])
 def test_storage_is_read_once_and_each_slice_sent_once(cuda, tmp_path, layout, reader):
     bench = cuda(4, daemon=(*NCCL, "--reader", reader), nccl={})
