@@ -3,6 +3,7 @@
 import pytest
 
 pytest.importorskip("accelerate")
+pytest.importorskip("peft")
 pytest.importorskip("transformers")
 import prepared_cases  # noqa: E402
 from ranks import assert_passed, outcome_of  # noqa: E402

@@ -6,6 +6,7 @@ import pathlib
 
 import ckptd
 import ckptd.accelerate
+import peft
 import torch
 import torch.distributed as dist
 import transformers
@@ -82,6 +83,26 @@ def a_pretrained_model_is_prepared_and_trains_as_natively(bench):
         dist.barrier()
 
 
+def with_adapters(folder):
+    """Some trained and some frozen parameters, under names that no checkpoint has."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    torch.manual_seed(5)
+    wanted = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    return peft.get_peft_model(model, wanted)
+
+
+def a_model_with_peft_s_adapters_is_prepared_and_trains_as_natively(bench):
+    for name in ("llama", "qwen2, tied"):
+        folder = written(bench, name)
+        with launched():
+            theirs, mine = with_adapters(folder), with_adapters(folder)
+            fsdp_utils.fsdp2_prepare_model(OnTheHost(bench.rank), theirs)
+            ckptd.accelerate.fsdp2_prepare_model(OnTheHost(bench.rank), mine, address=bench.address)
+        assert_same_model(mine, theirs)
+        assert losses(mine) == losses(theirs), f"{name}: losses differ"
+        dist.barrier()
+
+
 def a_model_on_meta_takes_each_rank_s_part_alone(bench):
     """What documents advise where no rank is to hold the whole model."""
     folder = written(bench, "llama")
@@ -103,4 +124,8 @@ def compute_frequencies(model, names):
     rotary.inv_freq = type(rotary)(config=model.config).inv_freq
 
 
-CASES = {2: [a_pretrained_model_is_prepared_and_trains_as_natively, a_model_on_meta_takes_each_rank_s_part_alone]}
+CASES = {2: [
+    a_pretrained_model_is_prepared_and_trains_as_natively,
+    a_model_with_peft_s_adapters_is_prepared_and_trains_as_natively,
+    a_model_on_meta_takes_each_rank_s_part_alone,
+]}
