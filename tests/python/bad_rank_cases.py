@@ -141,6 +141,20 @@ def from_pretrained_where_one_rank_raises_before_it_loads(bench):
     the_next_one_works(bench, TP, path)
 
 
+def from_pretrained_where_one_rank_raises_between_two_files(bench):
+    """transformers 4 loads each file by itself, so the others come to the next one; 5 all at once."""
+    case = next(case for case in MODELS[2] if case.parallel == "tp" and case.shards)
+    path, place = models(case, bench), transformers.modeling_utils
+    name = "_load_state_dict_into_meta_model" if hasattr(place, "_load_state_dict_into_meta_model") else None
+    with ckptd.patch(address=bench.address, timeout=60):
+        if name is None:  # nothing of the kind
+            return
+        with fails(ValueError, "a mistake of the program"):
+            with broken(place, name, after=1) if bench.rank == 1 else contextlib.nullcontext():
+                case.load(path, bench.world)
+    the_next_one_works(bench, case, path)
+
+
 @contextlib.contextmanager
 def broken_models(error):
     """Models cannot be built in this process."""
@@ -170,13 +184,16 @@ def from_pretrained_where_one_rank_is_interrupted_loads_the_next_time(bench):
 
 
 @contextlib.contextmanager
-def broken(owner, name):
-    """Nothing that goes through a function of ours works in this process."""
+def broken(owner, name, after=0):
+    """A function works `after` times in this process, and no more."""
+    before, calls = getattr(owner, name), []
 
-    def fail(*_, **__):
+    def fail(*given, **named):
+        calls.append(name)
+        if len(calls) <= after:
+            return before(*given, **named)
         raise ValueError("a mistake of the program")
 
-    before = getattr(owner, name)
     setattr(owner, name, fail)
     try:
         yield
@@ -212,5 +229,6 @@ CASES = {2: [
     from_pretrained_without_a_daemon_on_one_rank,
     from_pretrained_natively_when_one_rank_has_no_daemon,
     from_pretrained_where_one_rank_raises_before_it_loads,
+    from_pretrained_where_one_rank_raises_between_two_files,
     from_pretrained_where_one_rank_is_interrupted_loads_the_next_time,
 ]}

@@ -138,6 +138,8 @@ class Feed:
         except Error as error:
             if part.file.fallback is None:
                 raise
+            if self._together:
+                self._together.go_on()
             for question in questions:  # also those that came, for other ranks have none
                 self._shards.pop(id(question.source), None)
                 self._failed[id(question.source)] = error

@@ -27,6 +27,7 @@ def seams(files: Files) -> List[Seam]:
         (MODELING, "safe_open", lambda original: _opener(files.opener(original, by_index=False))),
         (MODELING, "load_state_dict", lambda original: files.refuser(original)),
         (MODEL, "from_pretrained", lambda original: _together.wrapped(original, files.timeout)),
+        (MODEL, "_load_pretrained_model", _counting),
         (MODELING, "_infer_parameter_dtype", _noting_dtypes),
         (MODELING, "_load_state_dict_into_meta_model", lambda original: _twice(original, files)),
     ]
@@ -65,6 +66,20 @@ def _opener(open_: Callable) -> Callable:
         return _Opened.over(file.file) if isinstance(file, safe_open) else file
 
     return opened
+
+
+def _counting(original: classmethod) -> classmethod:
+    """Each file is a round of the ranks."""
+    function = original.__func__
+
+    @functools.wraps(function)
+    def _load_pretrained_model(cls, model, state_dict, checkpoint_files, *arguments, **named):
+        call = _together.current.get()
+        if call is not None and checkpoint_files:
+            call.left = len(checkpoint_files)
+        return function(cls, model, state_dict, checkpoint_files, *arguments, **named)
+
+    return classmethod(_load_pretrained_model)
 
 
 def _noting_dtypes(original: Callable) -> Callable:

@@ -27,7 +27,9 @@ class Call:
     def __init__(self, timeout: float):
         self._timeout = timeout
         self._native: Optional[Error] = None
-        self.met = False  # whether this rank was in a round, and need not say any more how it ended
+        self.left = 1  # rounds that are still to come: one for each source
+        self.met = False  # whether there was one
+        self._failed = False  # whether the last one ended so, for every rank
 
     @contextlib.contextmanager
     def round(self) -> Iterator[Callable[[object], None]]:
@@ -35,7 +37,8 @@ class Call:
 
         Gives what is to be called now and then meanwhile: it raises when another rank failed.
         """
-        self.met = True
+        self.met = self._failed = True
+        self.left -= 1
         with _agree.agree(_DOING, Deadline(self._timeout)) as group:
             if self._native is not None:
                 error, self._native = self._native, None
@@ -43,20 +46,27 @@ class Call:
             group.vote(1)
             yield lambda _: group.look(2)
             group.vote(2)
+        self._failed = False
 
     def goes_natively(self, error: Error) -> None:
         """This rank reads a file itself, because of `error`; then all ranks have to."""
         self._native = error
+
+    def go_on(self) -> None:
+        """After a round that failed, all ranks read the file themselves and come to the next one."""
+        self._failed = False
 
     def say_if_native(self) -> None:
         """Has the others read the file themselves that this rank reads itself, if it does."""
         if self._native is not None:
             with contextlib.suppress(Error), self.round():
                 pass
+            self.go_on()
 
     def fail(self, error: BaseException) -> None:
-        """Ends the round that the other ranks wait in, or will, with `error`."""
-        self.met = True
+        """Ends the round that the other ranks wait in, or will, with `error`, if there is one."""
+        if self._failed or self.left <= 0:
+            return
         with contextlib.suppress(BaseException):
             with _agree.agree(_DOING, Deadline(self._timeout)):
                 raise error
@@ -75,8 +85,7 @@ def wrapped(original: classmethod, timeout: float) -> classmethod:
         try:
             made = function(cls, *arguments, **named)
         except BaseException as error:
-            if not call.met:
-                call.fail(error)
+            call.fail(error)
             raise
         finally:
             current.reset(token)
