@@ -27,6 +27,7 @@ from fsdp_cases import assert_in_daemon_memory, numbers, on_meta
 from spread_bench import assert_equal, fails, storage_bytes_of
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
     MixedPrecision,
     MixedPrecisionPolicy,
     ShardingStrategy,
@@ -269,13 +270,16 @@ def version_2_takes_the_same_options(bench):
         {"reshard_after_forward": False},
         {"auto_wrap_policy": "no_wrap"},
         {"ignored_modules": r"layers\.0\.up"},
+        {"ignored_modules": lambda model: [model.layers[0].up]},
         {"mixed_precision_policy": half},
         {"activation_checkpointing": True},
+        {"cpu_offload": CPUOffloadPolicy(pin_memory=False)},
     ):
         models = []
         for filled in (True, False):
-            accelerator = OnTheHost(bench.rank, cpu_ram_efficient_loading=False, **plugin)
             model = with_weights(states(), Stack) if filled else Stack()
+            options = {name: of(model) if callable(of) else of for name, of in plugin.items()}
+            accelerator = OnTheHost(bench.rank, cpu_ram_efficient_loading=False, **options)
             model, _ = accelerator._prepare_fsdp2(model, optimizer_of(model))
             models.append(model)
         theirs, ours = models
