@@ -30,7 +30,7 @@ constexpr size_t kMaxSocketPath = 107;
 absl::Status Busy(const std::string& address) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
                    fmt::format("listening on {}: another daemon has it; stop that one, or choose "
-                               "another --job, --run-dir or port",
+                               "another --job, --run-dir or --rendezvous",
                                address));
 }
 

@@ -4,6 +4,7 @@ Addresses are Unix sockets: unix:///path, unix:/path or /path. The memory of a
 shard travels as file descriptors, which no other transport carries.
 """
 
+import glob
 import os
 import socket
 import struct
@@ -115,8 +116,14 @@ def resolve(address: Optional[str] = None, of_rank: Optional[int] = None) -> Add
     return Address(_socket_path(text, chosen_by), chosen_by)
 
 
-def _why(error: OSError) -> str:
+def _why(address: Address, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
+        others = glob.glob(os.path.join(glob.escape(os.path.dirname(address.path)), "rank-*[0-9].sock"))
+        if others and os.path.basename(address.path).startswith("rank-"):
+            return (
+                f"no socket is there, beside those of {len(others)} other daemons: the group may "
+                "have fewer than the job has ranks"
+            )
         return "no socket is there"
     if isinstance(error, ConnectionRefusedError):
         return "a socket is there but no daemon listens on it"
@@ -134,7 +141,7 @@ def unreachable(address: Address, error: OSError) -> Exception:
             facts,
         )
     return Unavailable(
-        f"connecting to the ckptd daemon at {address}: {_why(error)}; start the job's "
+        f"connecting to the ckptd daemon at {address}: {_why(address, error)}; start the job's "
         "daemons with `ckptd launch --nproc N`, or name another with address= or CKPTD_ADDRESS",
         "DAEMON_UNREACHABLE",
         facts,

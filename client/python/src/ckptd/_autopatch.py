@@ -28,7 +28,7 @@ def switched_off(library: str) -> bool:
 
 
 def on_torch_import() -> None:
-    """Does what CKPTD_PATCH asks for. Raises ValueError for what it cannot mean.
+    """Does what CKPTD_PATCH asks for. Ends the process, saying why, for what it cannot mean.
 
     CKPTD_PATCH: libraries, separated by commas. CKPTD_PATCH_FALLBACK=native is
     patch(fallback="native") of each.
@@ -39,9 +39,11 @@ def on_torch_import() -> None:
     names = [name.strip() for name in asked.split(",")]
     for name in names:
         if name not in _LIBRARIES:
-            raise ValueError(
-                f"reading CKPTD_PATCH={asked!r}: {name!r} names no library that ckptd patches; set "
-                f"it to {' or '.join(_LIBRARIES)}, to both with a comma between them, or to 0"
+            # PyTorch would wrap an error, and advise to do without any extension.
+            raise SystemExit(
+                f"ckptd: reading CKPTD_PATCH={asked!r}: {name!r} names no library that ckptd "
+                f"patches; set it to {' or '.join(_LIBRARIES)}, to both with a comma between them, "
+                "or to 0"
             )
     for name in dict.fromkeys(names):
         _after_import(*_LIBRARIES[name])

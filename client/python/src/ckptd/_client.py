@@ -19,7 +19,7 @@ from typing import (
 from . import _address, _device_map, _layout, _proto, _types
 from ._device_map import Device, DeviceMap
 from ._errors import Error, FailedPrecondition, InvalidArgument, Unavailable, source_changed
-from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, is_transient
+from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, in_seconds, is_transient
 from ._source import Path, path_of, source_text
 from ._types import Checkpoint, Plan, Progress, Source, Verification
 
@@ -358,11 +358,11 @@ class _Reminder:
             self._ranks, self._since = progress.waiting_ranks, now if progress.waiting_ranks else None
         elif self._since is not None and now - self._since > _SAY_AFTER:
             _LOG.warning(
-                "%s: still waiting, after %.0f s, for %s; it gives up after %g s",
+                "%s: still waiting, after %.0f s, for %s; it gives up after %s",
                 self._doing,
                 now - self._since,
                 progress.waits_for,
-                self._timeout,
+                in_seconds(self._timeout),
             )
             self._since = None
 

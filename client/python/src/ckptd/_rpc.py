@@ -63,14 +63,14 @@ class Deadline:
 
     def exceeded(self, doing: str, waits_for: str) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"{doing}: not done after {_seconds(self.timeout)}, still waiting for {waits_for}; "
+            f"{doing}: not done after {in_seconds(self.timeout)}, still waiting for {waits_for}; "
             "raise timeout=, or see `ckptctl list` and the daemon's log",
             "DEADLINE",
             {"waits_for": waits_for, "timeout": f"{self.timeout:g}"},
         )
 
 
-def _seconds(count: float) -> str:
+def in_seconds(count: float) -> str:
     """For sentences: "8 s" also for what is left of 8 s after the first steps."""
     return f"{count:.1f}".removesuffix(".0") + " s" if count >= 0.1 else f"{count:.1g} s"
 

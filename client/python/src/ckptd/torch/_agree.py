@@ -28,7 +28,7 @@ from typing import Callable, Iterable, Iterator, List, Optional, Sequence
 import torch.distributed as dist
 
 from .. import _errors
-from .._rpc import Deadline
+from .._rpc import Deadline, in_seconds
 from . import _private
 
 _LOG = logging.getLogger("ckptd")
@@ -152,12 +152,12 @@ class Group:
             elif not said and now - began > _SAY_AFTER[self.rank > 0]:
                 said = True
                 _LOG.warning(
-                    "%s: rank %d is still waiting, after %.0f s, for %s; it gives up after %g s",
+                    "%s: rank %d is still waiting, after %.0f s, for %s; it gives up after %s",
                     self._doing,
                     self.rank,
                     now - began,
                     self._awaited(stage),
-                    self._deadline.timeout,
+                    in_seconds(self._deadline.timeout),
                 )
         self._hear(stage)
 

@@ -9,21 +9,24 @@ the original code runs over the daemon's memory.
 import contextlib
 import contextvars
 import threading
+import time
 from typing import Callable, Dict, List, Optional
 
 import torch
 
 from .. import _client, _dtypes
-from .._errors import Error
+from .._errors import Error, Unavailable
 from .._rpc import Deadline
 from .._safe_open import Slice
 from .._shard import Shard
+from .._types import Progress
 from ..torch import _memory
 from ..torch._load import rank_and_size
 from . import _boxes, _statement, _together
 
+_PATIENCE = 6.0  # seconds for a daemon that is just starting, with the native way open
 # What is called while a load is waited for; raises to end the wait.
-Look = Callable[[object], None]
+Look = Callable[[Progress], None]
 # The Feed of the from_pretrained that runs in this context.
 current: contextvars.ContextVar = contextvars.ContextVar("ckptd_feed", default=None)
 
@@ -53,6 +56,26 @@ class Probe:
         self._note(found.box)
         dtype = _memory.torch_dtype(_dtypes.BY_NAME[info.dtype], info.name)
         return torch.empty(found.box[1], dtype=dtype, device="meta")[found.key]
+
+
+class _Patience:
+    """Ends the wait for daemons of other ranks, told of a load's progress now and then."""
+
+    def __init__(self) -> None:
+        self._since: Optional[float] = None
+
+    def __call__(self, progress: Progress) -> None:
+        if not progress.waiting_ranks:
+            self._since = None
+            return
+        self._since = self._since or time.monotonic()
+        if time.monotonic() - self._since > _PATIENCE:
+            raise Unavailable(
+                f"loading a checkpoint: waiting for {progress.waits_for}; see that daemon's log, "
+                "and start it again",
+                "RANK_LOST",
+                {"rank": str(progress.waiting_ranks[0])},
+            )
 
 
 class Piece:
@@ -130,8 +153,10 @@ class Feed:
         """What was asked of the part's source; of all sources where ranks do it together."""
         own = self._questions[id(part.file.source)]
         questions = list(self._questions.values()) if self._together else [own]
+        # A rank that loads for itself goes natively rather than wait for a daemon that is lost.
+        alone = _Patience() if part.file.fallback is not None and not self.by_rank else None
         try:
-            with self._together.round() if self._together else contextlib.nullcontext() as look:
+            with self._together.round() if self._together else contextlib.nullcontext(alone) as look:
                 for question in questions:
                     shard = self._attach(question, part.file.path, look)
                     self._shards[id(question.source)] = shard

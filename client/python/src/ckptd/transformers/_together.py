@@ -12,6 +12,7 @@ from typing import Callable, Iterator, Optional
 
 from .._errors import Error
 from .._rpc import Deadline
+from .._types import Progress
 from ..torch import _agree
 
 _DOING = "from_pretrained"
@@ -32,7 +33,7 @@ class Call:
         self._failed = False  # whether the last one ended so, for every rank
 
     @contextlib.contextmanager
-    def round(self) -> Iterator[Callable[[object], None]]:
+    def round(self) -> Iterator[Callable[[Progress], None]]:
         """What all ranks do together: it begins when each has come, and ends for all alike.
 
         Gives what is to be called now and then meanwhile: it raises when another rank failed.
