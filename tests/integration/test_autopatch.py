@@ -33,7 +33,25 @@ accelerate.load_checkpoint_in_model(model, sys.argv[1], device_map={{"": "cpu"}}
 print(model.weight.tolist())
 """
 ORDERS = ["import accelerate, torch", "import torch, accelerate", "import torch\nfrom accelerate.utils import offload\nimport accelerate",
-          "import transformers.modeling_utils, accelerate, torch"]
+          "import transformers.modeling_utils, accelerate, torch",
+          "import torch, importlib.util\nimportlib.util.find_spec('accelerate')\nimport accelerate"]
+RETRIED = """
+import sys, torch
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name == "accelerate.big_modeling" and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            raise ImportError("half of it is missing")
+sys.meta_path.insert(0, Broken())
+try:
+    import accelerate
+except ImportError as error:
+    print(error)
+for name in [name for name in sys.modules if name.startswith("accelerate")]:
+    del sys.modules[name]
+import accelerate
+print(accelerate.load_checkpoint_in_model.__module__)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +120,11 @@ def test_unchanged_code_of_accelerate_loads_from_the_daemon(start, installed, ma
     done = train(installed, matrix, OFFLOADER.format(imports=imports), CKPTD_PATCH=value, CKPTD_ADDRESS=group.address(0))
     assert done.stdout.strip() == "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]", done.stderr
     assert [load["source"] for load in group.json("list")["checkpoints"]] == [str(matrix)]
+
+
+def test_an_import_that_fails_and_is_tried_again_is_patched_the_second_time(installed, matrix):
+    done = train(installed, matrix, RETRIED, CKPTD_PATCH="accelerate")
+    assert done.stdout.split("\n")[:2] == ["half of it is missing", "ckptd.accelerate._checkpoint"], done.stderr
 
 
 def test_two_libraries_are_patched_in_one_program(start, installed, path):

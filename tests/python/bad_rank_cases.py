@@ -14,7 +14,7 @@ from ckptd import _safe_open_source
 from ckptd.torch import _load, _spread
 from ckptd.transformers import _feed
 from accelerate_cases import OnTheHost, Stack, assert_same_model, loaded, states, written
-from fsdp_cases import numbers
+from fsdp_cases import local, numbers
 from spread_bench import BROADCAST, PATIENCE, Bare, assert_equal, fails, sharded
 from transformers_cases import CASES as MODELS
 from transformers_cases import difference, facts_of
@@ -218,6 +218,34 @@ def from_pretrained_waits_for_no_daemon_when_a_rank_raises_meanwhile(bench):
     the_next_one_works(bench, TP, path)
 
 
+def a_rank_that_reads_other_files_by_itself_waits_for_nobody(bench):
+    if bench.rank == 0:
+        path, model = os.path.join(bench.folder, "alone.bin"), Bare()
+        torch.save(numbers(Bare()), path)
+        with in_time():
+            ckptd.accelerate.load_checkpoint_in_model(model, path, address=bench.address, timeout=60)
+        assert_same_values(model, numbers(Bare()))
+    dist.barrier()
+
+
+def assert_same_values(model, state):
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def a_call_that_one_rank_makes_alone_is_an_error_later_and_never_another_model_s_values(bench):
+    """The last case: from then on the ranks are out of step, and hear it at each call."""
+    paths = [bench.save({name: value * scale for name, value in numbers(Bare()).items()}) for scale in (1, 2, 3)]
+    if bench.rank == 0:
+        with fails(ValueError, "there is no such file or folder"):
+            ckptd.accelerate.load_checkpoint_in_model(sharded(Bare), "/nowhere/x", address=bench.address, timeout=20)
+    dist.barrier()
+    for path in paths[: 2 + bench.rank]:
+        model = sharded(Bare)
+        with fails(RuntimeError, "not at the same call", "set_model_state_dict for the "):
+            ckptd.torch.set_model_state_dict(model, path, options=BROADCAST, address=bench.address, timeout=20)
+        assert all(local(p).is_meta for p in model.parameters()), "it was touched"
+
+
 CASES = {2: [
     the_daemons_are_not_waited_for_when_a_rank_raises_meanwhile,
     from_pretrained_waits_for_no_daemon_when_a_rank_raises_meanwhile,
@@ -231,4 +259,6 @@ CASES = {2: [
     from_pretrained_where_one_rank_raises_before_it_loads,
     from_pretrained_where_one_rank_raises_between_two_files,
     from_pretrained_where_one_rank_is_interrupted_loads_the_next_time,
+    a_rank_that_reads_other_files_by_itself_waits_for_nobody,
+    a_call_that_one_rank_makes_alone_is_an_error_later_and_never_another_model_s_values,
 ]}

@@ -8,7 +8,6 @@ returns at once. A patch itself waits until its library has been imported, if it
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import logging
 import os
 import sys
@@ -84,7 +83,7 @@ def _after_import(name: str, patch: Callable[[Optional[str]], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules as others do, and has something done after each was run."""
+    """Finds modules as the others do, and has something done once each has been run."""
 
     def __init__(self) -> None:
         self._wanted: Dict[str, Callable[[], None]] = {}
@@ -98,17 +97,21 @@ class _Finder(importlib.abc.MetaPathFinder):
         finder._wanted[name] = then
 
     def find_spec(self, name, path=None, target=None):
-        then = self._wanted.pop(name, None)
-        if then is None:
+        if name not in self._wanted:
             return None
-        spec = importlib.util.find_spec(name)
+        others = (f for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((found for found in specs if found is not None), None)
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module
 
         def exec_module(module) -> None:
             run(module)
-            then()
+            # Not before: some only ask where it is, and an import may fail and be tried again.
+            then = self._wanted.pop(name, None)
+            if then is not None:
+                then()
 
         spec.loader.exec_module = exec_module
         return spec
@@ -134,6 +137,9 @@ class _Watched(importlib.machinery.ModuleSpec):
     def _initializing(self, value: bool) -> None:
         vars(self)["_initializing"] = value
         then = None if value else vars(self).pop("then", None)
-        # Also after an import that failed, whose module is gone.
-        if then is not None and self.name in sys.modules:
+        if then is None:
+            return
+        if self.name in sys.modules:
             then()
+        else:  # the import has failed, and may be tried again
+            _Finder.watch(self.name, then)

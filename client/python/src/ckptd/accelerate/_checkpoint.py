@@ -76,7 +76,7 @@ def load_checkpoint_in_model(
     }
     checkpoint, deadline = os.fspath(checkpoint), Deadline(timeout)
     together = device_map is None and _can_spread(model, full_state_dict)
-    files = _resolve_together(checkpoint, deadline) if together else resolve(checkpoint)
+    files = _resolve(checkpoint, deadline, together)
     original = _native.original(_MODULE, "load_checkpoint_in_model")
     if not files.all_safetensors:
         return original(model, checkpoint, **arguments)
@@ -120,11 +120,22 @@ def _can_spread(model: nn.Module, full_state_dict: bool) -> bool:
     return full_state_dict and len(real) <= 1
 
 
-def _resolve_together(checkpoint: str, deadline: Deadline) -> Files:
-    """Which files it is, or on every rank what is wrong with it on one: the others would wait."""
-    with _agree.agree("load_checkpoint_in_model", deadline) as group:
+def _resolve(checkpoint: str, deadline: Deadline, together: bool) -> Files:
+    """Which files it is. together: what is wrong with it on one rank is raised on every one,
+    which would wait; but each rank reads files that are accelerate's own reading by itself.
+    """
+    files, wrong = None, None
+    try:
         files = resolve(checkpoint)
-        group.vote(1)
+    except (OSError, ValueError) as error:
+        wrong = error
+    if together and (files is None or files.all_safetensors):
+        with _agree.agree("load_checkpoint_in_model", deadline) as group:
+            if wrong is not None:
+                raise wrong
+            group.vote(1)
+    if files is None:
+        raise wrong
     return files
 
 

@@ -23,7 +23,7 @@ import logging
 import os
 import sys
 import time
-from typing import Callable, Iterable, Iterator, List, Optional, Sequence
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence
 
 import torch.distributed as dist
 
@@ -102,8 +102,22 @@ class Group:
     def _key(self, what: object) -> str:
         return f"{self._number}/{what}"
 
-    def enter(self) -> None:
+    def enter(self, time: int) -> None:
+        """time: how often this process has made the call `doing`, with this one.
+
+        Raises RuntimeError when another rank has come to this round by another call, or by
+        another one of the same function: its values would be those of another model.
+        """
         self._store.set(self._key(f"here/{self.rank}"), b"1")
+        mine = f"{self._doing} for the {_ordinal(time)} time"
+        first = self._store.compare_set(self._key("call"), "", mine).decode()
+        if first != mine:
+            raise RuntimeError(
+                f"{self._doing}: the ranks are not at the same call: here it is {mine}, elsewhere "
+                f"{first}; one of them made a call that the others did not make, or that failed "
+                "there alone: all ranks must make the same calls in the same order, so start the job "
+                "again"
+            )
 
     def word(self, make: Callable[[], str]) -> str:
         """What rank 0's make() returns. Stage 0."""
@@ -202,6 +216,11 @@ class Group:
         return _called(self._absent(range(self.size)))
 
 
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
 def _called(ranks: Sequence[int]) -> str:
     """Who has not come, for people."""
     if not ranks:
@@ -259,6 +278,7 @@ def _started(pid: int) -> Optional[str]:
 
 
 _rounds = 0  # so many this process has been in: all ranks make the same calls
+_times: Dict[str, int] = {}  # how often each call was made
 
 
 def _on_exit() -> None:
@@ -289,10 +309,11 @@ def agree(doing: str, deadline: Deadline) -> Iterator[object]:
         yield Alone()
         return
     _rounds += 1
+    _times[doing] = _times.get(doing, 0) + 1
     group = None
     try:
         group = Group(_private.default_store("ckptd"), _rounds, doing, deadline)
-        group.enter()
+        group.enter(_times[doing])
         yield group
     except _Heard as heard:
         raise heard.error from None

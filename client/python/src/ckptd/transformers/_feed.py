@@ -15,7 +15,7 @@ from typing import Callable, Dict, List, Optional
 import torch
 
 from .. import _client, _dtypes
-from .._errors import Error, Unavailable
+from .._errors import Aborted, Error, Unavailable
 from .._rpc import Deadline
 from .._safe_open import Slice
 from .._shard import Shard
@@ -109,6 +109,7 @@ class Feed:
         self._questions: Dict[int, _statement.Question] = {}  # by id of its source
         self._shards: Dict[int, Shard] = {}
         self._failed: Dict[int, Error] = {}  # where the original library may do instead
+        self._gave_up: Optional[Error] = None
         self._lock = threading.Lock()
         self._on_gpu = False
 
@@ -130,11 +131,17 @@ class Feed:
         question.add(part.info.name, boxes, dtype)
         return True
 
+    def give_up(self, why: Optional[Error]) -> None:
+        """Loads nothing, because of `why`, if that is something: the original library has to do."""
+        self._gave_up = why
+
     def value(self, part: Slice, box: _boxes.Box) -> torch.Tensor:
         """`box` of the tensor, over the daemon's memory. Loads at the first call."""
         source = part.file.source
         question = self._questions[id(source)]
         with self._lock:
+            if self._gave_up is not None:
+                self._failed[id(source)] = self._gave_up
             if id(source) not in self._shards and id(source) not in self._failed:
                 self._load(part)
         if id(source) in self._failed:
@@ -161,7 +168,8 @@ class Feed:
                     shard = self._attach(question, part.file.path, look)
                     self._shards[id(question.source)] = shard
         except Error as error:
-            if part.file.fallback is None:
+            # A rank whose process has ended is missed in more than this load.
+            if part.file.fallback is None or isinstance(error, Aborted):
                 raise
             if self._together:
                 self._together.go_on()

@@ -30,9 +30,15 @@ def seams(files: Files) -> List[Seam]:
         (MODELING, "load_state_dict", lambda original: files.refuser(original)),
         (MODELING, "_safe_load_bytes", lambda original: files.bytes_refuser(original)),
         (MODELING, "convert_and_load_state_dict_in_model", lambda original: _fed(original, files)),
-        (MODEL, "from_pretrained", lambda original: _together.wrapped(original, files.timeout)),
+        from_pretrained(files),
         (LOADING, "spawn_materialize", _spawner),
     ]
+
+
+def from_pretrained(files: Files) -> Seam:
+    """That of models. Automatic classes call it, when they have found the configuration."""
+    timeout, fallback = files.timeout, files.fallback
+    return MODEL, "from_pretrained", lambda found: _together.wrapped(found, timeout, fallback)
 
 
 def _never(path) -> bool:
@@ -49,9 +55,10 @@ def _fed(original: Callable, files: Files) -> Callable:
         arguments = parameters.bind(*given, **named).arguments
         distributed = arguments["load_config"].device_mesh is not None
         together = _together.current.get() if distributed else None
+        feed = _feed.Feed(files.timeout, distributed, together)
         if together is not None:
-            together.say_if_native()
-        token = _feed.current.set(_feed.Feed(files.timeout, distributed, together))
+            feed.give_up(together.say_if_native())
+        token = _feed.current.set(feed)
         try:
             return original(**arguments)
         finally:

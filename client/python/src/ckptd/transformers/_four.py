@@ -16,7 +16,7 @@ import torch
 from .._safe_open import Slice, safe_open
 from . import _feed, _together
 from ._files import Files
-from ._five import MODEL, MODELING, Seam
+from ._five import MODEL, MODELING, Seam, from_pretrained
 
 _pass: contextvars.ContextVar = contextvars.ContextVar("ckptd_pass", default=None)
 
@@ -26,7 +26,7 @@ def seams(files: Files) -> List[Seam]:
     return [
         (MODELING, "safe_open", lambda original: _opener(files.opener(original, by_index=False))),
         (MODELING, "load_state_dict", lambda original: files.refuser(original)),
-        (MODEL, "from_pretrained", lambda original: _together.wrapped(original, files.timeout)),
+        from_pretrained(files),
         (MODEL, "_load_pretrained_model", _counting),
         (MODELING, "_infer_parameter_dtype", _noting_dtypes),
         (MODELING, "_load_state_dict_into_meta_model", lambda original: _twice(original, files)),
@@ -114,7 +114,7 @@ def _twice(original: Callable, files: Files) -> Callable:
         feed = _feed.Feed(files.timeout, distributed, together)
         run(feed, True, {**arguments, "device_map": {"": "meta"}})
         if together is not None:
-            together.say_if_native()
+            feed.give_up(together.say_if_native())
         return run(feed, False, arguments)
 
     return _load_state_dict_into_meta_model

@@ -23,10 +23,13 @@ current: contextvars.ContextVar = contextvars.ContextVar("ckptd_together", defau
 
 
 class Call:
-    """One rank's from_pretrained of a distributed model. timeout: seconds for each round."""
+    """One rank's from_pretrained of a distributed model.
 
-    def __init__(self, timeout: float):
-        self._timeout = timeout
+    timeout: seconds for each round. fallback: as of patch().
+    """
+
+    def __init__(self, timeout: float, fallback: Optional[str]):
+        self._timeout, self._fallback = timeout, fallback
         self._native: Optional[Error] = None
         self.left = 1  # rounds that are still to come: one for each source
         self.met = False  # whether there was one
@@ -57,23 +60,28 @@ class Call:
         """After a round that failed, all ranks read the file themselves and come to the next one."""
         self._failed = False
 
-    def say_if_native(self) -> None:
-        """Has the others read the file themselves that this rank reads itself, if it does."""
-        if self._native is not None:
+    def say_if_native(self) -> Optional[Error]:
+        """Has the others read the files themselves that this rank reads itself; why, if it does."""
+        why = self._native
+        if why is not None:
             with contextlib.suppress(Error), self.round():
                 pass
             self.go_on()
+        return why
 
     def fail(self, error: BaseException) -> None:
         """Ends the round that the other ranks wait in, or will, with `error`, if there is one."""
         if self._failed or self.left <= 0:
             return
+        if self._fallback is not None and isinstance(error, Error):
+            # Theirs would let the others go on natively, and this rank does not.
+            error = RuntimeError(str(error))
         with contextlib.suppress(BaseException):
             with _agree.agree(_DOING, Deadline(self._timeout)):
                 raise error
 
 
-def wrapped(original: classmethod, timeout: float) -> classmethod:
+def wrapped(original: classmethod, timeout: float, fallback: Optional[str]) -> classmethod:
     """transformers' classmethod from_pretrained, which then takes the other ranks along."""
     function: Callable = original.__func__
 
@@ -81,7 +89,7 @@ def wrapped(original: classmethod, timeout: float) -> classmethod:
     def from_pretrained(cls, *arguments, **named):
         if all(named.get(name) is None for name in _ARGUMENTS):
             return function(cls, *arguments, **named)
-        call = Call(timeout)
+        call = Call(timeout, fallback)
         token = current.set(call)
         try:
             made = function(cls, *arguments, **named)
