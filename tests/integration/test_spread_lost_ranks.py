@@ -10,6 +10,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 WORLD = 3
+FUNCTIONS = ("fsdp2_load_full_state_dict", "DistModule", "broadcast_and_shard_state_dict", "set_model_state_dict")
 
 
 @pytest.fixture(scope="module")
@@ -19,14 +20,14 @@ def daemons(tmp_path_factory):
         yield group
 
 
-def heard(folder, daemons, how):
-    """What the ranks that live on heard, when one was lost."""
+def heard(folder, daemons, how, *functions):
+    """What each rank that lives on heard of each function, when one was lost."""
     environment = {**daemons.environment, "OMP_NUM_THREADS": "1", "CKPTD_TEST_ADDRESS": daemons.address("{rank}"),
                    "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "client/python/src"),
                                                   str(HERE.parent / "python")])}
-    command = [sys.executable, HERE.parent / "python/lost_rank.py", folder]
+    command = [sys.executable, str(HERE.parent / "python/lost_rank.py"), str(folder)]
     with open(folder / "stderr", "wb") as stderr:
-        ranks = [subprocess.Popen([*map(str, command), str(rank), str(WORLD), how], env=environment, stderr=stderr)
+        ranks = [subprocess.Popen([*command, str(rank), str(WORLD), how, *functions], env=environment, stderr=stderr)
                  for rank in range(WORLD)]
         try:
             for rank in ranks:
@@ -41,22 +42,27 @@ def heard(folder, daemons, how):
     return [json.loads(file.read_text()) for file in files]
 
 
-@pytest.mark.parametrize("how,says", [
-    ("it is killed", "has ended"),
-    ("it raises", "a mistake of the trainer"),
-    ("it raises before its first call", "a mistake of the trainer"),
-    ("its store goes with it", "store is gone"),
+@pytest.mark.parametrize("how,says,functions", [
+    ("it is killed", "has ended", FUNCTIONS),
+    ("it raises", "a mistake of the trainer", ("DistModule",)),
+    ("it raises before its first call", "a mistake of the trainer", ("broadcast_and_shard_state_dict",)),
+    ("its store goes with it", "store is gone", ("set_model_state_dict", "fsdp2_load_full_state_dict")),
 ])
-def test_ranks_that_wait_for_a_lost_one_hear_why_within_10_seconds(how, says, daemons, tmp_path):
-    for kind, reason, sentence, seconds in heard(tmp_path, daemons, how):
-        assert (kind, reason) == ("Aborted", "RANK_LOST"), sentence
-        assert says in sentence and "start the job again" in sentence
-        assert seconds < 10
+def test_ranks_that_wait_for_a_lost_one_hear_why_within_10_seconds(how, says, functions, daemons, tmp_path):
+    for calls in heard(tmp_path, daemons, how, *functions):
+        assert len(calls) == len(functions)
+        for function, (kind, reason, sentence, seconds) in zip(functions, calls):
+            assert (kind, reason) == ("Aborted", "RANK_LOST"), f"{function}: {sentence}"
+            assert says in sentence and "start the job again" in sentence, function
+            assert seconds < 10, function
 
 
-@pytest.mark.parametrize("how,lost", [("it is late", WORLD - 1), ("it is rank 0 and late", 0)])
-def test_ranks_that_wait_for_a_late_one_hear_for_whom_within_10_seconds(how, lost, daemons, tmp_path):
-    for kind, _, sentence, seconds in heard(tmp_path, daemons, how):
+@pytest.mark.parametrize("how,lost,function", [
+    ("it is late", WORLD - 1, "DistModule"),
+    ("it is rank 0 and late", 0, "set_model_state_dict"),
+])
+def test_ranks_that_wait_for_a_late_one_hear_for_whom_within_10_seconds(how, lost, function, daemons, tmp_path):
+    for ((kind, _, sentence, seconds),) in heard(tmp_path, daemons, how, function):
         assert kind == "", f"{kind}: {sentence}"
         assert f"s, for rank {lost}, which must make the same call; it gives up after 60 s" in sentence
         assert seconds < 10

@@ -3,6 +3,8 @@
 The same with the last transformers 4: tests/python/older_transformers.sh.
 """
 
+import json
+
 import pytest
 from group import Group
 
@@ -25,7 +27,8 @@ def outcomes(tmp_path_factory):
             with Group(tmp_path_factory.mktemp("m"), world) as group:
                 run_ranks(group, folder, world, WORKER, environment=OFFLINE, patience=300)
                 log = group.log()
-            cache[world] = {**found_by_case(folder, world), "log": log, "stderr": said(folder, world)}
+            held = [json.loads(file.read_text()) for file in sorted(folder.glob("held-*.json"))]
+            cache[world] = {**found_by_case(folder, world), "held": held, "log": log, "stderr": said(folder, world)}
         return cache[world]
 
     return get
@@ -34,3 +37,13 @@ def outcomes(tmp_path_factory):
 @pytest.mark.parametrize("world,case", [(w, c.name) for w, cases in CASES.items() for c in cases])
 def test_the_model_is_the_one_that_transformers_loads_natively(world, case, outcomes):
     assert_passed(outcomes(world), case, world)
+
+
+@pytest.mark.parametrize("world,case", [(w, c.name) for w, cases in CASES.items() if w > 1 for c in cases])
+def test_daemons_hold_only_what_their_ranks_keep_and_read_it_once(world, case, outcomes):
+    found = [held.get(case) for held in outcomes(world)["held"]]
+    assert len(found) == world and all(held and held["tensors"] for held in found), f"it was not loaded: {found}"
+    for rank, held in enumerate(found):
+        # Each tensor begins at a multiple of 512 bytes.
+        assert 0 <= held["slab"] - held["kept"] < 512 * held["tensors"], f"rank {rank}: {held}"
+    assert found[0]["read"] == found[0]["stored"] > 0, found[0]

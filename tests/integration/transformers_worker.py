@@ -27,9 +27,11 @@ def check(case, folder, rank, world, address):
         torch.distributed.barrier()
     path = case.path(models)
     native, said = case.load(path, world)
-    with ckptd.patch(address=address, timeout=60):
-        ours, ours_said = case.load(path, world)
-    note_kept(folder, rank, case, ours)
+    with ckptd.connect(address) as client:
+        before = {checkpoint.name for checkpoint in client.list()}
+        with ckptd.patch(address=address, timeout=60):
+            ours, ours_said = case.load(path, world)
+        note_held(folder, rank, case, ours, client, before)
     found = difference(facts_of(native), facts_of(ours), "model")
     found = found or difference(to_plain(said), to_plain(ours_said), "report")
     if world > 1:  # what runs a model talks to the other ranks: all of them or none
@@ -37,19 +39,27 @@ def check(case, folder, rank, world, address):
         torch.distributed.all_gather_object(every, found)
         if any(every):
             return found or "it differs on another rank"
-    # Stages that transformers makes are for inference.
-    backward = "pp" not in (case.parallel or "")
-    found = found or difference(behaviour_of(native, backward), behaviour_of(ours, backward), "behaviour")
+    alone = case.parallel == "pp"
+    found = found or difference(behaviour_of(native, alone), behaviour_of(ours, alone), "behaviour")
     if not found and world == 1 and native.can_generate() and not native.config.is_encoder_decoder:
         found = difference(generated_by(native), generated_by(ours), "words")
     return found
 
 
-def note_kept(folder, rank, case, model):
-    """Bytes of this rank's parts of parameters, for a test to compare with the daemon's."""
+def note_held(folder, rank, case, model, client, before):
+    """Bytes of this rank's parts of parameters, and what daemons did for them, for a test to compare."""
     parts = [getattr(p, "_local_tensor", p) for p in model.parameters()]
-    kept = {case.name: sum(part.numel() * part.element_size() for part in parts)}
-    (folder / f"kept-{rank}.json").write_text(json.dumps(kept))
+    loads = [checkpoint for checkpoint in client.list() if checkpoint.name not in before]
+    held = {
+        "kept": sum(part.numel() * part.element_size() for part in parts),
+        "slab": sum(load.slab_bytes for load in loads),
+        "tensors": sum(load.tensor_count for load in loads),
+        "read": sum(load.progress.storage_bytes for load in loads),
+        "stored": sum(client.inspect(load.source).tensor_bytes for load in loads),
+    }
+    file = folder / f"held-{rank}.json"
+    known = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**known, case.name: held}))
 
 
 def to_plain(report):

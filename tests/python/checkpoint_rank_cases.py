@@ -1,12 +1,31 @@
-"""Cases of load_checkpoint_in_model by several ranks, beside accelerate's own."""
+"""Cases of load_checkpoint_in_model by several ranks, beside accelerate's own.
+
+Over two dimensions beside the other functions that spread rank 0's state.
+"""
 
 import ckptd.accelerate
+import ckptd.torch
 import torch
 import torch.distributed as dist
 from accelerate.utils import modeling
 from accelerate_cases import written
 from fsdp_cases import assert_in_daemon_memory, local, numbers
-from spread_bench import Bare, assert_equal, fails, sharded, storage_bytes_of
+from spread_bench import (
+    BROADCAST,
+    Bare,
+    assert_equal,
+    assert_trains_alike,
+    fails,
+    losses,
+    only_on_first,
+    ours as full_state_dict,
+    sharded,
+    storage_bytes_of,
+)
+from torch.distributed.checkpoint.state_dict import set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 METADATA = {"format": "pt"}
 
@@ -30,6 +49,7 @@ def a_sharded_model_is_filled_as_by_accelerate(bench):
             assert_equal(mine, theirs, f"{dtype} {options}")
             assert_in_daemon_memory(mine)
             assert storage_bytes_of(bench, path) == size_of(state) or bench.rank != 0
+            assert_trains_alike(mine, theirs)
 
 
 def names_that_differ_are_an_error_on_every_rank(bench):
@@ -65,6 +85,48 @@ def one_rank_may_load_alone(bench):
     dist.barrier()
 
 
+def by_a_dict_of_shards(bench, model, given):
+    meta, parts, near = model.state_dict(), {}, {"address": bench.address}
+    if bench.rank == 0:
+        ckptd.torch.broadcast_and_shard_state_dict(given, meta, parts, **near)
+    else:
+        ckptd.torch.shard_broadcasted_state_dict(meta, parts, **near)
+    model.load_state_dict(parts, assign=True)
+
+
+def every_function_fills_shards_of_tensor_parallel_parts_as_torch_does(bench):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+    def wrap(model):
+        parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        for unit in (model.up, model):
+            fully_shard(unit, mesh=mesh["dp"])
+
+    state, theirs = numbers(Bare()), sharded(Bare, wrap)
+    path, near = written(bench, state, METADATA), {"address": bench.address}
+    assert "_StridedShard" in str(theirs.up.weight.placements)
+    set_model_state_dict(theirs, only_on_first(bench, state), options=BROADCAST)
+    ways = {
+        "set_model_state_dict": lambda m, given: ckptd.torch.set_model_state_dict(m, given, options=BROADCAST, **near),
+        "fsdp2_load_full_state_dict": lambda m, given: full_state_dict(bench, m, given),
+        "DistModule": lambda m, given: ckptd.torch.DistModule(m, **near).load_state_dict(given),
+        "a dict of shards": lambda m, given: by_a_dict_of_shards(bench, m, given),
+        "load_checkpoint_in_model": lambda m, _: ours(bench, m, path, broadcast_from_rank0=True),
+    }
+    filled = {}
+    for name, fill in ways.items():
+        for given in (path, only_on_first(bench, state)):
+            filled[name] = sharded(Bare, wrap)
+            fill(filled[name], given)
+            assert_equal(filled[name], theirs, f"{name} of {type(given).__name__}")
+        if name != "a dict of shards":  # of which FSDP2 copies those that it pads
+            assert_in_daemon_memory(filled[name])
+    expected = losses(theirs)
+    for name, model in filled.items():
+        assert losses(model) == expected, name
+
+
 CASES = {2: [a_sharded_model_is_filled_as_by_accelerate, names_that_differ_are_an_error_on_every_rank,
              what_every_rank_takes_whole_is_read_once, one_rank_may_load_alone],
-         4: [what_every_rank_takes_whole_is_read_once]}
+         4: [what_every_rank_takes_whole_is_read_once,
+             every_function_fills_shards_of_tensor_parallel_parts_as_torch_does]}

@@ -123,7 +123,7 @@ def assert_same(ours, theirs, what):
         assert torch.equal(a, b), f"{what}: buffer {name}"
 
 
-def train(model, optimizer, steps=2):
+def train(model, optimizer, steps=5):
     losses = []
     for step in range(steps):
         tokens = torch.arange(6).add(step).remainder(11)

@@ -1,7 +1,8 @@
-"""One rank of a job in which another one is lost: python lost_rank.py FOLDER RANK WORLD HOW.
+"""One rank of a job in which another one is lost: python lost_rank.py FOLDER RANK WORLD HOW FUNCTION...
 
-Writes FOLDER/rank-RANK.json: [type, reason, sentence, seconds from the loss to the error]; of one
-that comes late, what was said while it was waited for instead of the error.
+Calls the FUNCTIONs one after the other, and writes FOLDER/rank-RANK.json: for each [type, reason,
+sentence, seconds from the loss, or from the call if that came later, to the error]; of a rank that
+comes late, what was said while it was waited for instead of the error.
 """
 
 import datetime
@@ -12,15 +13,40 @@ import pathlib
 import sys
 import time
 
+import ckptd.torch
 import torch
 import torch.distributed as dist
 from fsdp_cases import numbers
-from spread_bench import Bare, only_on_first, ours, sharded
+from spread_bench import BROADCAST, Bare, only_on_first, ours, sharded
 
 
 class Job:
     def __init__(self, rank):
         self.rank, self.address = rank, os.environ["CKPTD_TEST_ADDRESS"].replace("{rank}", str(rank))
+
+
+def by_a_dist_module(job, model, given, **options):
+    ckptd.torch.DistModule(model, address=job.address, **options).load_state_dict(given)
+
+
+def by_a_dict_of_shards(job, model, given, **options):
+    options["address"] = job.address
+    if job.rank == 0:
+        ckptd.torch.broadcast_and_shard_state_dict(given, model.state_dict(), {}, **options)
+    else:
+        ckptd.torch.shard_broadcasted_state_dict(model.state_dict(), {}, **options)
+
+
+def by_set_model_state_dict(job, model, given, **options):
+    ckptd.torch.set_model_state_dict(model, given, options=BROADCAST, address=job.address, **options)
+
+
+FUNCTIONS = {
+    "fsdp2_load_full_state_dict": ours,
+    "DistModule": by_a_dist_module,
+    "broadcast_and_shard_state_dict": by_a_dict_of_shards,
+    "set_model_state_dict": by_set_model_state_dict,
+}
 
 
 def store_of(folder, rank, world, how):
@@ -62,7 +88,18 @@ def be_lost(how):
     raise KeyError("a mistake of the trainer")
 
 
-def main(folder, rank, world, how):
+def heard(job, folder, function, given, timeout):
+    """What a call came to, as written for the test."""
+    began = time.monotonic()
+    try:
+        FUNCTIONS[function](job, sharded(Bare), given, timeout=timeout)
+        return ["nothing", "", "", 0.0]
+    except Exception as error:
+        since = max(began, float((folder / "moment").read_text()))
+        return [type(error).__name__, getattr(error, "reason", ""), str(error), time.monotonic() - since]
+
+
+def main(folder, rank, world, how, *functions):
     folder = pathlib.Path(folder)
     store = store_of(folder, rank, world, how)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world,
@@ -77,18 +114,14 @@ def main(folder, rank, world, how):
         be_late(folder, world) if "late" in how else be_lost(how)
     elif "late" in how:
         logging.getLogger("ckptd").addHandler(Noted(folder, rank))
-    try:
-        ours(job, sharded(Bare), only_on_first(job, state), timeout=60)
-        said = ["nothing", "", "", 0.0]
-        if "late" in how and rank != lost:
-            said = json.loads((folder / f"said-{rank}.json").read_text())
-    except Exception as error:
-        moment = float((folder / "moment").read_text())
-        said = [type(error).__name__, getattr(error, "reason", ""), str(error), time.monotonic() - moment]
+    timeout = 60 if "late" in how else 20
+    said = [heard(job, folder, function, only_on_first(job, state), timeout) for function in functions]
+    if "late" in how and rank != lost and said[0][0] == "nothing":
+        said = [json.loads((folder / f"said-{rank}.json").read_text())]
     (folder / f"rank-{rank}.json").write_text(json.dumps(said))
     os._exit(0)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -67,12 +67,12 @@ def on_meta(stage):
 
 
 def train(module, stage, group=None):
-    """Two steps of the pipeline; the losses of the last stage."""
+    """Five steps of the pipeline; the losses of the last stage."""
     stages = PipelineStage(module, stage, 2, torch.device("cpu"), group=group)
     schedule = ScheduleGPipe(stages, MICROBATCHES, loss_fn=lambda y, t: y.float().square().mean())
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.05)
     told = []
-    for step in range(2):
+    for step in range(5):
         tokens = torch.arange(12).add(step).remainder(VOCABULARY).reshape(4, 3)
         losses = []
         schedule.step(*([tokens] if stage == 0 else []), **({"target": tokens, "losses": losses} if stage == 1 else {}))
@@ -131,7 +131,7 @@ def replicas_of_a_model_are_wrapped_after_the_load(bench):
 def replicas_train(bench, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
-    for step in range(3):
+    for step in range(5):
         tokens = torch.arange(6).add(step + bench.rank).remainder(VOCABULARY)
         loss = model(tokens).square().mean()
         loss.backward()

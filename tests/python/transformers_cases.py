@@ -137,8 +137,12 @@ def facts_of(model):
     return facts
 
 
-def behaviour_of(model, backward=True):
-    """What a forward and a backward give."""
+def behaviour_of(model, alone=False, steps=5):
+    """What forwards give, and what so many steps of training do, to the last bit.
+
+    alone: of a stage without the others. Those that transformers makes send nothing back,
+    so none learns from the loss of the last one: each is trained on an input of its own.
+    """
     torch.manual_seed(2)
     if getattr(model.config, "pad_token_id", None) is None:
         model.config.pad_token_id = 0
@@ -146,13 +150,35 @@ def behaviour_of(model, backward=True):
     named = {"decoder_input_ids": words} if model.config.is_encoder_decoder else {}
     if "CausalLM" in type(model).__name__ or "LMHead" in type(model).__name__:
         named["labels"] = words
-    out = model(input_ids=words, attention_mask=torch.ones_like(words), **named)
-    values = [v for v in (getattr(out, "loss", None), out[0], getattr(out, "logits", None)) if v is not None]
-    found = {"out": [_bits(value)[:2] + (_bits(value)[-1],) for value in values]}
-    if backward:
-        values[0].float().sum().backward()
-    found["gradients"] = {n: _bits(p.grad)[-1] for n, p in model.named_parameters() if p.grad is not None}
+    named.update(input_ids=words, attention_mask=torch.ones_like(words))
+    found = {}
+    if alone:
+        with torch.no_grad():
+            found["out"] = _values(model(**named))
+    # One by one: models that are sharded by tensors have parameters of two kinds.
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9, foreach=False)
+    for step in range(steps):
+        out = _of_stage(model, words) if alone else model(**named)
+        loss = out[0].float().mean()
+        loss.backward()
+        gradients = {n: _bits(p.grad)[-1] for n, p in model.named_parameters() if p.grad is not None}
+        found[step] = {"out": _values(out), "loss": _bits(loss)[-1], "gradients": gradients}
+        optimizer.step()
+        optimizer.zero_grad()
+    found["trained"] = {name: _bits(p)[-1] for name, p in model.named_parameters()}
     return found
+
+
+def _values(out):
+    values = [v for v in (getattr(out, "loss", None), out[0], getattr(out, "logits", None)) if v is not None]
+    return [_bits(value)[:2] + (_bits(value)[-1],) for value in values]
+
+
+def _of_stage(model, words):
+    base = model.base_model
+    first = isinstance(base.embed_tokens, torch.nn.Embedding)
+    given = {"input_ids": words} if first else {"inputs_embeds": torch.ones(2, 12, model.config.hidden_size)}
+    return (model.lm_head(base(**given).last_hidden_state).square(),)
 
 
 def generated_by(model, words=6):

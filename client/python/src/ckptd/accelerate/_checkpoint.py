@@ -48,7 +48,7 @@ def load_checkpoint_in_model(
 
     With a device_map, what the map puts where the daemon keeps its memory comes by one
     load, cast, and becomes the model's without a copy; "disk" and other devices get their
-    tensors in groups of some hundred megabytes. link_offloaded: entries on "disk" name the
+    tensors in groups of some megabytes. link_offloaded: entries on "disk" name the
     safetensors file in the offload folder's index instead of being written there, so that
     nothing of them is read; the folder then needs the checkpoint. offload_state_dict
     writes no temporary files: the daemon's memory holds what they would.

@@ -28,7 +28,9 @@ from . import _load, _memory, _native, _native_files, _private
 from ._targets import SLOTS
 
 _LOG = logging.getLogger("ckptd")
-_CHUNK = 256 << 20  # bytes of values asked for at once while all are walked through
+# Bytes of values asked for at once while all are walked through. A larger tensor is a group of its
+# own. Whoever walks holds the last value, and with it its group, while the next one comes.
+_CHUNK = 24 << 20
 PATIENCE = 5.0  # seconds for a daemon that is just starting
 
 
@@ -68,10 +70,10 @@ class LazyStateDict(collections.abc.MutableMapping):
 
     Looking a value up has this rank's daemon load that tensor, whole, into its memory,
     and gives a torch.Tensor over it that may be written (copy on write). Nothing is kept
-    here: the memory goes with the tensor. values() and items() load some hundred
-    megabytes at a time. Names can be removed, replaced by tensors, and taken over from
-    another one by update(), which reads nothing. Not thread-safe. Raises ckptd.Error
-    where the daemon does, KeyError for a name that is not there.
+    here: the memory goes with the tensor. values() and items() load some megabytes at a
+    time. Names can be removed, replaced by tensors, and taken over from another one by
+    update(), which reads nothing. Not thread-safe. Raises ckptd.Error where the daemon
+    does, KeyError for a name that is not there.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class LazyStateDict(collections.abc.MutableMapping):
         del self.entries[name]
 
     def values(self) -> ValuesView[Any]:
-        """Of all names; loaded some hundred megabytes at a time while one goes through them."""
+        """Of all names; loaded some megabytes at a time while one goes through them."""
         return _Values(self)
 
     def items(self) -> ItemsView[str, Any]:
@@ -138,15 +140,16 @@ class LazyStateDict(collections.abc.MutableMapping):
         return LazyStateDict(entries, devices=self._devices, timeout=self._timeout, **near)
 
     def walk(self) -> Iterator[Tuple[str, Any]]:
-        """(name, value) of all, loaded in groups of _CHUNK bytes."""
+        """(name, value) of all, loaded in groups of up to _CHUNK bytes."""
         group: List[str] = []
         size = 0
         for name, entry in list(self.entries.items()):
-            size += entry.nbytes if isinstance(entry, InFile) else 0
-            group.append(name)
-            if size >= _CHUNK:
+            nbytes = entry.nbytes if isinstance(entry, InFile) else 0
+            if group and size + nbytes > _CHUNK:
                 yield from self._read(group).items()
                 group, size = [], 0
+            group.append(name)
+            size += nbytes
         yield from self._read(group).items()
 
     def _read(self, names: List[str]) -> Dict[str, Any]:
