@@ -6,35 +6,55 @@ import sys
 
 import pytest
 
-LOAD = pathlib.Path(__file__).resolve().parents[1] / "bench" / "load"
+BENCH = pathlib.Path(__file__).resolve().parents[1] / "bench"
+LOAD = BENCH / "load"
 
-WRONG = [
+SHARED = [
     (["--rounds", "0"], "'0' is no number of 1 or more"),
     (["--ranks", "-1"], "'-1' is no number of 1 or more"),
     (["--bytes", "abc"], "'abc' is no size: write 300MB"),
     (["--bytes=-5MB"], "'-5MB' is no size"),
     (["--bytes", "infGB"], "'infGB' is no size"),
-    (["--only", "nothing"], "no loader is called 'nothing'; there are: ckptd"),
     (["--directory", "/proc/nope"], "making /proc/nope"),
     (["--json", "/proc/nope.json"], "writing /proc/nope.json"),
 ]
+WRONG = [
+    *(("main", *wrong) for wrong in SHARED),
+    ("main", ["--only", "nothing"], "no loader is called 'nothing'; there are: ckptd"),
+    *(("pretrained", *wrong) for wrong in SHARED),
+    ("pretrained", ["--only", "nothing"], "no line is called 'nothing'; there are: plain float32"),
+]
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), WRONG, ids=lambda value: " ".join(value)[:20])
-def test_a_wrong_argument_is_told_at_once(arguments, sentence):
-    answer = subprocess.run([sys.executable, str(LOAD / "main.py"), *arguments], capture_output=True, text=True,
+def shown(value):
+    return (value if isinstance(value, str) else " ".join(value))[:20]
+
+
+@pytest.mark.parametrize(("program", "arguments", "sentence"), WRONG, ids=shown)
+def test_a_wrong_argument_is_told_at_once(program, arguments, sentence):
+    answer = subprocess.run([sys.executable, str(LOAD / f"{program}.py"), *arguments], capture_output=True, text=True,
                             timeout=60)
     assert answer.returncode == 2
     assert sentence in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
-def test_arguments_can_be_checked_alone(tmp_path):
+@pytest.mark.parametrize("program", ["main", "pretrained"])
+def test_arguments_can_be_checked_alone(program, tmp_path):
     folder = tmp_path / "made"
-    answer = subprocess.run([sys.executable, str(LOAD / "main.py"), "--directory", str(folder), "--check-arguments"],
-                            capture_output=True, text=True, timeout=60)
+    answer = subprocess.run([sys.executable, str(LOAD / f"{program}.py"), "--directory", str(folder),
+                             "--check-arguments"], capture_output=True, text=True, timeout=60)
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, "", "")
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("program", ["", "link", "pretrained"])
+def test_the_first_word_says_which_program_is_run(program):
+    if not (BENCH.parents[1] / ".venv/bin/python").exists():
+        pytest.skip("without .venv it would be made")
+    answer = subprocess.run([str(BENCH / "run"), *program.split(), "--help"], capture_output=True, text=True,
+                            timeout=60)
+    assert answer.stdout.split("[")[0].split() == ["usage:", "tests/bench/run", *program.split()]
 
 
 def test_being_told_to_stop_ends_it_as_ctrl_c_does():

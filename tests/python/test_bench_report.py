@@ -136,34 +136,6 @@ def test_a_plot_has_colours_for_dark_pages():
     assert "prefers-color-scheme: dark" in plot.svg("Time", "size", {"a": LINEAR})
 
 
-def sample_of(trainers, daemons, added=0):
-    """A sample of one trainer per figure of shared memory, each with so many bytes of its own."""
-    ranks = [{"shmem": [0, shared], "anon": [100, 100 + added]} for shared in trainers]
-    return {"memory": ranks, "daemons": daemons and {"shmem": daemons, "anon": 0, "rss": 0}}
-
-
-def test_shared_memory_is_that_of_daemons_and_trainers_together():
-    pytest.importorskip("torch")
-    import report
-
-    table = report.Table()
-    report.memory(table, [sample_of([200, 300], 600, 5_000_000)] * 3, 1000)
-    assert table.lines[0][1:] == ("1.1 S", "<= 1.05 S", False)
-    assert table.lines[1][1] == "5 MB"
-    table = report.Table()
-    report.memory(table, [sample_of([200, 300], 500)] * 3, 1000)
-    assert table.lines[0][3] is True
-
-
-def test_shared_memory_that_cannot_be_seen_is_not_judged():
-    pytest.importorskip("torch")
-    import report
-
-    table = report.Table()
-    report.memory(table, [sample_of([200, 300], None)] * 3, 1000)
-    assert table.lines == [("memory of daemons and trainers", "hidden", "", None)]
-
-
 def test_a_curve_that_is_steeper_than_linear_is_shown_as_missed():
     pytest.importorskip("torch")  # the contenders' module, which the table's names come from
     import growth

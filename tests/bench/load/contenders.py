@@ -7,6 +7,7 @@ model's parameters hold this rank's bytes. What a user would have prepared befor
 
 import contextlib
 import dataclasses
+import functools
 import json
 import mmap
 import os
@@ -54,41 +55,72 @@ class Accelerator:
         self.is_main_process = dist.get_rank() == 0
 
 
-def accelerate(job):
-    from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
-
-    fsdp2_load_full_state_dict(Accelerator(), job.model, full_state(job.source))
-
-
 def state_in_memory(job):
     """Before the clock: rank 0 has the values, not views of a file that is read later."""
     job.state = {name: tensor.clone() for name, tensor in full_state(job.source).items()}
 
 
-def accelerate_from_memory(job):
+def of_path(load):
+    return lambda job: load(job, job.source)
+
+
+def of_file(load):
+    """What the originals need: rank 0 reads all of it first."""
+    return lambda job: load(job, full_state(job.source))
+
+
+def of_memory(load):
+    return lambda job: load(job, job.state)
+
+
+def accelerate(job, given):
     from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
 
-    fsdp2_load_full_state_dict(Accelerator(), job.model, job.state)
+    fsdp2_load_full_state_dict(Accelerator(), job.model, given)
 
 
-def ckptd_full_state_dict(job):
+def ckptd_full_state_dict(job, given, digest=False):
     import ckptd.torch
 
-    ckptd.torch.fsdp2_load_full_state_dict(Accelerator(), job.model, job.source, timeout=120, digest=False)
+    ckptd.torch.fsdp2_load_full_state_dict(Accelerator(), job.model, given, timeout=120, digest=digest)
 
 
-def ckptd_from_memory(job):
-    import ckptd.torch
+def from_rank_0():
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-    ckptd.torch.fsdp2_load_full_state_dict(Accelerator(), job.model, job.state, timeout=120, digest=False)
+    return StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
-def torch_broadcast(job):
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+def torch_broadcast(job, given):
+    from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     job.model.to_empty(device="cpu")
-    set_model_state_dict(job.model, full_state(job.source), options=options)
+    set_model_state_dict(job.model, given, options=from_rank_0())
+
+
+def ckptd_set_model_state_dict(job, given):
+    import ckptd.torch
+
+    ckptd.torch.set_model_state_dict(job.model, given, options=from_rank_0(), timeout=120, digest=False)
+
+
+def ckptd_dist_module(job, given):
+    import ckptd.torch
+
+    ckptd.torch.DistModule(job.model, timeout=120, digest=False).load_state_dict(given)
+
+
+def accelerate_in_model(job, path):
+    from accelerate.utils import load_checkpoint_in_model
+
+    job.model.to_empty(device="cpu")
+    load_checkpoint_in_model(job.model, path, broadcast_from_rank0=True)
+
+
+def ckptd_in_model(job, path):
+    import ckptd.accelerate
+
+    ckptd.accelerate.load_checkpoint_in_model(job.model, path, broadcast_from_rank0=True, timeout=120, digest=False)
 
 
 def _dcp(job, reader):
@@ -208,12 +240,19 @@ CONTENDERS = {
     "ckptd, digests off": ckptd_no_digests,
     "ckptd, digests on": ckptd_digests,
     "ckptd, re-attach": ckptd_digests,
-    "ckptd fsdp2_load_full_state_dict": ckptd_full_state_dict,
-    "ckptd, state dict in memory": ckptd_from_memory,
-    "ckptd, state dict in memory, used arena": ckptd_from_memory,
-    "accelerate fsdp2_load_full_state_dict": accelerate,
-    "accelerate, state dict in memory": accelerate_from_memory,
-    "torch set_model_state_dict, broadcast": torch_broadcast,
+    "ckptd fsdp2_load_full_state_dict": of_path(ckptd_full_state_dict),
+    "ckptd fsdp2_load_full_state_dict, digests on": of_path(functools.partial(ckptd_full_state_dict, digest=True)),
+    "ckptd, state dict in memory": of_memory(ckptd_full_state_dict),
+    "ckptd, state dict in memory, used arena": of_memory(ckptd_full_state_dict),
+    "ckptd set_model_state_dict": of_path(ckptd_set_model_state_dict),
+    "ckptd set_model_state_dict, in memory": of_memory(ckptd_set_model_state_dict),
+    "ckptd DistModule": of_path(ckptd_dist_module),
+    "ckptd load_checkpoint_in_model": of_path(ckptd_in_model),
+    "accelerate fsdp2_load_full_state_dict": of_file(accelerate),
+    "accelerate, state dict in memory": of_memory(accelerate),
+    "accelerate load_checkpoint_in_model": of_path(accelerate_in_model),
+    "torch set_model_state_dict, broadcast": of_file(torch_broadcast),
+    "torch set_model_state_dict, in memory": of_memory(torch_broadcast),
     "dcp.load, same layout": dcp_same,
     "dcp.load, resharded": dcp_resharded,
     "DCP Hugging Face reader": dcp_hugging_face,
@@ -221,12 +260,14 @@ CONTENDERS = {
     "mmap views": mmap_views,
 }
 # What is done before the clock starts.
-PREPARE = {name: state_in_memory for name in CONTENDERS if "state dict in memory" in name}
+PREPARE = {name: state_in_memory for name in CONTENDERS if "in memory" in name}
 OURS = [name for name in CONTENDERS if name.startswith("ckptd")]
 RIVALS = [name for name in CONTENDERS if name not in (*OURS, SAVE)]
+# Of ours, those that run accelerate's own code, or look for it.
+OVER_ACCELERATE = ["ckptd load_checkpoint_in_model"]
 # What these load is handed over for good. Memory that was lent to be read cannot be, and has to be
 # made anew: they have daemons that lend nothing, and once those of the others.
-APART = ["ckptd, state dict in memory"]
+APART = ["ckptd, state dict in memory", "ckptd set_model_state_dict, in memory"]
 COLD = ["ckptd, digests off", "safetensors get_slice + clone", "mmap views"]
 
 

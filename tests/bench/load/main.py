@@ -22,37 +22,19 @@ import arguments  # noqa: E402
 import contenders  # noqa: E402
 import fixed  # noqa: E402
 import growth  # noqa: E402
+import pretrained  # noqa: E402
 import report  # noqa: E402
 import rounds  # noqa: E402
+from running import say, starter  # noqa: E402
 
 
 MEANT_FOR = "meant for 1.6 GB or more, 4 ranks and 5 rounds on a machine with nothing else to do"
-HELP = """`tests/bench/run link` measures loads to another host beside iperf3 on the same link; see its --help.
+HELP = """`tests/bench/run link` measures loads to another host beside iperf3 on the same link, and `tests/bench/run
+pretrained` more ways of from_pretrained; see their --help.
 
-A run of the default size takes some 25 minutes and leaves 10 GB in the directory. It ends with 0 also where
+A run of the default size takes some 40 minutes and leaves 12 GB in the directory. It ends with 0 also where
 a target is missed: the table shows that. Targets are
 """ + f"{MEANT_FOR}.\n\nloaders:\n  "
-
-
-def say(text):
-    print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, end="" if sys.stderr.isatty() else "\n",
-          file=sys.stderr, flush=True)
-
-
-def starter(binaries, folder):
-    """start(ranks, arena bytes, place) -> running daemons as a context, with sockets of their own."""
-
-    @contextlib.contextmanager
-    def start(ranks, arena, place="run"):
-        run_dir = folder / place
-        run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        daemons = main_job.Daemons(binaries, run_dir, ranks, arena)
-        try:
-            yield daemons
-        finally:
-            daemons.stop()
-
-    return start
 
 
 def dcp_checkpoint(start, folder, source, nbytes, ranks):
@@ -95,7 +77,7 @@ def show_loads(options, result, table):
     print(f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores, "
           f"{result['bytes'] / 1e9:.2f} GB in bf16, {options.ranks} ranks; from a common start to the slowest rank's "
           f"touched parameters;\nmedian and range of {options.rounds} rounds, a fresh process per rank and sample, "
-          "bytes compared on each rank")
+          "bytes compared on each rank;\nfunctions of ckptd's without digests, unless a line says so")
     for kind in ("warm", "cold"):
         if kind in result:
             print(f"\n{kind} page cache")
@@ -115,6 +97,9 @@ def show(options, result):
         show_loads(options, result, table)
     if "attached" in result:
         report.fixed(table, result["attached"], result["plans"], result["idle"], result["start_up"])
+    if "pretrained" in result:
+        print(f"\n{pretrained.text(result['pretrained'])}")
+        report.pretrained(table, result["pretrained"]["samples"])
     if "growth" in result:
         print(growth.text(result["growth"]))
         print("\n" + "\n".join(map(str, growth.draw(result["growth"], options.directory))))
@@ -146,6 +131,8 @@ def read_arguments():
     parser.add_argument("--no-cold", dest="cold", action="store_false", help="leave the cold loads out")
     parser.add_argument("--no-fixed", dest="fixed", action="store_false",
                         help="leave out what does not come from bytes: attach, plan, start-up")
+    parser.add_argument("--no-pretrained", dest="pretrained", action="store_false",
+                        help="leave from_pretrained out, of which three rounds are measured at most")
     parser.add_argument("--growth", action="store_true",
                         help="also how time and memory grow with bytes, tensors, ranks and clients at once, as plots "
                              "(growth-*.svg in the directory) and exponents: some two minutes more")
@@ -162,11 +149,14 @@ def read_arguments():
 def main():
     options = read_arguments()
     start = starter(options.binaries, options.directory)
-    result = {}
+    result, whole = {}, not options.only and not options.growth_only
     try:
         if not options.growth_only:
             measure_loads(options, start, result)
-        if options.fixed and not options.only and not options.growth_only:
+        if options.pretrained and whole:
+            found = pretrained.run(start, options, min(options.rounds, 3), pretrained.FSDP2_NAMES, say)
+            result["pretrained"] = found
+        if options.fixed and whole:
             result["attached"] = fixed.attach_all(start, options.directory, options.rounds, say)
             result["plans"] = fixed.plan(options.binaries)
             result["idle"] = fixed.idle(start)

@@ -1,18 +1,18 @@
 """How long transformers' from_pretrained takes natively and with weights from the daemons.
 
-    .venv/bin/python tests/bench/load/pretrained.py --ranks 4 --rounds 3
+    tests/bench/run pretrained --ranks 4 --rounds 3
 
-From a common start to the slowest rank's touched parameters, files cached and, for
-ckptd, the checkpoint resident. The same processes serve all samples: what importing
-costs is left out. "beyond construction" is what building the model on meta alone takes,
-subtracted. Bytes are compared on each rank.
+From a common start to the slowest rank's touched parameters, files cached and, for ckptd, the checkpoint
+resident. The same processes serve all samples: what importing costs is left out. Bytes are compared on each
+rank. Plans: `plain`, every rank has all of the model; `tp` and `fsdp`, from_pretrained shards it itself, by
+its distributed_config; `accelerate`, from_pretrained under FSDP_CPU_RAM_EFFICIENT_LOADING and then accelerate's
+fsdp2_prepare_model, which shards it and broadcasts rank 0's weights.
 """
 
 import argparse
+import json
 import os
 import pathlib
-import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,158 +20,163 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-PATIENCE = 1200
-PLANS = ("plain", "tp", "fsdp")
-DTYPES = ("float32", "bfloat16")
-# 1.52 GB in float32, as the file has it.
-SIZES = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 20,
-         "num_attention_heads": 16, "num_key_value_heads": 8}
+sys.path[:0] = [str(HERE), str(ROOT / "deploy/main_job")]
+
+import main_job  # noqa: E402
+import make_checkpoint  # noqa: E402
+
+import arguments  # noqa: E402
+import report  # noqa: E402
+import running  # noqa: E402
+
+PATIENCE = 600
+SEGMENT = 256 << 20  # of an arena, as daemons have it unless told
+DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of an element; the file's is float32
+NAMES = [f"{plan} {dtype}" for plan in ("plain", "tp", *report.FSDP2_PLANS) for dtype in DTYPES]
+FSDP2_NAMES = [name for name in NAMES if name.split()[0] in report.FSDP2_PLANS]
+SIZES = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,
+         "num_key_value_heads": 8}
 
 
-class Rank:
-    """One trainer of `world`; all take the same samples at the same time."""
-
-    def __init__(self, folder, rank, world):
-        import torch
-        import torch.distributed as dist
-        import transformers
-
-        torch.set_num_threads(1)
-        transformers.logging.disable_progress_bar()
-        transformers.logging.set_verbosity_error()
-        store = dist.FileStore(str(folder / "store"), world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-        self.folder, self.rank, self.world = folder, rank, world
-        self.torch, self.dist, self.transformers = torch, dist, transformers
-        self.config = transformers.LlamaConfig(**SIZES)
-
-    def options(self, plan):
-        if plan == "plain":
-            return {}
-        from transformers.distributed import DistributedConfig
-
-        return {"distributed_config": DistributedConfig(**{f"{plan}_size": self.world})}
-
-    def slowest(self, seconds):
-        every = [None] * self.world
-        self.dist.all_gather_object(every, seconds)
-        return max(every)
-
-    def construct(self):
-        start = time.perf_counter()
-        with self.torch.device("meta"):
-            self.transformers.AutoModelForCausalLM.from_config(self.config)
-        return self.slowest(time.perf_counter() - start)
-
-    def load(self, source, plan, dtype, check):
-        """(seconds of the slowest rank, a sum over this rank's bits if `check`)."""
-        options = self.options(plan)
-        self.dist.barrier()
-        start = time.perf_counter()
-        model = self.transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
-        parts = [getattr(p, "_local_tensor", p).detach() for p in model.parameters()]
-        for part in parts:
-            part.reshape(-1)[:: 4096 // part.element_size()].sum()  # every page once
-        seconds = self.slowest(time.perf_counter() - start)
-        if not check:
-            return seconds, None
-        kind = {2: self.torch.int16, 4: self.torch.int32}
-        return seconds, [int(p.view(kind[p.element_size()]).sum(dtype=self.torch.int64)) for p in parts]
-
-    def measure(self, source, plan, dtype, rounds):
-        """Samples of each contender; the first, in which the daemons load, is dropped."""
-        import ckptd
-
-        found = {"native": [], "ckptd": [], "construction": []}
-        for i in range(rounds + 1):
-            seconds, bits = self.load(source, plan, dtype, i == 0)
-            found["native"].append(seconds)
-            with ckptd.patch():
-                seconds, own_bits = self.load(source, plan, dtype, i == 0)
-            assert bits == own_bits, f"{plan} as {dtype} differs on rank {self.rank}"
-            found["ckptd"].append(seconds)
-            found["construction"].append(self.construct())
-        return {name: samples[1:] for name, samples in found.items()}
+def sizes_of(nbytes):
+    """The configuration of a model that has, in float32, as its file, `nbytes` or up to a layer more."""
+    hidden, heads, groups = SIZES["hidden_size"], SIZES["num_attention_heads"], SIZES["num_key_value_heads"]
+    layer = 4 * hidden * (2 * hidden + 2 * hidden * groups // heads + 3 * SIZES["intermediate_size"])
+    left = nbytes - 4 * 2 * SIZES["vocab_size"] * hidden
+    return {**SIZES, "num_hidden_layers": max(1, -(-left // layer))}
 
 
-def be_rank(folder, rank, world, source, rounds, only):
-    me, results = Rank(folder, rank, world), {}
-    for name in (f"{plan} {dtype}" for plan in PLANS for dtype in DTYPES):
-        if only in name:
-            results[name] = me.measure(source, *name.split(), rounds)
-            if rank == 0:
-                show(results, name)
-
-
-def checkpoint(directory):
+def checkpoint(directory, sizes):
     """The model's folder, written once."""
     import transformers
 
-    path = directory / "pretrained"
-    if not (path / "model.safetensors").exists():
-        transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SIZES)).save_pretrained(
-            path, max_shard_size="100GB")
+    path = directory / f"pretrained-{sizes['num_hidden_layers']}"
+    if not (path / "config.json").exists():
+        running.say(f"writing {path}")
+        transformers.logging.disable_progress_bar()
+        with tempfile.TemporaryDirectory(dir=directory) as part:
+            model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**sizes))
+            model.save_pretrained(pathlib.Path(part, path.name), max_shard_size="100GB")
+            pathlib.Path(part, path.name).rename(path)
     return path
 
 
-def run_ranks(daemons, folder, world, source, rounds, only):
-    environment = {**daemons.environment, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WORLD_SIZE": str(world),
-                   "PYTHONPATH": str(ROOT / "client/python/src")}
-    running = [subprocess.Popen([sys.executable, __file__, "--rank", str(rank), "--ranks", str(world), "--rounds",
-                                 str(rounds), "--source", str(source), "--folder", str(folder), "--only", only],
-                                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-               for rank in range(world)]
-    deadline = time.monotonic() + PATIENCE
+def follow(name, processes, folder, say):
+    """Waits for what all ranks have found, telling what they are at."""
+    files = [folder / f"found-{rank}.json" for rank in range(len(processes))]
+    deadline, said, progress = time.monotonic() + PATIENCE, None, folder / "progress"
+    while not all(file.exists() for file in files):
+        late = time.monotonic() > deadline
+        for rank, process in enumerate(processes):
+            # The others would wait long for a rank that has failed.
+            if process.poll() is not None or (late and not files[rank].exists()):
+                log = (folder / f"log-{rank}").read_text()[-3000:]
+                raise SystemExit(f"bench: from_pretrained, {name}: rank {rank} did not finish:\n{log}")
+        if progress.exists() and (text := progress.read_text()) and text != said:
+            said = text
+            say(f"{said}  from_pretrained, {name}")
+        time.sleep(0.1)
+    return json.loads(files[0].read_text())
+
+
+def run_ranks(daemons, folder, spec, say):
+    environment = {**daemons.environment, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+                   "WORLD_SIZE": str(spec["ranks"])}
+    written, processes = folder / "spec.json", []
+    written.write_text(json.dumps(spec))
     try:
-        # The others would wait long for a rank that has failed.
-        while time.monotonic() < deadline:
-            ends = [process.poll() for process in running]
-            if all(end == 0 for end in ends):
-                return
-            if any(ends):
-                break
-            time.sleep(0.1)
+        for rank in range(spec["ranks"]):
+            with open(folder / f"log-{rank}", "wb") as log:
+                processes.append(subprocess.Popen(
+                    [sys.executable, str(HERE / "pretrained_rank.py"), str(written), str(rank)],
+                    env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdin=subprocess.PIPE,
+                    stdout=log, stderr=log))
+        return follow(spec["name"], processes, folder, say)
     finally:
-        for process in running:
+        for process in processes:
             process.kill()
             process.wait()
-    sys.exit(f"bench: ranks ended with {ends} (None: still at it)")
 
 
-def show(results, name):
-    native, ours, built = (statistics.median(results[name][k]) for k in ("native", "ckptd", "construction"))
-    print(f"{name:16}{native:9.3f}{ours:9.3f}{native / ours:7.1f}x{built:14.3f}{ours - built:11.3f}", flush=True)
+def arena_for(name, nbytes, ranks):
+    """Room in each daemon for what a line has resident, and for what it takes besides for good."""
+    plan, dtype = name.split()
+    whole = nbytes * DTYPES[dtype] // DTYPES["float32"]
+    part = whole // ranks
+    slabs = {"plain": [whole], "accelerate": [whole, part]}.get(plan, [part])
+    # Slabs are rows of segments. One to spare, for padding.
+    return (sum(-(-slab // SEGMENT) for slab in slabs) + 1) * SEGMENT
+
+
+def run(start, options, rounds, names, say):
+    """What was measured: bytes of the file, and per name the seconds of each contender."""
+    sizes, ranks, samples = sizes_of(options.bytes), options.ranks, {}
+    source = checkpoint(options.directory, sizes)
+    nbytes = (source / "model.safetensors").stat().st_size
+    for name in names:
+        # Daemons of its own: memory that other lines had lent could not be handed over.
+        with tempfile.TemporaryDirectory() as place, start(ranks, arena_for(name, nbytes, ranks)) as daemons:
+            folder = pathlib.Path(place)
+            spec = {"name": name, "source": str(source), "sizes": sizes, "ranks": ranks, "rounds": rounds,
+                    "folder": place, "store": str(folder / "store"), "ckptctl": str(options.binaries / "ckptctl")}
+            samples[name] = run_ranks(daemons, folder, spec, say)
+    return {"bytes": nbytes, "ranks": ranks, "rounds": rounds, "samples": samples}
+
+
+def text(found):
+    """All that was measured, a line each."""
+    lines = [f"from_pretrained of {found['bytes'] / 1e9:.2f} GB in float32, {found['ranks']} ranks, resident in "
+             f"daemons with room in their arena;\nmedians of {found['rounds']} rounds in seconds; construction builds "
+             "the model on meta and shards nothing",
+             f"  {'':22}{'native':>9}{'ckptd':>9}{'ratio':>8}{'construction':>14}{'beyond it':>11}"]
+    for name, samples in found["samples"].items():
+        native, ours, built = report.pretrained_medians(samples)
+        lines.append(f"  {name:22}{native:9.3f}{ours:9.3f}{native / ours:7.1f}x{built:14.3f}{ours - built:11.3f}")
+    return "\n".join(lines)
+
+
+def part_of_name(text):
+    if not any(text in name for name in NAMES):
+        raise argparse.ArgumentTypeError(f"no line is called {text!r}; there are: {'; '.join(NAMES)}")
+    return text
+
+
+def read_arguments():
+    parser = argparse.ArgumentParser(prog="tests/bench/run pretrained", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bytes", type=make_checkpoint.parse_bytes, default=1_600_000_000,
+                        help="least size of the checkpoint, in float32 (default 1.6GB)")
+    parser.add_argument("--ranks", type=arguments.count, default=4, help="daemons and trainers (default 4)")
+    parser.add_argument("--rounds", type=arguments.count, default=3,
+                        help="measured rounds (default 3), after one to warm up")
+    parser.add_argument("--only", type=part_of_name, default="", metavar="TEXT",
+                        help="just the lines whose names contain TEXT: " + "; ".join(NAMES))
+    parser.add_argument("--directory", type=arguments.folder, default=ROOT / "build" / "bench",
+                        help="where the checkpoint goes, and stays for the next run")
+    parser.add_argument("--json", type=arguments.output, help="write all samples here")
+    parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "bin", help=argparse.SUPPRESS)
+    options = arguments.parse(parser)
+    options.directory.mkdir(parents=True, exist_ok=True)  # the default one
+    return options
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", metavar="TEXT", help="just the lines whose names contain TEXT")
-    parser.add_argument("--directory", type=pathlib.Path, default=ROOT / "build" / "bench")
-    parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "bin")
-    for name in ("--rank", "--source", "--folder"):
-        parser.add_argument(name, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.rank is not None:
-        return be_rank(pathlib.Path(options.folder), int(options.rank), options.ranks, options.source, options.rounds,
-                       options.only)
-    sys.path.insert(0, str(ROOT / "deploy/main_job"))
-    import main_job
-
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: told to stop"))
-    options.directory.mkdir(parents=True, exist_ok=True)
-    source = checkpoint(options.directory.resolve())
-    with tempfile.TemporaryDirectory() as folder:
-        daemons = main_job.Daemons(options.binaries, pathlib.Path(folder), options.ranks, 0)
-        try:
-            cores = len(os.sched_getaffinity(0))
-            print(f"{cores} cores, {options.ranks} ranks, medians of {options.rounds} rounds in seconds")
-            print(f"{'':16}{'native':>9}{'ckptd':>9}{'ratio':>8}{'construction':>14}{'beyond it':>11}", flush=True)
-            run_ranks(daemons, pathlib.Path(folder), options.ranks, source, options.rounds, options.only)
-        finally:
-            daemons.stop()
+    options = read_arguments()
+    start = running.starter(options.binaries, options.directory)
+    names = [name for name in NAMES if options.only in name]
+    try:
+        found = run(start, options, options.rounds, names, running.say)
+    except main_job.Failure as failure:
+        sys.exit(f"bench: {failure}")
+    running.say("")
+    table = report.Table()
+    report.pretrained(table, found["samples"])
+    print(f"{len(os.sched_getaffinity(0))} cores; {text(found)}")
+    if table.lines:
+        print(f"\nwhat is to be reached\n{table.text()}")
+    if options.json:
+        options.json.write_text(json.dumps({**found, "table": table.lines}, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    arguments.run(main)

@@ -84,6 +84,17 @@ def memory():
     return found
 
 
+def import_for(contender):
+    """What its calls would import otherwise, on the clock."""
+    import torch.distributed.checkpoint.state_dict  # noqa: F401
+
+    if contender in contenders.OURS:
+        import ckptd.torch  # noqa: F401
+        import grpc  # noqa: F401
+    if contender.startswith("accelerate") or contender in contenders.OVER_ACCELERATE:
+        import accelerate.utils.fsdp_utils  # noqa: F401
+
+
 def main(spec_path, rank):
     spec = json.loads(pathlib.Path(spec_path).read_text())
     torch.set_num_threads(1)
@@ -91,11 +102,7 @@ def main(spec_path, rank):
     dist.init_process_group("gloo", store=store, rank=rank, world_size=spec["ranks"])
     model = Stripped(build(spec["bytes"]))
     job = contenders.Job(model, *(pathlib.Path(spec[k]) for k in ("source", "saved", "saved_elsewhere")))
-    if spec["contender"] in contenders.OURS:
-        import ckptd.torch  # noqa: F401  every contender's modules are imported beforehand
-        import grpc  # noqa: F401
-    elif spec["contender"].startswith("accelerate"):
-        import accelerate.utils.fsdp_utils  # noqa: F401
+    import_for(spec["contender"])
     # Some systems take pages back that nobody has used for a few seconds.
     floors.touch_files(spec["warm"][rank::spec["ranks"]])
     contenders.PREPARE.get(spec["contender"], lambda job: None)(job)
