@@ -32,7 +32,7 @@ MEANT_FOR = "meant for 1.6 GB or more, 4 ranks and 5 rounds on a machine with no
 HELP = """`tests/bench/run link` measures loads to another host beside iperf3 on the same link, and `tests/bench/run
 pretrained` more ways of from_pretrained; see their --help.
 
-A run of the default size takes some 40 minutes and leaves 12 GB in the directory. It ends with 0 also where
+A run of the default size takes some 35 minutes and leaves 12 GB in the directory. It ends with 0 also where
 a target is missed: the table shows that. Targets are
 """ + f"{MEANT_FOR}.\n\nloaders:\n  "
 
