@@ -102,14 +102,14 @@ class Group:
     def _key(self, what: object) -> str:
         return f"{self._number}/{what}"
 
-    def enter(self, time: int) -> None:
-        """time: how often this process has made the call `doing`, with this one.
+    def enter(self, times: int) -> None:
+        """times: how often this process has made the call `doing`, with this one.
 
         Raises RuntimeError when another rank has come to this round by another call, or by
         another one of the same function: its values would be those of another model.
         """
         self._store.set(self._key(f"here/{self.rank}"), b"1")
-        mine = f"{self._doing} for the {_ordinal(time)} time"
+        mine = f"{self._doing} for the {_ordinal(times)} time"
         first = self._store.compare_set(self._key("call"), "", mine).decode()
         if first != mine:
             raise RuntimeError(
@@ -217,8 +217,8 @@ class Group:
 
 
 def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
+    endings = {} if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{endings.get(number % 10, 'th')}"
 
 
 def _called(ranks: Sequence[int]) -> str:

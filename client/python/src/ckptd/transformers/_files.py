@@ -116,7 +116,8 @@ class Files:
         try:
             source = self._sources[key] = Source(path, self.address, self.timeout)
         except Unavailable as error:
-            self._silent, self._silent_until = error, time.monotonic() + _SILENCE
+            if self.fallback is not None:  # else somebody may start one and try again
+                self._silent, self._silent_until = error, time.monotonic() + _SILENCE
             raise
         return source
 
