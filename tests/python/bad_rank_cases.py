@@ -12,7 +12,7 @@ import torch.distributed as dist
 import transformers
 from ckptd import _safe_open_source
 from ckptd.torch import _load, _spread
-from ckptd.transformers import _feed
+from ckptd.transformers import _feed, _files
 from accelerate_cases import OnTheHost, Stack, assert_same_model, loaded, states, written
 from fsdp_cases import local, numbers
 from spread_bench import BROADCAST, PATIENCE, Bare, assert_equal, fails, sharded
@@ -20,6 +20,7 @@ from transformers_cases import CASES as MODELS
 from transformers_cases import difference, facts_of
 
 METADATA = {"format": "pt"}
+MISTAKE = ckptd.Internal("a mistake of the program", "MISTAKE")
 TP = next(case for case in MODELS[2] if case.parallel == "tp")
 FSDP = next((case for case in MODELS[2] if case.parallel == "fsdp"), TP)  # transformers 4 has none
 
@@ -218,6 +219,47 @@ def from_pretrained_waits_for_no_daemon_when_a_rank_raises_meanwhile(bench):
     the_next_one_works(bench, TP, path)
 
 
+def from_pretrained_natively_when_one_of_the_files_cannot_be_opened_on_one_rank(bench):
+    """The others of its files can: all the same, that rank comes to no round of its own for them."""
+    case = next(case for case in MODELS[2] if case.parallel == "tp" and case.shards)
+    path = models(case, bench)
+    native, _ = case.load(path, bench.world)
+    with in_time(), ckptd.patch(address=bench.address, timeout=60, fallback="native"):
+        with once(_files.Files, "_source", MISTAKE) if bench.rank == 1 else contextlib.nullcontext():
+            mine, _ = case.load(path, bench.world)
+    assert difference(facts_of(native), facts_of(mine), "model") is None
+    the_next_one_works(bench, case, path)
+
+
+def a_rank_that_raises_raises_on_all_though_the_native_way_is_open(bench):
+    """Of another rank's error nobody takes that it goes natively: this one does not go on at all."""
+    path = models(TP, bench)
+    with ckptd.patch(address=bench.address, timeout=60, fallback="native"):
+        with fails(ckptd.Internal if bench.rank == 1 else RuntimeError, "a mistake of the program"):
+            with broken_models(MISTAKE) if bench.rank == 1 else contextlib.nullcontext():
+                TP.load(path, bench.world)
+    the_next_one_works(bench, TP, path)
+
+
+@contextlib.contextmanager
+def once(owner, name, error):
+    """The first call of a function fails in this process."""
+    before, calls = getattr(owner, name), []
+
+    def fail(*given, **named):
+        calls.append(name)
+        if len(calls) == 1:
+            raise error
+        return before(*given, **named)
+
+    setattr(owner, name, fail)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+    assert len(calls) > 1, "the others were not asked for"
+
+
 def a_rank_that_reads_other_files_by_itself_waits_for_nobody(bench):
     if bench.rank == 0:
         path, model = os.path.join(bench.folder, "alone.bin"), Bare()
@@ -259,6 +301,8 @@ CASES = {2: [
     from_pretrained_where_one_rank_raises_before_it_loads,
     from_pretrained_where_one_rank_raises_between_two_files,
     from_pretrained_where_one_rank_is_interrupted_loads_the_next_time,
+    from_pretrained_natively_when_one_of_the_files_cannot_be_opened_on_one_rank,
+    a_rank_that_raises_raises_on_all_though_the_native_way_is_open,
     a_rank_that_reads_other_files_by_itself_waits_for_nobody,
     a_call_that_one_rank_makes_alone_is_an_error_later_and_never_another_model_s_values,
 ]}
