@@ -53,11 +53,11 @@ class Bench:
         return self.apart if contender in contenders.APART else self.daemons
 
     def sample(self, contender, check=False, cold=False):
-        if contender == "ckptd, re-attach":
-            if not resident(self.daemons):
-                self.run_ranks("ckptd, digests on", False)
-        elif contender in contenders.OURS:
+        if contender in contenders.OURS:
             forget(self.daemons_of(contender), self.ranks)
+        if contender == "ckptd, re-attach":
+            # Each function states its model in its own way: what another one left would be loaded anew.
+            self.run_ranks("ckptd, digests on", False)
         if cold:
             contenders.drop_from_page_cache(self.files)
         return self.run_ranks(contender, check, [] if cold else self.read_by(contender))

@@ -19,15 +19,22 @@ std::vector<std::byte> Pattern(size_t n) {
   return bytes;
 }
 
+// Four pages go side by side: lengths about one and two such groups, and below the first.
+constexpr size_t kGroup = 4 * 4096;
+
 TEST(StreamCopy, CopiesAnyLengthBetweenAnyAlignmentsAndNothingElse) {
-  const std::vector<std::byte> source = Pattern(8192);
-  for (const size_t length : {0, 1, 63, 64, 511, 512, 513, 640, 1000, 4096, 5001}) {
+  constexpr size_t kRoom = 3 * kGroup;
+  const std::vector<std::byte> source = Pattern(kRoom);
+  for (const size_t length :
+       {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{511}, size_t{512}, size_t{513},
+        size_t{640}, size_t{1000}, size_t{4096}, size_t{5001}, kGroup - 1, kGroup, kGroup + 63,
+        2 * kGroup - 64, 2 * kGroup + 777}) {
     for (size_t to = 0; to < 64; to += 7) {
       for (const size_t from : {0, 1, 8, 33}) {
-        std::vector<std::byte> target(8192, std::byte{0xee});
+        std::vector<std::byte> target(kRoom, std::byte{0xee});
         StreamCopy(target.data() + to, source.data() + from, length);
         StreamFence();
-        std::vector<std::byte> expected(8192, std::byte{0xee});
+        std::vector<std::byte> expected(kRoom, std::byte{0xee});
         std::copy_n(source.begin() + static_cast<ptrdiff_t>(from), length,
                     expected.begin() + static_cast<ptrdiff_t>(to));
         ASSERT_EQ(target, expected) << length << " bytes from " << from << " to " << to;
@@ -37,15 +44,16 @@ TEST(StreamCopy, CopiesAnyLengthBetweenAnyAlignmentsAndNothingElse) {
 }
 
 TEST(StreamCopy, CopiesLinesAlikeWithEveryVectorWidth) {
-  const std::vector<std::byte> source = Pattern(64 * 40 + 5);
+  constexpr size_t kLines = 2 * kGroup / 64 + 40;
+  const std::vector<std::byte> source = Pattern(64 * kLines + 5);
   for (const internal::LineKernel kernel :
        {internal::LineKernelSse2(), internal::LineKernelAvx2(), internal::LineKernelAvx512()}) {
     if (kernel == nullptr) continue;
     struct alignas(64) Lines {
-      std::byte bytes[64 * 40];
+      std::byte bytes[64 * kLines];
     };
     Lines target;
-    kernel(target.bytes, source.data() + 5, 40);
+    kernel(target.bytes, source.data() + 5, kLines);
     StreamFence();
     EXPECT_TRUE(std::equal(target.bytes, target.bytes + sizeof target.bytes, source.data() + 5));
   }
