@@ -101,6 +101,7 @@ def assert_given_up(stage, rank, result):
     if stage == "PUBLISHING" and served(result):
         return  # just before
     assert result.reason == "DAEMON_UNREACHABLE" and f"rank-{rank}.sock" in result.message, result
+    assert "it listens there and does not answer" in result.message, result
 
 
 def test_a_member_that_goes_on_in_time_tells_its_own_client_that_it_was_given_up(

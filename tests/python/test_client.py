@@ -307,6 +307,18 @@ def test_a_dead_daemon_s_socket_is_told_from_a_missing_one(tmp_path):
         ckptd.connect(path, timeout=0)
 
 
+def test_a_daemon_that_stands_still_is_told_from_a_dead_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(_rpc, "GONE_SECONDS", 0.1)  # no second try
+    path = str(tmp_path / "still.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        client = ckptd.connect(path, timeout=10)
+        with client, pytest.raises(ckptd.Unavailable, match="does not answer") as caught:
+            client.list()
+    assert caught.value.reason == "DAEMON_UNREACHABLE"
+
+
 def test_connect_waits_for_a_daemon_that_is_still_starting(tmp_path):
     daemon = FakeDaemon(str(tmp_path))
     starter = threading.Timer(0.2, daemon.__enter__)

@@ -29,8 +29,9 @@ from running import say, starter  # noqa: E402
 
 
 MEANT_FOR = "meant for 1.6 GB or more, 4 ranks and 5 rounds on a machine with nothing else to do"
-HELP = """`tests/bench/run link` measures loads to another host beside iperf3 on the same link, and `tests/bench/run
-pretrained` more ways of from_pretrained; see their --help.
+HELP = """`tests/bench/run link` measures loads to another host beside iperf3 on the same link, `tests/bench/run
+pretrained` more ways of from_pretrained, and `tests/bench/run planning` plans for thousands of ranks; see
+their --help.
 
 A run of the default size takes some 35 minutes and leaves 12 GB in the directory. It ends with 0 also where
 a target is missed: the table shows that. Targets are

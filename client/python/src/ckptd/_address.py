@@ -148,6 +148,27 @@ def unreachable(address: Address, error: OSError) -> Exception:
     )
 
 
+def lost(address: Address, details: str) -> Exception:
+    """The error for a call whose connection failed: of a daemon that is gone, or does not answer.
+
+    details: gRPC's word for it, which for a daemon that stands still is hard to make out.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0.05)
+        try:
+            probe.connect(address.path)
+        except (BlockingIOError, socket.timeout):
+            pass  # too many wait to be accepted
+        except OSError as error:
+            return unreachable(address, error)
+    return Unavailable(
+        f"calling the ckptd daemon at {address}: it listens there and does not answer ({details}); it "
+        "is stopped, kept from running or just starting again; see its log and try again",
+        "DAEMON_UNREACHABLE",
+        {"address": address.path, "chosen_by": address.chosen_by},
+    )
+
+
 def _check_owner(address: Address, connection: socket.socket) -> None:
     """Refuses weights of a stranger who made a socket where a daemon's was expected.
 

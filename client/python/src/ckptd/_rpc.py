@@ -12,7 +12,7 @@ import time
 from typing import Optional
 
 from . import _proto
-from ._address import Address, unreachable
+from ._address import Address, lost
 from ._errors import (
     DeadlineExceeded,
     Error,
@@ -29,7 +29,8 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # gRPC's name for how long a try may take; a daemon on a busy machine needs more than 100 ms.
+    ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
     # A daemon that stands still keeps its connection open: while calls are in
     # flight it is asked for a sign of life, and the connection ended without one.
@@ -154,7 +155,7 @@ class Connection:
                     return ours
         code = error.code()
         if code == grpc.StatusCode.UNAVAILABLE:
-            return unreachable(self.address, ConnectionError(error.details() or "connection lost"))
+            return lost(self.address, error.details() or "connection lost")
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return deadline.exceeded(doing, f"the daemon at {self.address}")
         if code == grpc.StatusCode.UNIMPLEMENTED:
