@@ -73,7 +73,7 @@ absl::Status UsageError(const CLI::App& app, const CLI::ParseError& error) {
                        key);
   } else if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr ||
              dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-    what += "; the commands are run, launch and config";
+    what += "; the commands are run, launch, config and info";
   }
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, what);
 }
@@ -110,8 +110,14 @@ CommandLineParser::CommandLineParser() : line_(DefaultLine()), app_(kAbout, "ckp
   run_ = app_.add_subcommand("run", "Run one daemon until SIGTERM or Ctrl-C");
   launch_ = app_.add_subcommand("launch", "Start and supervise the daemons of this node");
   CLI::App* const show = app_.add_subcommand("config", "Print every key with its value here");
+  info_ = app_.add_subcommand("info", "Print what a daemon would find on this machine");
+  info_->footer(
+      "Says which memory --memory means here and why, which GPUs and which NCCL there are.\n"
+      "Starts nothing; `ckptctl info` asks a daemon that runs.\n"
+      "\n"
+      "  ckptd info --memory cuda");
   AddConfigFlags(app_, line_.config);
-  for (CLI::App* sub : {run_, launch_, show}) sub->fallthrough();
+  for (CLI::App* sub : {run_, launch_, show, info_}) sub->fallthrough();
   run_->footer("Every key that `ckptd config` prints is a flag here; `ckptd --help` explains them.");
   AddLaunchFlags(*launch_, line_.launch);
 }
@@ -133,6 +139,7 @@ absl::StatusOr<CommandLine> CommandLineParser::Parse(int argc, const char* const
   CKPTD_ASSIGN_OR_RETURN(line.config.run_dir, AbsoluteRunDir(line.config.run_dir));
   line.verb = run_->parsed()      ? CommandLine::Verb::kRun
               : launch_->parsed() ? CommandLine::Verb::kLaunch
+              : info_->parsed()   ? CommandLine::Verb::kInfo
                                   : CommandLine::Verb::kConfig;
   line.launch.rendezvous_given = app_.get_option("--rendezvous")->count() > 0;
   return line;

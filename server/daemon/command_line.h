@@ -16,7 +16,7 @@ namespace ckptd {
 
 struct CommandLine {
   // kPrint: `text` was asked for, help or the version.
-  enum class Verb : uint8_t { kRun, kLaunch, kConfig, kPrint };
+  enum class Verb : uint8_t { kRun, kLaunch, kConfig, kInfo, kPrint };
   Verb verb = Verb::kPrint;
   Config config;
   LaunchOptions launch;
@@ -42,6 +42,7 @@ class CommandLineParser {
   CLI::App app_;
   CLI::App* run_ = nullptr;  // of app_
   CLI::App* launch_ = nullptr;
+  CLI::App* info_ = nullptr;
 };
 
 // With a parser of its own.

@@ -6,8 +6,10 @@
 #include <cstring>
 #include <string>
 
+#include "absl/strings/str_replace.h"
 #include "common/base/status.h"
 #include "server/daemon/command_line.h"
+#include "server/daemon/memory_tier.h"
 
 namespace {
 
@@ -20,12 +22,31 @@ int Say(const std::string& text) {
   return ckptd::kExitFailed;
 }
 
-std::string TextOf(const ckptd::Config& config) {
+// As TOML has strings.
+std::string Quoted(const std::string& value) {
+  return "\"" + absl::StrReplaceAll(value, {{"\\", "\\\\"}, {"\"", "\\\""}}) + "\"";
+}
+
+template <typename Pairs>
+std::string TextOf(const Pairs& pairs) {
   std::string text;
-  for (const auto& [key, value] : ckptd::Describe(config)) {
-    text += fmt::format("{} = \"{}\"\n", key, value);
+  for (const auto& [key, value] : pairs) {
+    text += fmt::format("{} = {}\n", key, Quoted(value));
   }
   return text;
+}
+
+int Info(const ckptd::Config& config) {
+  absl::Status status = ckptd::CheckConfig(config);
+  if (status.ok()) {
+    const auto found = ckptd::DescribeMachine(config);
+    if (found.ok()) {
+      return Say("version = \"" CKPTD_VERSION "\"\n" + TextOf(*found));
+    }
+    status = found.status();
+  }
+  ckptd::PrintError(status);
+  return ckptd::kExitUsage;  // as with `run`
 }
 
 }  // namespace
@@ -44,7 +65,9 @@ int main(int argc, char** argv) {
     case ckptd::CommandLine::Verb::kPrint:
       return Say(line->text);
     case ckptd::CommandLine::Verb::kConfig:
-      return Say(TextOf(line->config));
+      return Say(TextOf(ckptd::Describe(line->config)));
+    case ckptd::CommandLine::Verb::kInfo:
+      return Info(line->config);
   }
   return ckptd::kExitOk;
 }

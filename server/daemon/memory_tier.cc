@@ -25,6 +25,12 @@
 namespace ckptd {
 namespace {
 
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+std::string Gigabytes(uint64_t bytes) {
+  return fmt::format("{:.1f} GB", static_cast<double>(bytes) / 1e9);
+}
+
 // Of the memory that trainers map, or that GPUs are filled from.
 absl::StatusOr<std::optional<unsigned>> NumaNodeFor(const Config& config) {
   const NumaPlace place = {config.rank % config.local_size, config.local_size};
@@ -102,13 +108,23 @@ absl::StatusOr<GpuInfo> ChooseGpu(const CudaDriver& driver, const Config& config
 }
 
 #ifdef CKPTD_WITH_NCCL
-absl::Status OpenComms(const Config& config, const CudaMemory& memory, MemoryTier& tier) {
+auto OpenNccl(const Config& config) {
   NcclSearch search;
   search.path = config.nccl_library;
   if (const auto active = ReadEnvironment("VIRTUAL_ENV")) {
     search.python_environments.push_back(*active);
   }
-  auto library = NcclLibrary::Open(search);
+  return NcclLibrary::Open(search);
+}
+
+std::string DescribeNccl(const Config& config) {
+  const auto library = OpenNccl(config);
+  if (!library.ok()) return "none: " + MessageOf(library.status());
+  return fmt::format("{} ({})", (*library)->VersionText(), (*library)->path());
+}
+
+absl::Status OpenComms(const Config& config, const CudaMemory& memory, MemoryTier& tier) {
+  auto library = OpenNccl(config);
   if (!library.ok()) {
     tier.no_comms = MessageOf(library.status());
     return config.comm == "nccl" ? library.status() : absl::OkStatus();
@@ -119,8 +135,12 @@ absl::Status OpenComms(const Config& config, const CudaMemory& memory, MemoryTie
   return absl::OkStatus();
 }
 #else
+constexpr char kNoNccl[] = "this ckptd was built without NCCL's header";
+
+std::string DescribeNccl(const Config&) { return std::string("none: ") + kNoNccl; }
+
 absl::Status OpenComms(const Config& config, const CudaMemory&, MemoryTier& tier) {
-  tier.no_comms = "this ckptd was built without NCCL's header";
+  tier.no_comms = kNoNccl;
   if (config.comm != "nccl") return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
                    "using --comm nccl: " + tier.no_comms +
@@ -175,28 +195,72 @@ absl::StatusOr<const CudaDriver*> FindDriver() {
   return driver;
 }
 
+absl::Status AddGpus(Pairs& facts) {
+  const absl::StatusOr<const CudaDriver*> driver = FindDriver();
+  if (!driver.ok()) return absl::OkStatus();  // the reason of the tier says why
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, ListGpus(**driver));
+  for (size_t i = 0; i < gpus.size(); ++i) {
+    facts.emplace_back(fmt::format("gpu-{}", i),
+                       fmt::format("{}, {}, {}", gpus[i].name, gpus[i].uuid,
+                                   Gigabytes(gpus[i].total_bytes)));
+  }
+  return absl::OkStatus();
+}
+
 #endif
 
-}  // namespace
+struct Choice {
+  bool cuda = false;
+  std::string reason;
+};
 
-absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config) {
-  if (config.memory == "host") return MakeHostTier(config, "asked for");
+absl::StatusOr<Choice> ChooseTier(const Config& config) {
+  if (config.memory == "host") return Choice{false, "asked for"};
 #ifdef CKPTD_WITH_CUDA
   const absl::StatusOr<const CudaDriver*> driver = FindDriver();
   const bool asked = config.memory == "cuda";
-  if (driver.ok()) return MakeCudaTier(**driver, config, asked ? "asked for" : "a GPU is there");
+  if (driver.ok()) return Choice{true, asked ? "asked for" : "a GPU is there"};
   if (asked) {
     return WithContext(driver.status(), "using --memory cuda (--memory host needs no GPU)");
   }
-  return MakeHostTier(config, "no GPU to be seen: " + MessageOf(driver.status()));
+  return Choice{false, "no GPU to be seen: " + MessageOf(driver.status())};
 #else
   if (config.memory == "cuda") {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDevice,
                      "using --memory cuda: this ckptd was built without CUDA's headers; build it "
                      "with CKPTD_CUDA=ON, or use host");
   }
-  return MakeHostTier(config, "built without CUDA");
+  return Choice{false, "built without CUDA"};
 #endif
+}
+
+}  // namespace
+
+absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config) {
+  CKPTD_ASSIGN_OR_RETURN(Choice choice, ChooseTier(config));
+#ifdef CKPTD_WITH_CUDA
+  if (choice.cuda) {
+    CKPTD_ASSIGN_OR_RETURN(const CudaDriver* const driver, FindDriver());
+    return MakeCudaTier(*driver, config, std::move(choice.reason));
+  }
+#endif
+  return MakeHostTier(config, std::move(choice.reason));
+}
+
+absl::StatusOr<Pairs> DescribeMachine(const Config& config) {
+  CKPTD_ASSIGN_OR_RETURN(const Choice choice, ChooseTier(config));
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
+  Pairs facts = {{"memory", choice.cuda ? "cuda" : "host"}, {"memory-reason", choice.reason}};
+#ifdef CKPTD_WITH_CUDA
+  CKPTD_RETURN_IF_ERROR(AddGpus(facts));
+  facts.emplace_back("nccl", DescribeNccl(config));
+#else
+  facts.emplace_back("nccl", "none: built without CUDA");
+#endif
+  facts.emplace_back("host-memory", Gigabytes(available) + " available");
+  facts.emplace_back("numa-nodes", fmt::format("{}", ReadNumaNodes().size()));
+  facts.emplace_back("cores", fmt::format("{}", AllowedCores().size()));
+  return facts;
 }
 
 }  // namespace ckptd

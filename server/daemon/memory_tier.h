@@ -7,6 +7,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/base/posix.h"
@@ -34,6 +36,11 @@ struct MemoryTier {
 // As config.memory asks: "cuda" is an error where there is no GPU, "auto" then means
 // host; likewise "nccl" of config.comm. Errors: NO_NCCL, NO_DEVICE, DEVICE_FAILED, NO_MEMORY, CONFIG_INVALID.
 absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config);
+
+// What that would find on this machine, as keys and values for people: the tier and why, each GPU,
+// NCCL. Allocates nothing and makes no context. Errors: as MakeMemoryTier's.
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> DescribeMachine(
+    const Config& config);
 
 }  // namespace ckptd
 

@@ -184,7 +184,7 @@ def test_launch_gives_up_at_once_what_stays_as_it_is(tmp_path, options, reason, 
     assert "restart in" not in ended.stderr and "daemons are ready" not in ended.stderr
 
 
-@pytest.mark.parametrize("command", [["ckptd", "--help"], ["ckptd", "config"], ["ckptctl", "--help"], ["ckptctl", "version"]])
+@pytest.mark.parametrize("command", [["ckptd", "--help"], ["ckptd", "config"], ["ckptd", "info"], ["ckptctl", "--help"], ["ckptctl", "version"]])
 def test_what_cannot_be_written_is_said_and_fails(command):
     program, *arguments = command
     with open("/dev/full", "w") as full:

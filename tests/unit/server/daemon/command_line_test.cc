@@ -83,8 +83,8 @@ TEST(CommandLine, RefusesAnEmptyRunDirectory) {
 }
 
 TEST(CommandLine, SaysWhichCommandsThereAre) {
-  EXPECT_THAT(Parse({}), Says("run, launch and config"));
-  EXPECT_THAT(Parse({"walk"}), Says("run, launch and config"));
+  EXPECT_THAT(Parse({}), Says("run, launch, config and info"));
+  EXPECT_THAT(Parse({"walk"}), Says("run, launch, config and info"));
 }
 
 TEST(CommandLine, PrintsHelpAndVersion) {
