@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -114,7 +115,8 @@ class CommsWorld {
     queues_[{from, to}].push_back(std::move(message));
     changed_.NotifyAll();
   }
-  absl::StatusOr<Message> Take(uint32_t from, uint32_t to,
+  // Empty when `deadline` has passed.
+  absl::StatusOr<Message> Take(uint32_t from, uint32_t to, GroupComm::Deadline deadline,
                                const std::function<absl::Status()>& interrupted) {
     for (;;) {
       {
@@ -129,6 +131,7 @@ class CommsWorld {
         }
       }
       if (interrupted) CKPTD_RETURN_IF_ERROR(interrupted());
+      if (std::chrono::steady_clock::now() > deadline) return Message();
     }
   }
   std::vector<Sent> sent() const {
@@ -153,16 +156,16 @@ class CommInProcess final : public GroupComm {
   size_t fail_at = SIZE_MAX;
   size_t exchanges() const { return exchanges_; }
 
-  absl::Status Begin() override { return absl::OkStatus(); }
+  absl::Status Begin() override { return failed_; }
   absl::Status Send(const StagedMemory& from, uint64_t offset, uint64_t bytes,
                     uint32_t peer) override {
     sends_.push_back({&from, offset, bytes, peer});
-    return absl::OkStatus();
+    return failed_;
   }
   absl::Status Receive(const StagedMemory& to, uint64_t offset, uint64_t bytes,
                        uint32_t peer) override {
     receives_.push_back({&to, offset, bytes, peer});
-    return absl::OkStatus();
+    return failed_;
   }
   absl::Status Broadcast(const StagedMemory& memory, uint64_t offset, uint64_t bytes,
                          uint32_t root) override {
@@ -170,31 +173,14 @@ class CommInProcess final : public GroupComm {
     for (uint32_t peer = 0; peer < options_.names.size(); ++peer) {
       if (peer != root) CKPTD_RETURN_IF_ERROR(Send(memory, offset, bytes, peer));
     }
-    return absl::OkStatus();
+    return failed_;
   }
-  absl::Status End(Deadline) override { return absl::OkStatus(); }
-  absl::Status Wait(Deadline) override {
-    if (exchanges_++ == fail_at) {
-      return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed, "as the test wants");
-    }
-    for (const Operation& one : sends_) {
-      const std::byte* const from = At(*one.memory, one.offset);
-      world_.Put(options_.rank, one.peer, {from, from + one.bytes});
-    }
-    for (const Operation& one : receives_) {
-      CKPTD_ASSIGN_OR_RETURN(const CommsWorld::Message message,
-                             world_.Take(one.peer, options_.rank, options_.interrupted));
-      if (message.size() != one.bytes) {
-        return MakeError(absl::StatusCode::kInternal, reason::kNcclFailed,
-                         "a message has another length than what it was received as");
-      }
-      std::memcpy(At(*one.memory, one.offset), message.data(), message.size());
-    }
-    sends_.clear();
-    receives_.clear();
-    return absl::OkStatus();
+  absl::Status End(Deadline) override { return failed_; }
+  absl::Status Wait(Deadline deadline) override {
+    if (failed_.ok()) failed_ = Carry(deadline);
+    return failed_;
   }
-  absl::Status Close(Deadline) override { return absl::OkStatus(); }
+  absl::Status Close(Deadline) override { return failed_; }
   void Interrupt(std::function<absl::Status()> interrupted) override {
     options_.interrupted = std::move(interrupted);
   }
@@ -206,11 +192,39 @@ class CommInProcess final : public GroupComm {
     uint64_t bytes;
     uint32_t peer;
   };
+
+  absl::Status Carry(Deadline deadline) {
+    if (exchanges_++ == fail_at) {
+      return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed, "as the test wants");
+    }
+    for (const Operation& one : sends_) {
+      const std::byte* const from = At(*one.memory, one.offset);
+      world_.Put(options_.rank, one.peer, {from, from + one.bytes});
+    }
+    for (const Operation& one : receives_) {
+      CKPTD_ASSIGN_OR_RETURN(const CommsWorld::Message message,
+                             world_.Take(one.peer, options_.rank, deadline, options_.interrupted));
+      if (message.empty()) {
+        return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                         "waiting for rank " + std::to_string(options_.names[one.peer]));
+      }
+      if (message.size() != one.bytes) {
+        return MakeError(absl::StatusCode::kInternal, reason::kNcclFailed,
+                         "a message has another length than what it was received as");
+      }
+      std::memcpy(At(*one.memory, one.offset), message.data(), message.size());
+    }
+    sends_.clear();
+    receives_.clear();
+    return absl::OkStatus();
+  }
+
   CommsWorld& world_;
   GroupCommOptions options_;
   std::vector<Operation> sends_;
   std::vector<Operation> receives_;
   size_t exchanges_ = 0;
+  absl::Status failed_;  // the first error stays
 };
 
 class CommsInProcess final : public GroupComms {
