@@ -223,6 +223,7 @@ int Run(size_t tensors, uint32_t world_size, bool scatter) {
     const auto rank = static_cast<uint32_t>(uint64_t{i} * world_size / kMembers);
     if (!Follow(*index, *rules, rank)) return 1;
   }
+  const double member_seconds = watch.Seconds() / kMembers;
   std::string more;
   if (scatter) {
     const auto found = Scatter(index, *rules);
@@ -236,7 +237,7 @@ int Run(size_t tensors, uint32_t world_size, bool scatter) {
   fmt::print("{{\"tensors\": {}, \"world_size\": {}, \"leader_seconds\": {:.6f}, "
              "\"member_seconds\": {:.6f}, \"windows\": {}, \"window_seconds\": {:.6f}, "
              "\"window_read_bytes\": {}, \"leader_memory_bytes\": {}{}}}\n",
-             tensors, world_size, leader->seconds, watch.Seconds() / kMembers, leader->windows,
+             tensors, world_size, leader->seconds, member_seconds, leader->windows,
              leader->window_seconds, leader->window_bytes, leader->memory, more);
   return 0;
 }

