@@ -135,12 +135,12 @@ absl::Status OpenComms(const Config& config, const CudaMemory& memory, MemoryTie
   return absl::OkStatus();
 }
 #else
-constexpr char kNoNccl[] = "this ckptd was built without NCCL's header";
+constexpr char kNoHeader[] = "this ckptd was built without NCCL's header";
 
-std::string DescribeNccl(const Config&) { return std::string("none: ") + kNoNccl; }
+std::string DescribeNccl(const Config&) { return std::string("none: ") + kNoHeader; }
 
 absl::Status OpenComms(const Config& config, const CudaMemory&, MemoryTier& tier) {
-  tier.no_comms = kNoNccl;
+  tier.no_comms = kNoHeader;
   if (config.comm != "nccl") return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
                    "using --comm nccl: " + tier.no_comms +

@@ -38,7 +38,7 @@ struct MemoryTier {
 absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config);
 
 // What that would find on this machine, as keys and values for people: the tier and why, each GPU,
-// NCCL. Allocates nothing and makes no context. Errors: as MakeMemoryTier's.
+// NCCL, which may be none. Allocates nothing and makes no context. Errors: NO_DEVICE, DEVICE_FAILED.
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> DescribeMachine(
     const Config& config);
 

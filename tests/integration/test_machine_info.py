@@ -1,4 +1,4 @@
-"""`ckptd info`: what a daemon would find here, and that it says no more than that."""
+"""`ckptd info`: what a daemon would find on this machine."""
 
 import re
 import subprocess
@@ -53,7 +53,7 @@ def test_nccl_is_named_with_its_version_and_place(fake_gpus):
     "options, reason",
     [(("--memory", "cuda"), "NO_DEVICE"), (("--memory", "disk"), "CONFIG_INVALID")],
 )
-def test_what_run_would_refuse_is_refused(options, reason):
+def test_memory_that_run_would_refuse_is_refused(options, reason):
     answer = ask(*options, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert (answer.returncode, answer.stdout) == (2, "")
     assert f"[{reason}]" in answer.stderr

@@ -34,13 +34,15 @@ LINEAR = 1.1  # exponents up to here count as linear
 def points(tensors, ranks):
     """(tensors, ranks) of each axis; the largest is the last of both."""
     halves = [2**n for n in range(HALVES, -1, -1)]
-    return {"tensors": [(max(1, tensors // n), ranks) for n in halves],
-            "ranks": [(tensors, max(1, ranks // n)) for n in halves]}
+    return {"tensors": [(tensors // n, ranks) for n in halves], "ranks": [(tensors, ranks // n) for n in halves]}
 
 
 def measure(binaries, tensors, ranks):
-    answer = subprocess.run([binaries / "plan_bench", str(tensors), str(ranks), "scatter"], capture_output=True,
-                            text=True, timeout=PATIENCE, check=True)
+    try:
+        answer = subprocess.run([binaries / "plan_bench", str(tensors), str(ranks), "scatter"], capture_output=True,
+                                text=True, timeout=PATIENCE, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SystemExit(f"bench: planning {tensors:,} tensors x {ranks:,} ranks: {error}") from None
     return json.loads(answer.stdout)
 
 

@@ -153,14 +153,14 @@ def lost(address: Address, details: str) -> Exception:
 
     details: gRPC's word for it, which for a daemon that stands still is hard to make out.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(0.05)
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(0.05)
             probe.connect(address.path)
-        except (BlockingIOError, socket.timeout):
-            pass  # too many wait to be accepted
-        except OSError as error:
-            return unreachable(address, error)
+    except (BlockingIOError, socket.timeout):
+        pass  # too many wait to be accepted
+    except OSError as error:
+        return unreachable(address, error)
     return Unavailable(
         f"calling the ckptd daemon at {address}: it listens there and does not answer ({details}); it "
         "is stopped, kept from running or just starting again; see its log and try again",
