@@ -10,18 +10,26 @@
 namespace ckptd {
 namespace internal {
 
-#define CKPTD_DECLARE_LINES(isa)                                        \
-  namespace isa {                                                       \
-  void StreamLines(std::byte* dst, const std::byte* src, size_t lines); \
+#define CKPTD_LINE_KERNELS(isa)                                               \
+  namespace isa {                                                             \
+  void StreamInOrder(std::byte* dst, const std::byte* src, size_t lines);     \
+  void StreamAcrossPages(std::byte* dst, const std::byte* src, size_t lines); \
+  LineKernel Of(LineOrder order) {                                            \
+    return order == LineOrder::kInOrder ? StreamInOrder : StreamAcrossPages;  \
+  }                                                                           \
   }
-CKPTD_DECLARE_LINES(sse2)
-CKPTD_DECLARE_LINES(avx2)
-CKPTD_DECLARE_LINES(avx512)
-#undef CKPTD_DECLARE_LINES
+CKPTD_LINE_KERNELS(sse2)
+CKPTD_LINE_KERNELS(avx2)
+CKPTD_LINE_KERNELS(avx512)
+#undef CKPTD_LINE_KERNELS
 
-LineKernel LineKernelSse2() { return sse2::StreamLines; }
-LineKernel LineKernelAvx2() { return HasAvx2() ? avx2::StreamLines : nullptr; }
-LineKernel LineKernelAvx512() { return HasAvx512() ? avx512::StreamLines : nullptr; }
+LineKernel LineKernelSse2(LineOrder order) { return sse2::Of(order); }
+LineKernel LineKernelAvx2(LineOrder order) { return HasAvx2() ? avx2::Of(order) : nullptr; }
+LineKernel LineKernelAvx512(LineOrder order) { return HasAvx512() ? avx512::Of(order) : nullptr; }
+
+LineOrder LineOrderOfThisCpu() {
+  return __builtin_cpu_is("intel") ? LineOrder::kAcrossPages : LineOrder::kInOrder;
+}
 
 }  // namespace internal
 
@@ -32,9 +40,10 @@ constexpr size_t kLine = 64;
 constexpr size_t kPlainBelow = 512;
 
 internal::LineKernel PickKernel() {
-  if (auto* kernel = internal::LineKernelAvx512()) return kernel;
-  if (auto* kernel = internal::LineKernelAvx2()) return kernel;
-  return internal::LineKernelSse2();
+  const internal::LineOrder order = internal::LineOrderOfThisCpu();
+  if (auto* kernel = internal::LineKernelAvx512(order)) return kernel;
+  if (auto* kernel = internal::LineKernelAvx2(order)) return kernel;
+  return internal::LineKernelSse2(order);
 }
 
 }  // namespace

@@ -17,12 +17,19 @@ void StreamFence();
 
 namespace internal {
 
+// In which order lines are copied: which one is fast depends on how a processor fetches ahead.
+enum class LineOrder {
+  kInOrder,      // one after another, nothing prefetched: AMD, and what is not known
+  kAcrossPages,  // four pages side by side: Intel
+};
+LineOrder LineOrderOfThisCpu();
+
 // Copies `lines` whole 64-byte lines; `dst` is 64-byte aligned. Null when this
 // CPU lacks the vectors.
 using LineKernel = void (*)(std::byte* dst, const std::byte* src, size_t lines);
-LineKernel LineKernelSse2();
-LineKernel LineKernelAvx2();
-LineKernel LineKernelAvx512();
+LineKernel LineKernelSse2(LineOrder order);
+LineKernel LineKernelAvx2(LineOrder order);
+LineKernel LineKernelAvx512(LineOrder order);
 
 }  // namespace internal
 }  // namespace ckptd

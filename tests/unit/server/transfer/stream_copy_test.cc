@@ -43,19 +43,23 @@ TEST(StreamCopy, CopiesAnyLengthBetweenAnyAlignmentsAndNothingElse) {
   }
 }
 
-TEST(StreamCopy, CopiesLinesAlikeWithEveryVectorWidth) {
+TEST(StreamCopy, CopiesLinesAlikeWithEveryVectorWidthInEveryOrder) {
+  using internal::LineOrder;
   constexpr size_t kLines = 2 * kGroup / 64 + 40;
   const std::vector<std::byte> source = Pattern(64 * kLines + 5);
-  for (const internal::LineKernel kernel :
-       {internal::LineKernelSse2(), internal::LineKernelAvx2(), internal::LineKernelAvx512()}) {
-    if (kernel == nullptr) continue;
-    struct alignas(64) Lines {
-      std::byte bytes[64 * kLines];
-    };
-    Lines target;
-    kernel(target.bytes, source.data() + 5, kLines);
-    StreamFence();
-    EXPECT_TRUE(std::equal(target.bytes, target.bytes + sizeof target.bytes, source.data() + 5));
+  for (const LineOrder order : {LineOrder::kInOrder, LineOrder::kAcrossPages}) {
+    for (const internal::LineKernel kernel :
+         {internal::LineKernelSse2(order), internal::LineKernelAvx2(order),
+          internal::LineKernelAvx512(order)}) {
+      if (kernel == nullptr) continue;
+      struct alignas(64) Lines {
+        std::byte bytes[64 * kLines];
+      };
+      Lines target{};
+      kernel(target.bytes, source.data() + 5, kLines);
+      StreamFence();
+      EXPECT_TRUE(std::equal(target.bytes, target.bytes + sizeof target.bytes, source.data() + 5));
+    }
   }
 }
 
