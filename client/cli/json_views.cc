@@ -209,6 +209,7 @@ std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warn
               {"storage_bytes", plan.storage_bytes},
               {"peak_rank_bytes", plan.peak_rank_bytes},
               {"total_slab_bytes", plan.total_slab_bytes},
+              {"distinct_bytes", plan.distinct_bytes},
               {"plan_digest", plan.plan_digest},
               {"warnings", warnings}};
   if (prediction != nullptr) out["prediction"] = PredictionJson(*prediction);

@@ -124,6 +124,7 @@ absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::st
     out.summary.files.push_back({TextOfPath(index->files[i].path), read[i]});
     out.summary.storage_bytes += read[i];
   }
+  out.summary.distinct_bytes = plan.DistinctBytes();
   out.summary.plan_digest = HexDigest(plan.digest());
   out.warnings = WarningsOf(out.summary, SourceBytes(*index), casts_down);
   return out;

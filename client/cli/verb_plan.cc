@@ -31,19 +31,19 @@ struct Options {
   DeviceMapArguments device_map;
 };
 
-// As daemons choose: GPUs of one host map each other's memory, and of several readers each
-// sends its part itself.
+// As daemons choose: GPUs of one host map each other's memory.
 ModelWay WayOf(const std::string& comm, ModelReaders readers, const Hardware& hardware,
                size_t ranks) {
   if (comm != "auto") return comm == "nccl" ? ModelWay::kNccl : ModelWay::kDirect;
-  const bool several = ranks > hardware.gpus_per_host && readers != ModelReaders::kAll;
-  return several && hardware.network > 0 ? ModelWay::kNccl : ModelWay::kDirect;
+  const bool far = ranks > hardware.gpus_per_host && readers != ModelReaders::kPerNode;
+  return far && hardware.network > 0 ? ModelWay::kNccl : ModelWay::kDirect;
 }
 
 absl::StatusOr<LoadPrediction> Predict(const Options& options, const PlanSummary& plan) {
   CKPTD_ASSIGN_OR_RETURN(const Hardware hardware, FindHardware(options.hardware));
   LoadShape shape;
   shape.storage_bytes = plan.storage_bytes;
+  shape.distinct_bytes = plan.distinct_bytes;
   for (const RankBytes& rank : plan.ranks) shape.rank_bytes.push_back(rank.tensor_bytes);
   const ModelReaders readers = options.reader == "all"        ? ModelReaders::kAll
                                : options.reader == "per_node" ? ModelReaders::kPerNode
@@ -84,6 +84,7 @@ void PrintPlan(const OfflinePlan& plan, std::ostream& out) {
   PrintFields({{"read from storage", HumanBytes(summary.storage_bytes)},
                {"largest rank", HumanBytes(summary.peak_rank_bytes)},
                {"all ranks", HumanBytes(summary.total_slab_bytes)},
+               {"equal shards once", HumanBytes(summary.distinct_bytes)},
                {"plan digest", summary.plan_digest}},
               out);
   Table ranks({{"RANK", Table::Align::kRight},

@@ -32,7 +32,7 @@ struct Header {
 };
 
 absl::Status Broken(const AttachRequest& request, std::string_view why) {
-  return MakeError(absl::StatusCode::kDataLoss, reason::kInvalidRequest,
+  return MakeError(absl::StatusCode::kDataLoss, reason::kInvalidReply,
                    fmt::format("fetching a shard's memory at {}: {}; client and daemon do not fit "
                                "together, update the older one",
                                request.fd_socket, why),

@@ -214,6 +214,10 @@ absl::StatusOr<ShardTable> Client::Impl::FetchTable(const std::string& name,
 absl::StatusOr<Shard> Client::Impl::AttachTo(const std::string& name,
                                              v1::AcquireShardResponse& acquired,
                                              const AcquireOptions& options) {
+  // Each load has a name of its own, also of one source: a lease of another is of other memory.
+  if (!acquired.lease().starts_with(name + "/leases/")) {
+    return BadAnswer(fmt::format("asked for {} it leases {}", name, acquired.lease()));
+  }
   CKPTD_ASSIGN_OR_RETURN(AttachRequest attach, ToAttachRequest(acquired));
   if (attach.mode != options.mode) {
     return BadAnswer(fmt::format("it lends {} as {}, not as {}", name, NameOf(attach.mode),

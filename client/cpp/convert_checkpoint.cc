@@ -92,7 +92,7 @@ MemoryInfo MemoryOf(const v1::MemoryInfo& memory) {
 }  // namespace
 
 absl::Status BadAnswer(const std::string& why) {
-  return MakeError(absl::StatusCode::kDataLoss, reason::kInvalidRequest,
+  return MakeError(absl::StatusCode::kDataLoss, reason::kInvalidReply,
                    fmt::format("reading the daemon's answer: {}; client and daemon do not fit "
                                "together, update the older one",
                                why));
@@ -136,6 +136,7 @@ PlanSummary FromProto(const v1::PlanLoadResponse& response) {
   out.storage_bytes = response.storage_bytes();
   out.peak_rank_bytes = response.peak_rank_bytes();
   out.total_slab_bytes = response.total_slab_bytes();
+  out.distinct_bytes = response.distinct_bytes();
   out.plan_digest = response.plan_digest();
   return out;
 }

@@ -136,6 +136,7 @@ struct PlanSummary {
   uint64_t storage_bytes = 0;
   uint64_t peak_rank_bytes = 0;
   uint64_t total_slab_bytes = 0;
+  uint64_t distinct_bytes = 0;  // of tensors, equal shards once
   std::string plan_digest;
 };
 

@@ -55,6 +55,7 @@ inline constexpr char kJoinRefused[] = "JOIN_REFUSED";    // FailedPrecondition
 inline constexpr char kDeadline[] = "DEADLINE";           // DeadlineExceeded
 inline constexpr char kDaemonUnreachable[] = "DAEMON_UNREACHABLE";  // Unavailable (clients)
 inline constexpr char kInvalidRequest[] = "INVALID_REQUEST";        // InvalidArgument
+inline constexpr char kInvalidReply[] = "INVALID_REPLY";            // DataLoss (clients)
 inline constexpr char kConfigInvalid[] = "CONFIG_INVALID";          // InvalidArgument
 
 }  // namespace ckptd::reason

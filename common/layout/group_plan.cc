@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -104,6 +105,15 @@ std::vector<uint64_t> GroupPlan::ReadBytes() const {
   for (const PlannedRank& rank : ranks_) all.push_back(&rank);
   const Members members = MembersOf(all);
   return ReadBytesOf(*index_, members.cohorts, members.ranks);
+}
+
+uint64_t GroupPlan::DistinctBytes() const {
+  std::set<uint64_t> seen;
+  uint64_t bytes = 0;
+  for (const PlannedRank& rank : ranks_) {
+    if (seen.insert(rank.content).second) bytes += rank.tensor_bytes;
+  }
+  return bytes;
 }
 
 std::vector<PlanWindow> GroupPlan::Windows(std::span<const PlannedRank* const> ranks,

@@ -53,6 +53,8 @@ class GroupPlan {
 
   // As ReadBytesPerFile for all ranks.
   std::vector<uint64_t> ReadBytes() const;
+  // Tensor bytes of all ranks' shards, equal shards once.
+  uint64_t DistinctBytes() const;
 
   // All tensors of these ranks, cut into windows of about `copies` copies, or as near as
   // the files allow. What other ranks there are makes no difference.

@@ -42,6 +42,8 @@ class Traffic {
   // Of what host `h` gets, the distinct bytes: all of it, or with replicas at most the
   // checkpoint.
   uint64_t DistinctOf(size_t h) const { return std::min(shape_.storage_bytes, hosts_[h]); }
+  // Of `bytes` that a reader's GPU has to bring, what it sends itself.
+  uint64_t DistinctTo(uint64_t bytes) const { return std::min(shape_.distinct_bytes, bytes); }
   uint64_t LargestDistinct() const {
     uint64_t most = 0;
     for (size_t h = 0; h < hosts(); ++h) most = std::max(most, DistinctOf(h));
@@ -105,8 +107,9 @@ class Traffic {
 
   void AddFabric(std::vector<ModelStage>& stages) const {
     if (hardware_.gpus_per_host == 1) return;
-    const uint64_t others = LargestHost() - std::min(LargestHost(), shape_.rank_bytes.front());
-    const uint64_t out = readers_ == ModelReaders::kAll ? LargestHost() / ranks() : others;
+    const uint64_t host = readers_ == ModelReaders::kRank0 ? hosts_.front() : LargestHost();
+    const uint64_t others = host - std::min(host, shape_.rank_bytes.front());
+    const uint64_t out = readers_ == ModelReaders::kAll ? DistinctTo(host) / ranks() : DistinctTo(others);
     Add(stages, "fabric", "out of a reader's GPU", out, hardware_.fabric);
     Add(stages, "fabric", "into one GPU", ranks() > 1 ? LargestRank() : 0, hardware_.fabric);
   }
@@ -119,9 +122,13 @@ class Traffic {
       Add(stages, "network", "into one host", Leaving(LargestHost()), rate);
       return;
     }
-    // One GPU sends by the adapter beside it.
-    const double out = way_ == ModelWay::kNccl ? rate / hardware_.gpus_per_host : rate;
-    Add(stages, "network", "out of rank 0's host", all_ - hosts_.front(), out);
+    if (way_ == ModelWay::kDirect) {
+      Add(stages, "network", "out of rank 0's host", all_ - hosts_.front(), rate);
+    } else {
+      // One GPU sends, by the adapter beside it. Of equal shards the first is on its host.
+      const uint64_t out = shape_.distinct_bytes - DistinctTo(hosts_.front());
+      Add(stages, "network", "out of rank 0's GPU", out, rate / hardware_.gpus_per_host);
+    }
     Add(stages, "network", "into one host", *std::max_element(hosts_.begin() + 1, hosts_.end()),
         rate);
   }

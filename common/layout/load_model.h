@@ -30,12 +30,14 @@ enum class ModelSource : uint8_t { kStorage, kPageCache };
 // As `--reader`.
 enum class ModelReaders : uint8_t { kRank0, kPerNode, kAll };
 // kDirect: readers copy to each GPU of their host over its own link, and stream to other
-// hosts. kNccl: readers copy to their own GPU, which sends.
+// hosts. kNccl: readers copy to their own GPU, which sends each shard once; who has received
+// one passes it on to ranks whose shards are equal.
 enum class ModelWay : uint8_t { kDirect, kNccl };
 
 // What is to be moved.
 struct LoadShape {
   uint64_t storage_bytes = 0;        // needed by anybody, each byte once
+  uint64_t distinct_bytes = 0;       // of all ranks, equal shards once: what readers send by NCCL
   std::vector<uint64_t> rank_bytes;  // per rank; hosts have consecutive ranks
 };
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "common/layout/checked_math.h"
 #include "common/layout/file_order.h"
 #include "common/layout/plan_digest.h"
 
@@ -50,10 +51,15 @@ void AddSteps(size_t window, ExtentsPerFile& extents, const ScatterSize& size,
     for (const Extent& piece : pieces) end = std::max(end, piece.end);
     const bool whole = Overlap(pieces);
     const uint64_t most = std::max(size.step_bytes, kElementGrid);
+    // As few as do, and all alike: a short one between long ones is sent before the next one
+    // has been read.
+    uint64_t left = whole ? 1 : CeilDivide(end - pieces.front().begin, most);
     for (uint64_t at = pieces.front().begin; at < end;) {
-      const uint64_t next = whole ? end : CutBefore(pieces, at, most, end);
+      const uint64_t each = std::max(CeilDivide(end - at, left), kElementGrid);
+      const uint64_t next = left == 1 ? end : CutBefore(pieces, at, each, end);
       steps.push_back({window, file, at, next});
       at = next;
+      --left;
     }
   }
   extents.clear();

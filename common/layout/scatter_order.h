@@ -14,7 +14,8 @@ namespace ckptd {
 
 // How far a step reaches.
 struct ScatterSize {
-  uint64_t step_bytes = uint64_t{32} << 20;  // of the files; below 16 it means 16
+  // Of the files, but for elements that are not cut; below 16 it means 16.
+  uint64_t step_bytes = uint64_t{32} << 20;
   // Of the tensors that one step may hold: for a thousand ranks, what each receives of
   // many small tensors would take more memory than their bytes.
   size_t step_tensors = 4096;
@@ -26,7 +27,7 @@ struct ScatterSize {
 ScatterSize ScatterSizeFor(size_t world_size);
 
 // Source bytes [begin, end) of one file. Steps are in file order, share no byte, and cut
-// no element of any tensor.
+// no element of any tensor. Those of one window are about equally long.
 struct ScatterStep {
   size_t window = 0;  // number of the window whose tensors have these bytes
   uint32_t file = 0;

@@ -80,10 +80,12 @@ class LoadRunner {
   // The leader's own share.
   absl::Status Read(const ReaderShare& share, PartReader& reader);
   std::vector<ReaderShare> Shares() const;
+  // How bytes travel in this load, where that is left to the daemons.
+  CommChoice ChooseComm(const std::vector<ReaderShare>& shares) const;
   PartReader MakeReader(const ReaderShare& share) const;
   ReadOrder OrderFor(const ReaderShare& share) const;
   // What a communicator carries: of the leader's own share what it could not reach, and, where
-  // it is asked for, of all shares. Fills scatters_.
+  // it is for all bytes, of all shares. Fills scatters_.
   absl::Status PlanScatters(const std::vector<ReaderShare>& shares, const PartReader* own);
   absl::Status PlanScatter(const ReaderShare& share, const std::vector<uint32_t>& ranks);
   void StartMembers(const std::vector<ReaderShare>& shares);
@@ -120,6 +122,7 @@ class LoadRunner {
   std::shared_ptr<const CheckpointIndex> index_;
   std::shared_ptr<const GroupPlan> plan_;
   std::vector<Participant> participants_;
+  CommChoice comm_ = CommChoice::kAuto;
   std::map<uint32_t, ScatterCall> scatters_;  // by rank
   std::unique_ptr<ExecuteFanout> fanout_;
   Mutex mutex_;

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
@@ -33,6 +34,31 @@ std::vector<ReaderShare> LoadRunner::Shares() const {
   return ShareReading(parts_.reader, ranks, hosts);
 }
 
+CommChoice LoadRunner::ChooseComm(const std::vector<ReaderShare>& shares) const {
+  const CommChoice asked = parts_.reading.comm;
+  // One reader finds out by itself whom it can reach.
+  if (asked != CommChoice::kAuto || shares.empty() || shares.front().parts == 1) return asked;
+  // Of several each would have to reach every rank: all bytes go one way.
+  const auto host_of = [this](const Participant& one) -> const std::string& {
+    return session_.identities[one.rank].host;
+  };
+  const bool near = std::all_of(participants_.begin(), participants_.end(), [&](const auto& one) {
+    return host_of(one) == host_of(participants_.front());
+  });
+  if (near) return CommChoice::kHost;
+  const std::string version = parts_.peers.comms.version();
+  for (const Participant& one : participants_) {
+    if (!version.empty() && one.reply.communicator == version) continue;
+    Log(LogLevel::kInfo, "{}: readers on several hosts send in streams: rank {} has {}, rank 0 {}",
+        load_.name, one.rank,
+        one.reply.communicator.empty() ? one.reply.no_communicator : one.reply.communicator,
+        version.empty() ? parts_.peers.comms.why_none() : version);
+    return CommChoice::kHost;
+  }
+  Log(LogLevel::kInfo, "{}: readers on several hosts send by {}", load_.name, version);
+  return CommChoice::kNccl;
+}
+
 PartReader LoadRunner::MakeReader(const ReaderShare& share) const {
   std::vector<ReadTarget> targets;
   for (const Participant& participant : participants_) {
@@ -41,10 +67,7 @@ PartReader LoadRunner::MakeReader(const ReaderShare& share) const {
     targets.push_back({session_.identities[rank], participant.plan, participant.reply,
                        session_.links[rank]});
   }
-  // Several readers leave nothing to a communicator by themselves: each may reach others.
-  const bool several = share.parts > 1 && parts_.reading.comm == CommChoice::kAuto;
-  return PartReader({parts_.catalog, parts_.peers, 0, parts_.membership.secret(),
-                     several ? CommChoice::kHost : parts_.reading.comm},
+  return PartReader({parts_.catalog, parts_.peers, 0, parts_.membership.secret(), comm_},
                     {session_.epoch, load_.name, load_.deadline, plan_}, std::move(targets));
 }
 
@@ -65,7 +88,7 @@ absl::Status LoadRunner::PlanScatters(const std::vector<ReaderShare>& shares,
                                       const PartReader* own) {
   for (const ReaderShare& share : shares) {
     std::vector<uint32_t> ranks;
-    if (parts_.reading.comm == CommChoice::kNccl) {
+    if (comm_ == CommChoice::kNccl) {
       std::remove_copy(share.targets.begin(), share.targets.end(), std::back_inserter(ranks),
                        share.rank);
     } else if (own != nullptr && share.rank == 0) {
@@ -175,6 +198,7 @@ absl::Status LoadRunner::Transfer() {
   }
   meter_.Expect(std::move(expected));
   const std::vector<ReaderShare> shares = Shares();
+  comm_ = ChooseComm(shares);
   const bool reads = !shares.empty() && shares.front().rank == 0;
   std::optional<PartReader> own;
   if (reads) {

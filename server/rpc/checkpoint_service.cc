@@ -57,6 +57,7 @@ v1::PlanLoadResponse PlanReply(const GroupPlan& plan) {
   out.set_storage_bytes(storage);
   out.set_peak_rank_bytes(peak);
   out.set_total_slab_bytes(total);
+  out.set_distinct_bytes(plan.DistinctBytes());
   out.set_plan_digest(HexDigest(plan.digest()));
   return out;
 }

@@ -180,7 +180,8 @@ class Daemon(Group):
 
     def __init__(self, folder, *options, ranks=1, rank=0, rendezvous="127.0.0.1:0", **named):
         self.rank, self.rendezvous = rank, rendezvous
-        super().__init__(folder, ranks, *options, environment=key_for(options), **named)
+        named["environment"] = {**key_for(options), **named.get("environment", {})}
+        super().__init__(folder, ranks, *options, **named)
 
     def verb(self):
         return ("run", "--rank", str(self.rank), "--world-size", str(self.ranks),

@@ -12,6 +12,12 @@ from noise import callers, doors, peer_address, show
 from peer import call, join_request, message
 
 
+@pytest.fixture(params=["scene", "gpu_scene"], ids=["host", "cuda"])
+def any_scene(request):
+    """The group of one of the two kinds of memory."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.mark.parametrize(
     "fields, says",
     [
@@ -33,22 +39,22 @@ from peer import call, join_request, message
         "a held rank",
     ],
 )
-def test_a_daemon_that_does_not_belong_to_the_group_is_refused_and_told_why(scene, fields, says):
-    epoch = scene.group.info()["epoch"]
-    code, sentence = call(peer_address(scene.group), "Join", join_request(scene.group, **fields))
+def test_a_daemon_that_does_not_belong_to_the_group_is_refused_and_told_why(any_scene, fields, says):
+    epoch = any_scene.group.info()["epoch"]
+    code, sentence = call(peer_address(any_scene.group), "Join", join_request(any_scene.group, **fields))
     assert code == "FAILED_PRECONDITION" and says in sentence, sentence
-    assert scene.group.info()["epoch"] == epoch
-    scene.assert_usual()
+    assert any_scene.group.info()["epoch"] == epoch
+    any_scene.assert_usual()
 
 
-def test_a_daemon_of_another_job_that_finds_our_leader_says_so(scene, tmp_path):
+def test_a_daemon_of_another_job_that_finds_our_leader_says_so(any_scene, tmp_path):
     with Daemon(
-        tmp_path, rank=1, ranks=2, rendezvous=peer_address(scene.group), job="another"
+        tmp_path, rank=1, ranks=2, rendezvous=peer_address(any_scene.group), job="another"
     ) as lost:
         wait_until(
             lambda: 'its job is "another"' in lost.info(1)["detail"], "the refusal to show", 10
         )
-    scene.assert_usual()
+    any_scene.assert_usual()
 
 
 FAR = 2**63
@@ -77,10 +83,10 @@ FAR = 2**63
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_calls_of_another_group_with_the_same_key_change_nothing(
-    scene, tmp_path, rank, method, request_of
+    any_scene, tmp_path, rank, method, request_of
 ):
-    assert call(peer_address(scene.group, rank), method, request_of())[0] != "UNAVAILABLE"
-    assert_loads_once(scene, tmp_path)
+    assert call(peer_address(any_scene.group, rank), method, request_of())[0] != "UNAVAILABLE"
+    assert_loads_once(any_scene, tmp_path)
 
 
 METHODS = (
@@ -90,12 +96,12 @@ METHODS = (
 
 @pytest.mark.parametrize("key", [None, KEY + "!"], ids=["no key", "another key"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_stranger_on_the_peer_port_is_heard_by_no_service(scene, rank, key):
+def test_a_stranger_on_the_peer_port_is_heard_by_no_service(any_scene, rank, key):
     for method in METHODS:
         request = message(f"{method}Request")
-        code, _ = call(peer_address(scene.group, rank), method, request, key=key)
+        code, _ = call(peer_address(any_scene.group, rank), method, request, key=key)
         assert code == "UNAVAILABLE", method
-    scene.assert_usual()
+    any_scene.assert_usual()
 
 
 def key_given_to(pid):
@@ -156,33 +162,33 @@ def test_a_group_that_asks_for_it_does_without_a_key(start, tmp_path):
     assert_loads(group, sparse(tmp_path / "s.safetensors", 1 << 20))
 
 
-def assert_loads_once(scene, tmp_path):
+def assert_loads_once(any_scene, tmp_path):
     """A load that both ranks take part in, and that is gone afterwards."""
     path = sparse(tmp_path / "next.safetensors", 1 << 20)
-    assert_loads(scene.group, path)
+    assert_loads(any_scene.group, path)
     for rank in range(2):
-        with ckptd.connect(scene.group.address(rank)) as client:
+        with ckptd.connect(any_scene.group.address(rank)) as client:
             name = next(c.name for c in client.list() if c.source == path)
         wait_until(
-            lambda: scene.group.ctl("unload", name, rank=rank).returncode == 0, "the unload", 5
+            lambda: any_scene.group.ctl("unload", name, rank=rank).returncode == 0, "the unload", 5
         )
 
 
-def test_many_mute_callers_at_a_members_memory_do_not_keep_the_leader_out(scene, tmp_path):
-    with callers(doors(scene.group, 1)["memory"], 200):
+def test_many_mute_callers_at_a_members_memory_do_not_keep_the_leader_out(any_scene, tmp_path):
+    with callers(doors(any_scene.group, 1)["memory"], 200):
         began = time.monotonic()
-        assert_loads(scene.group, sparse(tmp_path / "f.safetensors", 40 << 20))
+        assert_loads(any_scene.group, sparse(tmp_path / "f.safetensors", 40 << 20))
         assert time.monotonic() - began < 5
 
 
-def test_a_daemon_on_a_live_port_is_refused_and_its_owner_goes_on(scene, tmp_path):
+def test_a_daemon_on_a_live_port_is_refused_and_its_owner_goes_on(any_scene, tmp_path):
     with contextlib.closing(
-        Daemon(tmp_path, rendezvous=peer_address(scene.group), job="another")
+        Daemon(tmp_path, rendezvous=peer_address(any_scene.group), job="another")
     ) as second:
         assert second.process.wait(20) == 2
-        assert "another daemon has it" in second.log() and peer_address(scene.group) in second.log()
+        assert "another daemon has it" in second.log() and peer_address(any_scene.group) in second.log()
     assert not any((tmp_path / "another").glob("*.sock"))
-    scene.assert_usual()
+    any_scene.assert_usual()
 
 
 def test_what_a_killed_daemon_left_behind_does_not_keep_the_next_one_out(tmp_path):

@@ -77,9 +77,10 @@ class Lie:
     digest: object = None  # of its plan; the leader's
     endpoint: object = None  # a door of the leader, a path, or its own socket
     memory: object = lambda folder: memfd(SEGMENT)
+    device: object = None  # the GPU that it names; the leader's, if that has one
     act: object = None
 
-    def answer(self, endpoint):
+    def answer(self, endpoint, device=""):
         def act(request):
             segments = [
                 message("SlabSegment", id=i + 1, bytes=size) for i, size in enumerate(self.sizes)
@@ -90,6 +91,7 @@ class Lie:
                 rank_digest=digest,
                 segments=segments,
                 memory_endpoint=endpoint,
+                device_uuid=device if self.device is None else self.device,
                 owned_segments=range(1, len(segments) + 1),
             )
 
@@ -116,18 +118,32 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("kind", LIES)
-def test_a_member_that_lies_fails_the_load_by_name_and_hurts_nobody(tmp_path, kind):
-    lie = LIES[kind]
+# What a driver would import are descriptors that it has made itself.
+GPU_LIES = {
+    **{kind: lie for kind, lie in LIES.items() if "cut" not in kind and "sealed" not in kind},
+    "hands out memory of the host": Lie(),
+    "says that it is on a GPU that nobody has": Lie(device="GPU-00000000-0000-0000-0000-0000000000ff"),
+}
+
+
+@pytest.mark.parametrize(
+    "memory, kind",
+    [*(("host", kind) for kind in LIES), *(("cuda", kind) for kind in GPU_LIES)],
+    indirect=["memory"],
+)
+def test_a_member_that_lies_fails_the_load_by_name_and_hurts_nobody(tmp_path, memory, kind):
+    lie = (GPU_LIES if memory.fake else LIES)[kind]
     path = sparse(tmp_path / "s.safetensors", HOLE)
-    with Daemon(tmp_path, ranks=2) as leader, memory_door(
-        tmp_path / "liar.sock", [lie.memory(tmp_path)]
-    ) as door:
+    with Daemon(
+        tmp_path, *memory.options, ranks=2, environment=memory.environment
+    ) as leader, memory_door(tmp_path / "liar.sock", [lie.memory(tmp_path)]) as door:
         endpoint = doors(leader).get(lie.endpoint, lie.endpoint or door)
         identity = join_request(leader, host=leader.info()["members"][0]["host"])
         pid = leader.pid(0)
+        device = leader.info()["memory"].get("device_uuid", "")
+        assert bool(device) == bool(memory.fake)
         with FakeMember(
-            peer_address(leader), identity, {"Prepare": lie.answer(endpoint)}
+            peer_address(leader), identity, {"Prepare": lie.answer(endpoint, device)}
         ) as member:
             with ckptd.connect(leader.address(0)) as client:
                 began = time.monotonic()

@@ -16,13 +16,13 @@ HOSTS = (0, 0, 1, 1)
 
 @pytest.fixture
 def spread(cuda, network):
-    """spread(*options, fake NCCL's options) -> a Bench of four ranks on two hosts."""
-    def make(*options, **nccl):
+    """spread(*options, of rank 2 alone, fake NCCL's options) -> a Bench of four ranks on two hosts."""
+    def make(*options, comm=NCCL, rank_2=(), **nccl):
         def group(run_dir, ranks, *arguments, environment):
-            devices = {rank: ("--device", rank) for rank in range(ranks)}
-            return SpreadGroup(run_dir, network, HOSTS[:ranks], *arguments, per_rank=devices, budget="128MiB",
+            own = {rank: ("--device", rank, *(rank_2 if rank == 2 else ())) for rank in range(ranks)}
+            return SpreadGroup(run_dir, network, HOSTS[:ranks], *arguments, per_rank=own, budget="128MiB",
                                environment=environment)
-        return cuda(len(HOSTS), daemon=(*NCCL, *HEARTBEATS, *options), nccl={"interface": "eth0", **nccl}, group=group,
+        return cuda(len(HOSTS), daemon=(*comm, *HEARTBEATS, *options), nccl={"interface": "eth0", **nccl}, group=group,
                     files=5)
     return make
 
@@ -36,6 +36,26 @@ def test_trainers_of_both_hosts_get_the_bytes_that_pytorch_would_have_given_them
         trainers.ask("drop")
         assert trainers.end() == [0] * len(HOSTS)
     assert exchanged(bench), "nothing travelled by NCCL"
+
+
+# Each reader would have to reach every rank, and cannot map those of the other host.
+@pytest.mark.parametrize("reader, taken", [("rank0", True), ("per_node", False), ("all", True)])
+def test_left_to_themselves_daemons_of_two_hosts_take_nccl_for_what_they_cannot_map(spread, reader, taken):
+    bench = spread("--reader", reader, comm=())
+    with bench.trainers("exclusive") as trainers:
+        assert all(answer["same"] for answer in trainers.ask("compare"))
+        trainers.ask("drop")
+        assert trainers.end() == [0] * len(HOSTS)
+    assert bool(exchanged(bench)) == taken
+
+
+def test_readers_that_share_the_work_send_in_streams_where_a_rank_has_no_nccl(spread, tmp_path):
+    bench = spread("--reader", "all", comm=(), rank_2=("--comm", "host"))
+    source, state = sample(tmp_path)
+    checkpoint = load(bench, source, "fsdp:4")
+    assert int(checkpoint["progress"]["storage_bytes"]) == tensor_bytes(state)
+    assert not exchanged(bench)
+    assert "send in streams: rank 2 has" in bench.group.log()
 
 
 # How much of what storage holds may cross the cable to the second host. Of five files that take

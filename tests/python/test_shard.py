@@ -294,6 +294,7 @@ def flat(name, dtype, offset, elements):
         (lambda reply: setattr(reply, "tensor_count", 3), "tensors arrived, 3 were announced"),
         (lambda reply: reply.memfd.segment_bytes.append(4096), "are announced for a slab"),
         (lambda reply: setattr(reply, "slab_bytes", 1 << 60), "more than any machine"),
+        (lambda reply: setattr(reply, "lease", "checkpoints/other/leases/1"), "leases checkpoints/other"),
     ],
 )
 def test_a_table_that_does_not_fit_its_slab_is_refused(daemon, client, source, bend, why):

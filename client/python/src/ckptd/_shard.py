@@ -4,7 +4,7 @@ import collections.abc
 from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple, Union
 
 from . import _cuda, _cuda_driver, _fds, _proto, _types
-from ._errors import FailedPrecondition
+from ._errors import DataLoss, FailedPrecondition
 from ._mapping import Mapping, check_segments
 from ._rpc import Connection, Deadline
 from ._table import Table
@@ -287,6 +287,12 @@ def acquire(connection: Connection, name: str, mode: int, deadline: Deadline) ->
         retry=mode != _types.MODES["exclusive"],
     )
     try:
+        # Each load has a name of its own, also of one source: a lease of another is of other memory.
+        if not reply.lease.startswith(f"{name}/leases/"):
+            raise DataLoss(
+                f"acquiring {name}: the daemon leases {reply.lease}; update the daemon and this client",
+                "INVALID_REPLY",
+            )
         mapping, fd_socket, count = _memory_for(name, reply)
         table = _read_table(connection, name, reply, deadline)
         lease = _fds.receive(fd_socket, reply.token, count, deadline, mapping.add)

@@ -235,6 +235,7 @@ class Plan:
     storage_bytes: int
     peak_rank_bytes: int
     total_slab_bytes: int
+    distinct_bytes: int  # of tensors, equal shards once
     plan_digest: str
 
 
@@ -248,6 +249,7 @@ def plan_of(message) -> Plan:
         storage_bytes=message.storage_bytes,
         peak_rank_bytes=message.peak_rank_bytes,
         total_slab_bytes=message.total_slab_bytes,
+        distinct_bytes=message.distinct_bytes,
         plan_digest=message.plan_digest,
     )
 

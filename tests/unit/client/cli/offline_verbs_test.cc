@@ -120,7 +120,8 @@ TEST_F(OfflineVerbs, PlanPredictsBothWaysBetweenRanksAndChoosesAsDaemonsDo) {
   EXPECT_EQ(predicted("fsdp:8", "nccl"), "nccl over the fabric");
   EXPECT_EQ(predicted("fsdp:16", "auto"), "nccl over the fabric");
   EXPECT_EQ(predicted("fsdp:16", "host"), "host");
-  EXPECT_EQ(predicted("fsdp:16", "auto", "all"), "host");
+  EXPECT_EQ(predicted("fsdp:16", "auto", "all"), "nccl over the fabric");
+  EXPECT_EQ(predicted("fsdp:16", "auto", "per_node"), "host");
   EXPECT_EQ(predicted("fsdp:16", "nccl", "all"), "nccl over the fabric");
   EXPECT_EQ(
       run_({"plan", model_, "--layout", "fsdp:2", "--hardware", "h200x8", "--comm", "tcp"}).code,

@@ -127,19 +127,19 @@ TEST_F(AttachTest, RefusesARefusalOfEndlessLength) {
   server_.set_answer([](int socket) {
     FakeFdSocket::Send(socket, FakeFdSocket::Header(16, 0, 0) + "\xff\xff\xff\x7f");
   });
-  EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidRequest));
+  EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidReply));
 }
 
 TEST_F(AttachTest, RefusesAnAnswerOfSomethingElse) {
   server_.set_answer([](int socket) { FakeFdSocket::Send(socket, "HTTP/1.1 200 OK\r\n"); });
-  EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidRequest));
+  EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidReply));
 }
 
 TEST_F(AttachTest, RefusesFewerDescriptorsThanAnnounced) {
   server_.set_answer([this](int socket) {
     FakeFdSocket::Send(socket, FakeFdSocket::Header(0, 2, 0), {first_.get()});
   });
-  EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidRequest));
+  EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidReply));
 }
 
 TEST_F(AttachTest, RefusesMoreDescriptorsThanSegments) {
@@ -147,12 +147,12 @@ TEST_F(AttachTest, RefusesMoreDescriptorsThanSegments) {
     FakeFdSocket::Send(socket, FakeFdSocket::Header(0, 3, 0),
                        {first_.get(), second_.get(), second_.get()});
   });
-  EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidRequest));
+  EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidReply));
 }
 
 TEST_F(AttachTest, RefusesToWaitForNothingOverAndOver) {
   server_.set_answer([](int socket) { FakeFdSocket::Send(socket, FakeFdSocket::Header(0, 0, 2)); });
-  EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidRequest));
+  EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidReply));
 }
 
 TEST_F(AttachTest, RefusesMemoryShorterThanItsSegment) {
@@ -176,13 +176,13 @@ TEST_F(AttachTest, NeverSendsATokenThatIsNone) {
   for (const char* token :
        {"", "0123", "0123456789abcdef0123456789abcdeg", "0123456789abcdef0123456789abcdef0"}) {
     request_.token = token;
-    EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidRequest)) << token;
+    EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidReply)) << token;
   }
 }
 
 TEST_F(AttachTest, RefusesSizesThatDoNotAddUp) {
   request_.segment_bytes = {4096, UINT64_MAX - 100};
-  EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidRequest));
+  EXPECT_THAT(Attach(request_), FailsWith(kDataLoss, reason::kInvalidReply));
 }
 
 }  // namespace

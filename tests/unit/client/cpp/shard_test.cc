@@ -111,6 +111,12 @@ TEST_F(ShardTest, IsRefusedInAModeThatWasNotAskedFor) {
   EXPECT_THAT(Acquire().status(), Says("EXCLUSIVE, not as SHARED"));
 }
 
+TEST_F(ShardTest, IsRefusedWhenItIsOfAnotherLoad) {
+  daemon_.answers.acquire.set_lease("checkpoints/ab123/leases/1");
+  EXPECT_THAT(Acquire().status(), Says("asked for checkpoints/ab12 it leases checkpoints/ab123"));
+  EXPECT_EQ(daemon_.released, std::vector<std::string>{"checkpoints/ab123/leases/1"});
+}
+
 TEST_F(ShardTest, CollectsFurtherPagesOfItsTable) {
   v1::ListShardTensorsResponse page;
   v1::TensorTable& table = *page.mutable_tensors();
@@ -141,7 +147,7 @@ TEST_F(ShardTest, IsRefusedWhenANameComesTwice) {
 TEST_F(ShardTest, GivesTheLeaseBackWhenItCannotBeUsed) {
   daemon_.answers.acquire.mutable_tensors()->set_offsets(1, 8192);
   EXPECT_THAT(Acquire().status(),
-              FailsWith(absl::StatusCode::kDataLoss, reason::kInvalidRequest));
+              FailsWith(absl::StatusCode::kDataLoss, reason::kInvalidReply));
   EXPECT_THAT(daemon_.released, ::testing::ElementsAre("checkpoints/ab12/leases/1"));
   EXPECT_TRUE(daemon_.fd_socket().WaitForEnded(1));
 }

@@ -47,17 +47,17 @@ TEST(TensorTable, IsTakenOverAsItIs) {
 TEST(TensorTable, MayEndAtTheLastByteOfTheSlabButNotPastIt) {
   EXPECT_OK(Append([](auto& t) { t.set_padded_bytes(0, kSlabBytes - 512); }));
   EXPECT_THAT(Append([](auto& t) { t.set_padded_bytes(0, kSlabBytes - 511); }),
-              FailsWith(kDataLoss, reason::kInvalidRequest));
+              FailsWith(kDataLoss, reason::kInvalidReply));
 }
 
 TEST(TensorTable, IsRefusedWhenAnOffsetWrapsAround) {
   EXPECT_THAT(Append([](auto& t) { t.set_offsets(0, UINT64_MAX - 511); }),
-              FailsWith(kDataLoss, reason::kInvalidRequest));
+              FailsWith(kDataLoss, reason::kInvalidReply));
 }
 
 TEST(TensorTable, IsRefusedWhenATensorIsNotAligned) {
   EXPECT_THAT(Append([](auto& t) { t.set_offsets(0, 513); }),
-              FailsWith(kDataLoss, reason::kInvalidRequest));
+              FailsWith(kDataLoss, reason::kInvalidReply));
 }
 
 TEST(TensorTable, IsRefusedWhenBytesDoNotFollowFromTheShape) {
@@ -70,7 +70,7 @@ TEST(TensorTable, IsRefusedWhenAShapeOverflows) {
 
 TEST(TensorTable, IsRefusedWhenPaddingIsLessThanTheTensor) {
   EXPECT_THAT(Append([](auto& t) { t.set_padded_bytes(0, 29); }),
-              FailsWith(kDataLoss, reason::kInvalidRequest));
+              FailsWith(kDataLoss, reason::kInvalidReply));
 }
 
 TEST(TensorTable, IsRefusedWhenADtypeIsUnknown) {
@@ -127,7 +127,7 @@ TEST(TensorTable, IsRefusedWhenAFlatParameterLiesOutsideOfTheSlab) {
     });
   };
   EXPECT_OK(with(0, kSlabBytes / 4));
-  const auto refused = FailsWith(kDataLoss, reason::kInvalidRequest);
+  const auto refused = FailsWith(kDataLoss, reason::kInvalidReply);
   EXPECT_THAT(with(512, kSlabBytes / 4), refused);
   EXPECT_THAT(with(4, 1), refused);
   EXPECT_THAT(with(0, UINT64_MAX / 2), refused);
@@ -158,7 +158,7 @@ TEST(AttachRequestOfAnAnswer, NeedsSegmentsThatMakeUpTheSlab) {
 TEST(AttachRequestOfAnAnswer, NeedsAKindOfMemoryThatCanBeMapped) {
   v1::AcquireShardResponse response;
   response.set_mode(v1::ATTACH_MODE_SHARED);
-  EXPECT_THAT(ToAttachRequest(response), FailsWith(kDataLoss, reason::kInvalidRequest));
+  EXPECT_THAT(ToAttachRequest(response), FailsWith(kDataLoss, reason::kInvalidReply));
 }
 
 TEST(AttachRequestOfAnAnswer, NeedsADeviceAndAWholeHandleForMemoryThatIsNamed) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "tests/testing/random_source.h"
@@ -75,10 +76,27 @@ TEST(ScatterOrder, CutsNoElementOfALargeTensor) {
   const ScatterOrder order = OrderScatter(index, {1000, 100});
   ASSERT_GE(order.steps.size(), 30u);
   for (const ScatterStep& step : order.steps) {
-    EXPECT_LE(step.end - step.begin, 1000u);
+    EXPECT_LE(step.end - step.begin, 1015u);
     if (step.begin > 21) {
       EXPECT_EQ((step.begin - 21) % 8, 0u);
     }
+  }
+}
+
+TEST(ScatterOrder, LeavesNoShortStepBehind) {
+  for (const uint64_t bytes : {1001, 2000, 2016, 3333, 32'005}) {
+    CheckpointIndex index;
+    index.files = {{"/a", 100'000, 1, 2, 3, 4}};
+    index.tensors = {Tensor("a", Dtype::kU8, bytes, 0, 5)};
+    const ScatterOrder order = OrderScatter(index, {1000, 100});
+    EXPECT_EQ(order.steps.size(), (bytes + 999) / 1000);
+    uint64_t longest = 0;
+    uint64_t shortest = UINT64_MAX;
+    for (const ScatterStep& step : order.steps) {
+      longest = std::max(longest, step.end - step.begin);
+      shortest = std::min(shortest, step.end - step.begin);
+    }
+    EXPECT_LE(longest - shortest, 32u) << bytes;
   }
 }
 

@@ -8,9 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <queue>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,52 +16,14 @@
 #include "common/layout/rules_parser.h"
 #include "server/transfer/item_copies.h"
 #include "server/transfer/schedule.h"
+#include "tests/testing/llama_index.h"
+#include "tests/testing/pipeline_simulation.h"
 #include "tests/testing/status_matchers.h"
 
 namespace ckptd {
 namespace {
 
 constexpr double kGB = 1e9;
-
-Hardware Machine(uint32_t gpus) {
-  Hardware machine;
-  machine.name = "a test";
-  machine.gpus_per_host = gpus;
-  machine.storage = 12 * kGB;
-  machine.memory = 80 * kGB;
-  machine.link = 55 * kGB;
-  machine.links = 240 * kGB;
-  machine.fabric = 350 * kGB;
-  machine.network = 360 * kGB;
-  machine.streams = 5 * kGB;
-  machine.fixed_seconds = 0;
-  return machine;
-}
-
-// As a Llama of `layers`: four square matrices, three long ones, a norm.
-CheckpointIndex Llama(uint32_t layers, uint64_t width) {
-  CheckpointIndex index;
-  index.files.resize(1);
-  const auto add = [&index](const std::string& name, const Shape& shape) {
-    TensorEntry& tensor = index.tensors.emplace_back();
-    tensor.name = name;
-    tensor.dtype = Dtype::kBF16;
-    tensor.shape = shape;
-    Piece& piece = tensor.pieces.emplace_back();
-    piece.offset = index.files[0].bytes;
-    piece.box = {Shape(shape.size(), 0), shape};
-    piece.bytes = 2 * ElementCount(shape);
-    index.files[0].bytes += piece.bytes;
-  };
-  for (uint32_t i = 10; i < 10 + layers; ++i) {
-    const std::string layer = "layers." + std::to_string(i) + ".";
-    for (const char* const name : {"a_q", "b_k", "c_v", "d_o"}) add(layer + name, {width, width});
-    for (const char* const name : {"e_gate", "f_up"}) add(layer + name, {4 * width, width});
-    add(layer + "g_down", {width, 4 * width});
-    add(layer + "h_norm", {width});
-  }
-  return index;
-}
 
 // Nothing is sent: the schedule wants to know that memory is elsewhere.
 class NoSink final : public TransferSink {
@@ -112,19 +72,7 @@ class Load {
   std::vector<RankPlan> plans_;
 };
 
-// Serves pieces of work one after the other, as they arrive.
-struct Server {
-  double rate = 0;  // bytes per second; 0: at once
-  double free_at = 0;
-};
-
-struct Step {
-  Server* server = nullptr;
-  uint64_t bytes = 0;
-};
-
-// The direct way, read by rank 0's host or by all hosts. Events are taken in the order of
-// their times.
+// The direct way, read by rank 0's host or by all hosts.
 class Simulation {
  public:
   Simulation(const Hardware& machine, const Load& load, bool cold, bool all_read, size_t slots)
@@ -146,53 +94,14 @@ class Simulation {
     }
   }
 
-  double Run() {
-    while (!events_.empty()) {
-      const Event event = events_.top();
-      events_.pop();
-      now_ = event.at;
-      Advance(*event.job);
-    }
-    return now_;
-  }
+  double Run() { return events_.Run(); }
 
  private:
   struct Host {
-    Server storage, memory, links, out, in;
+    RateServer storage, memory, links, out, in;
     size_t next = 0;  // items that it reads: from here
     size_t last = 0;
   };
-  // A piece on its way; `then` when it is there.
-  struct Job {
-    std::vector<Step> steps;
-    size_t at = 0;
-    std::function<void()> then;
-  };
-  struct Event {
-    double at = 0;
-    uint64_t number = 0;  // of those at one time, in order
-    std::shared_ptr<Job> job;
-    bool operator<(const Event& other) const {
-      return std::tie(at, number) > std::tie(other.at, other.number);
-    }
-  };
-
-  void Begin(std::vector<Step> steps, std::function<void()> then) {
-    const auto job = std::make_shared<Job>(Job{std::move(steps), 0, std::move(then)});
-    events_.push({now_, ++number_, job});
-  }
-
-  void Advance(Job& job) {
-    if (job.at == job.steps.size()) return job.then();
-    const Step step = job.steps[job.at++];
-    double end = now_;
-    if (step.server->rate > 0 && step.bytes > 0) {
-      step.server->free_at = std::max(step.server->free_at, now_) +
-                             static_cast<double>(step.bytes) / step.server->rate;
-      end = step.server->free_at;
-    }
-    events_.push({end, ++number_, std::make_shared<Job>(std::move(job))});
-  }
 
   // A slot of staging memory is free: the reader goes on.
   void StartNext(size_t reader) {
@@ -201,8 +110,8 @@ class Simulation {
     const Item& item = load_.items[host.next++];
     uint64_t copied = 0;
     for (const uint64_t bytes : item.to_rank) copied += bytes;
-    Begin({{&host.storage, item.read}, {&host.memory, copied}},
-          [this, reader, &item] { Deliver(reader, item); });
+    events_.Begin({{&host.storage, item.read}, {&host.memory, copied}},
+                  [this, reader, &item] { Deliver(reader, item); });
   }
 
   void Deliver(size_t reader, const Item& item) {
@@ -211,14 +120,14 @@ class Simulation {
       const uint64_t bytes = item.to_rank[rank];
       if (bytes == 0) continue;
       Host& to = hosts_[rank / machine_.gpus_per_host];
-      std::vector<Step> steps;
+      std::vector<PipelineSimulation::Stage> steps;
       if (&to != &hosts_[reader]) {
         steps = {{&hosts_[reader].out, bytes}, {&to.in, bytes}, {&to.memory, bytes}};
       }
       steps.push_back({&to.links, bytes});
       steps.push_back({&links_[rank], bytes});
       ++*left;
-      Begin(std::move(steps), [this, reader, left] {
+      events_.Begin(std::move(steps), [this, reader, left] {
         if (--*left == 0) StartNext(reader);
       });
     }
@@ -228,10 +137,8 @@ class Simulation {
   const Hardware& machine_;
   const Load& load_;
   std::deque<Host> hosts_;
-  std::vector<Server> links_;
-  std::priority_queue<Event> events_;
-  uint64_t number_ = 0;
-  double now_ = 0;
+  std::vector<RateServer> links_;
+  PipelineSimulation events_;
 };
 
 struct Case {
@@ -247,9 +154,9 @@ class LoadModel : public testing::TestWithParam<Case> {};
 // The model is a bound from below; with enough staging memory the load comes close to it.
 TEST_P(LoadModel, IsWhatTheSimulationOfThePlanComesTo) {
   const Case& one = GetParam();
-  const CheckpointIndex index = Llama(12, 2048);
+  const CheckpointIndex index = LlamaIndex(12, 2048);
   const Load load(index, one.rules, one.ranks);
-  const Hardware machine = Machine(one.gpus);
+  const Hardware machine = LargeHosts(one.gpus);
   ASSERT_OK_AND_ASSIGN(
       const LoadPrediction prediction,
       PredictLoad(machine, load.shape,
@@ -270,13 +177,13 @@ INSTANTIATE_TEST_SUITE_P(Layouts, LoadModel,
                                          Case{"fsdp:32", 32, 8, true, true}));
 
 LoadShape Even(uint32_t ranks, uint64_t each) {
-  return {ranks * each, std::vector<uint64_t>(ranks, each)};
+  return {ranks * each, ranks * each, std::vector<uint64_t>(ranks, each)};
 }
 
 TEST(LoadModelBounds, NamesTheStageThatBounds) {
   const LoadShape shape = Even(8, 17'500'000'000);
   const auto bound = [&shape](ModelSource source, ModelWay way) {
-    return PredictLoad(Machine(8), shape, source, ModelReaders::kRank0, way)
+    return PredictLoad(LargeHosts(8), shape, source, ModelReaders::kRank0, way)
         .value()
         .stages.front();
   };
@@ -289,7 +196,7 @@ TEST(LoadModelBounds, NamesTheStageThatBounds) {
 TEST(LoadModelBounds, ReadersOnEveryHostShareTheReading) {
   const LoadShape shape = Even(64, 2'187'500'000);
   const auto seconds = [&shape](ModelReaders readers, double shared) {
-    Hardware machine = Machine(8);
+    Hardware machine = LargeHosts(8);
     machine.shared_storage = shared;
     return PredictLoad(machine, shape, ModelSource::kStorage, readers, ModelWay::kNccl)
         .value()
@@ -302,9 +209,9 @@ TEST(LoadModelBounds, ReadersOnEveryHostShareTheReading) {
 
 TEST(LoadModelBounds, ReplicasOnEveryHostAreReadOnEveryHost) {
   LoadShape shape;
-  shape.storage_bytes = 10'000'000'000;
+  shape.storage_bytes = shape.distinct_bytes = 10'000'000'000;
   shape.rank_bytes.assign(16, shape.storage_bytes);
-  Hardware machine = Machine(8);
+  Hardware machine = LargeHosts(8);
   machine.shared_storage = 16 * kGB;
   const LoadPrediction prediction =
       PredictLoad(machine, shape, ModelSource::kStorage, ModelReaders::kPerNode, ModelWay::kNccl)
@@ -314,7 +221,7 @@ TEST(LoadModelBounds, ReplicasOnEveryHostAreReadOnEveryHost) {
 }
 
 TEST(LoadModelBounds, WhatHasToPassAndCannotIsAnError) {
-  Hardware machine = Machine(8);
+  Hardware machine = LargeHosts(8);
   machine.streams = 0;
   EXPECT_THAT(PredictLoad(machine, Even(16, 1000), ModelSource::kStorage, ModelReaders::kRank0,
                           ModelWay::kDirect),
@@ -327,7 +234,7 @@ TEST(LoadModelBounds, WhatHasToPassAndCannotIsAnError) {
 }
 
 TEST(LoadModelBounds, NoBytesTakeOnlyTheFixedTime) {
-  Hardware machine = Machine(8);
+  Hardware machine = LargeHosts(8);
   machine.fixed_seconds = 0.25;
   EXPECT_EQ(PredictLoad(machine, Even(4, 0), ModelSource::kStorage, ModelReaders::kRank0,
                         ModelWay::kDirect)
