@@ -109,7 +109,8 @@ class Traffic {
     if (hardware_.gpus_per_host == 1) return;
     const uint64_t host = readers_ == ModelReaders::kRank0 ? hosts_.front() : LargestHost();
     const uint64_t others = host - std::min(host, shape_.rank_bytes.front());
-    const uint64_t out = readers_ == ModelReaders::kAll ? DistinctTo(host) / ranks() : DistinctTo(others);
+    const bool all = readers_ == ModelReaders::kAll;
+    const uint64_t out = all ? DistinctTo(host) / ranks() : DistinctTo(others);
     Add(stages, "fabric", "out of a reader's GPU", out, hardware_.fabric);
     Add(stages, "fabric", "into one GPU", ranks() > 1 ? LargestRank() : 0, hardware_.fabric);
   }
