@@ -84,6 +84,26 @@ def test_a_large_tensor_that_all_ranks_hold_whole_is_read_once_and_broadcast(cud
     assert moved <= (tensor_bytes(state) - of_whole) * 3 / 4 * 1.02
 
 
+@pytest.mark.parametrize("reader", ["rank0", "all"])
+def test_all_ranks_ask_for_the_same_operations_in_the_same_order(cuda, tmp_path, reader):
+    bench = cuda(4, daemon=(*NCCL, "--reader", reader), nccl={})
+    for layout in ("fsdp:4", "hsdp:2x2", "replicate:4"):
+        load(bench, sample(tmp_path / layout[:4], count=4)[0], layout)
+        bench.unload()
+    sent, received, broadcast = ({}, {}, {})
+    for line in exchanged(bench):
+        sent.setdefault((line["rank"], line["peer"]), []).append(line["bytes"])
+    for line in exchanged(bench, "ncclRecv"):
+        received.setdefault((line["peer"], line["rank"]), []).append(line["bytes"])
+    for line in exchanged(bench, "ncclBroadcast"):
+        broadcast.setdefault(line["rank"], []).append((line["root"], line["bytes"]))
+    assert sent == received
+    # Every reader has some for every rank that is not itself.
+    assert set(sent) >= {(a, b) for a in range(4 if reader == "all" else 1) for b in range(4) if a != b and b % 2}
+    assert sorted(broadcast) == [0, 1, 2, 3]
+    assert all(asked == broadcast[0] for asked in broadcast.values())
+
+
 def test_by_itself_nccl_carries_only_what_cannot_be_mapped(cuda, tmp_path):
     source, _ = sample(tmp_path, count=2)
     bench = cuda(2, nccl={})
