@@ -103,7 +103,8 @@ size_t ExecuteFanout::Collect(Answers& answers, std::chrono::nanoseconds wait, F
     }
     if (!answer.ok() || members_[i].read.empty()) continue;
     answer->reader = members_[i].rank;
-    reports_.push_back(*std::move(answer));
+    // Its last heartbeat may not have had the end of it.
+    if (load_.answered) load_.answered(*answer);
   }
   return answered;
 }
@@ -114,14 +115,16 @@ ExecuteFanout::Failure ExecuteFanout::StandsStill(const Answers& answers) const 
     if (answers[i].valid() && members_[i].scatter.has_value()) ranks.push_back(members_[i].rank);
   }
   if (ranks.empty()) return {};
-  return {ranks.front(),
-          MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                    fmt::format("waiting for rank {} to receive by NCCL: all was read and sent, "
-                                "and nothing has come to an end for {:.0f} s; look at the GPUs "
-                                "and links between them, then load again, or with --comm host",
-                                fmt::join(ranks, ", "),
-                                std::chrono::duration<double>(load_.patience).count()),
-                    {{"rank", std::to_string(ranks.front())}})};
+  const bool one = ranks.size() == 1;  // of several, who holds up the others is not known
+  absl::Status why = MakeError(
+      absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+      fmt::format("waiting for {} {} to receive by NCCL: all was read and sent, and nothing has "
+                  "come to an end for {:.0f} s; look at the GPUs and links between them, then load "
+                  "again, or with --comm host",
+                  one ? "rank" : "ranks", fmt::join(ranks, ", "),
+                  std::chrono::duration<double>(load_.patience).count()));
+  if (!one) return {0, std::move(why)};
+  return {ranks.front(), WithFact(why, "rank", std::to_string(ranks.front()))};
 }
 
 // Who still works for nothing stops then, and answers.

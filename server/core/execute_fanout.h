@@ -42,6 +42,8 @@ class ExecuteFanout {
     std::chrono::nanoseconds patience = std::chrono::seconds(8);
     // Called before a rank hears that the load fails: whose clients may ask again at once.
     std::function<void()> failing = nullptr;
+    // Called in Finish, as the report of each member that read comes.
+    std::function<void(const ReadReport&)> answered = nullptr;
     // Not OK once somebody has given the load up: members that still work are told to end.
     std::function<absl::Status()> cancelled = absl::OkStatus;
   };
@@ -56,11 +58,9 @@ class ExecuteFanout {
   Failure broken() const;
   // Tells every member that the leader's own reading is done and waits for them
   // all, calling `progress` meanwhile: the first rank that failed and why, or (0, OK).
-  // DeadlineExceeded DEADLINE names ranks for which a communicator stands still; what
-  // Load::cancelled says comes as rank 0's.
+  // DeadlineExceeded DEADLINE names ranks for which a communicator stands still; of several, and
+  // what Load::cancelled says, comes as rank 0's.
   Failure Finish();
-  // After Finish: of the members that read.
-  const std::vector<ReadReport>& reports() const { return reports_; }
 
  private:
   void Tick();
@@ -82,7 +82,6 @@ class ExecuteFanout {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   uint32_t broken_rank_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);
-  std::vector<ReadReport> reports_;
   std::thread ticker_;
 };
 

@@ -259,12 +259,13 @@ absl::Status LoadRunner::FindGone(const absl::Status& status) {
 }
 
 absl::Status LoadRunner::FindBehind(const absl::Status& status) {
-  const auto ours = scatters_.find(0);
-  if (ours == scatters_.end() || ReasonOf(status) != reason::kDeadline) return status;
+  if (scatters_.empty() || ReasonOf(status) != reason::kDeadline) return status;
+  const auto own = scatters_.find(0);
+  const ScatterCall& call = (own != scatters_.end() ? own : scatters_.begin())->second;
   MutexLock lock(mutex_);
   uint64_t most = 0;
   std::map<uint64_t, std::vector<uint32_t>> by_exchanges;
-  for (const uint32_t rank : ours->second.ranks) {
+  for (const uint32_t rank : call.ranks) {
     // Who sends to a rank that is behind may seem so itself.
     if (rank == 0) continue;
     most = std::max(most, exchanges_[rank]);

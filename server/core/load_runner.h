@@ -104,7 +104,7 @@ class LoadRunner {
   absl::Status FindBehind(const absl::Status& status);
   // Not OK when several readers have waited for each other for too long: none of them can
   // tell by itself a link that stands still from storage that is slow elsewhere.
-  absl::Status StandsStill(const TransferProgress& own);
+  absl::Status StandsStill(std::chrono::nanoseconds grace);
   // The same for an error that names a rank itself; others as they are.
   absl::Status Blame(const absl::Status& status);
   absl::Status Interrupted() const;

@@ -21,6 +21,8 @@ namespace {
 
 // A tensor that all ranks hold is an operation of its own from so many bytes on.
 constexpr uint64_t kLeastBroadcast = uint64_t{64} << 10;
+// Once some have answered, who has not is known by name, as soon as nothing has moved for long.
+constexpr std::chrono::seconds kNamedFirst{1};
 
 }  // namespace
 
@@ -153,7 +155,14 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
     }
   }
   ExecuteFanout::Load load{session_.epoch, load_.name, load_.deadline};
-  load.cancelled = parts_.cancelled;
+  load.answered = [this](const ReadReport& report) {
+    Count(report);
+    meter_.Update(report);
+  };
+  load.cancelled = [this]() -> absl::Status {
+    CKPTD_RETURN_IF_ERROR(parts_.cancelled());
+    return StandsStill(kNamedFirst);
+  };
   load.failing = [this] {
     if (parts_.ending) parts_.ending(true);
   };
@@ -172,7 +181,8 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   options.digests = load_.request.digests && share.parts == 1;
   options.interrupted = [this, &counters]() -> absl::Status {
     CKPTD_RETURN_IF_ERROR(fanout_->broken().second);
-    CKPTD_RETURN_IF_ERROR(StandsStill(counters));
+    if (scatters_.count(0) > 0) NoteExchanges(0, counters.exchanges, counters.busy);
+    CKPTD_RETURN_IF_ERROR(StandsStill({}));
     return Interrupted();
   };
   const auto scatter = scatters_.find(0);
@@ -211,14 +221,12 @@ absl::Status LoadRunner::Transfer() {
   }
   CKPTD_RETURN_IF_ERROR(Interrupted());
   Enter(Stage::kTransferring);
+  NoteExchanges(0, 0, /*busy=*/true);  // from now on nobody stands still
   StartMembers(shares);
   if (reads) CKPTD_RETURN_IF_ERROR(Read(shares.front(), *own));
   if (const auto [rank, status] = fanout_->Finish(); !status.ok()) {
-    return OfRank(rank, FindGone(status));
-  }
-  for (const ReadReport& report : fanout_->reports()) {
-    Count(report);
-    meter_.Update(report);
+    const absl::Status why = FindGone(status);
+    return rank == 0 ? Blame(FindBehind(why)) : OfRank(rank, why);
   }
   return absl::OkStatus();
 }
@@ -237,15 +245,14 @@ void LoadRunner::NoteExchanges(uint32_t rank, uint64_t exchanges, bool busy) {
   exchanges_[rank] = exchanges;
 }
 
-absl::Status LoadRunner::StandsStill(const TransferProgress& own) {
-  const auto ours = scatters_.find(0);
-  if (ours == scatters_.end() || ours->second.readers.size() < 2) return absl::OkStatus();
-  NoteExchanges(0, own.exchanges, own.busy);
+absl::Status LoadRunner::StandsStill(std::chrono::nanoseconds grace) {
+  // Readers of parts are all in one communicator.
+  if (scatters_.empty() || scatters_.begin()->second.readers.size() < 2) return absl::OkStatus();
   // Of others it is known by their heartbeats.
   const auto patience = std::max<std::chrono::nanoseconds>(
       ScatterExchange::kStepPatience, 3 * parts_.membership.heartbeat_interval());
   MutexLock lock(mutex_);
-  if (Clock::now() - moved_ < patience) return absl::OkStatus();
+  if (Clock::now() - moved_ < patience + grace) return absl::OkStatus();
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("exchanging bytes by NCCL: no rank has read or received anything for "
                                "{:.0f} s; look at the GPUs and links between them, then load again, "

@@ -43,6 +43,15 @@ absl::StatusOr<std::optional<unsigned>> NumaNodeFor(const Config& config) {
   return std::nullopt;
 }
 
+constexpr char kOnHost[] = "shards live in host memory";
+
+absl::Status NoNcclOnHost(const std::string& reason) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
+                   fmt::format("using --comm nccl: {} ({}), and NCCL carries bytes between GPUs; "
+                               "use auto",
+                               kOnHost, reason));
+}
+
 absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason) {
   CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
   CKPTD_ASSIGN_OR_RETURN(const uint64_t behind, ParseShare(config.host_tier, available));
@@ -65,13 +74,8 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
                          HostMemory::Create(std::move(options)));
   MemoryTier tier;
   tier.segment_fd = [memory = memory.get()](uint64_t id) { return memory->OriginalFd(id); };
-  tier.no_comms = "shards live in host memory";
-  if (config.comm == "nccl" && config.world_size > 1) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
-                     fmt::format("using --comm nccl: {} ({}), and NCCL carries bytes between GPUs; "
-                                 "use auto",
-                                 tier.no_comms, reason));
-  }
+  tier.no_comms = kOnHost;
+  if (config.comm == "nccl" && config.world_size > 1) return NoNcclOnHost(reason);
   tier.reason = std::move(reason);
   tier.backend = std::move(memory);
   return tier;
@@ -117,10 +121,11 @@ auto OpenNccl(const Config& config) {
   return NcclLibrary::Open(search);
 }
 
-std::string DescribeNccl(const Config& config) {
+absl::StatusOr<std::string> DescribeNccl(const Config& config) {
   const auto library = OpenNccl(config);
-  if (!library.ok()) return "none: " + MessageOf(library.status());
-  return fmt::format("{} ({})", (*library)->VersionText(), (*library)->path());
+  if (library.ok()) return fmt::format("{} ({})", (*library)->VersionText(), (*library)->path());
+  if (config.comm == "nccl") return library.status();
+  return "none: " + MessageOf(library.status());
 }
 
 absl::Status OpenComms(const Config& config, const CudaMemory& memory, MemoryTier& tier) {
@@ -137,15 +142,20 @@ absl::Status OpenComms(const Config& config, const CudaMemory& memory, MemoryTie
 #else
 constexpr char kNoHeader[] = "this ckptd was built without NCCL's header";
 
-std::string DescribeNccl(const Config&) { return std::string("none: ") + kNoHeader; }
+absl::Status NoNcclBuilt() {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
+                   fmt::format("using --comm nccl: {}; build it with CKPTD_NCCL=ON, or use auto",
+                               kNoHeader));
+}
+
+absl::StatusOr<std::string> DescribeNccl(const Config& config) {
+  if (config.comm == "nccl") return NoNcclBuilt();
+  return std::string("none: ") + kNoHeader;
+}
 
 absl::Status OpenComms(const Config& config, const CudaMemory&, MemoryTier& tier) {
   tier.no_comms = kNoHeader;
-  if (config.comm != "nccl") return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
-                   "using --comm nccl: " + tier.no_comms +
-                       "; build it with CKPTD_NCCL=ON, or use "
-                       "auto");
+  return config.comm == "nccl" ? NoNcclBuilt() : absl::OkStatus();
 }
 #endif
 
@@ -195,9 +205,13 @@ absl::StatusOr<const CudaDriver*> FindDriver() {
   return driver;
 }
 
-absl::Status AddGpus(Pairs& facts) {
+absl::Status AddGpus(const Config& config, bool chosen, Pairs& facts) {
   const absl::StatusOr<const CudaDriver*> driver = FindDriver();
   if (!driver.ok()) return absl::OkStatus();  // the reason of the tier says why
+  if (chosen) {
+    CKPTD_ASSIGN_OR_RETURN(const GpuInfo own, ChooseGpu(**driver, config));
+    facts.emplace_back("device", own.uuid);
+  }
   CKPTD_ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, ListGpus(**driver));
   for (size_t i = 0; i < gpus.size(); ++i) {
     facts.emplace_back(fmt::format("gpu-{}", i),
@@ -249,11 +263,13 @@ absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config) {
 
 absl::StatusOr<Pairs> DescribeMachine(const Config& config) {
   CKPTD_ASSIGN_OR_RETURN(const Choice choice, ChooseTier(config));
+  if (config.comm == "nccl" && !choice.cuda) return NoNcclOnHost(choice.reason);
   CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
   Pairs facts = {{"memory", choice.cuda ? "cuda" : "host"}, {"memory-reason", choice.reason}};
 #ifdef CKPTD_WITH_CUDA
-  CKPTD_RETURN_IF_ERROR(AddGpus(facts));
-  facts.emplace_back("nccl", DescribeNccl(config));
+  CKPTD_RETURN_IF_ERROR(AddGpus(config, choice.cuda, facts));
+  CKPTD_ASSIGN_OR_RETURN(std::string nccl, DescribeNccl(config));
+  facts.emplace_back("nccl", std::move(nccl));
 #else
   facts.emplace_back("nccl", "none: built without CUDA");
 #endif

@@ -47,6 +47,15 @@ class SpreadGroup(Group):
             return subprocess.Popen([str(a) for a in arguments], env={**self.environment, **self.keys[rank]}, stdin=subprocess.DEVNULL,
                                     stdout=log, stderr=log)
 
+    def restart(self, rank):
+        """Another daemon in its place, in the group; another one than rank 0."""
+        epoch = self.info()["epoch"]
+        self.processes[rank].kill()
+        self.processes[rank].wait()
+        wait_until(lambda: self.info()["epoch"] != epoch, f"rank {rank} to be missed", 10)
+        self.processes[rank] = self.start(rank)
+        self.wait_ready()
+
     def mounts(self):
         """Namespaces of the network come with one of mounts."""
         if self.unshared:

@@ -41,6 +41,23 @@ def test_every_gpu_is_named_as_device_takes_it(fake_gpus):
     assert len({gpu.split(", ")[1] for gpu in gpus}) == 4
 
 
+@pytest.mark.parametrize("options, number", [((), 0), (("--device", "2"), 2)])
+def test_the_gpu_that_a_daemon_would_take_is_said(fake_gpus, options, number):
+    info = found(*options, environment=Tier(fake_gpus).environment)
+    assert info["device"] == info[f"gpu-{number}"].split(", ")[1]
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [(("--device", "9"), "NO_DEVICE"), (("--device", "GPU-none"), "NO_DEVICE"),
+     (("--comm", "nccl", "--nccl-library", "/nowhere/libnccl.so.2"), "NO_NCCL")],
+)  # fmt: skip
+def test_what_run_would_refuse_on_gpus_is_refused(fake_gpus, options, reason):
+    answer = ask(*options, environment=Tier(fake_gpus).environment)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert f"[{reason}]" in answer.stderr
+
+
 def test_nccl_is_named_with_its_version_and_place(fake_gpus):
     library = BINARIES.parent / "fakes" / "libnccl.so.2"
     if not library.exists():
@@ -51,7 +68,7 @@ def test_nccl_is_named_with_its_version_and_place(fake_gpus):
 
 @pytest.mark.parametrize(
     "options, reason",
-    [(("--memory", "cuda"), "NO_DEVICE"), (("--memory", "disk"), "CONFIG_INVALID")],
+    [(("--memory", "cuda"), "NO_DEVICE"), (("--memory", "disk"), "CONFIG_INVALID"), (("--comm", "nccl"), "NO_NCCL")],
 )
 def test_memory_that_run_would_refuse_is_refused(options, reason):
     answer = ask(*options, environment={"CUDA_VISIBLE_DEVICES": ""})

@@ -58,6 +58,28 @@ def test_readers_that_share_the_work_send_in_streams_where_a_rank_has_no_nccl(sp
     assert "send in streams: rank 2 has" in bench.group.log()
 
 
+# One exchange each, which has ended everywhere else before the next heartbeat; also under a leader that holds its
+# shard and takes no part: rank 2 is the second of the others.
+@pytest.mark.parametrize("files, holds, rank", [(4, False, 2), (1, True, 1), (4, True, 1)])
+def test_a_link_that_stands_still_once_all_else_is_done_is_given_up_and_the_next_load_works(
+        spread, tmp_path, files, holds, rank):
+    fault = f"ncclRecv rank={rank} nth=1 after_bytes=1000 hang=1"
+    bench = spread("--reader", "all", comm=(), faults=() if holds else (fault,))
+    source, _ = sample(tmp_path, files=files)
+    if holds:
+        load(bench, source, "fsdp:4")
+        bench.nccl.script(fault)
+        for other in (1, 2, 3):
+            bench.group.restart(other)
+    since = time.monotonic()
+    answer = bench.group.ctl("load", source, "--layout", "fsdp:4", rank=1)
+    assert answer.returncode == 4 and '"reason":"DEADLINE"' in answer.stderr, answer.stderr
+    # Who waits for rank 2 before it has done more than that has not ended either.
+    assert '"rank":"2"' in answer.stderr or "ranks 1, 2" in answer.stderr, answer.stderr
+    assert time.monotonic() - since < LIMIT
+    load(bench, sample(tmp_path / "next", count=1)[0], "fsdp:4")
+
+
 # How much of what storage holds may cross the cable to the second host. Of five files that take
 # turns among four readers, three are read on the first host.
 @pytest.mark.parametrize("reader, least, most", [("rank0", 1 / 2, 1 / 2), ("per_node", 0, 0), ("all", 1 / 4, 0.31)])

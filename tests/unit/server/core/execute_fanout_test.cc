@@ -83,7 +83,7 @@ class ExecuteFanoutTest : public ::testing::Test {
     return std::make_unique<ExecuteFanout>(
         std::move(members),
         ExecuteFanout::Load{1, "checkpoints/a", Soon(), kPatience, nullptr,
-                            [this] { return cancelled_; }},
+                            nullptr, [this] { return cancelled_; }},
         [this] { return progress_(); });
   }
 
