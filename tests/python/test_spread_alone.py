@@ -78,10 +78,24 @@ def test_two_names_of_a_file_can_change_places(daemon, tmp_path):
     assert torch.equal(model["b"].weight, state["a.weight"])
 
 
-def test_a_value_that_is_no_tensor_is_refused_under_a_tensor_s_name(daemon):
-    state = {**numbers(Net()), "up.bias": "text"}
-    with pytest.raises(RuntimeError, match=r"size mismatch for up.bias|up.bias is a tensor"):
+@pytest.mark.parametrize("make", [lambda t: "text", lambda t: t.numpy(), lambda t: t.tolist()], ids=["str", "numpy", "list"])
+def test_a_value_that_is_no_tensor_is_refused_under_a_tensor_s_name_as_torch_does(daemon, make):
+    state = numbers(Net())
+    state["up.bias"] = make(state["up.bias"])
+    with pytest.raises(RuntimeError) as theirs:
+        Net().load_state_dict(state)
+    with pytest.raises(RuntimeError) as ours:
         ckptd.torch.DistModule(Net(), address=daemon.path).load_state_dict(state)
+    sentence = str(theirs.value).partition("\n\t")[2].strip().rstrip(".")
+    assert "expected torch.Tensor or Tensor-like object" in sentence and sentence in str(ours.value)
+
+
+@pytest.mark.parametrize("given", [None, 3])
+def test_what_is_neither_a_dict_nor_a_path_is_refused_as_torch_does(daemon, given):
+    with pytest.raises(TypeError, match="Expected state_dict to be dict-like"):
+        Net().load_state_dict(given)
+    with pytest.raises(TypeError, match="Expected state_dict to be dict-like, or a path, got <class"):
+        ckptd.torch.DistModule(Net(), address=daemon.path).load_state_dict(given)
 
 
 def test_another_fallback_than_the_original_is_refused():

@@ -99,12 +99,17 @@ def _is_old(count: str, metadata: Optional[Mapping[str, Any]]) -> bool:
 
 
 def mismatched(have: Mapping[str, Have], targets: Iterable[Target]) -> List[str]:
-    """Torch's sentence for each tensor of another shape."""
+    """Torch's sentence for each tensor of another shape, and each value that is none."""
     found = []
     for names, size in (part for target in targets for part in stated(target)):
         name = next((n for n in names if n in have), None)
         shape = tuple(size)
-        if name is not None and have[name].shape != shape:
+        if name is not None and have[name].kind:
+            found.append(
+                f'While copying the parameter named "{name}", expected torch.Tensor or Tensor-like '
+                f"object from checkpoint but received {have[name].kind}"
+            )
+        elif name is not None and have[name].shape != shape:
             found.append(
                 f"size mismatch for {name}: copying a param with shape "
                 f"torch.Size({list(have[name].shape)}) from checkpoint, the shape in current model "

@@ -56,6 +56,7 @@ class Have:
 
     dtype: int
     shape: Tuple[int, ...]
+    kind: str = ""  # of some other value, its Python type
 
 
 @dataclass
@@ -227,7 +228,11 @@ def _entries(given: Asked, own: _client.Client) -> Mapping[str, Any]:
         return _lazy.entries_of(own, given)
     if callable(given):
         return given(own)
-    return given.entries if isinstance(given, _lazy.LazyStateDict) else given
+    if isinstance(given, _lazy.LazyStateDict):
+        return given.entries
+    if not isinstance(given, Mapping):  # torch's sentence
+        raise TypeError(f"Expected state_dict to be dict-like, or a path, got {type(given)}.")
+    return given
 
 
 def _have(entry: Any) -> Have:
@@ -235,7 +240,7 @@ def _have(entry: Any) -> Have:
         return Have(entry.dtype, tuple(entry.shape))
     if isinstance(entry, torch.Tensor):
         return Have(_memory.number_of(entry.dtype), tuple(entry.shape))
-    return Have(0, ())
+    return Have(0, (), str(type(entry)))
 
 
 def _objects_of(word: dict) -> Dict[str, Any]:
