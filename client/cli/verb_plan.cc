@@ -84,7 +84,7 @@ void PrintPlan(const OfflinePlan& plan, std::ostream& out) {
   PrintFields({{"read from storage", HumanBytes(summary.storage_bytes)},
                {"largest rank", HumanBytes(summary.peak_rank_bytes)},
                {"all ranks", HumanBytes(summary.total_slab_bytes)},
-               {"equal shards once", HumanBytes(summary.distinct_bytes)},
+               {"distinct shards", HumanBytes(summary.distinct_bytes)},
                {"plan digest", summary.plan_digest}},
               out);
   Table ranks({{"RANK", Table::Align::kRight},

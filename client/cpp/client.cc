@@ -214,7 +214,7 @@ absl::StatusOr<ShardTable> Client::Impl::FetchTable(const std::string& name,
 absl::StatusOr<Shard> Client::Impl::AttachTo(const std::string& name,
                                              v1::AcquireShardResponse& acquired,
                                              const AcquireOptions& options) {
-  // Each load has a name of its own, also of one source: a lease of another is of other memory.
+  // A lease bears the name of its checkpoint: one of another is of other memory.
   if (!acquired.lease().starts_with(name + "/leases/")) {
     return BadAnswer(fmt::format("asked for {} it leases {}", name, acquired.lease()));
   }

@@ -39,7 +39,7 @@ absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config);
 
 // What that would find on this machine, as keys and values for people: the tier and why, each GPU
 // and which is config.device's, NCCL, which may be none. Allocates nothing and makes no context.
-// Errors: NO_NCCL, NO_DEVICE, DEVICE_FAILED.
+// Errors: NO_NCCL, as in a group of several, NO_DEVICE, DEVICE_FAILED.
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> DescribeMachine(
     const Config& config);
 

@@ -119,6 +119,15 @@ def test_an_index_that_is_swapped_is_loaded_anew(pair, tmp_path):
                 assert bytes(shard.tensors["w"].buffer) == as_bytes(torch.full((2,), float(step)))
 
 
+@pytest.mark.parametrize("layout, shards", [("fsdp:2", 2), ("replicate:2", 1)])
+def test_a_plan_counts_equal_shards_once_in_every_language(pair, source, layout, shards):
+    with ckptd.connect(pair.address(0)) as client:
+        plan = client.plan(source[0], layout=layout)
+    assert plan.distinct_bytes == sum(rank.tensor_bytes for rank in plan.ranks[:shards]) > 0
+    for where in ((), ("--remote",)):
+        assert pair.json("plan", source[0], "--layout", layout, *where)["distinct_bytes"] == plan.distinct_bytes
+
+
 @pytest.mark.parametrize("kind", ["file", "folder", "parts"])
 def test_names_that_are_not_utf8_load_on_all_ranks(pair, source, tmp_path, kind):
     path, tensors = source

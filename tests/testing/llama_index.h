@@ -1,6 +1,9 @@
-// The index of a checkpoint that nobody wrote, and hardware to load it on.
+// The index of a checkpoint that nobody wrote, hardware to load it on, and how near the model
+// of such a load has to be.
 #ifndef CKPTD_TESTS_TESTING_LLAMA_INDEX_H_
 #define CKPTD_TESTS_TESTING_LLAMA_INDEX_H_
+
+#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <string>
@@ -50,6 +53,13 @@ inline Hardware LargeHosts(uint32_t gpus) {
   hosts.streams = 5 * kGB;
   hosts.fixed_seconds = 0;
   return hosts;
+}
+
+// The model is a bound from below that a load comes close to.
+inline void ExpectCloseAbove(double seconds, const LoadPrediction& prediction) {
+  const ModelStage& bound = prediction.stages.front();
+  EXPECT_GE(seconds, prediction.seconds * 0.999) << bound.stage << ", " << bound.where;
+  EXPECT_LE(seconds, prediction.seconds * 1.25) << bound.stage << ", " << bound.where;
 }
 
 }  // namespace ckptd

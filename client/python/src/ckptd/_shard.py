@@ -287,7 +287,7 @@ def acquire(connection: Connection, name: str, mode: int, deadline: Deadline) ->
         retry=mode != _types.MODES["exclusive"],
     )
     try:
-        # Each load has a name of its own, also of one source: a lease of another is of other memory.
+        # A lease bears the name of its checkpoint: one of another is of other memory.
         if not reply.lease.startswith(f"{name}/leases/"):
             raise DataLoss(
                 f"acquiring {name}: the daemon leases {reply.lease}; update the daemon and this client",

@@ -87,6 +87,7 @@ TEST_F(OfflineVerbs, PlanSaysWhatEachRankGets) {
   EXPECT_EQ(json["ranks"][0]["tensor_bytes"], 80 + 24 + 8);
   EXPECT_EQ(json["ranks"][0]["received_bytes"], 0);
   EXPECT_EQ(json["ranks"][1]["received_bytes"], 80 + 24 + 8);
+  EXPECT_EQ(json["distinct_bytes"], 2 * (80 + 24 + 8));
   EXPECT_EQ(json["plan_digest"].get<std::string>().size(), 16U);
 }
 

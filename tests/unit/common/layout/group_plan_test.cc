@@ -95,6 +95,15 @@ TEST_P(GroupOfSix, ReadsWhatAllRanksRead) {
   EXPECT_EQ(group_->ReadBytes(), ReadBytesPerFile(*index_, alone_));
 }
 
+TEST_P(GroupOfSix, CountsEqualShardsOnce) {
+  // Of plans for one rank, those with the same tensors from the same places are equal.
+  std::map<std::pair<std::vector<std::string>, std::vector<std::string>>, uint64_t> distinct;
+  for (const RankPlan& plan : alone_) distinct[{TensorsOf(plan), OpsOf(plan)}] = plan.tensor_bytes;
+  uint64_t bytes = 0;
+  for (const auto& [shard, of_tensors] : distinct) bytes += of_tensors;
+  EXPECT_EQ(group_->DistinctBytes(), bytes);
+}
+
 TEST_P(GroupOfSix, HasEachTensorAndCopyOfARankInOneWindow) {
   for (const uint64_t copies : {uint64_t{1}, uint64_t{20}, uint64_t{1} << 40}) {
     std::map<uint32_t, std::vector<std::string>> tensors;

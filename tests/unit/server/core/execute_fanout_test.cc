@@ -78,12 +78,16 @@ class ExecuteFanoutTest : public ::testing::Test {
 
   std::unique_ptr<ExecuteFanout> Start() {
     std::vector<ExecuteFanout::Member> members = {
-        {1, std::make_shared<StreamOnlyLink>(first_), {}, scatter_},
+        {1, std::make_shared<StreamOnlyLink>(first_), read_, scatter_},
         {4, std::make_shared<StreamOnlyLink>(second_), {}, scatter_}};
     return std::make_unique<ExecuteFanout>(
         std::move(members),
         ExecuteFanout::Load{1, "checkpoints/a", Soon(), kPatience, nullptr,
-                            nullptr, [this] { return cancelled_; }},
+                            [this](const ReadReport& report) {
+                              answered_.push_back(report.reader);
+                              if (on_answer_) on_answer_();
+                            },
+                            [this] { return cancelled_; }},
         [this] { return progress_(); });
   }
 
@@ -100,7 +104,10 @@ class ExecuteFanoutTest : public ::testing::Test {
   const absl::Status late_ = absl::CancelledError("late");
   Script first_;
   Script second_;
+  ReadOrder read_;  // the first member's
   std::optional<ScatterCall> scatter_;
+  std::vector<uint32_t> answered_;
+  std::function<void()> on_answer_;
   absl::Status cancelled_;
   std::function<Progress()> progress_ = [] { return Progress(); };
 };
@@ -155,6 +162,29 @@ TEST_F(ExecuteFanoutTest, WhomACommunicatorDoesNotReachThoughAllWasReadIsNamedAn
   EXPECT_EQ(rank, 4u);
   EXPECT_THAT(why, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
   EXPECT_THAT(why.message(), ::testing::HasSubstr("rank 4"));
+}
+
+TEST_F(ExecuteFanoutTest, OfSeveralThatACommunicatorDoesNotReachNobodyIsBlamed) {
+  scatter_.emplace();
+  first_.silent = true;
+  second_.silent = true;
+  const auto [rank, why] = Start()->Finish();
+  EXPECT_EQ(rank, 0u);
+  EXPECT_THAT(why.message(), ::testing::HasSubstr("ranks 1, 4"));
+  EXPECT_EQ(FactsOf(why).count("rank"), 0u);
+}
+
+// The last that a reader did may be in its report alone.
+TEST_F(ExecuteFanoutTest, AReaderThatHasAnsweredIsCountedBeforeOthersAreGivenUp) {
+  scatter_.emplace();
+  read_.targets.emplace_back();
+  second_.silent = true;
+  Progress progress;
+  progress.bytes_total = 2;
+  progress_ = [&progress] { return progress; };
+  on_answer_ = [&progress] { progress.bytes_done = 2; };
+  EXPECT_EQ(Start()->Finish().first, 4u);
+  EXPECT_EQ(answered_, std::vector<uint32_t>{1});
 }
 
 TEST_F(ExecuteFanoutTest, NobodyIsGivenUpWhileSomethingIsStillRead) {
