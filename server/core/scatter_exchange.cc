@@ -114,7 +114,7 @@ absl::Status ScatterExchange::Show(size_t step, const Reading& reading) {
   }
   if (places.empty()) return absl::OkStatus();
   TransitMemory& transit = *transit_[step % kViews];
-  CKPTD_RETURN_IF_ERROR(WithContext(transit.Reserve(room), "taking memory to send from"));
+  CKPTD_RETURN_IF_ERROR(WithContext(transit.Reserve(room), "taking memory to send from (--comm host needs none)"));
   for (const Place& place : places) transit.Show(*place.view, place.begin, place.at);
   return absl::OkStatus();
 }

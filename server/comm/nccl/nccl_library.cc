@@ -141,7 +141,7 @@ absl::Status NcclLibrary::Check(ncclResult_t result, const std::string& doing) c
     case ncclRemoteError:
       // Whoever is gone, it is not the rank that says so.
       return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
-                       text + "; look at the log of the other ranks and load again");
+                       text + "; look at the log of the other ranks and load again, or with --comm host");
     case ncclUnhandledCudaError:
       return MakeError(absl::StatusCode::kUnavailable, reason::kDeviceFailed,
                        text + "; look at nvidia-smi and dmesg, and start the daemon again");
@@ -149,10 +149,10 @@ absl::Status NcclLibrary::Check(ncclResult_t result, const std::string& doing) c
     case ncclInvalidArgument:
     case ncclInvalidUsage:
       return MakeError(absl::StatusCode::kInternal, reason::kNcclFailed,
-                       text + "; CKPTD_NCCL_DEBUG=WARN makes NCCL say more");
+                       text + "; CKPTD_NCCL_DEBUG=WARN makes NCCL say more, --comm host does without it");
     default:
       return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
-                       text + "; CKPTD_NCCL_DEBUG=INFO makes NCCL say more");
+                       text + "; CKPTD_NCCL_DEBUG=INFO makes NCCL say more, --comm host does without it");
   }
 }
 
