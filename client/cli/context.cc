@@ -114,7 +114,7 @@ absl::StatusOr<Timeout> ParseTimeout(std::string_view text) {
 
 absl::StatusOr<std::string> ReadLayout(const std::string& argument) {
   if (argument.empty()) {
-    return UsageError("reading the layout: it is empty; give fsdp:N, hsdp:RxS, replicate:N or a "
+    return UsageError("reading the layout: there is none; give fsdp:N, hsdp:RxS, replicate:N or a "
                       "file, as in --layout fsdp:4");
   }
   if (argument.front() == '@') return ReadLayoutFile(argument.substr(1));

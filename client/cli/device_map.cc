@@ -113,6 +113,7 @@ absl::StatusOr<int> RunDeviceMap(const std::string& source, const DtypePolicy& d
     context.io.out << ToJson(map) << '\n';
   } else {
     PrintMap(map, context.io.out);
+    for (const std::string& warning : map.warnings) context.Note("warning: " + warning);
   }
   return kExitFine;
 }

@@ -50,6 +50,7 @@ Json ProgressJson(const LoadProgress& progress) {
           {"bytes_per_second", progress.bytes_per_second},
           {"slowest_rank", progress.slowest_rank},
           {"waiting_ranks", progress.waiting_ranks},
+          {"elsewhere", progress.elsewhere},
           {"storage_bytes", progress.storage_bytes},
           {"mapped_bytes", progress.mapped_bytes},
           {"direct_bytes", progress.direct_bytes},
@@ -240,7 +241,8 @@ std::string ToJson(const DeviceMap& map) {
                {"modules", std::move(modules)},
                {"devices", std::move(devices)},
                {"total_bytes", map.total_bytes},
-               {"largest_layer_bytes", map.largest_layer_bytes}});
+               {"largest_layer_bytes", map.largest_layer_bytes},
+               {"warnings", map.warnings}});
 }
 
 std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how,

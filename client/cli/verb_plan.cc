@@ -79,7 +79,8 @@ void PrintPrediction(const Options& options, const LoadPrediction& prediction, s
   stages.Print(out);
 }
 
-void PrintPlan(const OfflinePlan& plan, std::ostream& out) {
+// from_one: whether rank 0 reads for all, for which alone it is counted what others receive.
+void PrintPlan(const OfflinePlan& plan, bool from_one, std::ostream& out) {
   const PlanSummary& summary = plan.summary;
   PrintFields({{"read from storage", HumanBytes(summary.storage_bytes)},
                {"largest rank", HumanBytes(summary.peak_rank_bytes)},
@@ -91,11 +92,11 @@ void PrintPlan(const OfflinePlan& plan, std::ostream& out) {
                {"MEMORY", Table::Align::kRight},
                {"TENSORS", Table::Align::kRight},
                {"TENSOR BYTES", Table::Align::kRight},
-               {"RECEIVED", Table::Align::kRight}});
+               {from_one ? "RECEIVED" : "", Table::Align::kRight}});
   for (const RankBytes& rank : summary.ranks) {
     ranks.AddRow({std::to_string(rank.rank), HumanBytes(rank.slab_bytes),
                   std::to_string(rank.tensor_count), HumanBytes(rank.tensor_bytes),
-                  HumanBytes(rank.received_bytes)});
+                  from_one ? HumanBytes(rank.received_bytes) : ""});
   }
   out << '\n';
   ranks.Print(out);
@@ -127,6 +128,8 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
     CKPTD_ASSIGN_OR_RETURN(const DtypePolicy dtypes, ToDtypePolicy(options.dtype, options.keep_f32));
     return RunDeviceMap(options.path, dtypes, options.remote, options.device_map, context);
   }
+  // What is mistaken is said before a large checkpoint is planned.
+  if (!options.hardware.empty()) CKPTD_RETURN_IF_ERROR(FindHardware(options.hardware).status());
   CKPTD_ASSIGN_OR_RETURN(const OfflinePlan plan, Plan(options, context));
   std::optional<LoadPrediction> prediction;
   if (!options.hardware.empty()) {
@@ -138,7 +141,7 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
                    << '\n';
     return kExitFine;
   }
-  PrintPlan(plan, context.io.out);
+  PrintPlan(plan, options.reader == "rank0", context.io.out);
   if (prediction.has_value()) PrintPrediction(options, *prediction, context.io.out);
   for (const std::string& warning : plan.warnings) context.Note("warning: " + warning);
   return kExitFine;

@@ -45,6 +45,7 @@ absl::Status WatchTimeout(const CheckpointInfo& last, const std::string& name, T
                        last.progress.bytes_done, last.progress.bytes_total);
     if (!last.progress.waiting_ranks.empty()) {
       what += ", waiting for " + RankList(last.progress.waiting_ranks);
+      if (!last.progress.elsewhere.empty()) what += fmt::format(" ({})", last.progress.elsewhere);
     }
   }
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,

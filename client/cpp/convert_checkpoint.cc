@@ -48,6 +48,7 @@ LoadProgress ProgressOf(const v1::Progress& progress) {
   out.bytes_per_second = progress.bytes_per_second();
   out.slowest_rank = progress.slowest_rank();
   out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
+  out.elsewhere = progress.elsewhere();
   out.storage_bytes = progress.storage_bytes();
   out.mapped_bytes = progress.mapped_bytes();
   out.direct_bytes = progress.direct_bytes();
@@ -151,6 +152,7 @@ DeviceMap FromProto(const v1::DeviceMap& map) {
   }
   out.total_bytes = map.total_bytes();
   out.largest_layer_bytes = map.largest_layer_bytes();
+  out.warnings.assign(map.warnings().begin(), map.warnings().end());
   return out;
 }
 

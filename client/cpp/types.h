@@ -53,6 +53,7 @@ struct LoadProgress {
   double bytes_per_second = 0;         // 0 before the transfer began
   int32_t slowest_rank = -1;           // -1 when unknown
   std::vector<int32_t> waiting_ranks;  // a gathering load waits for these
+  std::string elsewhere;               // what one of them loads instead, for people
   uint64_t storage_bytes = 0;
   uint64_t mapped_bytes = 0;  // of these, read through a mapping of the page cache
   uint64_t direct_bytes = 0;  // and past it

@@ -41,7 +41,9 @@ class Placing {
       : tree_(tree), memory_(std::move(memory)), no_split_(no_split), whole_(tree.nodes.size()) {
     for (size_t i = 1; i < tree.nodes.size(); ++i) {
       const ModuleNode& node = tree.nodes[i];
-      whole_[i] = node.modules.empty() || no_split_.FirstOf(node.name) < no_split_.size();
+      // Also of those that cannot be split, so that their patterns count as of use.
+      const bool stays = !node.is_tensor && no_split_.FirstOf(node.name) < no_split_.size();
+      whole_[i] = node.modules.empty() || stays;
       positions_[node.name] = i;
       longest_name_ = std::max(longest_name_, node.name.size());
     }
@@ -75,6 +77,7 @@ class Placing {
   const std::vector<DeviceLimit>& memory() const { return memory_; }
   const std::vector<int64_t>& placed() const { return placed_; }
   int64_t largest_layer() const { return largest_layer_; }
+  const CountedGlobs& no_split() const { return no_split_; }
 
  private:
   struct Tie {
@@ -310,6 +313,9 @@ absl::StatusOr<DeviceMap> PlanDeviceMap(const ModuleTree& tree, const DeviceMapO
   }
   out.total_bytes = Bytes(static_cast<int64_t>(tree.nodes[0].bits));
   out.largest_layer_bytes = Bytes(placing.largest_layer());
+  out.warnings = tree.warnings;
+  const std::vector<std::string> unused = placing.no_split().UnusedWarnings("no_split");
+  out.warnings.insert(out.warnings.end(), unused.begin(), unused.end());
   return out;
 }
 

@@ -49,6 +49,7 @@ struct DeviceMap {
   std::vector<PlacedDevice> devices;  // all there are, also empty ones
   uint64_t total_bytes = 0;           // rounded up
   uint64_t largest_layer_bytes = 0;   // of the modules that are in one piece
+  std::vector<std::string> warnings;  // for people: patterns that describe nothing
 };
 
 // "0=20GiB,1=20GiB,cpu=100GiB": GPUs ascending, then "cpu", then "disk", which is there

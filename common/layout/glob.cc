@@ -51,7 +51,20 @@ bool CountedGlobs::Matches(size_t pattern, std::string_view text) {
 size_t CountedGlobs::FirstOf(std::string_view text) {
   size_t pattern = 0;
   while (pattern < size() && !exhausted() && !Matches(pattern, text)) ++pattern;
-  return exhausted() ? size() : pattern;
+  if (exhausted()) return size();
+  if (pattern < size()) used_[pattern] = true;
+  return pattern;
+}
+
+std::vector<std::string> CountedGlobs::UnusedWarnings(std::string_view what) const {
+  std::vector<std::string> warnings;
+  for (size_t i = 0; i < size(); ++i) {
+    if (used_[i]) continue;
+    warnings.push_back(fmt::format("{}: {} describes no name, or none that a pattern before it does "
+                                   "not",
+                                   what, patterns_[i].substr(0, 200)));
+  }
+  return warnings;
 }
 
 absl::Status CountedGlobs::Check(std::string_view doing) const {

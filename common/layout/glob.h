@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 
@@ -25,12 +26,16 @@ class CountedGlobs {
   // Bytes compared: less than a second or two.
   static constexpr uint64_t kMostSteps = uint64_t{1} << 29;
 
-  explicit CountedGlobs(std::span<const std::string> patterns) : patterns_(patterns) {}
+  explicit CountedGlobs(std::span<const std::string> patterns)
+      : patterns_(patterns), used_(patterns.size()) {}
 
   size_t size() const { return patterns_.size(); }
   bool Matches(size_t pattern, std::string_view text);
   // Position of the first pattern that describes `text`; size() for none.
   size_t FirstOf(std::string_view text);
+  // For people, of each pattern that FirstOf has never answered. `what`: what the patterns
+  // are given as, such as "no_split".
+  std::vector<std::string> UnusedWarnings(std::string_view what) const;
   // OK while answers are worth something; else InvalidArgument INVALID_REQUEST.
   absl::Status Check(std::string_view doing) const;
 
@@ -38,6 +43,7 @@ class CountedGlobs {
   bool exhausted() const { return left_ == 0; }
 
   const std::span<const std::string> patterns_;
+  std::vector<bool> used_;
   uint64_t left_ = kMostSteps;
 };
 

@@ -51,13 +51,18 @@ uint32_t CountedBits(const TensorEntry& tensor, Dtype cast_to, CountedGlobs& kee
   return cast_to == Dtype::kUnspecified ? own : std::min(own, BitsOf(cast_to));
 }
 
-// What siblings are sorted by where nobody says more.
+// What siblings are sorted by where nobody says more: as Llama and its kin are defined.
 int UsualPlace(std::string_view name) {
   const auto has = [name](std::string_view part) { return name.find(part) != name.npos; };
   if (has("embed") || name == "wte" || name == "wpe") return 0;
-  if (has("head") || name == "score" || name == "classifier") return 3;
-  if (has("norm") || name.starts_with("ln_")) return 2;
-  return 1;
+  if (has("head") || name == "score" || name == "classifier") return 8;
+  if (has("norm") || name.starts_with("ln_")) return name.starts_with("q_") ? 6 : 7;
+  if (has("attn") || has("attention") || name == "gate" || name == "router") return 1;
+  if (name.starts_with("q_") || name == "query") return 1;
+  if (name.starts_with("k_") || name == "key") return 2;
+  if (name.starts_with("v_") || name == "value") return 3;
+  if (name == "o_proj" || name == "out_proj" || name == "down_proj" || name == "c_proj") return 5;
+  return 4;
 }
 
 // Numbers by value, and before other names.
@@ -113,6 +118,9 @@ class Builder {
     EmitNode("", root_);
     CKPTD_RETURN_IF_ERROR(keep_f32_.Check(kDoing));
     CKPTD_RETURN_IF_ERROR(order_.Check(kDoing));
+    out_.warnings = keep_f32_.UnusedWarnings("keep_f32");
+    const std::vector<std::string> unused = order_.UnusedWarnings("order");
+    out_.warnings.insert(out_.warnings.end(), unused.begin(), unused.end());
     for (auto& [tensor, names] : names_) {
       if (names.size() < 2) continue;
       std::sort(names.begin(), names.end());

@@ -33,8 +33,8 @@ struct ModuleTreeOptions {
   // Further names of tensors, beside the aliases of the index.
   std::map<std::string, std::string> tied;
   // Globs of FQNs, first to last: the order of modules that a checkpoint does not tell.
-  // Others follow by what they are called: embeddings, then the rest with numbers by value,
-  // then norms, then heads.
+  // Others follow by what they are called, as most models have them: embeddings, attention
+  // (its q, k, v, then what comes out), the rest with numbers by value, norms, heads.
   std::vector<std::string> order;
 };
 
@@ -43,6 +43,8 @@ struct ModuleTree {
   std::vector<ModuleNode> nodes;
   // Names of one tensor, sorted; two or more each.
   std::vector<std::vector<std::string>> ties;
+  // For people: patterns of the options that describe nothing.
+  std::vector<std::string> warnings;
 
   // Errors: InvalidArgument INVALID_REQUEST for a tied name of nothing, for a name that is
   // a tensor and a module, and for names or sizes beyond all use.

@@ -62,11 +62,12 @@ absl::Status WhyExpired(const Rounds::Expired& round, const std::vector<uint32_t
                                  round.name));
   }
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
-                   fmt::format("loading {}: no trainer of {} has stated its tensors in time; "
+                   fmt::format("loading {}: no trainer of {} has stated its tensors in time{}; "
                                "every rank must call the load with the same source and options, "
                                "and one that finds its own still resident states nothing: unload "
                                "it there",
-                               round.name, RankText(round.waiting)),
+                               round.name, RankText(round.waiting),
+                               round.elsewhere.empty() ? "" : ": " + round.elsewhere),
                    {{"ranks", fmt::format("{}", fmt::join(round.waiting, ","))}});
 }
 
@@ -383,7 +384,11 @@ std::vector<std::pair<std::string, Progress>> Coordinator::Gathering() const {
     Progress progress;
     progress.stage = Stage::kGathering;
     progress.waiting_ranks = round.waiting;
-    if (!absent.empty()) progress.waiting_ranks.assign(absent.begin(), absent.end());
+    progress.elsewhere = round.elsewhere;
+    if (!absent.empty()) {
+      progress.waiting_ranks.assign(absent.begin(), absent.end());
+      progress.elsewhere.clear();
+    }
     loads.emplace_back(round.name, std::move(progress));
   }
   return loads;

@@ -1,5 +1,7 @@
 #include "server/core/rounds.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -131,6 +133,22 @@ std::vector<int32_t> Rounds::MissingOf(const std::string& name, const Round& rou
   return missing;
 }
 
+Rounds::Expired Rounds::Seen(const std::string& name, const Round& round) const {
+  Expired out{name, MissingOf(name, round), {}, round.cancelled};
+  for (const auto& [other, open] : rounds_) {
+    if (other == name || open.running || !IsRankForm(open.request)) continue;
+    const auto there = std::find_if(
+        out.waiting.begin(), out.waiting.end(),
+        [&open](int32_t rank) { return open.digests[static_cast<size_t>(rank)] != 0; });
+    if (there == out.waiting.end()) continue;
+    const bool same = open.request.source == round.request.source;
+    out.elsewhere = fmt::format("rank {} loads {}{}", *there, open.request.source,
+                                same ? " with other options" : "");
+    break;
+  }
+  return out;
+}
+
 std::vector<ReadyLoad> Rounds::TakeReady() {
   MutexLock lock(mutex_);
   std::vector<ReadyLoad> ready;
@@ -159,7 +177,7 @@ std::vector<Rounds::Expired> Rounds::TakeExpired(Clock::time_point now) {
   for (auto at = rounds_.begin(); at != rounds_.end();) {
     const Round& round = at->second;
     if (!round.running && (round.deadline <= now || !round.cancelled.ok())) {
-      expired.push_back({at->first, MissingOf(at->first, round), round.cancelled});
+      expired.push_back(Seen(at->first, round));
       at = rounds_.erase(at);
     } else {
       ++at;
@@ -172,7 +190,7 @@ std::vector<Rounds::Expired> Rounds::Waiting() const {
   MutexLock lock(mutex_);
   std::vector<Expired> waiting;
   for (const auto& [name, round] : rounds_) {
-    if (!round.running) waiting.push_back({name, MissingOf(name, round)});
+    if (!round.running) waiting.push_back(Seen(name, round));
   }
   return waiting;
 }

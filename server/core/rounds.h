@@ -78,6 +78,7 @@ class Rounds {
   struct Expired {
     std::string name;
     std::vector<int32_t> waiting;
+    std::string elsewhere = {};   // what one of them waits for instead, for people
     absl::Status cancelled = {};  // why it was given up; OK: its deadline has passed
   };
   std::vector<Expired> TakeExpired(Clock::time_point now);
@@ -150,6 +151,8 @@ class Rounds {
   const KnownCheckpoint* FindKnown(uint32_t rank, uint64_t key, uint64_t digest) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<int32_t> MissingOf(const std::string& name, const Round& round) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Expired Seen(const std::string& name, const Round& round) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   bool IsEnding(uint32_t rank, const LoadRequest& request) const

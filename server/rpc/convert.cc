@@ -60,6 +60,7 @@ v1::Progress ToProto(const Progress& progress) {
   out.set_bytes_per_second(progress.bytes_per_second);
   out.set_slowest_rank(progress.slowest_rank);
   for (const int32_t rank : progress.waiting_ranks) out.add_waiting_ranks(rank);
+  out.set_elsewhere(SendableText(progress.elsewhere));
   out.set_storage_bytes(progress.storage_bytes);
   out.set_mapped_bytes(progress.mapped_bytes);
   out.set_direct_bytes(progress.direct_bytes);
@@ -85,6 +86,7 @@ Progress FromProto(const v1::Progress& progress) {
   out.bytes_per_second = progress.bytes_per_second();
   out.slowest_rank = progress.slowest_rank();
   out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
+  out.elsewhere = progress.elsewhere();
   out.storage_bytes = progress.storage_bytes();
   out.mapped_bytes = progress.mapped_bytes();
   out.direct_bytes = progress.direct_bytes();

@@ -7,6 +7,7 @@
 #include "common/base/status.h"
 #include "common/checkpoint/path_text.h"
 #include "server/rpc/convert.h"
+#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {
@@ -64,6 +65,7 @@ v1::DeviceMap ToProto(const DeviceMap& map) {
   }
   out.set_total_bytes(map.total_bytes);
   out.set_largest_layer_bytes(map.largest_layer_bytes);
+  for (const std::string& warning : map.warnings) out.add_warnings(SendableText(warning));
   return out;
 }
 

@@ -10,6 +10,7 @@ pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
 import bad_rank_cases  # noqa: E402
 import ckptd  # noqa: E402
+import out_of_step_cases  # noqa: E402
 from group import wait_until  # noqa: E402
 from ranks import assert_passed, outcome_of  # noqa: E402
 from transformers_cases import Case, difference, facts_of  # noqa: E402
@@ -25,6 +26,16 @@ def outcome(tmp_path_factory):
 @pytest.mark.parametrize("case", [case.__name__ for case in bad_rank_cases.CASES[WORLD]])
 def test_every_rank_hears_why_or_all_go_natively(case, outcome):
     assert_passed(outcome, case, WORLD)
+
+
+@pytest.fixture(scope="module")
+def out_of_step(tmp_path_factory):
+    return outcome_of(tmp_path_factory.mktemp, WORLD, "out_of_step_cases")
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in out_of_step_cases.CASES[WORLD]])
+def test_ranks_that_are_out_of_step_hear_why_and_are_in_step_again(case, out_of_step):
+    assert_passed(out_of_step, case, WORLD)
 
 
 def test_a_model_that_is_not_distributed_goes_natively_past_a_daemon_that_stands_still(start, tmp_path, monkeypatch, caplog):

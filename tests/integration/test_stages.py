@@ -102,6 +102,20 @@ def test_a_trainer_that_waits_for_others_hears_within_10_seconds_for_whom(traine
         assert "s, for rank 1 to take part" in said and said.endswith(f"it gives up after {PATIENCE} s")
 
 
+def test_trainers_that_load_different_files_hear_within_10_seconds_of_the_other_one(start, tmp_path, path, caplog):
+    """The file on rank 1 is another one, by mistake."""
+    pair, other = Trainers(start(2), path), save(tmp_path / "other.safetensors", TENSORS)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        loads = [pool.submit(trainer.load, rank, "ab", 9)
+                 for rank, trainer in enumerate((pair, Trainers(pair.group, other)))]
+        for load, elsewhere in zip(loads, (f"rank 1 loads {other}", f"rank 0 loads {path}")):
+            with pytest.raises(ckptd.DeadlineExceeded, match=elsewhere):
+                load.result(PATIENCE)
+    for rank, file in ((1, other), (0, path)):
+        assert sum(f"still waiting, after 6 s, for rank {rank} to take part (rank {rank} loads {file})" in said
+                   for said in caplog.messages) == 1, caplog.messages
+
+
 LEFT_ALONE = """
 import sys
 sys.path[:0] = sys.argv[4:]

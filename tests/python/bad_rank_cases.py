@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 import transformers
 from ckptd import _safe_open_source
-from ckptd.torch import _load, _spread
+from ckptd.torch import _load
 from ckptd.transformers import _feed, _files
 from accelerate_cases import OnTheHost, Stack, assert_same_model, loaded, states, written
-from fsdp_cases import local, numbers
+from fsdp_cases import numbers
 from spread_bench import BROADCAST, PATIENCE, Bare, assert_equal, fails, sharded
 from transformers_cases import CASES as MODELS
 from transformers_cases import difference, facts_of
@@ -33,12 +33,12 @@ def address_of(bench):
 @contextlib.contextmanager
 def in_time():
     """Not by the end of somebody's patience; that for a daemon is cut, which other cases wait for."""
-    began, before = time.monotonic(), (_spread._PATIENCE, _safe_open_source._CONNECT_SECONDS)
-    _spread._PATIENCE = _safe_open_source._CONNECT_SECONDS = 0.3
+    began, before = time.monotonic(), (_load.PATIENCE, _safe_open_source._CONNECT_SECONDS)
+    _load.PATIENCE = _safe_open_source._CONNECT_SECONDS = 0.3
     try:
         yield
     finally:
-        _spread._PATIENCE, _safe_open_source._CONNECT_SECONDS = before
+        _load.PATIENCE, _safe_open_source._CONNECT_SECONDS = before
     assert time.monotonic() - began < PATIENCE, f"it took {time.monotonic() - began:.1f} s"
 
 
@@ -274,20 +274,6 @@ def assert_same_values(model, state):
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def a_call_that_one_rank_makes_alone_is_an_error_later_and_never_another_model_s_values(bench):
-    """The last case: from then on the ranks are out of step, and hear it at each call."""
-    paths = [bench.save({name: value * scale for name, value in numbers(Bare()).items()}) for scale in (1, 2, 3)]
-    if bench.rank == 0:
-        with fails(ValueError, "there is no such file or folder"):
-            ckptd.accelerate.load_checkpoint_in_model(sharded(Bare), "/nowhere/x", address=bench.address, timeout=20)
-    dist.barrier()
-    for path in paths[: 2 + bench.rank]:
-        model = sharded(Bare)
-        with fails(RuntimeError, "not at the same call", "set_model_state_dict for the "):
-            ckptd.torch.set_model_state_dict(model, path, options=BROADCAST, address=bench.address, timeout=20)
-        assert all(local(p).is_meta for p in model.parameters()), "it was touched"
-
-
 CASES = {2: [
     the_daemons_are_not_waited_for_when_a_rank_raises_meanwhile,
     from_pretrained_waits_for_no_daemon_when_a_rank_raises_meanwhile,
@@ -304,5 +290,4 @@ CASES = {2: [
     from_pretrained_natively_when_one_of_the_files_cannot_be_opened_on_one_rank,
     a_rank_that_raises_raises_on_all_though_the_native_way_is_open,
     a_rank_that_reads_other_files_by_itself_waits_for_nobody,
-    a_call_that_one_rank_makes_alone_is_an_error_later_and_never_another_model_s_values,
 ]}

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _agree, _stage  # noqa: E402
+from ckptd.torch import _failures, _stage  # noqa: E402
 from fake_slab import Refusal  # noqa: E402
 from fsdp_cases import Net, numbers  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
@@ -112,14 +112,21 @@ class Own(Exception):
     (Own("odd"), RuntimeError), (KeyboardInterrupt("stop"), RuntimeError),
 ])
 def test_an_error_keeps_its_kind_on_its_way_to_other_ranks(error, kind):
-    heard = _agree.from_text(_agree.as_text(error, 3))
+    heard = _failures.from_text(_failures.as_text(error, 3))
     assert type(heard) is kind and "rank 3: " in str(heard)
+    assert str(error.args[-1]) in str(heard)
     if type(error) is Own:
         assert "Own: odd" in str(heard)
 
 
 def test_an_error_of_ours_keeps_reason_and_facts_on_its_way():
     error = ckptd.NotFound("loading x: gone", "SOURCE_NOT_FOUND", {"file": "x"})
-    heard = _agree.from_text(_agree.as_text(error, 2))
+    heard = _failures.from_text(_failures.as_text(error, 2))
     assert type(heard) is ckptd.NotFound and heard.reason == "SOURCE_NOT_FOUND"
     assert heard.facts == {"file": "x", "rank": "2"} and heard.message == "rank 2: loading x: gone"
+
+
+def test_a_failure_that_names_its_rank_keeps_that_name_on_its_way():
+    """A daemon has told one rank of another one's."""
+    sent = _failures.as_text(ckptd.Aborted("rank 0: its disk is full", "STORAGE_FULL"), 1)
+    assert _failures.from_text(sent).message == "rank 0: its disk is full"

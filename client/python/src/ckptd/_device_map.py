@@ -1,7 +1,7 @@
 """Device maps: which device each module of a big model goes to, planned by a daemon."""
 
 from dataclasses import dataclass
-from typing import Any, Dict, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _layout, _proto
 from ._errors import InvalidArgument
@@ -18,7 +18,7 @@ class DeviceMap:
 
     modules: the map itself, as accelerate takes it: GPUs are numbers, beside "cpu" and
     "disk"; the name "" stands for the whole model. placed, limits: bytes per device;
-    "disk" has no limit.
+    "disk" has no limit. warnings: of patterns that describe nothing, for people.
     """
 
     modules: Dict[str, Device]
@@ -26,6 +26,7 @@ class DeviceMap:
     limits: Dict[Device, int]
     total_bytes: int
     largest_layer_bytes: int
+    warnings: Tuple[str, ...] = ()
 
 
 def request_for(
@@ -67,6 +68,7 @@ def device_map_of(message: Any) -> DeviceMap:
         },
         total_bytes=message.total_bytes,
         largest_layer_bytes=message.largest_layer_bytes,
+        warnings=tuple(message.warnings),
     )
 
 

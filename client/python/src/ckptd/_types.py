@@ -26,6 +26,7 @@ class Progress:
     bytes_per_second: float
     slowest_rank: int  # -1 when unknown
     waiting_ranks: Tuple[int, ...]
+    elsewhere: str  # what one of them loads instead, for people; empty when none does
     storage_bytes: int
     mapped_bytes: int  # of these, read through a mapping of the page cache
     direct_bytes: int  # and past it
@@ -41,10 +42,8 @@ class Progress:
             ranks = "rank " if len(self.waiting_ranks) == 1 else "ranks "
             ranks += ", ".join(map(str, self.waiting_ranks))
             # Only a load by rank needs every trainer; any load needs every daemon.
-            return (
-                f"{ranks} to take part (a daemon that joins the group, or a trainer that makes "
-                "the same load)"
-            )
+            what = "a daemon that joins the group, or a trainer that makes the same load"
+            return f"{ranks} to take part ({self.elsewhere or what})"
         text = self.stage.lower()
         if self.bytes_total:
             text += f", {self.bytes_done} of {self.bytes_total} bytes"
@@ -93,6 +92,7 @@ def progress_of(message) -> Progress:
         bytes_per_second=message.bytes_per_second,
         slowest_rank=message.slowest_rank,
         waiting_ranks=tuple(message.waiting_ranks),
+        elsewhere=message.elsewhere,
         storage_bytes=message.storage_bytes,
         mapped_bytes=message.mapped_bytes,
         direct_bytes=message.direct_bytes,

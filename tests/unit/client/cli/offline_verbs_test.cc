@@ -71,6 +71,35 @@ TEST_F(OfflineVerbs, PlanPutsModulesOnDevices) {
   EXPECT_EQ(json["devices"][1], nlohmann::json::parse(R"({"device": "disk", "placed_bytes": 0})"));
 }
 
+TEST_F(OfflineVerbs, PlanNamesPatternsOfModulesThatDescribeNothing) {
+  const std::vector<std::string> plan = {
+      "plan", model_, "--device-map", "auto", "--max-memory", "cpu=1KB", "--no-split",
+      "model.a", "--no-split", "nothing.*", "--order", "*.a", "--order", "none"};
+  const Outcome outcome = run_(plan);
+  EXPECT_EQ(outcome.code, kExitFine);
+  EXPECT_THAT(outcome.err, HasSubstr("warning: no_split: nothing.* describes no name"));
+  EXPECT_THAT(outcome.err, HasSubstr("warning: order: none describes no name"));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("model.a")));
+  std::vector<std::string> as_json = plan;
+  as_json.insert(as_json.end(), {"--output", "json"});
+  const auto json = nlohmann::json::parse(run_(as_json).out);
+  EXPECT_THAT(json["warnings"].dump(), HasSubstr("nothing.*"));
+}
+
+TEST_F(OfflineVerbs, PlanSaysFirstThatItDoesNotKnowTheHardware) {
+  const Outcome outcome = run_({"plan", dir_ / "none", "--hardware", "abacus"});
+  EXPECT_THAT(outcome.err, HasSubstr("abacus"));
+}
+
+TEST_F(OfflineVerbs, PlanCountsWhatRanksReceiveWhereRank0ReadsForAll) {
+  const std::vector<std::string> plan = {"plan", model_, "--layout", "fsdp:2", "--hardware",
+                                         "h200x8"};
+  EXPECT_THAT(run_(plan).out, HasSubstr("RECEIVED"));
+  std::vector<std::string> by_all = plan;
+  by_all.insert(by_all.end(), {"--reader", "all"});
+  EXPECT_THAT(run_(by_all).out, Not(HasSubstr("RECEIVED")));
+}
+
 TEST_F(OfflineVerbs, PlanRefusesTiesOfNothing) {
   const Outcome outcome = run_({"plan", model_, "--device-map", "auto", "--max-memory", "cpu=1KB",
                                 "--tied", "head.weight=nothing"});

@@ -32,6 +32,14 @@ TEST(ProgressLine, NamesTheRanksALoadWaitsFor) {
   EXPECT_EQ(ProgressLine(progress), "GATHERING  waiting for ranks 1, 2");
 }
 
+TEST(ProgressLine, SaysWhatARankLoadsInstead) {
+  LoadProgress progress;
+  progress.stage = LoadStage::kGathering;
+  progress.waiting_ranks = {1};
+  progress.elsewhere = "rank 1 loads /other";
+  EXPECT_EQ(ProgressLine(progress), "GATHERING  waiting for rank 1 (rank 1 loads /other)");
+}
+
 TEST(ProgressLine, DoesNotListAThousandRanks) {
   LoadProgress progress;
   progress.stage = LoadStage::kGathering;

@@ -219,11 +219,12 @@ TEST_F(ClientTest, GivesUpOnASlowAnswerInTime) {
   v1::Checkpoint loading = FakeDaemon::MakeCheckpoint(kLoading);
   loading.mutable_progress()->set_stage(v1::STAGE_GATHERING);
   loading.mutable_progress()->add_waiting_ranks(3);
+  loading.mutable_progress()->set_elsewhere("rank 3 loads /other");
   daemon_.answers.watch = {loading};
   Client client = Connect();
   const auto last = client.Watch("checkpoints/ab12", {.timeout = std::chrono::seconds(1)});
   EXPECT_THAT(last.status(), FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
-  EXPECT_THAT(last.status(), Says("waiting for rank 3;"));
+  EXPECT_THAT(last.status(), Says("waiting for rank 3 (rank 3 loads /other);"));
 }
 
 TEST_F(ClientTest, WatchesUntilTheLoadIsDone) {

@@ -49,6 +49,22 @@ TEST(ModuleTree, HasEmbeddingsFirstAndHeadsLast) {
                           "m.layers.w", "m.norm", "m.norm.w", "lm_head", "lm_head.w"));
 }
 
+TEST(ModuleTree, HasALayerAsLlamaDefinesIt) {
+  FakeSource source;
+  for (const char* name : {"mlp.down_proj.w", "mlp.gate_proj.w", "mlp.up_proj.w", "norm.w",
+                           "self_attn.k_proj.w", "self_attn.o_proj.w", "self_attn.q_proj.w",
+                           "self_attn.v_proj.w"}) {
+    source.Add(name, {1});
+  }
+  EXPECT_THAT(
+      NamesOf(ModuleTree::Make(source.index(), {})),
+      ElementsAre("", "self_attn", "self_attn.q_proj", "self_attn.q_proj.w", "self_attn.k_proj",
+                  "self_attn.k_proj.w", "self_attn.v_proj", "self_attn.v_proj.w",
+                  "self_attn.o_proj", "self_attn.o_proj.w", "mlp", "mlp.gate_proj",
+                  "mlp.gate_proj.w", "mlp.up_proj", "mlp.up_proj.w", "mlp.down_proj",
+                  "mlp.down_proj.w", "norm", "norm.w"));
+}
+
 TEST(ModuleTree, HasTheOrderThatIsAskedFor) {
   FakeSource source;
   for (const char* name : {"a.w", "b.w", "c.w", "head.w"}) source.Add(name, {1});

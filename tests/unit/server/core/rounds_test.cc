@@ -180,6 +180,35 @@ TEST_F(RoundsTest, WaitingNamesTheRanksThatHaveNotStated) {
   EXPECT_THAT(waiting[0].waiting, ElementsAre(0, 2));
 }
 
+TEST_F(RoundsTest, WaitingSaysWhatARankLoadsInstead) {
+  LoadRequest other = RankRequest(1, 3);
+  other.source = "/models/other";
+  State(0);
+  EXPECT_EQ(rounds_.Waiting().at(0).elsewhere, "");
+  Propose(1, other);
+  for (const Rounds::Expired& round : rounds_.Waiting()) {
+    EXPECT_THAT(round.elsewhere, ::testing::AnyOf("rank 1 loads /models/other",
+                                                  "rank 0 loads " + RankRequest(0, 3).source));
+  }
+  State(1);
+  State(2);
+  rounds_.TakeReady();
+  ASSERT_EQ(rounds_.Waiting().size(), 1u);
+  EXPECT_EQ(rounds_.Waiting()[0].elsewhere, "") << "one that runs waits for nobody";
+}
+
+TEST_F(RoundsTest, WaitingSaysThatARankLoadsWithOtherOptions) {
+  LoadRequest other = RankRequest(1, 3);
+  other.policy.cast_to = Dtype::kF16;
+  State(0);
+  Propose(1, other);
+  const auto waiting = rounds_.Waiting();
+  ASSERT_EQ(waiting.size(), 2u);
+  for (const Rounds::Expired& round : waiting) {
+    EXPECT_THAT(round.elsewhere, ::testing::HasSubstr(" with other options"));
+  }
+}
+
 TEST_F(RoundsTest, StatingTheSameTwiceChangesNothing) {
   const std::string name = State(1);
   EXPECT_EQ(State(1), name);

@@ -106,7 +106,7 @@ class _Call:
 
     def connected(self) -> ContextManager[_client.Client]:
         rank = _load.rank_and_size()[0]
-        return _load.connected(deadline=self.deadline, rank=rank, patience=_lazy.PATIENCE, **self.near)
+        return _load.connected(deadline=self.deadline, rank=rank, **self.near)
 
     def options(self) -> Dict[str, Any]:
         """address=, client= and timeout= of what is still to be asked for."""
@@ -148,7 +148,8 @@ def _spread(call: _Call) -> None:
     options = ("full_state_dict", "strict", "broadcast_from_rank0")
     wish = StateDictOptions(**{name: call.arguments[name] for name in options})
     how = Options(digest=call.digest, **call.options())
-    result = _state_dict.spread_over(call.model, names, wish, how)
+    doing = _state_dict.call_of(call.files.source, wish)
+    result = _state_dict.spread_over(doing, call.model, names, wish, how)
     if result.unexpected_keys and not call.arguments["strict"]:
         left_out = _module.shown(sorted(result.unexpected_keys))
         kind = type(call.model).__name__

@@ -8,9 +8,11 @@ from torch import nn
 
 from .. import _client
 from .._errors import Unimplemented
-from . import _given, _load, _memory, _module, _native, _private, _result
+from . import _agree, _given, _load, _memory, _module, _native, _private, _result
 from ._spread import DtypeFor, Given, Have, Options, Wanted, spread
 from ._targets import Arrangements, Target
+
+_SHARDING = "sharding a state dict from rank 0"
 
 
 def _own_dtype(target: Target, source: torch.dtype) -> torch.dtype:
@@ -141,11 +143,12 @@ def broadcast_and_shard_state_dict(
     Raises ValueError on other ranks than 0, KeyError on all ranks for a name that
     state_dict lacks, RuntimeError for another shape, ckptd.Error.
     """
-    if _load.rank_and_size()[0] != 0:
-        raise ValueError(
-            "broadcasting a state dict: this is not rank 0, which alone has it; call "
-            "shard_broadcasted_state_dict here"
-        )
+    with _agree.telling(_SHARDING, _agree.Outside.MISTAKE):
+        if _load.rank_and_size()[0] != 0:
+            raise ValueError(
+                "broadcasting a state dict: this is not rank 0, which alone has it; call "
+                "shard_broadcasted_state_dict here"
+            )
     own = Options(timeout, address, client, digest)
     _shard(state_dict, meta_sharded_state_dict, sharded_state_dict, own, fallback)
 
@@ -161,11 +164,12 @@ def shard_broadcasted_state_dict(
     fallback: Optional[str] = None,
 ) -> None:
     """The other ranks' side of broadcast_and_shard_state_dict. Raises ValueError on rank 0."""
-    if _load.rank_and_size()[0] == 0:
-        raise ValueError(
-            "receiving a state dict: this is rank 0, which has it; call "
-            "broadcast_and_shard_state_dict here"
-        )
+    with _agree.telling(_SHARDING, _agree.Outside.MISTAKE):
+        if _load.rank_and_size()[0] == 0:
+            raise ValueError(
+                "receiving a state dict: this is rank 0, which has it; call "
+                "broadcast_and_shard_state_dict here"
+            )
     own = Options(timeout, address, client, digest)
     _shard({}, meta_sharded_state_dict, sharded_state_dict, own, fallback)
 
@@ -207,7 +211,7 @@ def _shard_by_daemons(given: Given, meta, options: Options) -> Dict[str, torch.T
             raise RuntimeError(f"sharding rank 0's state dict: {sizes[0]}")
         return [], unexpected
 
-    spread("sharding a state dict from rank 0", plan, given, check, options).fill()
+    spread(_SHARDING, plan, given, check, options).fill()
     return sink.found
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from .. import _client
 from .._errors import InvalidArgument
-from . import _buffers, _given, _load, _module, _names, _native, _private, _result
+from . import _agree, _buffers, _given, _load, _module, _names, _native, _private, _result
 from ._spread import DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -156,9 +156,6 @@ def fsdp2_prepare_model(
     checkpoint holds are then computed first, as load_into does with init_buffers.
     Returns the model. Raises what accelerate's does, and fsdp2_load_full_state_dict.
     """
-    _native.check(fallback)
-    if source is not None:
-        _prepare_meta(accelerator, model, init_buffers)
     options = {"timeout": timeout, "digest": digest, "address": address, "client": client}
 
     def load(accelerator, model, full_sd, cpu_offload=False):
@@ -167,7 +164,13 @@ def fsdp2_prepare_model(
             accelerator, model, given, cpu_offload, fallback=fallback, **options
         )
 
-    return _with_load(load, accelerator, model)
+    spreads = accelerator.state.fsdp_plugin.cpu_ram_efficient_loading
+    what = _agree.Outside.PART if spreads else _agree.Outside.MISTAKE
+    with _agree.telling("fsdp2_load_full_state_dict", what):
+        _native.check(fallback)
+        if source is not None:
+            _prepare_meta(accelerator, model, init_buffers)
+        return _with_load(load, accelerator, model)
 
 
 def _with_load(load: Callable, accelerator: Any, model: nn.Module) -> nn.Module:

@@ -24,14 +24,13 @@ import torch
 from .. import _client
 from .._errors import NotFound
 from .._types import Source
-from . import _load, _memory, _native, _native_files, _private
+from . import _agree, _load, _memory, _native, _native_files, _private
 from ._targets import SLOTS
 
 _LOG = logging.getLogger("ckptd")
 # Bytes of values asked for at once while all are walked through. A larger tensor is a group of its
 # own. Whoever walks holds the last value, and with it its group, while the next one comes.
 _CHUNK = 24 << 20
-PATIENCE = 5.0  # seconds for a daemon that is just starting
 
 
 @dataclass(frozen=True, **SLOTS)
@@ -180,7 +179,7 @@ class LazyStateDict(collections.abc.MutableMapping):
             "default": {"drop": True},
         }
         deadline = _load.Deadline(self._timeout)
-        with _load.connected(self._address, self._client, deadline, rank, PATIENCE) as own:
+        with _load.connected(self._address, self._client, deadline, rank) as own:
             options = {"layout": json.dumps(layout), "mode": "private", "digest": False}
             checkpoint = own.load(source, timeout=deadline.left(), **options)
             return own.acquire(checkpoint, "private", timeout=deadline.left())
@@ -230,14 +229,16 @@ def load_state_dict(
     rank, _ = _load.rank_and_size()
     if rank != 0 and not every_rank:
         return {}
-    if not path.endswith((".safetensors", ".safetensors.index.json")) and not os.path.isdir(path):
-        return torch.load(path, map_location=torch.device("cpu"), weights_only=True)
-    return _native.stand_in(
-        "load_state_dict",
-        lambda: _open(path, device_map, rank, timeout, address, client),
-        lambda: _native_files.read(path, lambda file: _accelerates(file, device_map)),
-        fallback,
-    )
+    known = path.endswith((".safetensors", ".safetensors.index.json")) or os.path.isdir(path)
+    with _agree.telling(f"load_state_dict of {path}", _agree.Outside.PREPARATION):
+        if not known:
+            return torch.load(path, map_location=torch.device("cpu"), weights_only=True)
+        return _native.stand_in(
+            "load_state_dict",
+            lambda: _open(path, device_map, rank, timeout, address, client),
+            lambda: _native_files.read(path, lambda file: _accelerates(file, device_map)),
+            fallback,
+        )
 
 
 def _accelerates(path: str, device_map) -> Dict[str, Any]:
@@ -247,7 +248,7 @@ def _accelerates(path: str, device_map) -> Dict[str, Any]:
 
 def _open(path, device_map, rank: int, timeout: float, address, client) -> LazyStateDict:
     deadline = _load.Deadline(timeout)
-    with _load.connected(address, client, deadline, rank, PATIENCE) as own:
+    with _load.connected(address, client, deadline, rank) as own:
         found = inspect(own, path, deadline)
     entries = _entries(found)
     devices = _devices(entries, device_map) if device_map else None

@@ -28,8 +28,6 @@ from ._place import Entry
 from ._result import LoadResult
 from ._targets import Target
 
-_PATIENCE = 5.0  # seconds for a daemon that is just starting: no rank waits longer for a bad one
-
 # What a caller may pass for rank 0's state: a path, a LazyStateDict, a mapping of tensors.
 Given = Union[str, os.PathLike, Mapping[str, Any]]
 # Within this package also a function that has rank 0's daemon say it: name -> InFile.
@@ -120,8 +118,7 @@ def spread(
         )
     with _load.no_collection(), _agree.agree(doing, deadline) as group:
         wanted, dtype_for = plan()
-        rank, patience = group.rank, _PATIENCE
-        with _load.connected(options.address, options.client, deadline, rank, patience) as own:
+        with _load.connected(options.address, options.client, deadline, group.rank) as own:
             with contextlib.closing(_Source(wanted, own)) as source:
                 word = json.loads(group.word(lambda: source.word(doing, given, check)))
                 _compare(doing, word, wanted)

@@ -1,16 +1,18 @@
 """set_model_state_dict of torch.distributed.checkpoint.state_dict, fed by the daemons."""
 
+import os
 from typing import Any, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
 
 from .. import _client
-from . import _given, _lazy, _load, _module, _names, _native, _private, _result
+from . import _agree, _given, _lazy, _load, _module, _names, _native, _private, _result
 from ._spread import Asked, DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
-_ORIGINAL = ("torch.distributed.checkpoint.state_dict", "set_model_state_dict")
+_FUNCTION = "set_model_state_dict"
+_ORIGINAL = ("torch.distributed.checkpoint.state_dict", _FUNCTION)
 
 
 def set_model_state_dict(
@@ -44,20 +46,25 @@ def set_model_state_dict(
         model_state_dict, "__fspath__"
     )
     wish = options if options is not None else _native_options(full_state_dict=lazy)
-    if lazy and not (wish.full_state_dict or wish.broadcast_from_rank0):
-        raise ValueError(
-            "set_model_state_dict: a path or a LazyStateDict is a full state dict, and the options "
-            "ask for a sharded one; pass StateDictOptions(full_state_dict=True), or no options"
-        )
-    original = _native.original(*_ORIGINAL)
-    if not (wish.full_state_dict and (wish.broadcast_from_rank0 or lazy)):
-        return original(model, model_state_dict, options=options)  # its ValueError, too
-    if not lazy:
-        model_state_dict = _private.by_name(model, model_state_dict)
-    own, doing = Options(timeout, address, client, digest), "set_model_state_dict"
+    # Without either it is torch's own, unless another rank has passed one.
+    together, doing = lazy or wish.broadcast_from_rank0, call_of(model_state_dict, wish)
+    with _agree.telling(doing, _agree.Outside.PART if together else _agree.Outside.MISTAKE):
+        original = _native.original(*_ORIGINAL)
+        if lazy and not (wish.full_state_dict or wish.broadcast_from_rank0):
+            raise ValueError(
+                "set_model_state_dict: a path or a LazyStateDict is a full state dict, and the "
+                "options ask for a sharded one; pass StateDictOptions(full_state_dict=True), or "
+                "no options"
+            )
+        if not (together and wish.full_state_dict):
+            # Its ValueError, too: of options that have no room for any full one.
+            return original(model, {} if lazy else model_state_dict, options=options)
+        if not lazy:
+            model_state_dict = _private.by_name(model, model_state_dict)
+    own = Options(timeout, address, client, digest)
     return _native.stand_in(
-        doing,
-        lambda: spread_over(model, model_state_dict, wish, own),
+        _FUNCTION,
+        lambda: spread_over(doing, model, model_state_dict, wish, own),
         lambda: original(
             model,
             _given.as_dict(doing, model_state_dict, timeout, not wish.broadcast_from_rank0),
@@ -73,8 +80,17 @@ def _native_options(full_state_dict: bool) -> Any:
     return StateDictOptions(full_state_dict=full_state_dict)
 
 
-def spread_over(model: nn.Module, given: Asked, wish: Any, options: Options) -> Any:
-    """set_model_state_dict by the daemons; wish: its options. Returns what that returns."""
+def call_of(given: Any, wish: Any) -> str:
+    """What all ranks must call alike: of the same path, where each of them passes one."""
+    named = isinstance(given, (str, os.PathLike)) and not wish.broadcast_from_rank0
+    return f"{_FUNCTION} of {os.path.abspath(given)}" if named else _FUNCTION
+
+
+def spread_over(doing: str, model: nn.Module, given: Asked, wish: Any, options: Options) -> Any:
+    """set_model_state_dict by the daemons; wish: its options. Returns what that returns.
+
+    doing: of call_of().
+    """
     whole, model = model, _names.without_ddp(model)
 
     def check(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
@@ -85,7 +101,7 @@ def spread_over(model: nn.Module, given: Asked, wish: Any, options: Options) -> 
         _result.raise_as_torch(model, lacks, unexpected if wish.strict else [], sizes)
         return missing, unexpected
 
-    made = _module.spread_over("set_model_state_dict", model, given, check, _dtypes, options)
+    made = _module.spread_over(doing, model, given, check, _dtypes, options)
     # Torch's result: what the model keeps counts as there, and rank 0 alone knows the dict.
     knows = _load.rank_and_size()[0] == 0 or not wish.broadcast_from_rank0
     keys = _module.incompatible([], made.unexpected if knows else [])

@@ -1,0 +1,249 @@
+"""Cases in which the ranks are not at the same call: all hear why, and the next calls are in step again."""
+
+import contextlib
+import datetime
+import logging
+import os
+import time
+
+import ckptd
+import ckptd.accelerate
+import ckptd.torch
+import torch.distributed as dist
+from accelerate_cases import OnTheHost, loaded, states
+from ckptd.torch import _agree, _private
+from fsdp_cases import local, numbers
+from safetensors.torch import save_file
+from spread_bench import BROADCAST, Bare, assert_same_bytes, fails, sharded
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+WRONG = "/nowhere/model.safetensors"
+
+
+def save(bench, number):
+    """A checkpoint like no other one."""
+    return bench.save({name: value + number for name, value in numbers(Bare()).items()})
+
+
+def assert_holds(model, number):
+    expected = {name: value + number for name, value in numbers(Bare()).items()}
+    for name, value in model.state_dict().items():
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        assert_same_bytes(whole, expected[name], name)
+
+
+def the_next_calls_are_in_step(bench, *numbers_):
+    """Each brings its own values."""
+    for number in numbers_ or (100, 200):
+        model, path = sharded(Bare), save(bench, number)
+        ckptd.torch.set_model_state_dict(model, path, options=BROADCAST, address=bench.address, timeout=60)
+        assert_holds(model, number)
+        model = sharded(Bare)
+        ckptd.torch.DistModule(model, address=bench.address, timeout=60).load_state_dict(save(bench, number + 1))
+        assert_holds(model, number + 1)
+
+
+def when_waited_for():
+    """Returns when rank 0 has come to a round that this process has not, and that is not over."""
+    store, deadline = _private.default_store("ckptd"), time.monotonic() + 30
+    while True:
+        there = _agree._rounds + 1
+        while store.check([f"{there}/2"]):
+            there += 1
+        if store.check([f"{there}/here/0"]):
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def in_both_orders(bench, zero, one):
+    """zero() on rank 0 after one() on rank 1; then one() while rank 0 waits in zero()."""
+    if bench.rank:
+        one()
+    dist.barrier()
+    if not bench.rank:
+        zero()
+    dist.barrier()
+    if bench.rank:
+        when_waited_for()
+        one()
+    else:
+        zero()
+    dist.barrier()
+
+
+def set_model(bench, given, options=None, model=None, timeout=60):
+    model = model or sharded(Bare)
+    near = {"address": bench.address, "timeout": timeout}
+    return ckptd.torch.set_model_state_dict(model, given, options=options, **near)
+
+
+def what_one_rank_refuses_by_itself_ends_the_call_of_all(bench):
+    path = save(bench, 0)
+
+    def zero():
+        with fails(ValueError, "rank 1: ", "full_state_dict"):
+            set_model(bench, path, BROADCAST)
+
+    def one():
+        with fails(ValueError, "full_state_dict"):
+            set_model(bench, path, StateDictOptions(full_state_dict=False, broadcast_from_rank0=True))
+
+    in_both_orders(bench, zero, one)
+    the_next_calls_are_in_step(bench)
+
+
+def an_empty_dict_without_options_is_no_part_of_a_path_s_call(bench):
+    """It is torch's own function's, which refuses it."""
+    path = save(bench, 0)
+
+    def zero():
+        with fails(RuntimeError, "rank 1: ", "model state_dict is empty"):
+            set_model(bench, path)
+
+    def one():
+        with fails(RuntimeError, "model state_dict is empty"):
+            set_model(bench, {})
+
+    in_both_orders(bench, zero, one)
+    the_next_calls_are_in_step(bench)
+
+
+def the_wrong_side_of_sharding_on_every_rank_is_an_error_of_every_rank(bench):
+    state, near = numbers(Bare()), {"address": bench.address, "timeout": 60}
+
+    def zero():
+        with fails(ValueError, "not rank 0"):
+            ckptd.torch.broadcast_and_shard_state_dict(state, sharded(Bare).state_dict(), {}, **near)
+
+    def one():
+        with fails(ValueError, "not rank 0"):
+            ckptd.torch.broadcast_and_shard_state_dict({}, sharded(Bare).state_dict(), {}, **near)
+
+    in_both_orders(bench, zero, one)
+    if bench.rank == 0:
+        with fails(ValueError, "rank 1: ", "not rank 0"):
+            ckptd.torch.broadcast_and_shard_state_dict(state, sharded(Bare).state_dict(), {}, **near)
+    else:
+        with fails(ValueError, "not rank 0"):
+            ckptd.torch.broadcast_and_shard_state_dict({}, sharded(Bare).state_dict(), {}, **near)
+    dist.barrier()
+    the_next_calls_are_in_step(bench)
+
+
+def the_wrong_side_of_sharding_can_be_put_right(bench):
+    near, parts, like = {"address": bench.address, "timeout": 60}, {}, sharded(Bare).state_dict()
+    if bench.rank == 0:
+        ckptd.torch.broadcast_and_shard_state_dict(save(bench, 7), like, parts, **near)
+    else:
+        save(bench, 7)
+        with fails(ValueError, "not rank 0"):
+            ckptd.torch.broadcast_and_shard_state_dict({}, like, parts, **near)
+        ckptd.torch.shard_broadcasted_state_dict(like, parts, **near)
+    model = sharded(Bare)
+    model.load_state_dict(parts, assign=True)
+    assert_holds(model, 7)
+
+
+class Broken(OnTheHost):
+    """For which no model can be prepared."""
+
+    @property
+    def torch_device_mesh(self):
+        raise KeyError("no mesh of that name")
+
+
+def a_model_that_one_rank_cannot_prepare_is_prepared_by_none(bench):
+    def prepare(kind, *parts):
+        with fails(KeyError, *parts, "no mesh of that name"):
+            ckptd.accelerate.fsdp2_prepare_model(
+                kind(bench.rank), loaded(bench, states()), address=bench.address, timeout=60)
+
+    in_both_orders(bench, lambda: prepare(OnTheHost, "rank 1: "), lambda: prepare(Broken))
+    the_next_calls_are_in_step(bench)
+
+
+class Said(logging.Handler):
+    """Keeps what is said, and tells the other rank that something was."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+        _private.default_store("ckptd").set(self.lines[-1][:12], b"1")
+
+
+def a_path_that_rank_0_cannot_open_is_named_to_those_that_wait(bench):
+    """They wait on, as it may still come by another one."""
+    model, path, said = sharded(Bare), save(bench, 3), Said()
+    module = ckptd.torch.DistModule(model, address=bench.address, timeout=60)
+    if bench.rank == 0:
+        with fails(FileNotFoundError, WRONG):
+            ckptd.torch.load_state_dict(WRONG, address=bench.address)
+        state = ckptd.torch.load_state_dict(path, address=bench.address)
+        _private.default_store("ckptd").wait(["DistModule.l"], datetime.timedelta(seconds=10))
+        module.load_state_dict(state)
+    else:
+        logging.getLogger("ckptd").addHandler(said)
+        module.load_state_dict({})
+        assert any("rank 0, which must make the same call (rank 0: load_state_dict of /nowhere" in line
+                   and "failed there before" in line for line in said.lines), said.lines
+    assert_holds(model, 3)
+
+
+def a_call_that_one_rank_makes_alone_is_skipped_by_the_others(bench):
+    if bench.rank == 0:
+        with fails(ValueError, "there is no such file or folder"):
+            ckptd.accelerate.load_checkpoint_in_model(sharded(Bare), WRONG, address=bench.address, timeout=20)
+    dist.barrier()
+    the_next_calls_are_in_step(bench)
+    if bench.rank == 0:
+        with fails(ckptd.DeadlineExceeded, "rank 1, which must make the same call"):
+            ckptd.torch.DistModule(sharded(Bare), address=bench.address, timeout=0.5).load_state_dict(save_alone(bench))
+    dist.barrier()
+    the_next_calls_are_in_step(bench, 300)
+
+
+def save_alone(bench):
+    path = os.path.join(bench.folder, "alone.safetensors")
+    save_file(numbers(Bare()), path)
+    return path
+
+
+def another_path_on_one_rank_is_another_call(bench):
+    """Where each rank passes one. Torch's own function would load each rank's."""
+    paths = [save(bench, number) for number in (1, 2)]
+    model = sharded(Bare)
+    with fails(RuntimeError, "not at the same call", *(f"set_model_state_dict of {path} for the" for path in paths)):
+        set_model(bench, paths[bench.rank], model=model)
+    assert all(local(p).is_meta for p in model.parameters()), "it was touched"
+    the_next_calls_are_in_step(bench)
+
+
+def calls_that_cannot_be_told_apart_are_errors_and_never_another_model_s_values(bench):
+    """The last case: from then on the ranks are out of step, and hear it at each call."""
+    paths = [save(bench, number) for number in (1, 2, 3)]
+    if bench.rank == 0:
+        with fails(ckptd.DeadlineExceeded, "rank 1, which must make the same call"):
+            set_model(bench, paths[0], timeout=0.5)
+    dist.barrier()
+    for path in paths[: 2 + bench.rank]:
+        model = sharded(Bare)
+        with contextlib.suppress(RuntimeError, ckptd.Error):
+            set_model(bench, path, model=model, timeout=20)
+            assert_holds(model, paths.index(path) + 1)
+
+
+CASES = {2: [
+    what_one_rank_refuses_by_itself_ends_the_call_of_all,
+    an_empty_dict_without_options_is_no_part_of_a_path_s_call,
+    the_wrong_side_of_sharding_on_every_rank_is_an_error_of_every_rank,
+    the_wrong_side_of_sharding_can_be_put_right,
+    a_model_that_one_rank_cannot_prepare_is_prepared_by_none,
+    a_path_that_rank_0_cannot_open_is_named_to_those_that_wait,
+    a_call_that_one_rank_makes_alone_is_skipped_by_the_others,
+    another_path_on_one_rank_is_another_call,
+    calls_that_cannot_be_told_apart_are_errors_and_never_another_model_s_values,
+]}
