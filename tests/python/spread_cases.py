@@ -142,6 +142,16 @@ def adapters_and_their_frozen_base_are_loaded(bench):
     assert_trains_alike(mine, theirs)
 
 
+def integers_for_parameters_that_learn_are_refused_by_name_on_every_rank(bench):
+    """As by accelerate; here nothing is touched before."""
+    state, model = numbers(Bare()), sharded(Bare)
+    state["odd.bias"] = state["odd.bias"].int()
+    for given in (only_on_first(bench, state), bench.save(state)):
+        with fails(RuntimeError, "odd.bias", "can require gradients"):
+            ours(bench, model, given)
+        assert all(local(p).is_meta for p in model.parameters()), "it was touched"
+
+
 def a_checkpoint_of_another_type_is_cast_where_accelerate_hangs(bench):
     state = numbers(Bare(), torch.bfloat16)
     theirs = filled_before(Bare, {name: t.float() for name, t in state.items()})
@@ -319,6 +329,7 @@ FULL = [
     what_a_dict_shares_is_apart_in_a_model_that_is_not_tied,
     adapters_and_their_frozen_base_are_loaded,
     a_checkpoint_of_another_type_is_cast_where_accelerate_hangs,
+    integers_for_parameters_that_learn_are_refused_by_name_on_every_rank,
     offloaded_parameters_are_loaded,
     storage_is_read_once,
     a_name_that_is_missing_is_a_key_error_on_every_rank,

@@ -133,6 +133,13 @@ def _differs(target: Target, what: str) -> None:
 
 
 def _check_dtype_change(target: Target) -> None:
+    learns = target.dtype.is_floating_point or target.dtype.is_complex
+    if target.tensor.requires_grad and not learns:
+        raise RuntimeError(  # as torch
+            f"filling {target.name}: it requires gradients and would become {target.dtype}, and "
+            "only Tensors of floating point and complex dtype can require gradients; nothing was "
+            "loaded"
+        )
     used = target.tensor.grad is not None or (
         target.fsdp is not None and _private.was_used(target.fsdp)
     )
