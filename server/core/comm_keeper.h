@@ -22,6 +22,9 @@ class CommKeeper {
   // Empty: none.
   std::string version() const { return comms_ == nullptr ? "" : comms_->version(); }
   const std::string& why_none() const { return why_none_; }
+  // Where the choice is left to the daemons: loads of the group of this epoch go without it.
+  void Distrust(uint64_t epoch) { distrusted_ = epoch; }
+  bool Trusted(uint64_t epoch) const { return distrusted_ != epoch; }
 
   // The leader's: the id of the communicator it holds for `members`, a text that names their
   // processes, or of a new one.
@@ -39,6 +42,7 @@ class CommKeeper {
   GroupComms* const comms_;
   const std::string why_none_;
   const bool keep_;
+  uint64_t distrusted_ = 0;  // epochs begin at 1
   std::string id_;
   std::string members_;
   std::unique_ptr<GroupComm> held_;

@@ -43,14 +43,7 @@ void ExecuteFanout::Stop() {
 }
 
 void ExecuteFanout::Tick() {
-  for (;;) {
-    {
-      MutexLock lock(mutex_);
-      const bool stop = changed_.WaitUntil(
-          mutex_, Clock::now() + kTick,
-          [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; });
-      if (stop) return;
-    }
+  for (bool stop = false; !stop;) {  // members hear once at least that it has begun
     const Progress progress = progress_();
     for (size_t i = 0; i < streams_.size(); ++i) {
       if (streams_[i]->Send(progress)) continue;
@@ -60,6 +53,9 @@ void ExecuteFanout::Tick() {
       broken_ = why.ok() ? absl::UnavailableError("the transfer stream ended early") : why;
       return;
     }
+    MutexLock lock(mutex_);
+    stop = changed_.WaitUntil(mutex_, Clock::now() + kTick,
+                              [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; });
   }
 }
 

@@ -55,7 +55,10 @@ LoadOutcome LoadRunner::Run() {
   if (!outcome.status.ok()) {
     if (parts_.ending) parts_.ending(true);
     // Somebody may have given it up who had not done its part.
-    if (!scatters_.empty()) parts_.peers.comms.Drop();
+    if (!scatters_.empty()) {
+      parts_.peers.comms.Drop();
+      NoteNoWay(outcome.status);
+    }
     AbortAll(outcome.status);
   }
   fanout_.reset();  // its broken streams would tell the members less

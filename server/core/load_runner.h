@@ -102,6 +102,9 @@ class LoadRunner {
   // When a wait for a communicator has passed its deadline: says which ranks have done fewer
   // exchanges than others, and names the rank where it is one.
   absl::Status FindBehind(const absl::Status& status);
+  // Where the choice is left to the daemons: the next load of this group goes in streams when
+  // this one has failed by NCCL before any exchange was done.
+  void NoteNoWay(const absl::Status& why);
   // Not OK when several readers have waited for each other for too long: none of them can
   // tell by itself a link that stands still from storage that is slow elsewhere.
   absl::Status StandsStill(std::chrono::nanoseconds grace);

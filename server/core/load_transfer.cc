@@ -38,6 +38,9 @@ std::vector<ReaderShare> LoadRunner::Shares() const {
 
 CommChoice LoadRunner::ChooseComm(const std::vector<ReaderShare>& shares) const {
   const CommChoice asked = parts_.reading.comm;
+  if (asked == CommChoice::kAuto && !parts_.peers.comms.Trusted(session_.epoch)) {
+    return CommChoice::kHost;
+  }
   // One reader finds out by itself whom it can reach.
   if (asked != CommChoice::kAuto || shares.empty() || shares.front().parts == 1) return asked;
   // Of several each would have to reach every rank: all bytes go one way.
@@ -243,6 +246,23 @@ void LoadRunner::NoteExchanges(uint32_t rank, uint64_t exchanges, bool busy) {
   MutexLock lock(mutex_);
   if (busy || exchanges_[rank] != exchanges) moved_ = Clock::now();
   exchanges_[rank] = exchanges;
+}
+
+void LoadRunner::NoteNoWay(const absl::Status& why) {
+  // NCCL that cannot connect, or memory to send from that is not there; not a lost rank.
+  const std::string reason = ReasonOf(why);
+  const bool may = reason == reason::kNcclFailed || reason == reason::kNoMemory ||
+                   reason == reason::kDeadline;
+  if (parts_.reading.comm != CommChoice::kAuto || !may) return;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [rank, done] : exchanges_) {
+      if (done > 0) return;
+    }
+  }
+  parts_.peers.comms.Distrust(session_.epoch);
+  Log(LogLevel::kWarn, "{}: nothing was exchanged by NCCL; until the group changes, loads go in "
+      "streams, unless --comm nccl asks for it", load_.name);
 }
 
 absl::Status LoadRunner::StandsStill(std::chrono::nanoseconds grace) {

@@ -58,6 +58,22 @@ def test_readers_that_share_the_work_send_in_streams_where_a_rank_has_no_nccl(sp
     assert "send in streams: rank 2 has" in bench.group.log()
 
 
+@pytest.mark.parametrize("reader", ["rank0", "all"])
+@pytest.mark.parametrize("fault", ["ncclCommInitRankConfig rank=2 nth=1 error=2", "ncclCommInitRankConfig rank=0 nth=1 error=5"])
+def test_left_to_themselves_daemons_send_in_streams_once_nccl_could_not_begin(spread, tmp_path, reader, fault):
+    bench = spread("--reader", reader, comm=(), faults=(fault,))
+    source, state = sample(tmp_path)
+    answer = bench.group.ctl("load", source, "--layout", "fsdp:4")
+    assert answer.returncode == 1 and "NCCL" in answer.stderr, answer.stderr
+    bench.nccl.script()
+    assert int(load(bench, source, "fsdp:4")["progress"]["storage_bytes"]) == tensor_bytes(state)
+    assert not exchanged(bench)
+    assert "nothing was exchanged by NCCL; until the group changes, loads go in streams" in bench.group.log()
+    bench.group.restart(3)
+    load(bench, sample(tmp_path, count=1)[0], "fsdp:4")
+    assert exchanged(bench), "the group has changed"
+
+
 # One exchange each, which has ended everywhere else before the next heartbeat; also under a leader that holds its
 # shard and takes no part: rank 2 is the second of the others.
 @pytest.mark.parametrize("files, holds, rank", [(4, False, 2), (1, True, 1), (4, True, 1), (9, True, 1)])

@@ -216,10 +216,9 @@ absl::Status Communicator::Pause(const std::string& doing, const std::set<uint32
   if (std::chrono::steady_clock::now() >= deadline) {
     return MakeError(
         absl::StatusCode::kDeadlineExceeded, reason,
-        fmt::format("{} on rank {}: gave up waiting for rank{} {} of {}; look whether their "
+        fmt::format("{} on rank {}: gave up waiting for rank{} {}; look whether their "
                     "daemons run, and at their logs and GPUs",
-                    doing, NameOf(rank()), ranks.size() == 1 ? "" : "s", NamesOf(ranks),
-                    world_size()));
+                    doing, NameOf(rank()), ranks.size() == 1 ? "" : "s", NamesOf(ranks)));
   }
   std::this_thread::sleep_for(turn < kShortTurns ? kCudaPoll : kLongPoll);
   return absl::OkStatus();

@@ -116,6 +116,12 @@ TEST_F(ExecuteFanoutTest, FinishesWhenAllMembersDo) {
   EXPECT_OK(Start()->Finish().second);
 }
 
+TEST_F(ExecuteFanoutTest, MembersHearThatItHasBegunHoweverSoonItIsFinished) {
+  EXPECT_OK(Start()->Finish().second);
+  EXPECT_EQ(first_.sent.get_future().wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  EXPECT_EQ(second_.sent.get_future().wait_for(std::chrono::seconds(0)), std::future_status::ready);
+}
+
 TEST_F(ExecuteFanoutTest, AMemberThatCannotBeReachedBreaksItAtOnce) {
   second_.open = absl::UnavailableError("nobody there");
   const auto fanout = Start();
