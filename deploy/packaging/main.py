@@ -56,9 +56,7 @@ def commit() -> str:
 def strip(build: pathlib.Path, folder: pathlib.Path):
     """Stripped copies of everything that is packed; the highest glibc that any of it needs."""
     needs = (2, 0)
-    names = [f"bin/{name}" for name in (*PROGRAMS, *make_archive.TESTS)]
-    names += [f"fakes/{name}" for name in make_archive.FAKES if (build / "fakes" / name).exists()]
-    for name in names:
+    for name in (*(f"bin/{name}" for name in PROGRAMS), *make_archive.of_tests(build)):
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["strip", "-o", str(target), str(build / name)], check=True, timeout=120)

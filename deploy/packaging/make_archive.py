@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sysconfig
 import tarfile
-from typing import Iterable
+from typing import Iterable, List
 
 import make_wheel
 
@@ -18,13 +18,27 @@ TEST_FILES = (
     "tests/testing/fake_nccl.py",
     "tests/testing/host_view.py",
 )
-TESTS = ("kernel_bench", "copy_bench", "contract_memory_cuda", "contract_transfer_cuda")
+TESTS = (
+    "kernel_bench",
+    "copy_bench",
+    "contract_memory_cuda",
+    "contract_transfer_cuda",
+    "contract_comm_nccl",
+)
+# Where nccl.h was there to build against.
+WITH_NCCL = ("contract_comm_nccl", "libnccl.so.2")
 FAKES = ("libcuda.so.1", "libckptd_twins.so", "libnccl.so.2")
 
 
 def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(source, target)
+
+
+def of_tests(binaries: pathlib.Path) -> List[str]:
+    """What is packed of `binaries` for tests/gpu/run."""
+    paths = [*(f"bin/{name}" for name in TESTS), *(f"fakes/{name}" for name in FAKES)]
+    return [path for path in paths if (binaries / path).exists() or not path.endswith(WITH_NCCL)]
 
 
 def tracked(root: pathlib.Path, folder: str) -> Iterable[str]:
@@ -66,11 +80,8 @@ def lay_out(
     (folder / "bin").mkdir()
     for name in ("ckptd", "ckptctl"):
         (folder / "bin" / name).symlink_to(f"../python/ckptd/bin/{name}")
-    for name in TESTS:
-        _copy(binaries / "bin" / name, folder / "bin" / name)
-    for name in FAKES:
-        if (binaries / "fakes" / name).exists():
-            _copy(binaries / "fakes" / name, folder / "fakes" / name)
+    for path in of_tests(binaries):
+        _copy(binaries / path, folder / path)
     for name in (*tracked(root, "tests/gpu"), *TEST_FILES):
         if not name.endswith((".cc", "CMakeLists.txt")):
             _copy(root / name, folder / name)

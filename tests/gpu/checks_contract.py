@@ -1,26 +1,26 @@
-"""The contract tests of memory and transfer, which CI runs on the fake driver, on this one."""
+"""The contract tests of memory, transfer and communicators, which CI runs on the fake driver, on this one."""
 
 import os
 import re
 import subprocess
 
 import place
-from gpu_record import Checks
+from gpu_record import Checks, NotShown
 
 checks = Checks()
 RAN = re.compile(r"\[==========\] (\d+) tests? from .* ran")
 FAILED = re.compile(r"^\[  FAILED  \] (\S+)", re.M)
 
 
-def run(bench, program, *patterns):
+def run(bench, program, *patterns, **environment):
     """Runs the tests that the patterns name; how many."""
     chosen = {} if bench.fake else {"CUDA_VISIBLE_DEVICES": bench.uuid}
     done = subprocess.run(
         [place.program(program), "--gtest_brief=1", f"--gtest_filter={':'.join(patterns)}"],
-        env={**os.environ, **bench.environment, **chosen, "CKPTD_TEST_GPU": "1"},
+        env={**os.environ, **bench.environment, **chosen, "CKPTD_TEST_GPU": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=300 if bench.fake else 60,
+        timeout=300 if bench.fake else 120,
     )
     ran = RAN.search(done.stdout)
     failed = sorted(set(FAILED.findall(done.stdout)))
@@ -50,3 +50,15 @@ def device_memory(bench):
 def transfer(bench):
     # All of it is too much for a fake whose link is slow so that others can hit a copy.
     return run(bench, "contract_transfer_cuda", "Forms/NarrowColumns.*" if bench.fake else "*")
+
+
+@checks("the contract of communicators holds by NCCL, two and three ranks sharing the GPU")
+def communicator(bench):
+    if bench.nccl["why not"]:
+        raise NotShown(bench.nccl["why not"])
+    if not place.program("contract_comm_nccl").exists():
+        raise NotShown("it was built without nccl.h")
+    # The other instances are of the fake driver's ways.
+    return run(
+        bench, "contract_comm_nccl", "Nccl/CommContract/0.*", CKPTD_TEST_NCCL=bench.nccl["path"]
+    )

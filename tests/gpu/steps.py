@@ -35,7 +35,7 @@ class Step(NamedTuple):
 STEPS = (
     Step("checks_kernels", 60, client=False),
     Step("checks_bytes", 75),
-    Step("checks_contract", 60),
+    Step("checks_contract", 120),
     Step("checks_lifetimes", 80),
     Step("checks_training", 90),
     Step("figures_load", 140),

@@ -28,8 +28,10 @@ struct CommRank {
   std::vector<uint32_t> names;
   std::string id;
   GroupComms* comms = nullptr;
-  // Zeros that the communicator can carry, and that this process can read and write by address.
+  // Zeros that the communicator can carry.
   std::function<std::unique_ptr<StagedMemory>(uint64_t bytes)> memory;
+  // Makes `bytes` of such memory equal.
+  std::function<void(StagedMemory&, uint64_t offset, uint64_t bytes, int value)> fill;
 
   static GroupComm::Deadline In(std::chrono::milliseconds time) {
     return std::chrono::steady_clock::now() + time;
@@ -49,15 +51,11 @@ struct CommRank {
   }
 };
 
-inline std::byte* BytesOf(const StagedMemory& memory) {
-  return reinterpret_cast<std::byte*>(memory.address());
-}
-inline void Fill(const StagedMemory& memory, uint64_t offset, uint64_t bytes, int value) {
-  std::fill_n(BytesOf(memory) + offset, bytes, static_cast<std::byte>(value));
-}
-inline bool AllAre(const StagedMemory& memory, uint64_t offset, uint64_t bytes, int value) {
-  const std::byte* const begin = BytesOf(memory) + offset;
-  return std::all_of(begin, begin + bytes,
+inline bool AllAre(StagedMemory& memory, uint64_t offset, uint64_t bytes, int value) {
+  std::vector<std::byte> found(bytes);
+  const absl::Status read = memory.Read(offset, found);
+  EXPECT_TRUE(read.ok()) << read;
+  return std::all_of(found.begin(), found.end(),
                      [value](std::byte b) { return b == static_cast<std::byte>(value); });
 }
 // The end of an exchange and of the wait for it.
@@ -82,8 +80,8 @@ TYPED_TEST_P(CommContract, SlicesGoToTheirRanksAndNowhereElse) {
     const auto memory = self.memory(3 * kSlice);
     ASSERT_TRUE(comm->Begin().ok());
     if (self.rank == 1) {
-      Fill(*memory, 0, kSlice, 10);
-      Fill(*memory, 2 * kSlice, kSlice, 12);
+      self.fill(*memory, 0, kSlice, 10);
+      self.fill(*memory, 2 * kSlice, kSlice, 12);
       EXPECT_TRUE(comm->Send(*memory, 0, kSlice, 0).ok());
       EXPECT_TRUE(comm->Send(*memory, 2 * kSlice, kSlice, 2).ok());
     } else {
@@ -104,7 +102,7 @@ TYPED_TEST_P(CommContract, ABroadcastGivesEveryRankTheRootsBytes) {
     const auto comm = self.Join();
     ASSERT_NE(comm, nullptr);
     const auto memory = self.memory(2 * kSlice);
-    if (self.rank == 2) Fill(*memory, 7, kSlice, 9);
+    if (self.rank == 2) self.fill(*memory, 7, kSlice, 9);
     ASSERT_TRUE(comm->Begin().ok());
     EXPECT_TRUE(comm->Broadcast(*memory, 7, kSlice, 2).ok());
     const absl::Status status = Complete(*comm, CommRank::Patiently());
@@ -121,8 +119,8 @@ TYPED_TEST_P(CommContract, BytesGoBothWaysInOneExchangeInTheOrderInWhichTheyWere
     ASSERT_NE(comm, nullptr);
     const auto memory = self.memory(4 * kSlice);
     const uint32_t peer = 1 - self.rank;
-    Fill(*memory, 0, kSlice, self.rank == 0 ? 1 : 3);
-    Fill(*memory, kSlice, kSlice, self.rank == 0 ? 2 : 4);
+    self.fill(*memory, 0, kSlice, self.rank == 0 ? 1 : 3);
+    self.fill(*memory, kSlice, kSlice, self.rank == 0 ? 2 : 4);
     ASSERT_TRUE(comm->Begin().ok());
     for (uint64_t i = 0; i < 2; ++i) {
       EXPECT_TRUE(comm->Send(*memory, i * kSlice, kSlice, peer).ok());
@@ -141,7 +139,7 @@ TYPED_TEST_P(CommContract, OneWaitIsForAllExchangesBeforeIt) {
     const auto comm = self.Join();
     ASSERT_NE(comm, nullptr);
     const auto memory = self.memory(2 * kSlice);
-    if (self.rank == 0) Fill(*memory, 0, 2 * kSlice, 6);
+    if (self.rank == 0) self.fill(*memory, 0, 2 * kSlice, 6);
     for (uint64_t i = 0; i < 2; ++i) {
       ASSERT_TRUE(comm->Begin().ok());
       EXPECT_TRUE((self.rank == 0 ? comm->Send(*memory, i * kSlice, kSlice, 1)

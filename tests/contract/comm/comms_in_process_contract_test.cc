@@ -19,6 +19,10 @@ class ThreadsBench {
     self.memory = [](uint64_t bytes) {
       return std::make_unique<BytesInProcess>(bytes, std::byte{0});
     };
+    self.fill = [](StagedMemory& memory, uint64_t offset, uint64_t bytes, int value) {
+      std::fill_n(reinterpret_cast<std::byte*>(memory.address()) + offset, bytes,
+                  static_cast<std::byte>(value));
+    };
     std::vector<std::thread> ranks;
     for (self.rank = 0; self.rank < names.size(); ++self.rank) ranks.emplace_back(body, self);
     for (std::thread& rank : ranks) rank.join();

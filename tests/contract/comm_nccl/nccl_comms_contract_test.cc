@@ -1,7 +1,6 @@
-// NCCL's communicators, on the fake NCCL and the fake driver, a process for each rank.
+// NCCL's communicators, a process for each rank: on the fake NCCL and the fake driver, or on a
+// real GPU that they share (see group.h).
 #include "server/comm/nccl/nccl_comms.h"
-
-#include <cstring>
 
 #include "tests/contract/comm/comm_contract.h"
 #include "tests/unit/server/comm/nccl/group.h"
@@ -9,24 +8,44 @@
 namespace ckptd {
 namespace {
 
-// The fake's device memory is this process's.
+// Device memory, filled and read by the driver.
 class DeviceBytes final : public StagedMemory {
  public:
-  explicit DeviceBytes(CudaAllocation memory, uint64_t bytes)
-      : memory_(std::move(memory)), bytes_(bytes) {}
+  DeviceBytes(const std::shared_ptr<CudaDevice>& device, uint64_t bytes)
+      : memory_(CudaAllocation::Create(device, bytes).value()),
+        stream_(CudaStream::Make(device).value()),
+        bytes_(bytes) {
+    Fill(0, bytes, 0);
+  }
+  void Fill(uint64_t offset, uint64_t bytes, int value) {
+    Do([&](const CudaDriver& driver) {
+      return driver.MemsetD8Async(memory_.address() + offset, static_cast<unsigned char>(value),
+                                  bytes, stream_.get());
+    });
+  }
   uint64_t bytes() const override { return bytes_; }
   uint64_t address() const override { return memory_.address(); }
   unsigned Lanes() const override { return 1; }
   absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() override {
-    return absl::UnimplementedError("filled by address");
+    return absl::UnimplementedError("filled by the driver");
   }
   absl::Status Read(uint64_t offset, std::span<std::byte> out) override {
-    std::memcpy(out.data(), reinterpret_cast<const std::byte*>(address()) + offset, out.size());
+    Do([&](const CudaDriver& driver) {
+      return driver.MemcpyDtoHAsync(out.data(), memory_.address() + offset, out.size(),
+                                    stream_.get());
+    });
     return absl::OkStatus();
   }
 
  private:
+  void Do(const std::function<CUresult(const CudaDriver&)>& queue) const {
+    const CudaScope scope(*memory_.device());
+    EXPECT_EQ(queue(memory_.device()->driver()), CUDA_SUCCESS);
+    EXPECT_TRUE(stream_.Wait(std::chrono::seconds(10)).ok());
+  }
+
   const CudaAllocation memory_;
+  const CudaStream stream_;
   const uint64_t bytes_;
 };
 
@@ -43,7 +62,10 @@ class ProcessesBench {
       self.comms = &comms;
       self.id.assign(reinterpret_cast<const char*>(member.id.data()), member.id.size());
       self.memory = [&member](uint64_t bytes) {
-        return std::make_unique<DeviceBytes>(member.Memory(bytes, 0), bytes);
+        return std::make_unique<DeviceBytes>(member.device, bytes);
+      };
+      self.fill = [](StagedMemory& memory, uint64_t offset, uint64_t bytes, int value) {
+        static_cast<DeviceBytes&>(memory).Fill(offset, bytes, value);
       };
       body(self);
     });
@@ -67,7 +89,7 @@ struct Late : ProcessesBench {
 };
 
 using Drivers = ::testing::Types<Eager, Lazy, Late>;
-INSTANTIATE_TYPED_TEST_SUITE_P(FakeNccl, CommContract, Drivers);
+INSTANTIATE_TYPED_TEST_SUITE_P(Nccl, CommContract, Drivers);
 
 }  // namespace
 }  // namespace ckptd

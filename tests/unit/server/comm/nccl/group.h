@@ -1,4 +1,6 @@
-// Daemons' ranks in processes of their own, on the fake driver and the fake NCCL.
+// Daemons' ranks in processes of their own, on the fake driver and the fake NCCL; or, where
+// CKPTD_TEST_GPU is set, on the machine's first GPU, which they share, and the NCCL that
+// CKPTD_TEST_NCCL names.
 #ifndef CKPTD_TESTS_UNIT_SERVER_COMM_NCCL_GROUP_H_
 #define CKPTD_TESTS_UNIT_SERVER_COMM_NCCL_GROUP_H_
 
@@ -128,14 +130,19 @@ class NcclGroup {
  private:
   void RunMember(uint32_t rank, uint32_t world_size, const Body& body) const {
     ApplyNcclEnvironment(CleanNcclEnvironment(environ));  // as a daemon does first of all
-    ASSERT_NE(::dlopen(CKPTD_FAKE_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL), nullptr);
+    const char* const real = ::getenv("CKPTD_TEST_GPU") == nullptr ? nullptr : ::getenv("CKPTD_TEST_NCCL");
+    if (real == nullptr) {
+      ASSERT_NE(::dlopen(CKPTD_FAKE_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL), nullptr);
+    }
     Member member;
     member.rank = rank;
     member.world_size = world_size;
     member.signal = &signal_;
-    member.library = NcclLibrary::Open({CKPTD_FAKE_NCCL_LIBRARY, {}}).value();
+    member.library =
+        NcclLibrary::Open({real == nullptr ? CKPTD_FAKE_NCCL_LIBRARY : real, {}}).value();
     const CudaDriver& driver = **CudaDriver::Load();
-    member.device = CudaDevice::Open(driver, ListGpus(driver).value().at(rank)).value();
+    const size_t gpu = real == nullptr ? rank : 0;
+    member.device = CudaDevice::Open(driver, ListGpus(driver).value().at(gpu)).value();
     if (rank == 0) {
       member.id = member.library->MakeUniqueId().value();
       channels_[0].Send(1, member.id.data(), member.id.size());
