@@ -56,8 +56,10 @@ endfunction()
 
 # ckptd_test(name DIRECTORY dir LABEL label DEPENDS lib...): one gtest binary of every *_test.cc in dir.
 function(ckptd_test name)
-  cmake_parse_arguments(ARG "" "DIRECTORY;LABEL" "DEPENDS" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${ARG_DIRECTORY}/*_test.cc)
+  cmake_parse_arguments(ARG "" "LABEL" "DIRECTORY;DEPENDS" ${ARGN})
+  list(TRANSFORM ARG_DIRECTORY PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  list(TRANSFORM ARG_DIRECTORY APPEND /*_test.cc)
+  file(GLOB sources CONFIGURE_DEPENDS ${ARG_DIRECTORY})
   if(NOT sources)
     return()
   endif()

@@ -18,13 +18,7 @@ TEST_FILES = (
     "tests/testing/fake_nccl.py",
     "tests/testing/host_view.py",
 )
-TESTS = (
-    "kernel_bench",
-    "copy_bench",
-    "contract_memory_cuda",
-    "contract_transfer_cuda",
-    "contract_comm_nccl",
-)
+TESTS = ("kernel_bench", "copy_bench", "contract_cuda", "contract_comm_nccl")
 # Where nccl.h was there to build against.
 WITH_NCCL = ("contract_comm_nccl", "libnccl.so.2")
 FAKES = ("libcuda.so.1", "libckptd_twins.so", "libnccl.so.2")

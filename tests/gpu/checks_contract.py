@@ -33,7 +33,7 @@ def run(bench, program, *patterns, **environment):
 
 @checks("the contract of memory holds: slabs by descriptor, by name and at rest")
 def memory(bench):
-    return run(bench, "contract_memory_cuda", "*MemoryContract.*/*")
+    return run(bench, "contract_cuda", "*MemoryContract.*/*")
 
 
 @checks("slabs are zero when fresh, go with the last who has them, and refuse what is none")
@@ -41,7 +41,7 @@ def device_memory(bench):
     # The others look at the fake's trace, or need a GPU in slices.
     return run(
         bench,
-        "contract_memory_cuda",
+        "contract_cuda",
         "CudaMemoryContract.*-*NotVisible*:*Slice*:*ReadOnlyClient*",
     )
 
@@ -49,7 +49,9 @@ def device_memory(bench):
 @checks("the contract of transfers holds: imported slabs and frames, with kernels and without")
 def transfer(bench):
     # All of it is too much for a fake whose link is slow so that others can hit a copy.
-    return run(bench, "contract_transfer_cuda", "Forms/NarrowColumns.*" if bench.fake else "*")
+    names = ("CopySlabTest", "FrameReceiverOnGpu", "*Transfer", "*NarrowColumns")
+    patterns = ["Forms/NarrowColumns.*"] if bench.fake else [f"{name}.*" for name in names]
+    return run(bench, "contract_cuda", *patterns)
 
 
 @checks("the contract of communicators holds by NCCL, two and three ranks sharing the GPU")

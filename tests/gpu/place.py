@@ -15,7 +15,6 @@ BUILD = (
 )
 CLIENT = ROOT / "python" if PACKED else ROOT / "client/python/src"
 FOLDERS = [CLIENT, HERE, ROOT / "tests/integration", ROOT / "tests/testing"]
-CONTRACTS = ("contract_memory_cuda", "contract_transfer_cuda")
 OLDEST_PROTOBUF = (4, 25)
 
 
@@ -24,7 +23,7 @@ def program(name: str) -> pathlib.Path:
 
 
 def missing_programs() -> List[str]:
-    names = ("ckptd", "ckptctl", "kernel_bench", "copy_bench", *CONTRACTS)
+    names = ("ckptd", "ckptctl", "kernel_bench", "copy_bench", "contract_cuda")
     return [name for name in names if not os.access(program(name), os.X_OK)]
 
 

@@ -12,7 +12,7 @@ from group import BINARIES, sanitized
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NEEDED = [
-    *(BINARIES / name for name in ("ckptd", "ckptctl", "kernel_bench", "copy_bench", "contract_memory_cuda")),
+    *(BINARIES / name for name in ("ckptd", "ckptctl", "kernel_bench", "copy_bench", "contract_cuda")),
     *(BINARIES.parent / "fakes" / name for name in ("libcuda.so.1", "libckptd_twins.so", "libnccl.so.2")),
 ]
 # What a fake driver, or a PyTorch without a GPU, cannot show.

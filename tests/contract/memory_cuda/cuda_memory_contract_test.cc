@@ -20,12 +20,13 @@ namespace {
 const uint64_t kSegment = OnRealGpu() ? 2 << 20 : 4 << 20;
 constexpr uint64_t kMinimum = 2 << 20;  // the least that the driver maps; blocks of cuMemAlloc
 
+// Of all tests of contract_cuda, those of transfers included.
 class OnTheFake : public testing::Environment {
  public:
   // Late streams and dirty fresh memory: a missing wait or clear shows.
   void SetUp() override {
     UseTestCuda(
-        "gpus = 2\nbytes = 0x10000000\nlazy = 1\nfill = 0xcb\ntrace = trace\n"
+        "gpus = 2\nbytes = 0x40000000\nlazy = 1\nfill = 0xcb\ntrace = trace\n"
         "recommended_granularity = 0x400000\n"
         "name.1 = NVIDIA H100 80GB HBM3 MIG 1g.10gb\n"
         "twins = " CKPTD_TWINS "\n");

@@ -19,15 +19,6 @@ constexpr char kSecret[] = "0123456789abcdef0123456789abcdef";
 constexpr std::chrono::seconds kPatience{10};
 constexpr size_t kGpus = 2;
 
-class OnTheFake : public testing::Environment {
- public:
-  // Late streams and dirty fresh memory: a missing wait or clear shows.
-  void SetUp() override {
-    UseTestCuda("gpus = 2\nbytes = 0x40000000\nlazy = 1\nfill = 0xcb\ntwins = " CKPTD_TWINS "\n");
-  }
-};
-const auto* const kEnvironment = testing::AddGlobalTestEnvironment(new OnTheFake);
-
 // Three slots: they are waited for often.
 std::unique_ptr<CudaMemory> MemoryOn(size_t gpu, bool kernels) {
   CudaMemoryOptions options = {.budget_bytes = 512 << 20, .staging_bytes = 12 << 20};
