@@ -96,6 +96,11 @@ absl::Status CheckSameNames(const CheckpointIndex& index) {
 
 }  // namespace
 
+absl::Status CheckExists(const std::string& source) {
+  CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(source));
+  return StatSource(path).status();
+}
+
 absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source) {
   CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(source));
   CKPTD_ASSIGN_OR_RETURN(const LocatedSource located, LocateFiles(path));

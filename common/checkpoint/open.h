@@ -22,6 +22,10 @@ namespace ckptd {
 // not safetensors and has the name of another format.
 absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source);
 
+// OK if there is anything by that name; else NotFound SOURCE_NOT_FOUND or PermissionDenied
+// SOURCE_UNREADABLE, as OpenCheckpoint. Reads nothing.
+absl::Status CheckExists(const std::string& source);
+
 // As OpenCheckpoint, for whom CheckUnchanged is to notice every later write: waits until the
 // clock tick in which a file was written last is over (20 ms; 2.1 s where file systems stamp
 // by whole seconds), and reads again.

@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{200};
 constexpr std::chrono::seconds kLookupDeadline{5};
+constexpr std::chrono::milliseconds kExistsDeadline{500};
 // A little less than a proposal may take altogether.
 constexpr std::chrono::seconds kEndingDeadline{7};
 constexpr std::chrono::seconds kAbortDeadline{2};
@@ -163,11 +164,20 @@ void Coordinator::Stop() {
 
 absl::StatusOr<bool> Coordinator::CanReuse(uint32_t rank, const LoadRequest& request) {
   const auto files = rounds_.FilesToCheck(rank, request);
-  if (!files.has_value()) return true;
+  if (!files.has_value()) return CheckSource(rank, request);
   const absl::Status status =
       parts_.lookups.CheckFiles(request.source, *files, Clock::now() + kLookupDeadline);
   if (!SaysWhether(status)) return status;
   return status.ok();
+}
+
+absl::StatusOr<bool> Coordinator::CheckSource(uint32_t rank, const LoadRequest& request) {
+  // A load by rank begins when all have stated theirs: a mistyped path would wait for that.
+  if (!IsRankForm(request) || !rounds_.IsNew(rank, request)) return true;
+  const absl::Status exists =
+      parts_.lookups.CheckFiles(request.source, {}, Clock::now() + kExistsDeadline);
+  if (exists.code() == absl::StatusCode::kNotFound) return exists;
+  return true;  // and what else is wrong with it, the load says
 }
 
 absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadRequest& request) {

@@ -58,7 +58,9 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                  {options_.identity.rank, options_.memory_endpoint,
                   host_tier_.enabled() ? &host_tier_ : nullptr, comms_.version(),
                   comms_.why_none()}),
-      lookups_(CheckUnchanged) {
+      lookups_([](const CheckpointIndex& index) {
+        return index.files.empty() ? CheckExists(index.source) : CheckUnchanged(index);
+      }) {
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
         Membership::Options{options_.identity, std::make_shared<LocalLink>(rank_side_),

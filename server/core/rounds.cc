@@ -23,6 +23,14 @@ std::optional<std::vector<SourceFile>> Rounds::FilesToCheck(uint32_t rank,
   return known->files;
 }
 
+bool Rounds::IsNew(uint32_t rank, const LoadRequest& request) const {
+  MutexLock lock(mutex_);
+  for (const auto& [name, round] : rounds_) {
+    if (Takes(name, round, rank, request)) return false;
+  }
+  return FindKnown(rank, LoadKey(request), RequestDigest(request)) == nullptr;
+}
+
 Rounds::Round Rounds::NewRound(const LoadRequest& request, Deadline deadline) {
   Round round;
   round.order = ++begun_;

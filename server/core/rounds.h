@@ -57,6 +57,8 @@ class Rounds {
   // the caller can check that they are unchanged (outside any lock).
   std::optional<std::vector<SourceFile>> FilesToCheck(uint32_t rank,
                                                       const LoadRequest& request) const;
+  // Whether a request begins what nobody has asked for yet, nor holds.
+  bool IsNew(uint32_t rank, const LoadRequest& request) const;
   // Adds a proposal; returns the name of the checkpoint it leads to. `reuse` is
   // false when the known checkpoint's files have changed: a new one is begun.
   // Nothing while the load that it would join is being published: who asks then may

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from ranks import run_ranks
 
 HERE = pathlib.Path(__file__).resolve().parent
 WORLD = 3
@@ -66,3 +67,11 @@ def test_ranks_that_wait_for_a_late_one_hear_for_whom_within_10_seconds(how, los
         assert kind == "", f"{kind}: {sentence}"
         assert f"s, for rank {lost}, which must make the same call; it gives up after 60 s" in sentence
         assert seconds < 10
+
+
+def test_in_a_group_that_is_made_anew_calls_are_in_step_and_a_lost_rank_is_named(daemons, tmp_path):
+    run_ranks(daemons, tmp_path, WORLD, HERE.parent / "python/regrouped.py", patience=120)
+    for rank in range(WORLD - 1):
+        apart, loaded, lost = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        assert apart[0] == "ValueError" and loaded[:2] == ["", ""], (apart, loaded)
+        assert lost[0] == "Aborted" and f"waiting for rank {WORLD - 1}: its process" in lost[1] and lost[2] < 10, lost

@@ -116,6 +116,16 @@ def test_trainers_that_load_different_files_hear_within_10_seconds_of_the_other_
                    for said in caplog.messages) == 1, caplog.messages
 
 
+@pytest.mark.parametrize("mistaken", [0, 2])
+def test_a_path_that_rank_0_does_not_have_is_refused_at_once_wherever_it_is_asked_for(trainers, path, mistaken):
+    group = trainers.group
+    wrong, began = Trainers(group, f"{path}.not"), time.monotonic()
+    with pytest.raises(ckptd.NotFound, match=r"not.*: .*check the path"):
+        wrong.load(mistaken, "ab")
+    assert time.monotonic() - began < 5
+    assert len({checkpoint.name for checkpoint in trainers.all(["ab", "c", "d"])}) == 1
+
+
 LEFT_ALONE = """
 import sys
 sys.path[:0] = sys.argv[4:]

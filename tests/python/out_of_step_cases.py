@@ -44,13 +44,11 @@ def the_next_calls_are_in_step(bench, *numbers_):
 
 
 def when_waited_for():
-    """Returns when rank 0 has come to a round that this process has not, and that is not over."""
-    store, deadline = _private.default_store("ckptd"), time.monotonic() + 30
+    """Returns when rank 0 has come to a call that this process has not, and waits."""
+    deadline = time.monotonic() + 30
     while True:
-        there = _agree._rounds + 1
-        while store.check([f"{there}/2"]):
-            there += 1
-        if store.check([f"{there}/here/0"]):
+        shared = _agree._share()
+        if any(not shared.store.check([f"{function}/{times}/2"]) for function, times in shared.ahead()):
             return
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -109,40 +107,26 @@ def an_empty_dict_without_options_is_no_part_of_a_path_s_call(bench):
     the_next_calls_are_in_step(bench)
 
 
-def the_wrong_side_of_sharding_on_every_rank_is_an_error_of_every_rank(bench):
-    state, near = numbers(Bare()), {"address": bench.address, "timeout": 60}
+def the_wrong_side_of_sharding_is_an_error_of_every_rank_and_can_be_put_right(bench):
+    path, like, near = save(bench, 7), sharded(Bare).state_dict(), {"address": bench.address, "timeout": 60}
 
     def zero():
-        with fails(ValueError, "not rank 0"):
-            ckptd.torch.broadcast_and_shard_state_dict(state, sharded(Bare).state_dict(), {}, **near)
+        with fails(ValueError, "rank 1: ", "not rank 0"):
+            ckptd.torch.broadcast_and_shard_state_dict(path, like, {}, **near)
 
     def one():
         with fails(ValueError, "not rank 0"):
-            ckptd.torch.broadcast_and_shard_state_dict({}, sharded(Bare).state_dict(), {}, **near)
+            ckptd.torch.broadcast_and_shard_state_dict({}, like, {}, **near)
 
     in_both_orders(bench, zero, one)
+    parts, model = {}, sharded(Bare)
     if bench.rank == 0:
-        with fails(ValueError, "rank 1: ", "not rank 0"):
-            ckptd.torch.broadcast_and_shard_state_dict(state, sharded(Bare).state_dict(), {}, **near)
+        ckptd.torch.broadcast_and_shard_state_dict(path, like, parts, **near)
     else:
-        with fails(ValueError, "not rank 0"):
-            ckptd.torch.broadcast_and_shard_state_dict({}, sharded(Bare).state_dict(), {}, **near)
-    dist.barrier()
-    the_next_calls_are_in_step(bench)
-
-
-def the_wrong_side_of_sharding_can_be_put_right(bench):
-    near, parts, like = {"address": bench.address, "timeout": 60}, {}, sharded(Bare).state_dict()
-    if bench.rank == 0:
-        ckptd.torch.broadcast_and_shard_state_dict(save(bench, 7), like, parts, **near)
-    else:
-        save(bench, 7)
-        with fails(ValueError, "not rank 0"):
-            ckptd.torch.broadcast_and_shard_state_dict({}, like, parts, **near)
         ckptd.torch.shard_broadcasted_state_dict(like, parts, **near)
-    model = sharded(Bare)
     model.load_state_dict(parts, assign=True)
     assert_holds(model, 7)
+    the_next_calls_are_in_step(bench)
 
 
 class Broken(OnTheHost):
@@ -172,7 +156,7 @@ class Said(logging.Handler):
 
     def emit(self, record):
         self.lines.append(record.getMessage())
-        _private.default_store("ckptd").set(self.lines[-1][:12], b"1")
+        _private.default_store().set(self.lines[-1][:12], b"1")
 
 
 def a_path_that_rank_0_cannot_open_is_named_to_those_that_wait(bench):
@@ -183,7 +167,7 @@ def a_path_that_rank_0_cannot_open_is_named_to_those_that_wait(bench):
         with fails(FileNotFoundError, WRONG):
             ckptd.torch.load_state_dict(WRONG, address=bench.address)
         state = ckptd.torch.load_state_dict(path, address=bench.address)
-        _private.default_store("ckptd").wait(["DistModule.l"], datetime.timedelta(seconds=10))
+        _private.default_store().wait(["DistModule.l"], datetime.timedelta(seconds=10))
         module.load_state_dict(state)
     else:
         logging.getLogger("ckptd").addHandler(said)
@@ -216,9 +200,81 @@ def another_path_on_one_rank_is_another_call(bench):
     """Where each rank passes one. Torch's own function would load each rank's."""
     paths = [save(bench, number) for number in (1, 2)]
     model = sharded(Bare)
-    with fails(RuntimeError, "not at the same call", *(f"set_model_state_dict of {path} for the" for path in paths)):
+    with fails(RuntimeError, "set_model_state_dict: the ranks do not ask for the same", *paths):
         set_model(bench, paths[bench.rank], model=model)
     assert all(local(p).is_meta for p in model.parameters()), "it was touched"
+    the_next_calls_are_in_step(bench)
+
+
+def other_lazy_dicts_on_the_ranks_are_refused(bench):
+    """Where each rank has one; torch's own function would load each rank's."""
+    paths = [save(bench, number) for number in (1, 2)]
+    lazy = ckptd.torch.load_state_dict(paths[bench.rank], every_rank=True, address=bench.address)
+    own = ckptd.torch.load_state_dict(paths[0], every_rank=True, address=bench.address)
+    if bench.rank:
+        own["head.weight"] = numbers(Bare())["head.weight"]
+    for given in (lazy, own):
+        with fails(RuntimeError, "the ranks do not ask for the same", "a LazyStateDict of"):
+            set_model(bench, given)
+    model, same = sharded(Bare), ckptd.torch.load_state_dict(paths[1], every_rank=True, address=bench.address)
+    same["head.weight"] = numbers(Bare())["head.weight"] + 2
+    set_model(bench, same, model=model)
+    assert_holds(model, 2)
+
+
+class Hooked(Bare):
+    """Whose state dict cannot be had."""
+
+    def state_dict(self, *args, **named):
+        raise KeyError("a hook of the model's")
+
+
+def whatever_one_rank_raises_before_the_round_ends_the_call_of_all(bench):
+    path, near = save(bench, 0), {"address": bench.address, "timeout": 60}
+
+    def checkpoint(build=Bare):
+        ckptd.accelerate.load_checkpoint_in_model(sharded(build), path, **near)
+
+    def full(**more):
+        ckptd.torch.fsdp2_load_full_state_dict(None, sharded(Bare), path, **{**near, **more})
+
+    def options(given=BROADCAST):
+        set_model(bench, path, given)
+
+    for right, wrong, says in (
+        (checkpoint, lambda: checkpoint(Hooked), "a hook of the model's"),
+        (full, lambda: full(timeout=None), "NoneType"),
+        (full, lambda: full(fallback="nativ"), "fallback='nativ'"),
+        (full, lambda: full(fallback="native"), "the ranks do not ask for the same"),
+        (options, lambda: options({"full_state_dict": True}), "no attribute"),
+    ):
+        dist.barrier()
+        with fails(Exception, says):
+            wrong() if bench.rank else right()
+        the_next_calls_are_in_step(bench, 500)
+
+
+def ranks_at_different_functions_hear_so_and_are_in_step_two_calls_later(bench):
+    """The one that has still to come to the other's call hears once more that this has failed."""
+    path = save(bench, 0)
+    with fails(RuntimeError, "the ranks are not at the same call", "DistModule.load_state_dict", "set_model_state_dict"):
+        if bench.rank:
+            set_model(bench, path, BROADCAST)
+        else:
+            ckptd.torch.DistModule(sharded(Bare), address=bench.address, timeout=60).load_state_dict(path)
+    if bench.rank == 0:
+        with fails(RuntimeError, "the ranks are not at the same call"):
+            set_model(bench, path, BROADCAST)
+    the_next_calls_are_in_step(bench)
+
+
+def a_process_that_was_forked_takes_no_rank_out(bench):
+    child = os.fork()
+    if child == 0:
+        _agree._on_exit()
+        os._exit(0)
+    os.waitpid(child, 0)
+    dist.barrier()
     the_next_calls_are_in_step(bench)
 
 
@@ -239,11 +295,14 @@ def calls_that_cannot_be_told_apart_are_errors_and_never_another_model_s_values(
 CASES = {2: [
     what_one_rank_refuses_by_itself_ends_the_call_of_all,
     an_empty_dict_without_options_is_no_part_of_a_path_s_call,
-    the_wrong_side_of_sharding_on_every_rank_is_an_error_of_every_rank,
-    the_wrong_side_of_sharding_can_be_put_right,
+    the_wrong_side_of_sharding_is_an_error_of_every_rank_and_can_be_put_right,
     a_model_that_one_rank_cannot_prepare_is_prepared_by_none,
     a_path_that_rank_0_cannot_open_is_named_to_those_that_wait,
     a_call_that_one_rank_makes_alone_is_skipped_by_the_others,
     another_path_on_one_rank_is_another_call,
+    other_lazy_dicts_on_the_ranks_are_refused,
+    whatever_one_rank_raises_before_the_round_ends_the_call_of_all,
+    ranks_at_different_functions_hear_so_and_are_in_step_two_calls_later,
+    a_process_that_was_forked_takes_no_rank_out,
     calls_that_cannot_be_told_apart_are_errors_and_never_another_model_s_values,
 ]}

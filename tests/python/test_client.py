@@ -19,6 +19,7 @@ from ckptd import _client, _proto, _rpc, _types
 from fake_daemon import FakeDaemon, Refusal
 
 NO_PROGRESS = _types.progress_of(_proto.message("Progress")())
+NO_CHECKPOINT = _types.checkpoint_of(_proto.message("Checkpoint")())
 
 
 def test_a_load_waits_until_the_checkpoint_is_active(client, source):
@@ -70,10 +71,19 @@ def test_a_load_that_waits_for_others_than_before_waits_anew(monkeypatch, caplog
     reminder = _client._Reminder("loading m", 600)
     for seconds, ranks in ((0, (1, 2)), (5, (2,)), (10, (2,)), (12, ()), (19, ()), (20, (2,)), (27, (2,)), (40, (2,))):
         now[0] = seconds
-        reminder.look(dataclasses.replace(NO_PROGRESS, waiting_ranks=ranks))
+        progress = dataclasses.replace(NO_PROGRESS, waiting_ranks=ranks)
+        reminder.look(dataclasses.replace(NO_CHECKPOINT, progress=progress))
     assert [record.getMessage() for record in caplog.records] == [
         "loading m: still waiting, after 7 s, for rank 2 to take part (a daemon that joins the group, or a trainer "
         "that makes the same load); it gives up after 600 s"]
+
+
+def test_who_waits_with_other_wishes_than_a_resident_load_hears_in_what_they_differ():
+    progress = dataclasses.replace(NO_PROGRESS, waiting_ranks=(0,), elsewhere="rank 0 loads /b")
+    waits = dataclasses.replace(NO_CHECKPOINT, progress=progress, differs=("layout",))
+    assert waits.waits_for == ("rank 0 to take part (rank 0 loads /b); another load of this source is resident, and "
+                               "this one differs in: layout")
+    assert dataclasses.replace(waits, progress=NO_PROGRESS).waits_for == NO_PROGRESS.waits_for
 
 
 def test_a_load_that_does_not_end_names_the_ranks_it_waits_for(daemon, client, source):

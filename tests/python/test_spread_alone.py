@@ -130,3 +130,25 @@ def test_a_failure_that_names_its_rank_keeps_that_name_on_its_way():
     """A daemon has told one rank of another one's."""
     sent = _failures.as_text(ckptd.Aborted("rank 0: its disk is full", "STORAGE_FULL"), 1)
     assert _failures.from_text(sent).message == "rank 0: its disk is full"
+
+
+class Mute(ValueError):
+    def __str__(self):
+        raise TypeError("no words")
+
+
+def test_a_failure_that_cannot_say_what_it_is_reaches_the_others_all_the_same():
+    heard = _failures.from_text(_failures.as_text(Mute(), 1))
+    assert type(heard) is ValueError and "Mute, which cannot say what it is" in str(heard)
+
+
+def test_names_that_are_no_strings_are_refused(daemon):
+    with pytest.raises(TypeError, match="got 3 as a key"):
+        ckptd.torch.DistModule(Net(), address=daemon.path).load_state_dict({3: torch.ones(1)})
+
+
+def test_a_timeout_without_an_end_is_a_very_long_one(daemon, tmp_path):
+    state, model = numbers(Net()), Net()
+    save_file(state, tmp_path / "m.safetensors")
+    ckptd.torch.DistModule(model, address=daemon.path, timeout=float("inf")).load_state_dict(tmp_path / "m.safetensors")
+    assert_filled(model, state)

@@ -159,12 +159,12 @@ class Client:
                 ):
                     checkpoint = _types.checkpoint_of(reply.checkpoint, resident, differs)
                     lost, heard = None, time.monotonic()
-                    reminder.look(checkpoint.progress)
+                    reminder.look(checkpoint)
                     if progress is not None:
                         progress(checkpoint.progress)
             except Error as error:
                 if deadline.passed():
-                    raise deadline.exceeded(doing, checkpoint.progress.waits_for) from None
+                    raise deadline.exceeded(doing, checkpoint.waits_for) from None
                 if lost is not None and error.reason == "CHECKPOINT_NOT_FOUND":
                     raise _restarted(doing, checkpoint.rank) from None
                 silent = time.monotonic() - heard
@@ -174,7 +174,7 @@ class Client:
             if checkpoint.state == "LOADING":
                 # The stream ended early: the daemon restarts, or the connection broke.
                 if deadline.passed():
-                    raise deadline.exceeded(doing, checkpoint.progress.waits_for)
+                    raise deadline.exceeded(doing, checkpoint.waits_for)
                 time.sleep(min(0.05, deadline.left()))
         if checkpoint.state == "FAILED":
             raise checkpoint.failure or FailedPrecondition(f"{doing}: it failed", "LOAD_FAILED")
@@ -352,16 +352,16 @@ class _Reminder:
         self._ranks: tuple = ()
         self._since: Optional[float] = None  # None: said, or nobody is waited for
 
-    def look(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if progress.waiting_ranks != self._ranks:
-            self._ranks, self._since = progress.waiting_ranks, now if progress.waiting_ranks else None
+    def look(self, checkpoint: Checkpoint) -> None:
+        now, ranks = time.monotonic(), checkpoint.progress.waiting_ranks
+        if ranks != self._ranks:
+            self._ranks, self._since = ranks, now if ranks else None
         elif self._since is not None and now - self._since > _SAY_AFTER:
             _LOG.warning(
                 "%s: still waiting, after %.0f s, for %s; it gives up after %s",
                 self._doing,
                 now - self._since,
-                progress.waits_for,
+                checkpoint.waits_for,
                 in_seconds(self._timeout),
             )
             self._since = None

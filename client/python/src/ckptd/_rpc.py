@@ -49,11 +49,14 @@ LAST_SECONDS = 2.0
 _ADMIN_SOCKET = ".admin.sock"
 
 
+_LONGEST = 1e8  # seconds; more than gRPC can count to is "no end", too
+
+
 class Deadline:
     """A point in time that all steps of one operation share."""
 
     def __init__(self, timeout: float):
-        self.timeout = float(timeout)
+        self.timeout = min(float(timeout), _LONGEST)
         self._end = time.monotonic() + self.timeout
 
     def left(self) -> float:

@@ -79,6 +79,15 @@ class Checkpoint:
     differs: Tuple[str, ...] = ()
     handle: str = ""  # how its memory is handed over; empty: an older daemon's
 
+    @property
+    def waits_for(self) -> str:
+        """What the load is busy with, for people."""
+        text = self.progress.waits_for
+        if self.progress.waiting_ranks and self.differs:
+            what = ", ".join(self.differs)
+            text += f"; another load of this source is resident, and this one differs in: {what}"
+        return text
+
 
 def seconds(duration) -> float:
     return duration.seconds + duration.nanos * 1e-9

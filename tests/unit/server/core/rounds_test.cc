@@ -197,6 +197,15 @@ TEST_F(RoundsTest, WaitingSaysWhatARankLoadsInstead) {
   EXPECT_EQ(rounds_.Waiting()[0].elsewhere, "") << "one that runs waits for nobody";
 }
 
+TEST_F(RoundsTest, ARequestIsNewUntilSomebodyHasAskedForTheSameOrHoldsIt) {
+  EXPECT_TRUE(rounds_.IsNew(0, RankRequest(0, 3)));
+  State(1);
+  EXPECT_FALSE(rounds_.IsNew(0, RankRequest(0, 3)));
+  Load({0, 1, 2});
+  EXPECT_FALSE(rounds_.IsNew(0, RankRequest(0, 3)));
+  EXPECT_TRUE(rounds_.IsNew(0, RankRequest(0, 3, "other")));
+}
+
 TEST_F(RoundsTest, WaitingSaysThatARankLoadsWithOtherOptions) {
   LoadRequest other = RankRequest(1, 3);
   other.policy.cast_to = Dtype::kF16;

@@ -1,5 +1,6 @@
 """load_checkpoint_in_model: accelerate's own function over the daemon's memory."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -21,6 +22,7 @@ from ._wishes import Device, Wishes
 
 _LOG = logging.getLogger("ckptd")
 _MODULE = "accelerate.utils.modeling"
+_FUNCTION = "load_checkpoint_in_model"
 
 
 def load_checkpoint_in_model(
@@ -74,17 +76,20 @@ def load_checkpoint_in_model(
         "full_state_dict": full_state_dict,
         "broadcast_from_rank0": broadcast_from_rank0,
     }
-    checkpoint, deadline = os.fspath(checkpoint), Deadline(timeout)
-    together = device_map is None and _can_spread(model, full_state_dict)
-    files = _resolve(checkpoint, deadline, together)
-    original = _native.original(_MODULE, "load_checkpoint_in_model")
+    alone = contextlib.nullcontext() if device_map is not None else _agree.part_of(_FUNCTION)
+    with alone:
+        checkpoint, deadline = os.fspath(checkpoint), Deadline(timeout)
+        _native.check(fallback)
+        together = device_map is None and _can_spread(model, full_state_dict)
+        files = _resolve(checkpoint, deadline, together)
+        original = _native.original(_MODULE, _FUNCTION)
     if not files.all_safetensors:
         return original(model, checkpoint, **arguments)
     near = {"address": address, "client": client}
-    call = _Call(model, checkpoint, files, arguments, link_offloaded, digest, near, deadline)
+    call = _Call(model, checkpoint, files, arguments, link_offloaded, digest, near, deadline, fallback)
     ours = _spread if together else _run
     return _native.stand_in(
-        "load_checkpoint_in_model",
+        _FUNCTION,
         lambda: ours(call),
         lambda: original(model, checkpoint, **arguments),
         fallback,
@@ -103,6 +108,7 @@ class _Call:
     digest: bool
     near: Dict[str, Any]  # the daemon: address=, client=
     deadline: Deadline
+    fallback: Optional[str]
 
     def connected(self) -> ContextManager[_client.Client]:
         rank = _load.rank_and_size()[0]
@@ -130,7 +136,7 @@ def _resolve(checkpoint: str, deadline: Deadline, together: bool) -> Files:
     except (OSError, ValueError) as error:
         wrong = error
     if together and (files is None or files.all_safetensors):
-        with _agree.agree("load_checkpoint_in_model", deadline) as group:
+        with _agree.agree(_FUNCTION, deadline) as group:
             if wrong is not None:
                 raise wrong
             group.vote(1)
@@ -147,9 +153,9 @@ def _spread(call: _Call) -> None:
 
     options = ("full_state_dict", "strict", "broadcast_from_rank0")
     wish = StateDictOptions(**{name: call.arguments[name] for name in options})
-    how = Options(digest=call.digest, **call.options())
-    doing = _state_dict.call_of(call.files.source, wish)
-    result = _state_dict.spread_over(doing, call.model, names, wish, how)
+    of = _native.named(call.fallback, _state_dict.source_of(call.files.source, wish))
+    how = Options(digest=call.digest, of=of, **call.options())
+    result = _state_dict.spread_over(call.model, names, wish, how)
     if result.unexpected_keys and not call.arguments["strict"]:
         left_out = _module.shown(sorted(result.unexpected_keys))
         kind = type(call.model).__name__
@@ -176,7 +182,7 @@ def _run(call: _Call) -> None:
         held = by_file()[os.path.abspath(file)]
         return held if device_map is None else _lazy.LazyStateDict(held, **call.options())
 
-    original = _native.original(_MODULE, "load_checkpoint_in_model")
+    original = _native.original(_MODULE, _FUNCTION)
     offload = _Offload(call.arguments["offload_folder"], by_file if call.link else None)
     _with_globals(
         original,

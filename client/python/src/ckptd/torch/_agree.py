@@ -14,63 +14,90 @@ failure. An exception that leaves the block on one rank is raised on every rank.
 Called by one thread per process. A process that ends takes its rank out: others of its
 host see that within a second, those elsewhere if it could still say so.
 
-What fails on one rank before the round is begun, ranks hear by telling().
+Calls are known by their function and by how often it was made: the third one of a function
+is the third one of every rank, and where it has failed on one it fails on all, however they
+came there. With a round that ends well, what one of them had called alone is over for all.
+Ranks that wait for each other in different calls hear so at once. What fails on one rank
+before its round is begun, the others hear by part_of() and preparing().
 """
 
 import atexit
 import contextlib
 import datetime
-import enum
+import os
 import sys
-from typing import Dict, Iterator
+from typing import Callable, Iterator, Optional, Tuple
 
 import torch.distributed as dist
 
 from .. import _errors
 from .._rpc import Deadline
 from . import _private
-from ._failures import Heard
-from ._round import Alone, Group
+from ._failures import Heard, as_text
+from ._round import Alone, Call, Group
+from ._shared import Board, Failure, Shared
 
 _AT_EXIT = 2.0  # seconds a process may take longer to end
 
-_rounds = 0  # so many this process has been in: all ranks make the same calls
-_times: Dict[str, int] = {}  # how often each call was made
+_shared: Optional[Tuple[object, Shared]] = None  # and the store it is of
+_forked = False  # whether the process group, and its rank, is that of the process that this was made of
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = _is_distributed()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _share() -> Shared:
+    global _shared
+    store = _private.default_store()
+    if _shared is None or _shared[0] is not store:
+        _shared = store, Shared(dist.PrefixStore("ckptd", store), dist.get_rank())
+    return _shared[1]
 
 
 def _on_exit() -> None:
-    """Tells ranks that go on to a next call why this one will not come."""
-    if not (dist.is_available() and dist.is_initialized()):
+    """Tells ranks that wait for this one, or will, why it does not come."""
+    if _forked or not _is_distributed():
         return
     error = getattr(sys, "last_value", None)
     why = "its process has ended"
     if error is not None:
         why = f"its process ended: {type(error).__name__}: {error}"
+    rank = dist.get_rank()
     lost = _errors.Aborted(
-        f"{why}; see its log, and start the job again", "RANK_LOST", {"rank": str(dist.get_rank())}
+        f"{why}; see its log, and start the job again", "RANK_LOST", {"rank": str(rank)}
     )
     with contextlib.suppress(Exception):  # the store may be gone already
-        store = _private.default_store("ckptd")
+        store = dist.PrefixStore("ckptd", _private.default_store())
         store.set_timeout(datetime.timedelta(seconds=_AT_EXIT))
-        Group(store, _rounds + 1, "ending", Deadline(_AT_EXIT)).fail(lost)
+        Board(store).tell(rank, Failure(as_text(lost, rank), lost=True))
 
 
 atexit.register(_on_exit)
 
 
 @contextlib.contextmanager
-def agree(doing: str, deadline: Deadline) -> Iterator[object]:
-    """One round. Raises what the first rank that failed raised, on every rank."""
-    global _rounds
+def agree(doing: str, deadline: Deadline, of: str = "") -> Iterator[object]:
+    """One round. Raises what the first rank that failed raised, on every rank.
+
+    of: what it is done of, if that is to be the same on all ranks.
+    """
     if not _is_distributed():
         yield Alone()
         return
     group = None
     try:
-        group = _next_round(doing, deadline)
-        _rounds, _times[doing] = _rounds + 1, _times.get(doing, 0) + 1
-        group.enter(_times[doing])
+        shared = _share()
+        group = _next_round(shared, doing, deadline)
+        shared.count(*group.call)
+        shared.board.clear(shared.rank)
+        group.enter(of)
         yield group
+        shared.ended_well(*group.call)
     except Heard as heard:
         raise heard.error from None
     except dist.DistError as error:
@@ -90,50 +117,47 @@ def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _next_round(doing: str, deadline: Deadline) -> Group:
-    """The one that this process comes to by `doing`, past those that were for other calls."""
-    global _rounds
-    while True:
-        group = Group(_private.default_store("ckptd"), _rounds + 1, doing, deadline)
-        there = group.past()
-        if there is None:
-            return group
-        _rounds += 1
-        # That call counts as made here as well, or the next one would never be the same.
-        _times[there.function] = max(there.times, _times.get(there.function, 0))
-
-
-class Outside(enum.Enum):
-    """What a call that failed on one rank, before its round, is to the other ranks."""
-
-    PART = "they make it too: their round ends with it"
-    MISTAKE = "they may make it too: the round that they wait in does, if this rank does not come"
-    PREPARATION = "it was for a call to come: they read of it in the log"
+def _next_round(shared: Shared, doing: str, deadline: Deadline) -> Group:
+    """The one that this process comes to by `doing`."""
+    return Group(shared, Call(doing, shared.made.get(doing, 0) + 1), deadline)
 
 
 @contextlib.contextmanager
-def telling(doing: str, what: Outside) -> Iterator[None]:
-    """Tells the other ranks when the block fails before its round is begun.
+def part_of(doing: str) -> Iterator[None]:
+    """Around a call that all ranks make: when it fails on this one before its round, it has for all."""
 
-    doing: the round's, or that of a preparation.
-    """
-    before = _rounds
+    def tell(shared: Shared, error: Exception) -> None:
+        group = _next_round(shared, doing, Deadline(_AT_EXIT))
+        shared.count(*group.call)
+        group.fail_before(error)
+
+    with _told_outside(tell):
+        yield
+
+
+@contextlib.contextmanager
+def preparing(doing: str) -> Iterator[None]:
+    """Around what one rank does by itself, perhaps for a call to come: those that wait read why it failed."""
+
+    def tell(shared: Shared, error: Exception) -> None:
+        failed = RuntimeError(f"{doing} failed there before: {error}")
+        shared.board.tell(shared.rank, Failure(as_text(failed, shared.rank), lost=False))
+
+    with _told_outside(tell):
+        yield
+
+
+@contextlib.contextmanager
+def _told_outside(tell: Callable[[Shared, Exception], None]) -> Iterator[None]:
+    """Calls tell() when the block raises and has begun no round."""
+    if not _is_distributed():
+        yield
+        return
+    before = dict(_share().made)
     try:
         yield
     except Exception as error:
-        if _is_distributed() and _rounds == before:
-            with contextlib.suppress(Exception):  # which would hide the error
-                _tell(doing, error, what)
+        with contextlib.suppress(Exception):  # which would hide the error
+            if _share().made == before:
+                tell(_share(), error)
         raise
-
-
-def _tell(doing: str, error: Exception, what: Outside) -> None:
-    global _rounds
-    group = _next_round(doing, Deadline(_AT_EXIT))
-    times = _times.get(doing, 0) + 1
-    if what is Outside.PREPARATION:
-        group.note(RuntimeError(f"{doing} failed there before: {error}"), ends="")
-    elif group.tell(error, times, what is Outside.PART):
-        _rounds, _times[doing] = _rounds + 1, times
-    else:
-        group.note(error, ends=doing)

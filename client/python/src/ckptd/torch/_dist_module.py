@@ -40,7 +40,7 @@ class DistModule(nn.Module):
     ) -> None:
         super().__init__()
         _native.check(fallback)
-        own = Options(timeout, address, client, digest)
+        own = Options(timeout, address, client, digest, _native.named(fallback))
         self.__dict__["spread_options"] = (own, fallback)
         super().__setattr__("module", module)
         del self.__dict__["training"]  # the wrapped module's counts
@@ -91,12 +91,14 @@ class DistModule(nn.Module):
         RuntimeError, on every rank, as in Module.load_state_dict. Raises ckptd.Error.
         """
         own, fallback = self.spread_options
-        return _native.stand_in(
-            "DistModule.load_state_dict",
-            lambda: _module.finish(self, _fill(self.module, state_dict, strict, own), strict),
-            lambda: _native_fill(self.module, state_dict, strict, own),
-            fallback,
-        )
+        doing = "DistModule.load_state_dict"
+        with _agree.part_of(doing):
+            return _native.stand_in(
+                doing,
+                lambda: _module.finish(self, _fill(self.module, state_dict, strict, own), strict),
+                lambda: _native_fill(self.module, state_dict, strict, own),
+                fallback,
+            )
 
 
 def _fill(module: nn.Module, given: Given, strict: bool, options: Options) -> Any:
@@ -143,13 +145,13 @@ def broadcast_and_shard_state_dict(
     Raises ValueError on other ranks than 0, KeyError on all ranks for a name that
     state_dict lacks, RuntimeError for another shape, ckptd.Error.
     """
-    with _agree.telling(_SHARDING, _agree.Outside.MISTAKE):
+    with _agree.part_of(_SHARDING):
         if _load.rank_and_size()[0] != 0:
             raise ValueError(
                 "broadcasting a state dict: this is not rank 0, which alone has it; call "
                 "shard_broadcasted_state_dict here"
             )
-    own = Options(timeout, address, client, digest)
+    own = Options(timeout, address, client, digest, _native.named(fallback))
     _shard(state_dict, meta_sharded_state_dict, sharded_state_dict, own, fallback)
 
 
@@ -164,13 +166,13 @@ def shard_broadcasted_state_dict(
     fallback: Optional[str] = None,
 ) -> None:
     """The other ranks' side of broadcast_and_shard_state_dict. Raises ValueError on rank 0."""
-    with _agree.telling(_SHARDING, _agree.Outside.MISTAKE):
+    with _agree.part_of(_SHARDING):
         if _load.rank_and_size()[0] == 0:
             raise ValueError(
                 "receiving a state dict: this is rank 0, which has it; call "
                 "broadcast_and_shard_state_dict here"
             )
-    own = Options(timeout, address, client, digest)
+    own = Options(timeout, address, client, digest, _native.named(fallback))
     _shard({}, meta_sharded_state_dict, sharded_state_dict, own, fallback)
 
 
@@ -183,12 +185,13 @@ class _Sink:
 
 
 def _shard(given: Given, meta, into, options: Options, fallback: Optional[str]) -> None:
-    values = _native.stand_in(
-        "broadcast_and_shard_state_dict",
-        lambda: _shard_by_daemons(given, meta, options),
-        lambda: _shard_by_broadcast(given, meta, options),
-        fallback,
-    )
+    with _agree.part_of(_SHARDING):
+        values = _native.stand_in(
+            "broadcast_and_shard_state_dict",
+            lambda: _shard_by_daemons(given, meta, options),
+            lambda: _shard_by_broadcast(given, meta, options),
+            fallback,
+        )
     into.update((name, values[name]) for name in meta)
 
 

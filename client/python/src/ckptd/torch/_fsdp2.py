@@ -13,6 +13,7 @@ from ._spread import DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
 _UTILS = "accelerate.utils.fsdp_utils"
+_LOAD = "fsdp2_load_full_state_dict"
 
 
 def fsdp2_load_full_state_dict(
@@ -42,15 +43,16 @@ def fsdp2_load_full_state_dict(
     Raises RuntimeError for tensors of another shape and for models that differ between
     ranks, ckptd.Error.
     """
-    own, doing = Options(timeout, address, client, digest), "fsdp2_load_full_state_dict"
-    return _native.stand_in(
-        doing,
-        lambda: _spread(model, full_sd, cpu_offload, own),
-        lambda: _native.original(_UTILS, "fsdp2_load_full_state_dict")(
-            accelerator, model, _native_dict(doing, model, full_sd, timeout), cpu_offload
-        ),
-        fallback,
-    )
+    own = Options(timeout, address, client, digest, _native.named(fallback))
+    with _agree.part_of(_LOAD):
+        return _native.stand_in(
+            _LOAD,
+            lambda: _spread(model, full_sd, cpu_offload, own),
+            lambda: _native.original(_UTILS, _LOAD)(
+                accelerator, model, _native_dict(_LOAD, model, full_sd, timeout), cpu_offload
+            ),
+            fallback,
+        )
 
 
 def _native_dict(doing: str, model: nn.Module, given: Given, timeout: float) -> Any:
@@ -81,7 +83,7 @@ def _spread(model: nn.Module, given: Given, cpu_offload: bool, options: Options)
         _check_offload(wanted, cpu_offload)
         return _dtype_for
 
-    _module.spread_over("fsdp2_load_full_state_dict", model, given, check, dtypes, options)
+    _module.spread_over(_LOAD, model, given, check, dtypes, options)
     _module.finish(model, _module.incompatible([], []), strict=True)
     return model
 
@@ -165,8 +167,7 @@ def fsdp2_prepare_model(
         )
 
     spreads = accelerator.state.fsdp_plugin.cpu_ram_efficient_loading
-    what = _agree.Outside.PART if spreads else _agree.Outside.MISTAKE
-    with _agree.telling("fsdp2_load_full_state_dict", what):
+    with _agree.part_of(_LOAD) if spreads else _agree.preparing("fsdp2_prepare_model"):
         _native.check(fallback)
         if source is not None:
             _prepare_meta(accelerator, model, init_buffers)
@@ -176,7 +177,7 @@ def fsdp2_prepare_model(
 def _with_load(load: Callable, accelerator: Any, model: nn.Module) -> nn.Module:
     """accelerate's fsdp2_prepare_model, which finds the loading function in its module."""
     prepare = _native.original(_UTILS, "fsdp2_prepare_model")
-    with _native.in_place(_UTILS, "fsdp2_load_full_state_dict", load):
+    with _native.in_place(_UTILS, _LOAD, load):
         return prepare(accelerator, model)
 
 

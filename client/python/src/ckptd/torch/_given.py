@@ -17,7 +17,7 @@ def as_dict(doing: str, given: Any, timeout: float, every_rank: bool = False) ->
     To be called by every rank. What went wrong on one of them is raised on every one, since
     the original would wait for it in a collective.
     """
-    with _agree.agree(doing, Deadline(timeout)) as group:
+    with _agree.agree(f"{doing} by the original function", Deadline(timeout)) as group:
         whole = _dict_of(doing, given) if group.rank == 0 or every_rank else {}
         group.vote(1)
     return whole

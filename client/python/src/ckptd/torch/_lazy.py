@@ -1,9 +1,11 @@
 """State dicts whose values stay in the checkpoint until somebody asks for them."""
 
 import collections.abc
+import hashlib
 import json
 import logging
 import os
+import pickle
 from dataclasses import dataclass
 from typing import (
     Any,
@@ -129,6 +131,21 @@ class LazyStateDict(collections.abc.MutableMapping):
             other = other.entries
         self.entries.update(other, **more)
 
+    def identity(self) -> str:
+        """For people and comparisons: its sources, and a digest of all names and own values."""
+        digest, sources = hashlib.blake2b(digest_size=8), set()
+        for name, entry in sorted(self.entries.items()):
+            what = entry
+            if isinstance(entry, InFile):
+                sources.add(entry.source)
+                what = entry.source, entry.name
+            elif isinstance(entry, torch.Tensor):
+                entry = _private.local_of(entry).detach().cpu().contiguous()
+                digest.update(entry.reshape(-1).view(torch.uint8).numpy())
+                what = str(entry.dtype), tuple(entry.shape)
+            digest.update(pickle.dumps((name, what)))
+        return f"a LazyStateDict of {', '.join(sorted(sources)) or 'no file'} ({digest.hexdigest()})"
+
     def copy(self) -> "LazyStateDict":
         """Another one of the same names; nothing is read."""
         return self.with_entries(self.entries)
@@ -230,7 +247,7 @@ def load_state_dict(
     if rank != 0 and not every_rank:
         return {}
     known = path.endswith((".safetensors", ".safetensors.index.json")) or os.path.isdir(path)
-    with _agree.telling(f"load_state_dict of {path}", _agree.Outside.PREPARATION):
+    with _agree.preparing(f"load_state_dict of {path}"):
         if not known:
             return torch.load(path, map_location=torch.device("cpu"), weights_only=True)
         return _native.stand_in(

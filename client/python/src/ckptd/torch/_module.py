@@ -121,7 +121,7 @@ def mismatched(have: Mapping[str, Have], targets: Iterable[Target]) -> List[str]
 def shown(names: List[str]) -> str:
     """For sentences: the first few, and how many more."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(map(repr, names[:3])) + more
+    return ", ".join(f"{name!r:.200}" for name in names[:3]) + more
 
 
 def incompatible(missing: List[str], unexpected: List[str]) -> Any:

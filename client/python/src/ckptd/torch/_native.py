@@ -45,6 +45,11 @@ def check(fallback: Optional[str]) -> None:
         )
 
 
+def named(fallback: Optional[str], *more: str) -> str:
+    """What all ranks must pass alike, `fallback` among it."""
+    return ", ".join([*filter(None, more), *(["fallback='native'"] if fallback else [])])
+
+
 def stand_in(
     what: str, ours: Callable[[], Result], native: Callable[[], Result], fallback: Optional[str]
 ) -> Result:

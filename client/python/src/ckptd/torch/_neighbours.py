@@ -6,9 +6,6 @@ from typing import List, Optional
 
 from .. import _errors
 
-_registered: set = set()  # ids of this process, and of those it was forked from
-
-
 class Neighbours:
     """Processes of the group on this host, by what they left in the store."""
 
@@ -16,11 +13,9 @@ class Neighbours:
         self._store, self._rank = store, rank
         self._host = f"host/{_host()}"
         self._known: List[tuple] = []
-        if os.getpid() not in _registered:
-            _registered.add(os.getpid())
-            number = store.add(f"{self._host}/count", 1)
-            mine = json.dumps([rank, os.getpid(), _started(os.getpid())])
-            store.set(f"{self._host}/{number}", mine.encode())
+        number = store.add(f"{self._host}/count", 1)
+        mine = json.dumps([rank, os.getpid(), _started(os.getpid())])
+        store.set(f"{self._host}/{number}", mine.encode())
 
     def lost(self) -> Optional[_errors.Error]:
         """What to say of a process that has ended; None while all live."""

@@ -341,11 +341,11 @@ def exchange(param, made) -> None:
         param.grad_dtype = grad_dtype
 
 
-def default_store(prefix: str):
-    """The key-value store of the default process group, under a prefix of our own."""
+def default_store():
+    """The key-value store of the default process group: the same object as long as that lives."""
     from torch.distributed.distributed_c10d import _get_default_store
 
-    return torch.distributed.PrefixStore(prefix, _get_default_store())
+    return _get_default_store()
 
 
 def in_place_works(param, spec) -> bool:

@@ -4,26 +4,25 @@ import contextlib
 import json
 import logging
 import time
-from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Callable, Iterable, List, NamedTuple, Sequence
 
 import torch.distributed as dist
 
 from .._rpc import Deadline, in_seconds
-from ._failures import Board, Failure, Heard, as_text, from_text, told_by
-from ._neighbours import Neighbours
+from ._failures import Heard, as_text, from_text
+from ._shared import Shared
 
 _LOG = logging.getLogger("ckptd")
 _STAGES = 3
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1  # seconds
 _LOOK_EACH = 1.0  # at the neighbours
 _SAY_AFTER = 6.0, 7.5  # rank 0, which looks who has come; the others, which go by that
-_GRACE = 5.0  # seconds for a rank to come after a mistake
 
 
 class Call(NamedTuple):
-    """A call that a round is for."""
+    """A call that all ranks make, and so a round of theirs."""
 
-    function: str  # and what it is of, where that must be the same on all ranks
+    function: str
     times: int  # that it was made, with this one
 
     def __str__(self) -> str:
@@ -51,75 +50,41 @@ class Alone:
 class Group:
     """One round among all ranks of the default process group. See the module."""
 
-    def __init__(self, store, number: int, doing: str, deadline: Deadline):
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._store, self._number, self._doing, self._deadline = store, number, doing, deadline
-        self._neighbours, self._board = Neighbours(store, self.rank), Board(store)
-        self._began = time.monotonic()
+    def __init__(self, shared: Shared, call: Call, deadline: Deadline):
+        self.rank, self.size = shared.rank, dist.get_world_size()
+        self.call, self._shared, self._store = call, shared, shared.store
+        self._deadline = deadline
 
     def _key(self, what: object) -> str:
-        return f"{self._number}/{what}"
+        return f"{self.call.function}/{self.call.times}/{what}"
 
-    def past(self) -> Optional[Call]:
-        """The call of a round that has failed and that this rank has no part in; None for others.
+    def enter(self, of: str) -> None:
+        """of: what the call is of, where that must be the same on all ranks.
 
-        It is another function's, or failed because this rank's own did before. Raises Heard
-        when the round failed as its rank's process ended.
+        Raises RuntimeError when it is not, or when another rank waits in another call for
+        this one.
         """
-        failed = self._ended(_STAGES - 1)
-        if not failed or not self._store.check([self._key("call")]):
-            return None
-        there = Call(*json.loads(self._store.get(self._key("call"))))
-        if there.function == self._doing:
-            return there if told_by(failed) == self.rank else None
-        if self._store.check([self._key("astray")]):
-            return None
-        error = from_text(failed)
-        if getattr(error, "reason", "") == "RANK_LOST":
-            raise Heard(error)
-        return there
+        self._open()
+        self._hear(_STAGES - 1)
+        there = self._store.compare_set(self._key("of"), "", f"={of}").decode()[1:]
+        if there != of:
+            raise RuntimeError(
+                f"{self.call.function}: the ranks do not ask for the same: here it is "
+                f"{of or 'nothing of that kind'}, elsewhere {there or 'nothing of that kind'}; pass "
+                "the same on every rank"
+            )
+        self._look_elsewhere(_STAGES - 1)
 
-    def enter(self, times: int) -> None:
-        """times: how often this process has made the call `doing`, with this one.
+    def _open(self) -> None:
+        mine = str(self.rank)
+        self._store.set(self._key(f"here/{mine}"), b"1")
+        if self._store.compare_set(self._key("opened"), "", mine).decode() == mine:
+            self._shared.open(*self.call)
 
-        Raises RuntimeError when another rank has come to this round by another call, or by
-        another one of the same function: its values would be those of another model.
-        """
-        mine = Call(self._doing, times)
-        there = self._claim(mine)
-        self._store.set(self._key(f"here/{self.rank}"), b"1")
-        if there == mine:
-            return
-        self._store.set(self._key("astray"), b"1")
-        raise RuntimeError(
-            f"{self._doing}: the ranks are not at the same call: here it is {mine}, elsewhere "
-            f"{there}; one of them made a call that the others did not make, or that failed "
-            "there alone: all ranks must make the same calls in the same order, so start the job "
-            "again"
-        )
-
-    def _claim(self, mine: Call) -> Call:
-        """The call that this round is for: the first that came."""
-        first = self._store.compare_set(self._key("call"), "", json.dumps(mine))
-        return Call(*json.loads(first))
-
-    def tell(self, error: BaseException, times: int, certain: bool) -> bool:
-        """This rank's call failed before it came: ends the round with that if it is for this call.
-
-        certain: and makes it one for this call if it is for none. Returns whether it was ended.
-        """
-        if not certain and not self._store.check([self._key("call")]):
-            return False
-        mine = Call(self._doing, times)
-        if self._claim(mine) != mine:
-            return False
-        self._store.set(self._key(f"here/{self.rank}"), b"1")
-        self.fail(error)
-        return True
-
-    def note(self, error: Exception, ends: str) -> None:
-        """This rank's call failed, and is no part of this round unless that is for call `ends`."""
-        self._board.tell(self.rank, self._number, Failure(as_text(error, self.rank), ends))
+    def fail_before(self, error: BaseException) -> None:
+        """In place of enter(): this rank's call failed before it came."""
+        self.fail(error)  # first, or those in other calls would take it for one that waits
+        self._open()
 
     def word(self, make: Callable[[], str]) -> str:
         """What rank 0's make() returns. Stage 0."""
@@ -155,6 +120,23 @@ class Group:
     def _end(self, stage: int, text: str) -> None:
         self._store.compare_set(self._key(stage), "", f"={text}")
 
+    def _look_elsewhere(self, stage: int) -> None:
+        """Raises RuntimeError when another rank waits in another call, which would be for ever."""
+        ahead = self._shared.ahead()
+        # Who has gone on from this one may be at its next one already.
+        if not ahead or self._ended(stage, "ended"):
+            return
+        for there in (Call(*call) for call in ahead):
+            other = Group(self._shared, there, self._deadline)
+            if other._ended(_STAGES - 1):
+                continue
+            error = RuntimeError(
+                f"{self.call.function}: the ranks are not at the same call: here it is {self.call}, "
+                f"elsewhere {there}; all ranks must make the same calls in the same order"
+            )
+            other.fail(error)
+            raise error
+
     def _wait(self, stage: int) -> None:
         key, said, began = self._key(stage), False, time.monotonic()
         looked = began
@@ -164,14 +146,15 @@ class Group:
             time.sleep(min(_LONGEST_PAUSE, _SHORTEST_PAUSE + (now - began) / 10))
             if now - looked > _LOOK_EACH:
                 looked = now
-                self._look_at_neighbours()
+                self._look_at_others()
+                self._look_elsewhere(stage)
             if self._deadline.passed():
-                self.fail(self._deadline.exceeded(self._doing, self._missing()))
+                self.fail(self._deadline.exceeded(self.call.function, self._missing()))
             elif not said and now - began > _SAY_AFTER[self.rank > 0]:
                 said = True
                 _LOG.warning(
                     "%s: rank %d is still waiting, after %.0f s, for %s; it gives up after %s",
-                    self._doing,
+                    self.call.function,
                     self.rank,
                     now - began,
                     self._awaited(stage),
@@ -185,18 +168,17 @@ class Group:
         A rank that waits for the daemons hears of their failures from them, and of those of
         the other ranks' processes only here.
         """
-        self._look_at_neighbours()
+        self._look_at_others()
         self._hear(stage)
 
-    def _look_at_neighbours(self) -> None:
-        lost = self._neighbours.lost()
+    def _look_at_others(self) -> None:
+        # Who could still say why it ends has said it before.
+        for rank, failure in self._shared.board.read().items():
+            if failure.lost and self._absent([rank]):
+                self._end_all(failure.text)
+        lost = self._shared.neighbours.lost()
         if lost:
             self.fail(lost)
-        for rank, failure in self._board.of(self._number).items():
-            waited = time.monotonic() - self._began
-            ends = failure.ends and self._doing.startswith(failure.ends)
-            if ends and waited > _GRACE and self._absent([rank]):
-                self._end_all(failure.text)
 
     def _hear(self, stage: int) -> None:
         """Raises what `stage` has ended with, if that was a failure."""
@@ -204,10 +186,10 @@ class Group:
         if text:
             raise Heard(from_text(text))
 
-    def _ended(self, stage: int) -> str:
-        """With which failure `stage` has ended; "" with none, or not yet."""
+    def _ended(self, stage: int, well: str = "") -> str:
+        """With which failure `stage` has ended; `well` if with none, "" if it has not."""
         key = self._key(stage)
-        return self._store.get(key).decode()[1:] if self._store.check([key]) else ""
+        return self._store.get(key).decode()[1:] or well if self._store.check([key]) else ""
 
     def _awaited(self, stage: int) -> str:
         """Who has not come, for people. Rank 0 looks for all: a look asks for each rank."""
@@ -234,7 +216,7 @@ class Group:
             return "the other ranks"
         what = "rank " if len(ranks) == 1 else "ranks "
         what += ", ".join(map(str, ranks)) + ", which must make the same call"
-        failures = self._board.of(self._number)
+        failures = self._shared.board.read()
         why = [str(from_text(failures[rank].text)) for rank in ranks if rank in failures]
         return f"{what} ({why[0]})" if why else what
 

@@ -39,13 +39,15 @@ class Options:
     """What every function that spreads takes besides the arguments of the one it stands in for.
 
     timeout: seconds for everything, waiting for other ranks included. address, client:
-    the daemon of this rank, as in load_into. digest: have the daemons compute digests.
+    the daemon of this rank, as in load_into. digest: have the daemons compute digests. of:
+    what all ranks must pass alike, besides the model.
     """
 
     timeout: float = 600.0
     address: Optional[str] = None
     client: Optional[_client.Client] = None
     digest: bool = True
+    of: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def spread(
             "group to agree with the others; call torch.distributed.init_process_group() before",
             "NO_PROCESS_GROUP",
         )
-    with _load.no_collection(), _agree.agree(doing, deadline) as group:
+    with _load.no_collection(), _agree.agree(doing, deadline, options.of) as group:
         wanted, dtype_for = plan()
         with _load.connected(options.address, options.client, deadline, group.rank) as own:
             with contextlib.closing(_Source(wanted, own)) as source:
@@ -229,6 +231,9 @@ def _entries(given: Asked, own: _client.Client) -> Mapping[str, Any]:
         return given.entries
     if not isinstance(given, Mapping):  # torch's sentence
         raise TypeError(f"Expected state_dict to be dict-like, or a path, got {type(given)}.")
+    odd = next((name for name in given if not isinstance(name, str)), None)
+    if odd is not None:
+        raise TypeError(f"Expected names of tensors in state_dict, got {odd!r:.200} as a key.")
     return given
 
 

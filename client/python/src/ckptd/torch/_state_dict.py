@@ -1,7 +1,7 @@
 """set_model_state_dict of torch.distributed.checkpoint.state_dict, fed by the daemons."""
 
 import os
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, ContextManager, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -45,10 +45,8 @@ def set_model_state_dict(
     lazy = isinstance(model_state_dict, (str, _lazy.LazyStateDict)) or hasattr(
         model_state_dict, "__fspath__"
     )
-    wish = options if options is not None else _native_options(full_state_dict=lazy)
-    # Without either it is torch's own, unless another rank has passed one.
-    together, doing = lazy or wish.broadcast_from_rank0, call_of(model_state_dict, wish)
-    with _agree.telling(doing, _agree.Outside.PART if together else _agree.Outside.MISTAKE):
+    with _outside(lazy, model_state_dict, options):
+        wish = options if options is not None else _native_options(full_state_dict=lazy)
         original = _native.original(*_ORIGINAL)
         if lazy and not (wish.full_state_dict or wish.broadcast_from_rank0):
             raise ValueError(
@@ -56,22 +54,33 @@ def set_model_state_dict(
                 "options ask for a sharded one; pass StateDictOptions(full_state_dict=True), or "
                 "no options"
             )
-        if not (together and wish.full_state_dict):
+        if not (wish.full_state_dict and (lazy or wish.broadcast_from_rank0)):
             # Its ValueError, too: of options that have no room for any full one.
             return original(model, {} if lazy else model_state_dict, options=options)
         if not lazy:
             model_state_dict = _private.by_name(model, model_state_dict)
-    own = Options(timeout, address, client, digest)
-    return _native.stand_in(
-        _FUNCTION,
-        lambda: spread_over(doing, model, model_state_dict, wish, own),
-        lambda: original(
-            model,
-            _given.as_dict(doing, model_state_dict, timeout, not wish.broadcast_from_rank0),
-            options=wish,
-        ),
-        fallback,
-    )
+        of = _native.named(fallback, source_of(model_state_dict, wish))
+        own = Options(timeout, address, client, digest, of)
+        return _native.stand_in(
+            _FUNCTION,
+            lambda: spread_over(model, model_state_dict, wish, own),
+            lambda: original(
+                model,
+                _given.as_dict(_FUNCTION, model_state_dict, timeout, not wish.broadcast_from_rank0),
+                options=wish,
+            ),
+            fallback,
+        )
+
+
+def _outside(lazy: bool, given: Any, options: Any) -> ContextManager[None]:
+    """Of a failure before the round: what this rank alone may load by torch is no part of one.
+
+    Nobody loads an empty one by torch: somebody has forgotten the options.
+    """
+    together = options is not None and getattr(options, "broadcast_from_rank0", True)
+    part = lazy or together or not given
+    return _agree.part_of(_FUNCTION) if part else _agree.preparing(_FUNCTION)
 
 
 def _native_options(full_state_dict: bool) -> Any:
@@ -80,17 +89,17 @@ def _native_options(full_state_dict: bool) -> Any:
     return StateDictOptions(full_state_dict=full_state_dict)
 
 
-def call_of(given: Any, wish: Any) -> str:
-    """What all ranks must call alike: of the same path, where each of them passes one."""
-    named = isinstance(given, (str, os.PathLike)) and not wish.broadcast_from_rank0
-    return f"{_FUNCTION} of {os.path.abspath(given)}" if named else _FUNCTION
+def source_of(given: Any, wish: Any) -> str:
+    """What must be the same on all ranks, where each of them passes it."""
+    if wish.broadcast_from_rank0:
+        return ""
+    if isinstance(given, _lazy.LazyStateDict):
+        return given.identity()
+    return os.path.abspath(given) if isinstance(given, (str, os.PathLike)) else ""
 
 
-def spread_over(doing: str, model: nn.Module, given: Asked, wish: Any, options: Options) -> Any:
-    """set_model_state_dict by the daemons; wish: its options. Returns what that returns.
-
-    doing: of call_of().
-    """
+def spread_over(model: nn.Module, given: Asked, wish: Any, options: Options) -> Any:
+    """set_model_state_dict by the daemons; wish: its options. Returns what that returns."""
     whole, model = model, _names.without_ddp(model)
 
     def check(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
@@ -101,7 +110,7 @@ def spread_over(doing: str, model: nn.Module, given: Asked, wish: Any, options: 
         _result.raise_as_torch(model, lacks, unexpected if wish.strict else [], sizes)
         return missing, unexpected
 
-    made = _module.spread_over(doing, model, given, check, _dtypes, options)
+    made = _module.spread_over(_FUNCTION, model, given, check, _dtypes, options)
     # Torch's result: what the model keeps counts as there, and rank 0 alone knows the dict.
     knows = _load.rank_and_size()[0] == 0 or not wish.broadcast_from_rank0
     keys = _module.incompatible([], made.unexpected if knows else [])

@@ -13,7 +13,7 @@ from typing import Callable, Iterator, Optional
 from .._errors import Error
 from .._rpc import Deadline
 from .._types import Progress
-from ..torch import _agree
+from ..torch import _agree, _native
 
 _DOING = "from_pretrained"
 # What makes a model distributed, in the arguments of transformers 5 and 4.
@@ -29,7 +29,7 @@ class Call:
     """
 
     def __init__(self, timeout: float, fallback: Optional[str]):
-        self._timeout, self._fallback = timeout, fallback
+        self._timeout, self._fallback, self._of = timeout, fallback, _native.named(fallback)
         self._native: Optional[Error] = None
         self.left = 1  # rounds that are still to come: one for each source
         self.met = False  # whether there was one
@@ -43,7 +43,7 @@ class Call:
         """
         self.met = self._failed = True
         self.left -= 1
-        with _agree.agree(_DOING, Deadline(self._timeout)) as group:
+        with _agree.agree(_DOING, Deadline(self._timeout), self._of) as group:
             if self._native is not None:
                 error, self._native = self._native, None
                 raise error
@@ -77,7 +77,7 @@ class Call:
             # Theirs would let the others go on natively, and this rank does not.
             error = RuntimeError(str(error))
         with contextlib.suppress(BaseException):
-            with _agree.agree(_DOING, Deadline(self._timeout)):
+            with _agree.agree(_DOING, Deadline(self._timeout), self._of):
                 raise error
 
 
