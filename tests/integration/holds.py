@@ -126,7 +126,7 @@ class Hold:
 
     def _come_to(self, stage):
         with ckptd.connect(self.group.address(0)) as client:
-            for attempt in range(20):
+            for attempt in range(100):  # some loads are over before they are seen
                 self.path = self._file(stage, attempt)
                 self.loads = self.begin(self.group, self.path)
                 if self._see(client, self.path, stage):
