@@ -246,6 +246,7 @@ def whatever_one_rank_raises_before_the_round_ends_the_call_of_all(bench):
         (full, lambda: full(timeout=None), "NoneType"),
         (full, lambda: full(fallback="nativ"), "fallback='nativ'"),
         (full, lambda: full(fallback="native"), "the ranks do not ask for the same"),
+        (full, lambda: full(fallback="native", address="/nowhere"), "the ranks do not ask for the same"),
         (options, lambda: options({"full_state_dict": True}), "no attribute"),
     ):
         dist.barrier()

@@ -110,7 +110,19 @@ def agree(doing: str, deadline: Deadline, of: str = "") -> Iterator[object]:
         if group is not None:
             with contextlib.suppress(dist.DistError):
                 group.fail(error)
+                _no_way_of_its_own(group, error)
         raise
+
+
+def _no_way_of_its_own(group: Group, error: BaseException) -> None:
+    """Raises what the round failed of before, where `error` would let this rank alone go natively."""
+    first = group.failure()
+    if _is_unreachable(error) and first is not None and not _is_unreachable(first):
+        raise first from error
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    return getattr(error, "reason", "") == "DAEMON_UNREACHABLE"
 
 
 def _is_distributed() -> bool:

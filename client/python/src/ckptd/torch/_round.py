@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import time
-from typing import Callable, Iterable, List, NamedTuple, Sequence
+from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence
 
 import torch.distributed as dist
 
@@ -106,6 +106,11 @@ class Group:
     def fail(self, error: BaseException) -> None:
         """Ends every stage that has not ended with `error`; the first failure wins."""
         self._end_all(as_text(error, self.rank))
+
+    def failure(self) -> Optional[Exception]:
+        """What it has failed of; None while it has not."""
+        text = self._ended(_STAGES - 1)
+        return from_text(text) if text else None
 
     def forget_word(self) -> None:
         """To be called when all have it: a store lives as long as the job."""
