@@ -14,7 +14,8 @@ from ._shared import Shared
 
 _LOG = logging.getLogger("ckptd")
 _STAGES = 3
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1  # seconds
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.1  # seconds, for
+_FEW = 64  # ranks at most; more of them ask one store as often together
 _LOOK_EACH = 1.0  # at the neighbours
 _SAY_AFTER = 6.0, 7.5  # rank 0, which looks who has come; the others, which go by that
 
@@ -148,7 +149,8 @@ class Group:
         # Asked again and again, as a store's own wait reports each end of its patience as trouble.
         while not self._store.check([key]):
             now = time.monotonic()
-            time.sleep(min(_LONGEST_PAUSE, _SHORTEST_PAUSE + (now - began) / 10))
+            pause = (_SHORTEST_PAUSE + (now - began) / 40) * max(1, self.size / _FEW)
+            time.sleep(min(_LONGEST_PAUSE, pause))
             if now - looked > _LOOK_EACH:
                 looked = now
                 self._look_at_others()
