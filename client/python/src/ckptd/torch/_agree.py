@@ -165,11 +165,13 @@ def _told_outside(tell: Callable[[Shared, Exception], None]) -> Iterator[None]:
     if not _is_distributed():
         yield
         return
-    before = dict(_share().made)
+    before = None
+    with contextlib.suppress(dist.DistError):  # the round will say that the store is gone
+        before = dict(_share().made)
     try:
         yield
     except Exception as error:
         with contextlib.suppress(Exception):  # which would hide the error
-            if _share().made == before:
+            if before is not None and _share().made == before:
                 tell(_share(), error)
         raise
