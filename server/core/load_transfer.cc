@@ -249,10 +249,11 @@ void LoadRunner::NoteExchanges(uint32_t rank, uint64_t exchanges, bool busy) {
 }
 
 void LoadRunner::NoteNoWay(const absl::Status& why) {
-  // NCCL that cannot connect, or memory to send from that is not there; not a lost rank.
+  // NCCL that cannot connect, or memory to send from that is not there; not a lost rank, nor a
+  // load whose own time was over.
   const std::string reason = ReasonOf(why);
-  const bool may = reason == reason::kNcclFailed || reason == reason::kNoMemory ||
-                   reason == reason::kDeadline;
+  const bool hung = reason == reason::kDeadline && Clock::now() < load_.deadline;
+  const bool may = reason == reason::kNcclFailed || reason == reason::kNoMemory || hung;
   if (parts_.reading.comm != CommChoice::kAuto || !may) return;
   {
     MutexLock lock(mutex_);

@@ -279,6 +279,18 @@ def test_a_daemon_plans_the_same_map(case, saved, pair):
             assert (there.total_bytes, there.largest_layer_bytes) == (here["total_bytes"], here["largest_layer_bytes"])
 
 
+def test_a_daemon_names_patterns_that_describe_nothing_as_is_done_here(saved, pair):
+    path, memory, more = saved(LLAMA)[0], {"cpu": "1GiB"}, ["--no-split", "model.layer.*"]
+    said = planned(path, "auto", memory, LLAMA, ["none"], more)["warnings"]
+    assert [line.split(" describes ")[0] for line in said] == ["order: none", "no_split: model.layer.*"]
+    remote = ["--remote", "--address", pair.address(0)]
+    assert planned(path, "auto", memory, LLAMA, ["none"], more + remote)["warnings"] == said
+    with ckptd.connect(pair.address(0)) as client:
+        no_split = [*LLAMA.no_split, more[1]]
+        found = client.plan_devices(path, max_memory=memory, no_split=no_split, order=["none"])
+    assert list(found.warnings) == said
+
+
 def test_what_cannot_be_planned_is_said_by_the_daemon_as_here(saved, pair):
     path = saved(LLAMA)[0]
     with ckptd.connect(pair.address(0)) as client:

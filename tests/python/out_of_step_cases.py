@@ -15,6 +15,7 @@ from ckptd.torch import _agree, _private
 from fsdp_cases import local, numbers
 from safetensors.torch import save_file
 from spread_bench import BROADCAST, Bare, assert_same_bytes, fails, sharded
+from spread_cases import Said
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 WRONG = "/nowhere/model.safetensors"
@@ -147,21 +148,17 @@ def a_model_that_one_rank_cannot_prepare_is_prepared_by_none(bench):
     the_next_calls_are_in_step(bench)
 
 
-class Said(logging.Handler):
+class SaidToAll(Said):
     """Keeps what is said, and tells the other rank that something was."""
 
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
     def emit(self, record):
-        self.lines.append(record.getMessage())
+        super().emit(record)
         _private.default_store().set(self.lines[-1][:12], b"1")
 
 
 def a_path_that_rank_0_cannot_open_is_named_to_those_that_wait(bench):
     """They wait on, as it may still come by another one."""
-    model, path, said = sharded(Bare), save(bench, 3), Said()
+    model, path, said = sharded(Bare), save(bench, 3), SaidToAll()
     module = ckptd.torch.DistModule(model, address=bench.address, timeout=60)
     if bench.rank == 0:
         with fails(FileNotFoundError, WRONG):
@@ -280,7 +277,7 @@ def a_process_that_was_forked_takes_no_rank_out(bench):
 
 
 def calls_that_cannot_be_told_apart_are_errors_and_never_another_model_s_values(bench):
-    """The last case: from then on the ranks are out of step, and hear it at each call."""
+    """One of a function that one rank alone has given up, and the next one of both."""
     paths = [save(bench, number) for number in (1, 2, 3)]
     if bench.rank == 0:
         with fails(ckptd.DeadlineExceeded, "rank 1, which must make the same call"):

@@ -109,6 +109,17 @@ TEST(OpenCheckpoint, SaysThatAPathDoesNotExist) {
   EXPECT_THAT(index, Says("check the path"));
 }
 
+TEST(CheckExists, SaysOfAMissingPathWhatOpeningItWould) {
+  const TempFolder folder;
+  const std::string path = folder.path() + "/model.safetensors";
+  const absl::Status missing = CheckExists(path);
+  EXPECT_THAT(missing, FailsWith(kNotFound, reason::kSourceNotFound));
+  EXPECT_EQ(missing, OpenCheckpoint(path).status());
+  folder.Write("model.safetensors", "no header, which is not read");
+  EXPECT_OK(CheckExists(path));
+  EXPECT_OK(CheckExists(folder.path() + "/"));
+}
+
 TEST(OpenCheckpoint, SaysWhereADeadLinkLeads) {
   const TempFolder folder;
   fs::create_symlink("../blobs/0123", folder / "m.safetensors");
