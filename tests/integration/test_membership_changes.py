@@ -103,8 +103,7 @@ class Storm:
         getattr(self, what)(victims)
         if loading is not None:
             loading.outcome(max(0.0, since + LIMIT + 2 - time.monotonic()))
-        self.revive()
-        self.group.wait_ready()
+        self.come_back()
         return f"{what} {victims}, {'a load' if loading else 'nothing'} in flight"
 
     def await_moment(self, loading, amount):
@@ -166,9 +165,14 @@ class Storm:
             if isinstance(checkpoint, ckptd.Checkpoint):
                 return loading
             heard.append(checkpoint)
-            self.revive()
-            self.group.wait_ready()
+            self.come_back()
         raise AssertionError(f"no load works any more: {heard}\n{self.group.log()}")
+
+    def come_back(self):
+        def complete():
+            self.revive()  # again: who dies closes its connections before its end can be seen
+            return self.group.ready()
+        wait_until(complete, f"a complete group; logs in {self.group.folder}")
 
     def revive(self):
         """Those whose NCCL has killed them."""
