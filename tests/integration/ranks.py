@@ -6,7 +6,8 @@ import pathlib
 import subprocess
 import sys
 
-from group import Group
+import fake_cuda
+from group import Group, wait_until
 
 HERE = pathlib.Path(__file__).resolve().parent
 PATHS = (HERE.parents[1] / "client/python/src", HERE.parent / "python", HERE)
@@ -58,12 +59,19 @@ def run_workers(folder, group, world, cases=(), module="fsdp_cases", patience=24
               {"CKPTD_TEST_CASES": module}, patience)
 
 
-def outcome_of(make_folder, world, module="fsdp_cases", options=(), patience=240):
-    """case -> {rank: traceback or None}, "stderr" -> {rank: text}, "log" -> the daemons'."""
+def outcome_of(make_folder, world, module="fsdp_cases", options=(), patience=240, memory="host"):
+    """case -> {rank: traceback or None}, "stderr" -> {rank: text}, "log" -> the daemons'.
+
+    memory: "host", or "cuda" for one fake GPU per rank, whose memory trainers see as the host's."""
     folder = make_folder("w")
-    with Group(make_folder("m"), world, *options) as group:
+    fake = fake_cuda.FakeCuda(folder, gpus=world, fill=0xCB) if memory == "cuda" else None
+    own = {**fake.environment(), "CKPTD_TEST_HOST_VIEW": str(HERE.parent / "testing")} if fake else {}
+    with Group(make_folder("m"), world, "--memory", memory, *options, environment=own) as group:
         run_workers(folder, group, world, module=module, patience=patience)
         log = group.log()
+    if fake is not None:
+        assert fake.violations() == []
+        wait_until(lambda: fake.held_bytes() == 0, f"memory to be free, not {fake.held_bytes()} bytes", 10)
     return {**found_by_case(folder, world), "log": log, "stderr": said(folder, world)}
 
 

@@ -9,23 +9,14 @@ import subprocess
 import sys
 import time
 
-import fake_cuda
 import pytest
 import torch
 from cuda_bench import HERE, WHY_NOT
 from faults import Program
 from group import Group, save, wait_until
-from ranks import run_workers
 
 pytest.importorskip("cuda.bindings.driver")
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-
-
-# Cases of fsdp_cases that differ in how parameters lie in memory.
-CASES = {
-    2: ["nested", "tied", "mixed_precision", "bf16_checkpoint_into_fp32_model", "public_path"],
-    4: ["uneven_and_empty_shards", "hybrid", "tensor_parallel_under_fsdp"],
-}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -72,35 +63,6 @@ def test_readers_share_one_memory_that_the_driver_keeps_from_being_written(cuda)
     wait_until(lambda: bench.leases() == 0, "all leases to end", 10)
     bench.unload()
     wait_until(lambda: bench.held() == 0, "the daemons' memory to be free", 10)
-
-
-@pytest.mark.parametrize("ranks,case", [(ranks, case) for ranks, cases in CASES.items() for case in cases])
-def test_models_are_wrapped_and_trained_as_on_host_memory(outcomes, ranks, case):
-    for rank, failure in outcomes(ranks).items():
-        assert failure.get(case, failure) is None, f"rank {rank}:\n{failure}"
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """outcomes(ranks): rank -> {case: failure or None, "stderr": text}, each size run once."""
-    known = {}
-
-    def get(ranks):
-        if ranks not in known:
-            folder = tmp_path_factory.mktemp("w")
-            fake = fake_cuda.FakeCuda(folder, gpus=ranks, fill=0xCB)
-            own = {**fake.environment(), "CKPTD_TEST_HOST_VIEW": str(HERE.parent / "testing")}
-            with Group(tmp_path_factory.mktemp("m"), ranks, "--memory", "cuda", environment=own) as group:
-                run_workers(folder, group, ranks, CASES[ranks])
-            assert fake.violations() == []
-            known[ranks] = {}
-            for rank in range(ranks):
-                file = folder / f"rank-{rank}.json"
-                found = json.loads(file.read_text()) if file.exists() else {}
-                known[ranks][rank] = {**found, "stderr": (folder / f"stderr-{rank}").read_text()[-3000:]}
-        return known[ranks]
-
-    return get
 
 
 def test_a_private_trainer_copies_once_says_so_and_leaves_the_daemon_s_as_it_was(cuda):

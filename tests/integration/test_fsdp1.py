@@ -9,8 +9,9 @@ from ranks import assert_passed
 MODULES = (fsdp1_cases, fsdp1_edge_cases, plugin_cases)
 
 
+@pytest.mark.parametrize("memory", ["host", "cuda"])
 @pytest.mark.parametrize("module,world,case", [
     pytest.param(module, world, case.__name__, id=f"{world}-{case.__name__}")
     for module in MODULES for world, cases in module.CASES.items() for case in cases])
-def test_a_flat_parameter_is_filled_and_trains_as_with_the_real_load(module, world, case, outcomes):
-    assert_passed(outcomes(module, world), case, world)
+def test_a_flat_parameter_is_filled_and_trains_as_with_the_real_load(module, world, case, memory, outcomes):
+    assert_passed(outcomes(module, world, memory), case, world)
