@@ -104,24 +104,17 @@ def no_ambient_daemon(monkeypatch):
         monkeypatch.delenv(name)
 
 
-def why_not_on_gpus():
-    """Skips a test that needs fake GPUs where they cannot be."""
-    import fake_cuda
-    pytest.importorskip("cuda.bindings.driver")
-    if fake_cuda.why_not():
-        pytest.skip(fake_cuda.why_not())
-
-
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """(module, world, memory) -> the outcome of all its cases for that size, run once."""
+    from tiers import skip_without_fake_gpus
     cache = {}
 
     def get(module, world, memory="host"):
         asked = (module, world, memory)
         if asked not in cache:
             if memory == "cuda":
-                why_not_on_gpus()
+                skip_without_fake_gpus()
             cache[asked] = outcome_of(tmp_path_factory.mktemp, world, module.__name__, memory=memory)
         return cache[asked]
 

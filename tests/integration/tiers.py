@@ -3,6 +3,7 @@
 import ctypes
 import os
 
+import fake_cuda
 import pytest
 from faults import client_environment
 from group import wait_until
@@ -45,13 +46,17 @@ class Tier:
         return self.fake.held_bytes() - self._held
 
 
-def join_fake_gpus(folder):
-    """Fake GPUs that this process uses too: from now on, and for good."""
-    import fake_cuda
-
+def skip_without_fake_gpus():
+    """Skips a test where they are not built, or Python cannot call them. -> the calls."""
     cu = pytest.importorskip("cuda.bindings.driver")
     if fake_cuda.why_not():
         pytest.skip(fake_cuda.why_not())
+    return cu
+
+
+def join_fake_gpus(folder):
+    """Fake GPUs that this process uses too: from now on, and for good."""
+    cu = skip_without_fake_gpus()
     fake = fake_cuda.FakeCuda(folder, gpus=4, bytes=0x40000000, fill=0xCB)
     os.environ.update(CKPTD_FAKE_CUDA=str(fake.config), CKPTD_FAKE_CUDA_ROLE="test")
     # Loaded under its own name, it is what a later look for libcuda.so.1 finds.
