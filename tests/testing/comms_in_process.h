@@ -127,11 +127,27 @@ class CommsWorld {
         if (!queue.empty()) {
           Message message = std::move(queue.front());
           queue.pop_front();
+          changed_.NotifyAll();
           return message;
         }
       }
       if (interrupted) CKPTD_RETURN_IF_ERROR(interrupted());
       if (std::chrono::steady_clock::now() > deadline) return Message();
+    }
+  }
+  // Until all has been taken that was put. False when `deadline` has passed.
+  absl::StatusOr<bool> AwaitTaken(uint32_t from, uint32_t to, GroupComm::Deadline deadline,
+                                  const std::function<absl::Status()>& interrupted) {
+    for (;;) {
+      {
+        MutexLock lock(mutex_);
+        const std::deque<Message>& queue = queues_[{from, to}];
+        changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + std::chrono::milliseconds(5),
+                           [&] { return queue.empty(); });
+        if (queue.empty()) return true;
+      }
+      if (interrupted) CKPTD_RETURN_IF_ERROR(interrupted());
+      if (std::chrono::steady_clock::now() > deadline) return false;
     }
   }
   std::vector<Sent> sent() const {
@@ -146,7 +162,8 @@ class CommsWorld {
   std::vector<Sent> sent_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Sends at End and receives in Wait: memory that changes in between is found.
+// Sends and receives in Wait: memory that changes before is found. As with NCCL's large messages
+// a send is over when it has been received: who sends to a rank that has failed hears of it.
 class CommInProcess final : public GroupComm {
  public:
   CommInProcess(CommsWorld& world, GroupCommOptions options)
@@ -193,6 +210,10 @@ class CommInProcess final : public GroupComm {
     uint32_t peer;
   };
 
+  absl::Status Late(uint32_t peer) const {
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                     "waiting for rank " + std::to_string(options_.names[peer]));
+  }
   absl::Status Carry(Deadline deadline) {
     if (exchanges_++ == fail_at) {
       return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed, "as the test wants");
@@ -204,15 +225,17 @@ class CommInProcess final : public GroupComm {
     for (const Operation& one : receives_) {
       CKPTD_ASSIGN_OR_RETURN(const CommsWorld::Message message,
                              world_.Take(one.peer, options_.rank, deadline, options_.interrupted));
-      if (message.empty()) {
-        return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                         "waiting for rank " + std::to_string(options_.names[one.peer]));
-      }
+      if (message.empty()) return Late(one.peer);
       if (message.size() != one.bytes) {
         return MakeError(absl::StatusCode::kInternal, reason::kNcclFailed,
                          "a message has another length than what it was received as");
       }
       std::memcpy(At(*one.memory, one.offset), message.data(), message.size());
+    }
+    for (const Operation& one : sends_) {
+      CKPTD_ASSIGN_OR_RETURN(const bool taken, world_.AwaitTaken(options_.rank, one.peer, deadline,
+                                                                 options_.interrupted));
+      if (!taken) return Late(one.peer);
     }
     sends_.clear();
     receives_.clear();
