@@ -42,6 +42,17 @@ class Traffic {
   // Of what host `h` gets, the distinct bytes: all of it, or with replicas at most the
   // checkpoint.
   uint64_t DistinctOf(size_t h) const { return std::min(shape_.storage_bytes, hosts_[h]); }
+  // What a reader of everything on host `h` writes: once for all GPUs of its own host, and
+  // for each rank elsewhere.
+  uint64_t PlacedBy(size_t h) const { return DistinctOf(h) + (all_ - hosts_[h]); }
+  uint64_t LargestPlaced() const {
+    uint64_t most = 0;
+    for (size_t h = 0; h < hosts(); ++h) most = std::max(most, PlacedBy(h));
+    return most;
+  }
+  uint64_t LargestElsewhere() const {
+    return hosts() == 1 ? 0 : *std::max_element(hosts_.begin() + 1, hosts_.end());
+  }
   // Of `bytes` that a reader's GPU has to bring, what it sends itself.
   uint64_t DistinctTo(uint64_t bytes) const { return std::min(shape_.distinct_bytes, bytes); }
   uint64_t LargestDistinct() const {
@@ -84,9 +95,10 @@ class Traffic {
   void AddMemory(std::vector<ModelStage>& stages) const {
     uint64_t bytes = ReadByHost();
     if (way_ == ModelWay::kDirect) {
-      if (readers_ == ModelReaders::kRank0) bytes = std::max(all_, LargestHost());
-      if (readers_ == ModelReaders::kPerNode) bytes = LargestHost();
-      if (readers_ == ModelReaders::kAll) bytes = all_ / hosts() + Leaving(LargestHost());
+      // Ranks elsewhere place what comes each for itself.
+      if (readers_ == ModelReaders::kRank0) bytes = std::max(PlacedBy(0), LargestElsewhere());
+      if (readers_ == ModelReaders::kPerNode) bytes = LargestDistinct();
+      if (readers_ == ModelReaders::kAll) bytes = LargestPlaced() / hosts() + Leaving(LargestHost());
     }
     Add(stages, "memory", "copied by the processors of one host", bytes, hardware_.memory);
   }
@@ -130,8 +142,7 @@ class Traffic {
       const uint64_t out = shape_.distinct_bytes - DistinctTo(hosts_.front());
       Add(stages, "network", "out of rank 0's GPU", out, rate / hardware_.gpus_per_host);
     }
-    Add(stages, "network", "into one host", *std::max_element(hosts_.begin() + 1, hosts_.end()),
-        rate);
+    Add(stages, "network", "into one host", LargestElsewhere(), rate);
   }
 
   const Hardware& hardware_;

@@ -29,8 +29,8 @@ struct Hardware {
 enum class ModelSource : uint8_t { kStorage, kPageCache };
 // As `--reader`.
 enum class ModelReaders : uint8_t { kRank0, kPerNode, kAll };
-// kDirect: readers copy to each GPU of their host over its own link, and stream to other
-// hosts. kNccl: readers copy to their own GPU, which sends each shard once; who has received
+// kDirect: readers copy to each GPU of their host over its own link, what several of them
+// want out of the same staging memory, and stream to other hosts. kNccl: readers copy to their own GPU, which sends each shard once; who has received
 // one passes it on to ranks whose shards are equal.
 enum class ModelWay : uint8_t { kDirect, kNccl };
 

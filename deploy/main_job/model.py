@@ -96,7 +96,7 @@ class Rotary(nn.Module):
         self.register_buffer("inv_freq", inverse_frequencies(head_size), persistent=False)
 
     def forward(self, x):
-        angles = torch.outer(torch.arange(x.shape[-2], dtype=torch.float32), self.inv_freq)
+        angles = torch.outer(torch.arange(x.shape[-2], dtype=torch.float32, device=x.device), self.inv_freq)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         a, b = x.chunk(2, dim=-1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
@@ -134,4 +134,4 @@ def remake_buffers(model: CausalLm, names) -> None:
     """What load_into calls for buffers that the checkpoint does not hold."""
     rotary = model.model.rotary_emb
     assert list(names) == ["model.rotary_emb.inv_freq"], names
-    rotary.inv_freq = inverse_frequencies(rotary.head_size)
+    rotary.inv_freq = inverse_frequencies(rotary.head_size).to(model.model.norm.weight.device)

@@ -47,7 +47,7 @@ def compare(model, source: pathlib.Path) -> int:
     files = {name: opened[file] for name, file in weight_map.items()}
     rank, ranks, total = dist.get_rank(), dist.get_world_size(), 0
     for name, parameter in model.named_parameters():
-        local = parameter.to_local()
+        local = parameter.to_local().cpu()
         expected = read_shard(files, name, rank, ranks)
         if local.shape != expected.shape or not torch.equal(local.view(torch.uint8), expected.view(torch.uint8)):
             raise SystemExit(f"rank {rank}: {name} differs from the files")
@@ -65,25 +65,31 @@ def main():
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--hold", action="store_true", help="go on training until killed")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--mode", default="auto", help="how the memory is attached, as of load_into")
     arguments = parser.parse_args()
+    device = arguments.device
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    model = build(llama.Shape.of_bytes(arguments.bytes), init_device_mesh("cpu", (dist.get_world_size(),)))
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    model = build(llama.Shape.of_bytes(arguments.bytes), init_device_mesh(device, (dist.get_world_size(),)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)  # before the load: it stays valid
 
     dist.barrier()
     begin = time.perf_counter()
-    result = ckptd.torch.load_into(model, arguments.source, init_buffers=llama.remake_buffers)
+    result = ckptd.torch.load_into(
+        model, arguments.source, mode=arguments.mode, init_buffers=llama.remake_buffers)
     seconds = time.perf_counter() - begin
     say("loaded", seconds=seconds, resident=result.resident, bytes=result.nbytes, copied=len(result.copied),
-        checkpoint=result.checkpoint, stages=result.seconds, pid=os.getpid())
+        copied_bytes=result.copied_bytes, checkpoint=result.checkpoint, stages=result.seconds, pid=os.getpid())
     say("compared", bytes=compare(model, arguments.source))
 
     before = addresses(model)
     torch.manual_seed(dist.get_rank())
     step = 0
     while step < arguments.steps or arguments.hold:
-        tokens = torch.randint(0, model.model.embed_tokens.num_embeddings, (1, 17))
+        tokens = torch.randint(0, model.model.embed_tokens.num_embeddings, (1, 17), device=device)
         logits = model(tokens[:, :-1])
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
         loss.backward()

@@ -17,6 +17,7 @@ TEST_FILES = (
     "tests/testing/fake_cuda.py",
     "tests/testing/fake_nccl.py",
     "tests/testing/host_view.py",
+    "tests/testing/host_view_trainer.py",
 )
 TESTS = ("kernel_bench", "copy_bench", "contract_cuda", "contract_comm_nccl")
 # Where nccl.h was there to build against.
@@ -76,7 +77,7 @@ def lay_out(
         (folder / "bin" / name).symlink_to(f"../python/ckptd/bin/{name}")
     for path in of_tests(binaries):
         _copy(binaries / path, folder / path)
-    for name in (*tracked(root, "tests/gpu"), *TEST_FILES):
+    for name in (*tracked(root, "tests/gpu"), *tracked(root, "deploy/main_job"), *TEST_FILES):
         if not name.endswith((".cc", "CMakeLists.txt")):
             _copy(root / name, folder / name)
     vendor_protobuf(folder / "vendored")

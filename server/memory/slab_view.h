@@ -17,16 +17,24 @@ namespace ckptd {
 
 class StagedMemory;
 
+// Where staged bytes belong.
+struct StagedPlace {
+  StagedMemory* memory = nullptr;
+  uint64_t offset = 0;
+};
+
 // One thread's way to write staged memory: what it is given to fill is copied behind
 // its back. Not thread-safe; several lanes work side by side.
 class StagingLane {
  public:
   // Waits for its copies, at most as long as Finish.
   virtual ~StagingLane() = default;
-  // Room for bytes that belong at `offset` of `memory`: at least one of them and at
-  // most `bytes` > 0. Write all of it before the next call on this lane. Once the
-  // device has failed, it is room for nothing: Finish says why.
-  virtual std::span<std::byte> Stage(StagedMemory& memory, uint64_t offset, uint64_t bytes) = 0;
+  // Room for bytes that belong `into` bytes behind each of these places, one or more:
+  // written once, whichever devices fetch them. At least one byte and at most `bytes` > 0.
+  // Write all of it before the next call on this lane. Once a device has failed, it is
+  // room for nothing: Finish says why.
+  virtual std::span<std::byte> Stage(std::span<const StagedPlace> places, uint64_t into,
+                                     uint64_t bytes) = 0;
 
   // Whether the device of `memory` can take what belongs to it out of blocks of source
   // bytes: strided, or cast. If not, Stage is the way.

@@ -20,6 +20,9 @@ constexpr size_t kCastBytes = 8 << 10;
 constexpr uint64_t kStepBytes = 32 << 10;
 // On average, of copies that are read one by one: below this, reading gaps along is cheaper.
 constexpr uint64_t kLeastRead = 32 << 10;
+// Of what one copy puts into several GPUs: less is cheaper written for each, among what else
+// that one gets, than copied on by itself.
+constexpr uint64_t kLeastTogether = 64 << 10;
 
 }  // namespace
 
@@ -35,6 +38,7 @@ ItemPlacer::ItemPlacer(const ItemCopies& copies, std::span<const TransferTarget>
 
 void ItemPlacer::Begin() {
   actives_.clear();
+  together_.clear();
   fills_.clear();
   slots_in_use_ = 0;
   for (const ItemCopies::Active& copy : copies_.actives()) {
@@ -43,6 +47,7 @@ void ItemPlacer::Begin() {
     const Destination& first = copies_.DestinationsOf(copy).front();
     active.tensor_bytes = targets_[first.target].plan->tensors[first.tensor].bytes;
     if (board_ != nullptr) FindWholeBlocks(active);
+    FindTogether(active);
     actives_.push_back(active);
   }
   plain_ = AllPlain();
@@ -56,8 +61,10 @@ bool ItemPlacer::AllPlain() const {
     const Geometry& g = active.geometry();
     const auto to = DestinationsOf(active);
     // Copies ascend by where they begin.
-    if (g.casts() || g.dims > 0 || to.size() > 1 || g.begin < end) return false;
-    if (!slabs_.Stages(to.front().target)) return false;
+    if (g.casts() || g.dims > 0 || g.begin < end) return false;
+    const bool one_place = to.size() == 1 ? slabs_.Stages(to.front().target)
+                                          : active.together == to.size();
+    if (!one_place) return false;
     end = g.end;
   }
   return !actives_.empty();
@@ -71,6 +78,18 @@ void ItemPlacer::FindWholeBlocks(Active& active) const {
   active.first_whole = (from + kDigestBlockBytes - 1) / kDigestBlockBytes;
   active.last_whole = to / kDigestBlockBytes;
   if (to == active.tensor_bytes && to % kDigestBlockBytes != 0) ++active.last_whole;
+}
+
+void ItemPlacer::FindTogether(Active& active) {
+  const Geometry& g = active.geometry();
+  const WorkItem& item = copies_.item();
+  if (LocalBytesBefore(g, item.end) - LocalBytesBefore(g, item.begin) < kLeastTogether) return;
+  active.first_together = together_.size();
+  for (const Destination& where : DestinationsOf(active)) {
+    if (!slabs_.Stages(where.target)) continue;
+    together_.push_back(slabs_.PlaceOf(where.target, TensorAt(where)));
+  }
+  active.together = together_.size() - active.first_together;
 }
 
 void ItemPlacer::LeaveToDevices(uint64_t offset, std::span<const std::byte> data) {
@@ -105,11 +124,10 @@ absl::Status ItemPlacer::PlaceByReading(uint64_t offset, uint64_t end, ReadTo re
 
 absl::Status ItemPlacer::ReadRun(Active& active, uint64_t from, uint64_t to, ReadTo read) {
   active.left = true;  // in place already when it is hashed
-  const Destination& where = DestinationsOf(active).front();
-  uint64_t local = active.geometry().local + (from - active.geometry().begin);
-  const uint64_t tensor = targets_[where.target].plan->tensors[where.tensor].offset;
+  const uint64_t first = active.geometry().local + (from - active.geometry().begin);
+  uint64_t local = first;
   absl::Status status;
-  slabs_.ForEach(where.target, tensor + local, to - from, [&](std::byte* place, size_t n) {
+  Visit(active, first, to - from, [&](std::byte* place, size_t n) {
     if (status.ok()) status = read(from, {place, n});
     if (status.ok()) PlaceRun(active, place, local, n);
     from += n;
@@ -208,14 +226,25 @@ void ItemPlacer::Move(const Active& active, const std::byte* data, uint64_t loca
 
 void ItemPlacer::Write(const Active& active, const std::byte* bytes, uint64_t local,
                        uint64_t count) {
+  const std::byte* from = bytes;
+  Visit(active, local, count, [&](std::byte* to, size_t n) {
+    if (from == bytes + count) from = bytes;  // the next destination's
+    StreamCopy(to, from, n);
+    from += n;
+  });
+}
+
+template <typename Fill>
+void ItemPlacer::Visit(const Active& active, uint64_t local, uint64_t bytes, const Fill& fill) {
+  if (active.together > 0) slabs_.ForAll(TogetherOf(active), local, bytes, fill);
   for (const Destination& where : DestinationsOf(active)) {
-    const uint64_t at = targets_[where.target].plan->tensors[where.tensor].offset + local;
-    const std::byte* from = bytes;
-    slabs_.ForEach(where.target, at, count, [&from](std::byte* to, size_t n) {
-      StreamCopy(to, from, n);
-      from += n;
-    });
+    if (active.together > 0 && slabs_.Stages(where.target)) continue;
+    slabs_.ForEach(where.target, TensorAt(where) + local, bytes, fill);
   }
+}
+
+uint64_t ItemPlacer::TensorAt(const Destination& where) const {
+  return targets_[where.target].plan->tensors[where.tensor].offset;
 }
 
 void ItemPlacer::AddFill(const Active& active, uint64_t block, uint64_t bytes) {

@@ -35,8 +35,8 @@ class ItemPlacer {
   // the item is lost then.
   void Place(uint64_t offset, std::span<const std::byte> data);
 
-  // Whether every byte of the item that is needed goes to one place, as it is, in staging
-  // memory, and in pieces long enough: reading it there saves a copy.
+  // Whether every byte of the item that is needed goes, as it is, to staging memory, to one
+  // place there, and in pieces long enough: reading it there saves a copy.
   bool plain() const { return plain_; }
   // Instead of Place, where plain(): has read(offset, place) bring the needed ones of the
   // source bytes [offset, end) to their places. Errors: those of `read`; the item is lost then.
@@ -61,6 +61,10 @@ class ItemPlacer {
     uint64_t last_whole = 0;
     int slot = kNoSlot;  // of the block being hashed
     bool left = false;   // of what is placed now: its device does it, here it is hashed
+    // Destinations in staged memory that are written once, for all of them: together_[first]
+    // and those after it.
+    size_t first_together = 0;
+    size_t together = 0;
 
     const Geometry& geometry() const { return copy->geometry; }
   };
@@ -71,6 +75,7 @@ class ItemPlacer {
   };
 
   void FindWholeBlocks(Active& active) const;
+  void FindTogether(Active& active);
   bool AllPlain() const;
   absl::Status ReadRun(Active& active, uint64_t from, uint64_t to, ReadTo read);
   void LeaveToDevices(uint64_t offset, std::span<const std::byte> data);
@@ -80,6 +85,11 @@ class ItemPlacer {
   void Move(const Active& active, const std::byte* data, uint64_t local, uint64_t bytes,
             Xxh3Stream* hash);
   void Write(const Active& active, const std::byte* bytes, uint64_t local, uint64_t count);
+  // fill(std::byte* to, size_t n) for all memory that takes [local, local + bytes) of the
+  // copy's tensor: all of it for one destination, or those together, then for the next one.
+  template <typename Fill>
+  void Visit(const Active& active, uint64_t local, uint64_t bytes, const Fill& fill);
+  uint64_t TensorAt(const Destination& where) const;  // in its slab
   void AddFill(const Active& active, uint64_t block, uint64_t bytes);
   std::span<const Destination> DestinationsOf(const Active& active) const {
     return copies_.DestinationsOf(*active.copy);
@@ -92,7 +102,12 @@ class ItemPlacer {
   BlockPlacer blocks_;
   DigestBoard* const board_;
 
+  std::span<const StagedPlace> TogetherOf(const Active& active) const {
+    return std::span(together_).subspan(active.first_together, active.together);
+  }
+
   std::vector<Active> actives_;
+  std::vector<StagedPlace> together_;
   bool plain_ = false;
   std::vector<PendingFill> fills_;
   std::vector<Xxh3Stream> streams_;  // kSlots of them, when digests are wanted

@@ -27,15 +27,26 @@ class SlabWriter {
   void ForEach(size_t slab, uint64_t offset, uint64_t bytes, const Visit& visit) {
     const SlabMap& map = slabs_[slab];
     if (map.staged() == nullptr) return map.ForEach(offset, bytes, visit);
-    while (bytes > 0) {
-      const std::span<std::byte> room = lane_->Stage(*map.staged(), offset, bytes);
-      visit(room.data(), room.size());
-      offset += room.size();
-      bytes -= room.size();
-    }
+    const StagedPlace place = PlaceOf(slab, offset);
+    ForAll({&place, 1}, 0, bytes, visit);
   }
 
   bool Stages(size_t slab) const { return slabs_[slab].staged() != nullptr; }
+  // Of a slab that Stages, for ForAll.
+  StagedPlace PlaceOf(size_t slab, uint64_t offset) const {
+    return {slabs_[slab].staged(), offset};
+  }
+  // As ForEach, for the bytes that belong `into` bytes behind all these places.
+  template <typename Visit>
+  void ForAll(std::span<const StagedPlace> places, uint64_t into, uint64_t bytes,
+              const Visit& visit) {
+    while (bytes > 0) {
+      const std::span<std::byte> room = lane_->Stage(places, into, bytes);
+      visit(room.data(), room.size());
+      into += room.size();
+      bytes -= room.size();
+    }
+  }
 
   // Slabs whose device can take its bytes out of blocks; see StagingLane.
   bool TakesBlocks(size_t slab) const {

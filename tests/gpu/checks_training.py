@@ -1,6 +1,12 @@
-"""FSDP2 on memory that came from the daemon, and CUDA graphs over it."""
+"""FSDP2 on memory that came from the daemon, CUDA graphs over it, and the main job."""
+
+import os
+import signal
+import subprocess
+import sys
 
 import client
+import place
 import trainer_files
 from bench import TRAINER
 from gpu_record import Checks, NotShown
@@ -62,3 +68,38 @@ def graphs(bench):
 )
 def two_ranks(bench):
     return fsdp(bench, 2)
+
+
+def run_main_job(bench):
+    """What it prints, of a run on this GPU. It ends what it has started, also when it is late."""
+    nbytes = "3MB" if bench.fake else "300MB" if bench.quick else "2GB"
+    folders = ["--binaries", place.BUILD / "bin", "--directory", bench.path()]
+    # This PyTorch sees a fake GPU's memory as the host's.
+    trainer = ["--trainer", place.ROOT / "tests/testing/host_view_trainer.py"] if bench.fake else []
+    visible = {} if bench.fake else {"CUDA_VISIBLE_DEVICES": bench.uuid}
+    job = subprocess.Popen(
+        [sys.executable, place.ROOT / "deploy/main_job/main_job.py", "--memory", "cuda", "--ranks", "1",
+         "--bytes", nbytes, *folders, *trainer],
+        env={**os.environ, **bench.environment, **visible},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    try:
+        said, _ = job.communicate(timeout=60 * (5 if bench.fake else 1))
+    finally:
+        if job.poll() is None:
+            job.send_signal(signal.SIGINT)
+            job.communicate(timeout=30)
+    assert job.returncode == 0 and said.endswith("\nverified\n"), said[-3000:]
+    return said
+
+
+@checks(
+    "the main job: loaded once, trained in place, killed, and started again without storage",
+    "torch",
+    "safetensors",
+)
+def main_job(bench):
+    lines = run_main_job(bench).splitlines()
+    return {"said": [" ".join(line.split()) for line in lines if line.startswith("  ")]}

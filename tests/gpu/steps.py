@@ -37,7 +37,7 @@ STEPS = (
     Step("checks_bytes", 75),
     Step("checks_contract", 120),
     Step("checks_lifetimes", 80),
-    Step("checks_training", 90),
+    Step("checks_training", 120),
     Step("figures_load", 140),
     Step("figures_attach", 80),
     Step("checks_nccl", 90),

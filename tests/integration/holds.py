@@ -177,9 +177,16 @@ def outcomes_of(loads, since):
     return results, max(loading.ended for loading in loads) - since
 
 
+def await_ended(group, path):
+    """The leader is busy with no load of `path`: one that it went on with, others had given up."""
+    with ckptd.connect(group.address(0)) as client:
+        wait_until(lambda: stage_of(client, path) not in WORKING, "the leader's load to end", LIMIT)
+
+
 def assert_heals(group, path, before):
     """The group re-forms, the next load works, and afterwards nothing is left of either."""
     group.wait_ready()
+    await_ended(group, path)
     assert_loads(group, path)
     assert_nothing_is_left(group)
     assert_no_more_than(before, group)

@@ -28,33 +28,6 @@ inline std::byte* At(const StagedMemory& memory, uint64_t offset) {
   return reinterpret_cast<std::byte*>(memory.address() + offset);
 }
 
-class LateLane final : public StagingLane {
- public:
-  ~LateLane() override { static_cast<void>(Finish()); }
-  std::span<std::byte> Stage(StagedMemory& memory, uint64_t offset, uint64_t bytes) override {
-    staged_.push_back({&memory, offset, std::vector<std::byte>(bytes)});
-    return staged_.back().bytes;
-  }
-  bool TakesBlocks(const StagedMemory&) const override { return false; }
-  std::span<std::byte> StageBlock(uint64_t, size_t) override { return {}; }
-  void Take(StagedMemory&, const BlockCopy&) override {}
-  absl::Status Finish() override {
-    for (const Staged& one : staged_) {
-      std::memcpy(At(*one.memory, one.offset), one.bytes.data(), one.bytes.size());
-    }
-    staged_.clear();
-    return absl::OkStatus();
-  }
-
- private:
-  struct Staged {
-    StagedMemory* memory;
-    uint64_t offset;
-    std::vector<std::byte> bytes;
-  };
-  std::deque<Staged> staged_;
-};
-
 // A slab, or a view of one that lies somewhere else.
 class BytesInProcess final : public StagedMemory {
  public:
@@ -63,9 +36,7 @@ class BytesInProcess final : public StagedMemory {
     LieAt(reinterpret_cast<uint64_t>(content_.data()));
   }
   uint64_t bytes() const override { return bytes_; }
-  absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() override {
-    return std::make_unique<LateLane>();
-  }
+  absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() override;
   unsigned Lanes() const override { return 2; }
   absl::Status Read(uint64_t offset, std::span<std::byte> out) override {
     std::memcpy(out.data(), At(*this, offset), out.size());
@@ -74,12 +45,49 @@ class BytesInProcess final : public StagedMemory {
   uint64_t address() const override { return address_.load(); }
   void LieAt(uint64_t address) { address_ = address; }
   const std::vector<std::byte>& content() const { return content_; }
+  // Bytes that lanes gave room for, at this place and at all that share it.
+  std::atomic<uint64_t> written = 0;
 
  private:
   const uint64_t bytes_;
   std::vector<std::byte> content_;
   std::atomic<uint64_t> address_ = 0;
 };
+
+class LateLane final : public StagingLane {
+ public:
+  ~LateLane() override { static_cast<void>(Finish()); }
+  std::span<std::byte> Stage(std::span<const StagedPlace> places, uint64_t into,
+                             uint64_t bytes) override {
+    static_cast<BytesInProcess*>(places.front().memory)->written += bytes;
+    staged_.push_back({{places.begin(), places.end()}, into, std::vector<std::byte>(bytes)});
+    return staged_.back().bytes;
+  }
+  bool TakesBlocks(const StagedMemory&) const override { return false; }
+  std::span<std::byte> StageBlock(uint64_t, size_t) override { return {}; }
+  void Take(StagedMemory&, const BlockCopy&) override {}
+  absl::Status Finish() override {
+    for (const Staged& one : staged_) {
+      for (const StagedPlace& to : one.places) {
+        std::memcpy(At(*to.memory, to.offset + one.into), one.bytes.data(), one.bytes.size());
+      }
+    }
+    staged_.clear();
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Staged {
+    std::vector<StagedPlace> places;
+    uint64_t into;
+    std::vector<std::byte> bytes;
+  };
+  std::deque<Staged> staged_;
+};
+
+inline absl::StatusOr<std::unique_ptr<StagingLane>> BytesInProcess::OpenLane() {
+  return std::make_unique<LateLane>();
+}
 
 class TransitInProcess final : public TransitMemory {
  public:

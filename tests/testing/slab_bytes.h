@@ -43,7 +43,8 @@ inline void WriteBytes(const SlabView& slab, uint64_t offset, std::span<const st
   if (slab.staged == nullptr) return ForEachPiece(slab, offset, bytes.size(), take);
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<StagingLane> lane, slab.staged->OpenLane());
   for (uint64_t done = 0; done < bytes.size();) {
-    const auto room = lane->Stage(*slab.staged, offset + done, bytes.size() - done);
+    const StagedPlace place = {slab.staged.get(), offset};
+    const auto room = lane->Stage({&place, 1}, done, bytes.size() - done);
     take(room.data(), room.size());
     done += room.size();
   }

@@ -148,6 +148,12 @@ absl::Status ReceiveError(int socket, uint32_t status, Deadline deadline) {
   }
   CKPTD_ASSIGN_OR_RETURN(const Received text, RecvExactly(socket, length, 0, deadline));
   const std::string sentence(reinterpret_cast<const char*>(text.bytes.data()), text.bytes.size());
+  // What it has told us that it owns: it let go of that with the load, as those do who have
+  // given up a leader that stood still.
+  if (code == absl::StatusCode::kNotFound) {
+    return MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
+                     sentence + ": its daemon has given this load up; load again");
+  }
   return MakeError(code,
                    code == absl::StatusCode::kUnauthenticated ? reason::kTokenInvalid
                                                               : reason::kRankFailed,

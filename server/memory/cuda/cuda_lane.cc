@@ -27,10 +27,9 @@ std::span<std::byte> CudaLane::Fail(absl::Status status) {
   return {nowhere_.get(), kNowhereBytes};
 }
 
-std::span<std::byte> CudaLane::Stage(StagedMemory& memory, uint64_t offset, uint64_t bytes) {
-  // All staged memory of a process is of this backend.
-  auto& target = static_cast<CudaBytes&>(memory);
-  Extent* extent = error_.ok() ? Open(target, offset, bytes) : nullptr;
+std::span<std::byte> CudaLane::Stage(std::span<const StagedPlace> places, uint64_t into,
+                                     uint64_t bytes) {
+  Extent* extent = error_.ok() ? Open(places, into, bytes) : nullptr;
   if (extent == nullptr) {
     const auto nowhere = Fail(absl::OkStatus());
     return nowhere.first(static_cast<size_t>(std::min<uint64_t>(bytes, nowhere.size())));
@@ -41,13 +40,24 @@ std::span<std::byte> CudaLane::Stage(StagedMemory& memory, uint64_t offset, uint
   return out;
 }
 
-// The extent of `memory` that goes on at `offset`, with room left; null after an error.
-CudaLane::Extent* CudaLane::Open(CudaBytes& memory, uint64_t offset, uint64_t bytes) {
-  const auto open = open_.find(&memory);
-  if (open == open_.end()) return OpenNew(memory, offset, bytes);
+bool CudaLane::GoesOn(const Extent& extent, std::span<const StagedPlace> places,
+                      uint64_t into) const {
+  const auto known = std::span(places_).subspan(extent.first, extent.places);
+  return std::equal(known.begin(), known.end(), places.begin(), places.end(),
+                    [&](const StagedPlace& one, const StagedPlace& other) {
+                      return one.memory == other.memory &&
+                             one.offset + extent.used == other.offset + into;
+                    });
+}
+
+// The extent of these places that goes on at `into`, with room left; null after an error.
+CudaLane::Extent* CudaLane::Open(std::span<const StagedPlace> places, uint64_t into,
+                                 uint64_t bytes) {
+  const auto open = open_.find(places.front().memory);
+  if (open == open_.end()) return OpenNew(places, into, bytes);
   Extent& extent = extents_[open->second];
   const bool last = extent.at + extent.room == taken_;
-  if (extent.offset + extent.used == offset) {
+  if (GoesOn(extent, places, into)) {
     if (extent.used < extent.room) return &extent;
     if (last && taken_ < Capacity()) {
       const size_t more = RoomFor(bytes);
@@ -60,7 +70,7 @@ CudaLane::Extent* CudaLane::Open(CudaBytes& memory, uint64_t offset, uint64_t by
     taken_ -= unused / kAlignment * kAlignment;
     extent.room = extent.used;
   }
-  return OpenNew(memory, offset, bytes);
+  return OpenNew(places, into, bytes);
 }
 
 // `taken_` and this stay multiples of kAlignment.
@@ -92,16 +102,18 @@ bool CudaLane::HasRoom(size_t bytes) {
   return true;
 }
 
-CudaLane::Extent* CudaLane::OpenNew(CudaBytes& memory, uint64_t offset, uint64_t bytes) {
+CudaLane::Extent* CudaLane::OpenNew(std::span<const StagedPlace> places, uint64_t into,
+                                    uint64_t bytes) {
   const auto wanted = static_cast<size_t>(std::min<uint64_t>(bytes, kLeastExtent));
   if (!HasRoom(wanted)) return nullptr;
   Extent extent;
-  extent.memory = &memory;
-  extent.offset = offset;
+  extent.first = places_.size();
+  extent.places = places.size();
+  for (const StagedPlace& place : places) places_.push_back({place.memory, place.offset + into});
   extent.at = taken_;
   extent.room = RoomFor(bytes);
   taken_ += extent.room;
-  open_[&memory] = extents_.size();
+  open_[places.front().memory] = extents_.size();
   return &extents_.emplace_back(extent);
 }
 
@@ -135,12 +147,14 @@ absl::StatusOr<CUstream> CudaLane::StreamOf(const std::shared_ptr<CudaDevice>& d
   return streams_.emplace(device, std::move(stream)).first->second.get();
 }
 
-absl::Status CudaLane::Copy(const Extent& extent) {
-  const auto& device = extent.memory->device();
+absl::Status CudaLane::Copy(const Extent& extent, const StagedPlace& to) {
+  // All staged memory of a process is of this backend.
+  const auto& memory = static_cast<const CudaBytes&>(*to.memory);
+  const auto& device = memory.device();
   CKPTD_ASSIGN_OR_RETURN(const CUstream stream, StreamOf(device));
   const CudaScope scope(*device);
   return device->Check(
-      device->driver().MemcpyHtoDAsync(extent.memory->address() + extent.offset,
+      device->driver().MemcpyHtoDAsync(memory.address() + to.offset,
                                        slot_->bytes().data() + extent.at, extent.used, stream),
       "copying");
 }
@@ -151,7 +165,9 @@ absl::Status CudaLane::Submit() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   absl::Status status;
   for (const Extent& extent : extents_) {
-    if (status.ok() && extent.used > 0) status = Copy(extent);
+    for (size_t i = 0; i < extent.places && extent.used > 0 && status.ok(); ++i) {
+      status = Copy(extent, places_[extent.first + i]);
+    }
   }
   if (status.ok()) {
     status = tasks_.Launch(slot_->bytes().subspan(taken_),
@@ -164,6 +180,7 @@ absl::Status CudaLane::Submit() {
   }
   pool_->Give(std::exchange(slot_, nullptr));
   extents_.clear();
+  places_.clear();
   open_.clear();
   tasks_.Clear();
   has_blocks_ = false;

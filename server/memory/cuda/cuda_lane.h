@@ -22,24 +22,26 @@ class CudaLane final : public StagingLane {
   explicit CudaLane(std::shared_ptr<StagingPool> pool) : pool_(std::move(pool)) {}
   ~CudaLane() override { static_cast<void>(Finish()); }
 
-  std::span<std::byte> Stage(StagedMemory& memory, uint64_t offset, uint64_t bytes) override;
+  std::span<std::byte> Stage(std::span<const StagedPlace> places, uint64_t into,
+                             uint64_t bytes) override;
   bool TakesBlocks(const StagedMemory& memory) const override;
   std::span<std::byte> StageBlock(uint64_t begin, size_t bytes) override;
   void Take(StagedMemory& memory, const BlockCopy& copy) override;
   absl::Status Finish() override;
 
  private:
-  // A stretch of the slot that becomes one copy: [offset, offset + used) of `memory`.
+  // A stretch of the slot that becomes one copy to each of its places.
   struct Extent {
-    CudaBytes* memory = nullptr;
-    uint64_t offset = 0;
+    size_t first = 0;  // of `places_`
+    size_t places = 0;
     size_t at = 0;  // in the slot
     size_t used = 0;
     size_t room = 0;
   };
 
-  Extent* Open(CudaBytes& memory, uint64_t offset, uint64_t bytes);
-  Extent* OpenNew(CudaBytes& memory, uint64_t offset, uint64_t bytes);
+  Extent* Open(std::span<const StagedPlace> places, uint64_t into, uint64_t bytes);
+  Extent* OpenNew(std::span<const StagedPlace> places, uint64_t into, uint64_t bytes);
+  bool GoesOn(const Extent& extent, std::span<const StagedPlace> places, uint64_t into) const;
   // A slot that has so many bytes left; false after an error.
   bool HasRoom(size_t bytes);
   // Of the slot, for extents and blocks.
@@ -47,14 +49,15 @@ class CudaLane final : public StagingLane {
   size_t RoomFor(uint64_t bytes) const;
   std::span<std::byte> Fail(absl::Status status);
   absl::Status Submit();
-  absl::Status Copy(const Extent& extent);
+  absl::Status Copy(const Extent& extent, const StagedPlace& to);
   absl::StatusOr<CUstream> StreamOf(const std::shared_ptr<CudaDevice>& device);
 
   const std::shared_ptr<StagingPool> pool_;
   StagingPool::Slot* slot_ = nullptr;
   size_t taken_ = 0;             // of the slot
   std::vector<Extent> extents_;  // of the slot
-  std::map<CudaBytes*, size_t> open_;  // which of them grows
+  std::vector<StagedPlace> places_;  // of the extents
+  std::map<StagedMemory*, size_t> open_;  // which of them grows, by its first place
   bool has_blocks_ = false;      // in the slot, whose end then is for tables of tasks
   kernels::SourceBlock block_;   // the last of them
   SlotTasks tasks_;              // of all of them

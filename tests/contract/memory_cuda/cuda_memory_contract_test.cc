@@ -224,7 +224,8 @@ TEST_F(CudaMemoryContract, SeveralLanesWriteManySmallPiecesOfSeveralSlabs) {
       for (uint64_t p = t; p < pieces; p += 4) {
         for (size_t s = 0; s < slabs.size(); ++s) {
           for (uint64_t done = 0; done < kPiece;) {
-            const auto room = lane->Stage(*slabs[s]->view().staged, p * kPiece + done, kPiece - done);
+            const StagedPlace place = {slabs[s]->view().staged.get(), p * kPiece};
+            const auto room = lane->Stage({&place, 1}, done, kPiece - done);
             std::fill(room.begin(), room.end(), static_cast<std::byte>(p * 3 + s));
             done += room.size();
           }

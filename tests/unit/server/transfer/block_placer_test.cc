@@ -25,7 +25,7 @@ struct Notes {
 class NotingLane final : public StagingLane {
  public:
   explicit NotingLane(Notes& notes) : notes_(notes) {}
-  std::span<std::byte> Stage(StagedMemory&, uint64_t, uint64_t bytes) override {
+  std::span<std::byte> Stage(std::span<const StagedPlace>, uint64_t, uint64_t bytes) override {
     room_.resize(bytes);
     return room_;
   }

@@ -1,4 +1,5 @@
-// Which items are read straight to their places in staging memory.
+// Which items are read straight to their places in staging memory, and what is written
+// there once for several ranks.
 #include "server/transfer/item_placer.h"
 
 #include <gtest/gtest.h>
@@ -48,12 +49,14 @@ class ReadToItsPlace : public ::testing::Test {
                                begin)) << tensor.name;
       }
     }
+    for (const auto& slab : memory) written_ += slab->written;
     return progress.mapped_bytes;
   }
 
   World world_{1, 2};
   uint64_t at_ = 0;
   bool digests_ = false;
+  uint64_t written_ = 0;  // into staging memory
 };
 
 TEST_F(ReadToItsPlace, IsWhatEachRankTakesAsItIs) {
@@ -69,10 +72,11 @@ TEST_F(ReadToItsPlace, IsThatWithDigestsToo) {
   EXPECT_EQ(Mapped(), 0U);
 }
 
-TEST_F(ReadToItsPlace, IsNotWhatTwoRanksTake) {
+TEST_F(ReadToItsPlace, IsWhatTwoRanksTake) {
   Add(0, Rows(0, 400));
   Add(1, Rows(0, 400));
-  EXPECT_EQ(Mapped(), kRows * kRow * 4);
+  EXPECT_EQ(Mapped(), 0U);
+  EXPECT_EQ(written_, kRows * kRow * 4);
 }
 
 TEST_F(ReadToItsPlace, IsNotWhatOverlaps) {
@@ -94,6 +98,23 @@ TEST_F(ReadToItsPlace, IsNotWhatIsStrided) {
 TEST_F(ReadToItsPlace, IsNotWhatComesInManySmallPieces) {
   for (uint64_t row = 0; row < kRows; ++row) Add(row % 2, Rows(row, 1));
   EXPECT_EQ(Mapped(), kRows * kRow * 4);
+}
+
+class WrittenOnce : public ReadToItsPlace {};
+
+TEST_F(WrittenOnce, ForTwoRanksIsWhatIsCast) {
+  digests_ = true;
+  Add(0, Rows(0, 400), Dtype::kBF16);
+  Add(1, Rows(0, 400), Dtype::kBF16);
+  EXPECT_EQ(Mapped(), kRows * kRow * 4);
+  EXPECT_EQ(written_, kRows * kRow * 2);
+}
+
+TEST_F(WrittenOnce, ForTwoRanksIsNotWhatIsSmall) {
+  Add(0, Rows(0, 5));
+  Add(1, Rows(0, 5));
+  Mapped();
+  EXPECT_EQ(written_, 2 * 5 * kRow * 4);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,15 +33,17 @@ class NoSink final : public TransferSink {
   absl::Status Finish() override { return absl::OkStatus(); }
 };
 
-// Bytes of one work item: read once, and what each rank gets of them.
+// Bytes of one work item: read once, what each rank gets of them, and what all ranks of a
+// host do together, each byte once.
 struct Item {
   uint64_t read = 0;
+  std::vector<uint64_t> to_host;
   std::vector<uint64_t> to_rank;
 };
 
 class Load {
  public:
-  Load(const CheckpointIndex& index, const std::string& rules, uint32_t ranks) {
+  Load(const CheckpointIndex& index, const std::string& rules, uint32_t ranks, uint32_t gpus) {
     const LayoutRules parsed = LayoutRules::Parse(rules).value();
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       plans_.push_back(PlanRank(index, parsed.ForRank(index, rank).value(), {}).value());
@@ -55,10 +58,15 @@ class Load {
       Item& item = items.emplace_back();
       item.read = copies.needed_bytes();
       item.to_rank.resize(ranks);
+      item.to_host.resize((ranks + gpus - 1) / gpus);
       for (const ItemCopies::Active& active : copies.actives()) {
         const uint64_t bytes = LocalBytesBefore(active.geometry, work.end) -
                                LocalBytesBefore(active.geometry, work.begin);
-        for (const Destination& to : copies.DestinationsOf(active)) item.to_rank[to.target] += bytes;
+        std::set<size_t> hosts;
+        for (const Destination& to : copies.DestinationsOf(active)) {
+          item.to_rank[to.target] += bytes;
+          if (hosts.insert(to.target / gpus).second) item.to_host[to.target / gpus] += bytes;
+        }
       }
       shape.storage_bytes += item.read;
     }
@@ -108,8 +116,10 @@ class Simulation {
     Host& host = hosts_[reader];
     if (host.next == host.last) return;
     const Item& item = load_.items[host.next++];
-    uint64_t copied = 0;
-    for (const uint64_t bytes : item.to_rank) copied += bytes;
+    uint64_t copied = item.to_host[reader];
+    for (size_t rank = 0; rank < item.to_rank.size(); ++rank) {
+      if (rank / machine_.gpus_per_host != reader) copied += item.to_rank[rank];
+    }
     events_.Begin({{&host.storage, item.read}, {&host.memory, copied}},
                   [this, reader, &item] { Deliver(reader, item); });
   }
@@ -154,7 +164,7 @@ class LoadModel : public testing::TestWithParam<Case> {};
 TEST_P(LoadModel, IsWhatTheSimulationOfThePlanComesTo) {
   const Case& one = GetParam();
   const CheckpointIndex index = LlamaIndex(12, 2048);
-  const Load load(index, one.rules, one.ranks);
+  const Load load(index, one.rules, one.ranks, one.gpus);
   const Hardware machine = LargeHosts(one.gpus);
   ASSERT_OK_AND_ASSIGN(
       const LoadPrediction prediction,

@@ -65,6 +65,13 @@ def over_device(memory, dtype: torch.dtype, count: int, offset: int) -> torch.Te
 
     Writable whatever the memory is, for the reason given at `flat`.
     """
+    if not torch.backends.cuda.is_built():
+        raise FailedPrecondition(
+            f"making tensors over the memory of {memory.device}: this PyTorch is built without CUDA; "
+            "install one that is, or use a daemon with --memory host",
+            "DEVICE_MISMATCH",
+            {"daemon": memory.device},
+        )
     row = _dtypes.BY_NUMBER[number_of(dtype)]
     return torch.utils.dlpack.from_dlpack(
         _dlpack.device_capsule(memory, offset, row, (count,), read_only=False)

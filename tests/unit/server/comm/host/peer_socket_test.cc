@@ -130,7 +130,7 @@ TEST_F(PeerSocketTest, AnUnknownSegmentIsAnErrorWithTheOwnersSentence) {
     return FileWithId(id);
   });
   const auto fds = Fetch({12, 13});
-  EXPECT_EQ(fds.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(fds, FailsWith(absl::StatusCode::kAborted, reason::kEpochChanged));
   EXPECT_THAT(fds, Says("segment 13 is not ours"));
 }
 

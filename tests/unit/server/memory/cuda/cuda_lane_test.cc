@@ -97,7 +97,8 @@ TEST_F(CudaLaneTest, MixesBlocksAndBytesInASlot) {
   uint64_t done = 0;
   for (int round = 0; round < 12; ++round) {
     for (uint64_t until = done + 250'001; done < until;) {
-      const auto room = lane_->Stage(staged(1), done, until - done);
+      const StagedPlace place = {&staged(1), 0};
+      const auto room = lane_->Stage({&place, 1}, done, until - done);
       std::memcpy(room.data(), written.data() + done, room.size());
       done += room.size();
     }
@@ -108,6 +109,37 @@ TEST_F(CudaLaneTest, MixesBlocksAndBytesInASlot) {
   ExpectRows(0, copy);
   const auto got = ReadBytes(slab_[1]->view(), 0, done);
   EXPECT_EQ(std::memcmp(got.data(), written.data(), done), 0);
+}
+
+TEST_F(CudaLaneTest, GivesSeveralGpusWhatIsWrittenOnce) {
+  constexpr uint64_t kShared = 5'000'001, kOwn = 70'001, kBehind = 3;
+  const std::vector<StagedPlace> both = {{&staged(0), 4096}, {&staged(1), 8}};
+  const std::vector<StagedPlace> own = {{&staged(0), 4096 + kShared + kBehind}};
+  const auto write = [&](std::span<const StagedPlace> places, uint64_t from, uint64_t until,
+                         uint64_t seed) {
+    while (from < until) {
+      const auto room = lane_->Stage(places, from, until - from);
+      for (std::byte& byte : room) byte = ByteAt(seed + from++);
+    }
+  };
+  // In turn: what goes on for one place alone must not go on for both.
+  constexpr uint64_t kTurns = 7;
+  for (uint64_t turn = 0; turn < kTurns; ++turn) {
+    write(both, kShared * turn / kTurns, kShared * (turn + 1) / kTurns, 1);
+    write(own, kOwn * turn / kTurns, kOwn * (turn + 1) / kTurns, 2);
+  }
+  ASSERT_OK(lane_->Finish());
+  const auto expect = [&](size_t gpu, uint64_t offset, uint64_t bytes, uint64_t seed) {
+    const auto got = ReadBytes(slab_[gpu]->view(), offset, bytes);
+    for (uint64_t i = 0; i < bytes; ++i) {
+      ASSERT_EQ(got[i], ByteAt(seed + i)) << "byte " << i << " of GPU " << gpu;
+    }
+  };
+  expect(0, 4096, kShared, 1);
+  expect(1, 8, kShared, 1);
+  expect(0, 4096 + kShared + kBehind, kOwn, 2);
+  const std::vector<std::byte> zeros(1 << 20);
+  EXPECT_EQ(ReadBytes(slab_[1]->view(), 8 + kShared, zeros.size()), zeros);
 }
 
 TEST_F(CudaLaneTest, LaunchesWhatNoTableHasRoomFor) {

@@ -1,0 +1,94 @@
+// When and where a C++ client may let go of a GPU's memory: by any thread, in any order, before
+// and after the daemon's own part has gone.
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client/cpp/device_memory.h"
+#include "server/memory/cuda/cuda_memory.h"
+#include "tests/testing/cuda.h"
+#include "tests/testing/slab_bytes.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+constexpr uint64_t kBytes = 4 << 20;
+
+class ClientMemoryTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(memory_, CudaMemory::Create(TestGpu(), {.budget_bytes = 64 << 20,
+                                                                 .staging_bytes = 8 << 20}));
+  }
+  // Full of `fill`; ready for clients of that mode.
+  std::unique_ptr<Slab> Filled(std::byte fill, AttachMode mode) {
+    auto slab = memory_->Allocate(kBytes, mode).value();
+    WriteBytes(slab->view(), 0, std::vector<std::byte>(kBytes, fill));
+    if (mode != AttachMode::kExclusive) {
+      EXPECT_OK(memory_->Seal(*slab));
+    }
+    return slab;
+  }
+  DeviceMemory Import(Slab& slab, AttachMode mode) {
+    const SlabHandle handle = memory_->Export(slab, mode).value();
+    return DeviceMemory::Import(handle.fds.front(), handle.device, handle.segment_bytes.front(),
+                                mode).value();
+  }
+  static uint64_t Free() { return TestGpu()->FreeBytes().value(); }
+
+  std::unique_ptr<CudaMemory> memory_;
+};
+
+bool IsFullOf(const DeviceMemory& memory, std::byte fill) {
+  std::vector<std::byte> bytes(kBytes);
+  if (!memory.Read(0, bytes).ok()) return false;
+  return std::all_of(bytes.begin(), bytes.end(), [fill](std::byte byte) { return byte == fill; });
+}
+
+TEST_F(ClientMemoryTest, IsLetGoOfByAnyThreadInAnyOrder) {
+  const uint64_t before = Free();
+  struct Held {
+    DeviceMemory memory;
+    std::byte fill;
+  };
+  std::vector<Held> held;
+  for (const AttachMode mode : {AttachMode::kShared, AttachMode::kPrivate, AttachMode::kExclusive}) {
+    const auto fill = static_cast<std::byte>(17 + static_cast<int>(mode));
+    const auto slab = Filled(fill, mode);
+    const int clients = mode == AttachMode::kExclusive ? 1 : 3;
+    for (int i = 0; i < clients; ++i) held.push_back({Import(*slab, mode), fill});
+    // The daemon's part goes here.
+  }
+  std::shuffle(held.begin(), held.end(), std::mt19937(7));
+  while (!held.empty()) {
+    // Its memory is gone before the next thread looks at what is left.
+    std::thread([last = std::move(held.back())]() mutable { last.memory = DeviceMemory(); }).join();
+    held.pop_back();
+    for (const Held& one : held) EXPECT_TRUE(IsFullOf(one.memory, one.fill));
+  }
+  EXPECT_EQ(Free(), before);
+}
+
+TEST_F(ClientMemoryTest, IsLetGoOfBySeveralThreadsAtOnce) {
+  const uint64_t before = Free();
+  for (int round = 0; round < 20; ++round) {
+    auto slab = Filled(std::byte{3}, AttachMode::kShared);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([memory = Import(*slab, AttachMode::kShared)]() mutable {
+        EXPECT_TRUE(IsFullOf(memory, std::byte{3}));
+        memory = DeviceMemory();
+      });
+    }
+    slab.reset();
+    for (std::thread& thread : threads) thread.join();
+  }
+  EXPECT_EQ(Free(), before);
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,108 @@
+"""deploy/main_job, as deploy/quickstart runs it: in host memory, and on fake GPUs."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import fake_cuda
+import pytest
+from group import BINARIES, clean_environment, wait_until
+from ranks import COPIES, HERE
+from tiers import skip_without_fake_gpus
+
+MAIN_JOB = HERE.parents[1] / "deploy" / "main_job"
+TRAINER = HERE.parent / "testing" / "host_view_trainer.py"
+
+
+@pytest.fixture
+def job(tmp_path_factory):
+    """job(*options, gpus=0) -> (the running main job, its fake GPUs or None)."""
+    started = []
+
+    def start(*options, gpus=0):
+        folder = tmp_path_factory.mktemp("j")
+        fake = None
+        if gpus:
+            skip_without_fake_gpus()
+            fake = fake_cuda.FakeCuda(folder, gpus=gpus, fill=0xCB)
+        environment = {**clean_environment(), **(fake.environment() if fake else {"CUDA_VISIBLE_DEVICES": ""})}
+        started.append(subprocess.Popen(
+            [sys.executable, MAIN_JOB / "main_job.py", "--binaries", BINARIES, "--directory", folder / "d",
+             "--bytes", "3MB", *options],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True))
+        return started[-1], fake
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)  # it ends what it has started
+        process.communicate(timeout=60)
+
+
+def ended(process):
+    out, err = process.communicate(timeout=200)
+    return process.returncode, out, err
+
+
+def figure(out, name):
+    """The number in that line of what the main job prints."""
+    return [float(found) for found in re.findall(rf"^  {name} +([0-9.]+) ", out, re.MULTILINE)]
+
+
+def test_in_host_memory_the_main_job_reads_once_and_attaches_again(job):
+    code, out, err = ended(job("--memory", "host")[0])
+    assert code == 0 and out.endswith("\nverified\n"), out + err
+    assert figure(out, "storage read") == [1.0] and figure(out, "sent to others") == [pytest.approx(0.5, abs=0.02)]
+    assert figure(out, "copied") == [0] and len(figure(out, "re-attached")) == 1
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_on_gpus_the_main_job_reads_once_copies_nothing_there_and_starts_again_without_storage(job, gpus):
+    process, fake = job("--memory", "cuda", "--ranks", str(gpus), "--trainer", TRAINER, gpus=gpus)
+    code, out, err = ended(process)
+    assert code == 0 and out.endswith("\nverified\n"), out + err
+    assert figure(out, "storage read") == [1.0, 0.0] and figure(out, "copied") == [0, 0]
+    assert figure(out, "sent to others") == [pytest.approx(1 - 1 / gpus, abs=0.02)]
+    assert [name for name in COPIES if fake.calls(name)] == []
+    # Both times each trainer took a slab that was exported once.
+    assert len(fake.calls("cuMemExportToShareableHandle", result=0)) == 2 * gpus
+    assert (fake.violations(), fake.held_bytes()) == ([], 0)
+
+
+def test_a_main_job_that_is_interrupted_ends_all_that_it_started(job):
+    process, fake = job("--memory", "cuda", "--trainer", TRAINER, gpus=2)
+    for line in process.stdout:
+        if line.startswith("daemons: 2, ready"):
+            break
+    wait_until(lambda: fake.calls("cuMemImportFromShareableHandle"), "a trainer to map its memory", 60)
+    process.send_signal(signal.SIGINT)
+    code, _, err = ended(process)
+    assert code == 130 and "everything it started has been stopped" in err
+    assert fake.held_bytes() == 0
+    pids = {line["pid"] for line in fake.trace()}
+    assert len(pids) >= 3 and not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+@pytest.mark.parametrize(
+    "options, gpus, said",
+    [(("--memory", "cuda"), 0, "there is no GPU here .* try --memory host"),
+     (("--memory", "cuda", "--ranks", "3"), 2, "each takes a GPU, and there are 2; try --ranks 2"),
+     # This PyTorch has no CUDA, so nothing of its is on a GPU.
+     (("--memory", "cuda"), 2, "a trainer ended with code 1:\n[^$]*DEVICE_MISMATCH")],
+)  # fmt: skip
+def test_gpus_that_cannot_be_had_are_said_with_what_to_try(job, options, gpus, said):
+    code, _, err = ended(job(*options, gpus=gpus)[0])
+    assert code == 1 and err.startswith("quickstart: ") and re.search(said, err), err
+
+
+def test_a_machine_whose_pytorch_sees_no_gpu_has_its_main_job_in_host_memory(fake_gpus, monkeypatch):
+    monkeypatch.syspath_prepend(str(MAIN_JOB))
+    import machine
+
+    for name, value in fake_gpus.environment().items():
+        monkeypatch.setenv(name, value)
+    assert machine.gpus_seen(BINARIES) == 4
+    place = machine.choose(BINARIES, "auto", None)
+    assert (place.memory, place.device, place.ranks) == ("host", "cpu", 2)
