@@ -27,7 +27,7 @@ class Job:
     def __init__(self, arguments, place: machine.Place, source, nbytes):
         self.place, self.ranks, self.nbytes = place, place.ranks, nbytes
         self.on_gpus = place.memory == "cuda"
-        run_dir = arguments.directory / "run"
+        run_dir = arguments.run_dir or arguments.directory / "run"
         run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         per_rank = str(nbytes // self.ranks * 21 // 20 + (4 << 20))
         room = ("--host-tier" if self.on_gpus else "--arena", per_rank)
@@ -175,6 +175,7 @@ def main():
     parser.add_argument("--keep", action="store_true", help="leave the daemons running")
     parser.add_argument("--directory", type=pathlib.Path, default=ROOT / "build" / "main-job",
                         help="where the checkpoint and the sockets go")
+    parser.add_argument("--run-dir", type=pathlib.Path, help="where the sockets go instead: their paths are short")
     parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "bin", help=argparse.SUPPRESS)
     parser.add_argument("--trainer", type=pathlib.Path, default=ROOT / "deploy" / "main_job" / "train.py",
                         help=argparse.SUPPRESS)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import client
 import place
@@ -73,7 +74,8 @@ def two_ranks(bench):
 def run_main_job(bench):
     """What it prints, of a run on this GPU. It ends what it has started, also when it is late."""
     nbytes = "3MB" if bench.fake else "300MB" if bench.quick else "2GB"
-    folders = ["--binaries", place.BUILD / "bin", "--directory", bench.path()]
+    run_dir = bench.keep(tempfile.TemporaryDirectory(prefix="ckptd-gpu-"))  # a short path
+    folders = ["--binaries", place.BUILD / "bin", "--directory", bench.path(), "--run-dir", run_dir]
     # This PyTorch sees a fake GPU's memory as the host's.
     trainer = ["--trainer", place.ROOT / "tests/testing/host_view_trainer.py"] if bench.fake else []
     visible = {} if bench.fake else {"CUDA_VISIBLE_DEVICES": bench.uuid}
