@@ -30,8 +30,9 @@ enum class ModelSource : uint8_t { kStorage, kPageCache };
 // As `--reader`.
 enum class ModelReaders : uint8_t { kRank0, kPerNode, kAll };
 // kDirect: readers copy to each GPU of their host over its own link, what several of them
-// want out of the same staging memory, and stream to other hosts. kNccl: readers copy to their own GPU, which sends each shard once; who has received
-// one passes it on to ranks whose shards are equal.
+// want out of the same staging memory, and stream to other hosts. kNccl: readers copy to
+// their own GPU, which sends each shard once; who has received one passes it on to ranks
+// whose shards are equal.
 enum class ModelWay : uint8_t { kDirect, kNccl };
 
 // What is to be moved.

@@ -1,6 +1,7 @@
 // When and where a C++ client may let go of a GPU's memory: by any thread, in any order, before
-// and after the daemon's own part has gone.
+// and after the daemon's own part has gone, and at the end of its process.
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <random>
 #include <thread>
@@ -88,6 +89,18 @@ TEST_F(ClientMemoryTest, IsLetGoOfBySeveralThreadsAtOnce) {
     for (std::thread& thread : threads) thread.join();
   }
   EXPECT_EQ(Free(), before);
+}
+
+using ClientMemoryDeathTest = ClientMemoryTest;
+
+TEST_F(ClientMemoryDeathTest, MayLiveUntilTheProcessHasEnded) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own: no fork of this driver
+  const auto hold_and_exit = [this] {
+    const auto slab = Filled(std::byte{5}, AttachMode::kShared);
+    static DeviceMemory last = Import(*slab, AttachMode::kShared);
+    std::exit(IsFullOf(last, std::byte{5}) ? 0 : 1);
+  };
+  EXPECT_EXIT(hold_and_exit(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

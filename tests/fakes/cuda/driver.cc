@@ -89,8 +89,8 @@ Driver& driver() {
   return *made;
 }
 
-std::vector<Context*>& ContextStack() {
-  thread_local std::vector<Context*> stack;
+ThreadContexts& ContextStack() {
+  thread_local ThreadContexts stack;
   return stack;
 }
 

@@ -4,11 +4,14 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "common/base/mutex.h"
@@ -90,8 +93,26 @@ struct Driver {
 
 Driver& driver();
 
-// The stack of contexts of the calling thread.
-std::vector<Context*>& ContextStack();
+// Contexts that a thread has made current, one on the other. It has no destructor: destructors
+// of static objects still call the driver when those of the main thread's own have run.
+class ThreadContexts {
+ public:
+  bool empty() const { return size_ == 0; }
+  Context* back() const { return at_[size_ - 1]; }
+  void push_back(Context* context) {
+    at_.at(size_) = context;
+    ++size_;
+  }
+  void pop_back() { --size_; }
+
+ private:
+  std::array<Context*, 256> at_ = {};
+  size_t size_ = 0;
+};
+static_assert(std::is_trivially_destructible_v<ThreadContexts>);
+
+// Those of the calling thread.
+ThreadContexts& ContextStack();
 // True in a host function of a stream, which may not call the API.
 bool& InHostFunction();
 
