@@ -23,7 +23,7 @@ NOT_SHOWN = {
     "CuPy has every tensor where the daemon put it, and the file's bytes",
     "JAX has every tensor where the daemon put it, and the file's bytes",
 }
-PATIENCE = 600  # some 40 s on a machine that does nothing else
+PATIENCE = 600  # one to three minutes on a machine that does nothing else
 
 pytest.importorskip("cuda.bindings.driver")
 pytestmark = pytest.mark.skipif(

@@ -182,7 +182,9 @@ INSTANTIATE_TEST_SUITE_P(Layouts, LoadModel,
                                          Case{"fsdp:1", 1, 1, false}, Case{"fsdp:16", 16},
                                          Case{"fsdp:64", 64}, Case{"hsdp:2x8", 16},
                                          Case{"fsdp:16", 16, 8, true, true},
-                                         Case{"fsdp:32", 32, 8, true, true}));
+                                         Case{"fsdp:32", 32, 8, true, true},
+                                         Case{"replicate:16", 16, 8, false, true},
+                                         Case{"hsdp:4x4", 16, 8, false, true}));
 
 LoadShape Even(uint32_t ranks, uint64_t each) {
   return {ranks * each, ranks * each, std::vector<uint64_t>(ranks, each)};
