@@ -51,10 +51,15 @@ def figure(out, name):
     return [float(found) for found in re.findall(rf"^  {name} +([0-9.]+) ", out, re.MULTILINE)]
 
 
+def what_others_keep(ranks):
+    """Of the whole; not all shards are alike, as sizes are odd."""
+    return [pytest.approx(1 - 1 / ranks, abs=0.02)]
+
+
 def test_in_host_memory_the_main_job_reads_once_and_attaches_again(job):
     code, out, err = ended(job("--memory", "host")[0])
     assert code == 0 and out.endswith("\nverified\n"), out + err
-    assert figure(out, "storage read") == [1.0] and figure(out, "sent to others") == [pytest.approx(0.5, abs=0.02)]
+    assert figure(out, "storage read") == [1.0] and figure(out, "sent to others") == what_others_keep(2)
     assert figure(out, "copied") == [0] and len(figure(out, "re-attached")) == 1
 
 
@@ -64,7 +69,7 @@ def test_on_gpus_the_main_job_reads_once_copies_nothing_there_and_starts_again_w
     code, out, err = ended(process)
     assert code == 0 and out.endswith("\nverified\n"), out + err
     assert figure(out, "storage read") == [1.0, 0.0] and figure(out, "copied") == [0, 0]
-    assert figure(out, "sent to others") == [pytest.approx(1 - 1 / gpus, abs=0.02)]
+    assert figure(out, "sent to others") == what_others_keep(gpus)
     assert [name for name in COPIES if fake.calls(name)] == []
     # Both times each trainer took a slab that was exported once.
     assert len(fake.calls("cuMemExportToShareableHandle", result=0)) == 2 * gpus

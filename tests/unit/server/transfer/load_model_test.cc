@@ -230,6 +230,23 @@ TEST(LoadModelBounds, ReplicasOnEveryHostAreReadOnEveryHost) {
   for (const ModelStage& stage : prediction.stages) EXPECT_NE(stage.stage, "network");
 }
 
+TEST(LoadModelBounds, ReplicasAreWrittenOnceForTheGpusOfAHostAndOnceForEachRankElsewhere) {
+  LoadShape shape;
+  shape.storage_bytes = shape.distinct_bytes = 10'000'000'000;
+  shape.rank_bytes.assign(16, shape.storage_bytes);  // two hosts
+  const auto written = [&shape](ModelReaders readers) {
+    const auto prediction = PredictLoad(LargeHosts(8), shape, ModelSource::kPageCache, readers,
+                                        ModelWay::kDirect).value();
+    for (const ModelStage& stage : prediction.stages) {
+      if (stage.stage == "memory") return stage.bytes;
+    }
+    return uint64_t{0};
+  };
+  EXPECT_EQ(written(ModelReaders::kRank0), 90'000'000'000U);
+  EXPECT_EQ(written(ModelReaders::kPerNode), 10'000'000'000U);
+  EXPECT_EQ(written(ModelReaders::kAll), 85'000'000'000U) << "half of 90, and half of 80 that come";
+}
+
 TEST(LoadModelBounds, WhatHasToPassAndCannotIsAnError) {
   Hardware machine = LargeHosts(8);
   machine.streams = 0;

@@ -112,9 +112,14 @@ TEST_F(CudaLaneTest, MixesBlocksAndBytesInASlot) {
 }
 
 TEST_F(CudaLaneTest, GivesSeveralGpusWhatIsWrittenOnce) {
-  constexpr uint64_t kShared = 5'000'001, kOwn = 70'001, kBehind = 3;
+  constexpr uint64_t kShared = 5'000'001, kOwn = 70'001, kLast = 5'000, kHole = 7;
   const std::vector<StagedPlace> both = {{&staged(0), 4096}, {&staged(1), 8}};
-  const std::vector<StagedPlace> own = {{&staged(0), 4096 + kShared + kBehind}};
+  const std::vector<StagedPlace> own = {{&staged(0), 8 << 20}};
+  // Behind what both have: for one place alone, and for both with a hole in between.
+  const std::vector<StagedPlace> behind = {{&staged(0), 4096 + kShared}};
+  const std::vector<StagedPlace> later = {{&staged(0), (9 << 20) + kHole}, {&staged(1), 9 << 20}};
+  const std::vector<StagedPlace> latest = {{&staged(0), (9 << 20) + 2 * kHole + kLast},
+                                           {&staged(1), (9 << 20) + kHole + kLast}};
   const auto write = [&](std::span<const StagedPlace> places, uint64_t from, uint64_t until,
                          uint64_t seed) {
     while (from < until) {
@@ -122,12 +127,14 @@ TEST_F(CudaLaneTest, GivesSeveralGpusWhatIsWrittenOnce) {
       for (std::byte& byte : room) byte = ByteAt(seed + from++);
     }
   };
-  // In turn: what goes on for one place alone must not go on for both.
   constexpr uint64_t kTurns = 7;
   for (uint64_t turn = 0; turn < kTurns; ++turn) {
-    write(both, kShared * turn / kTurns, kShared * (turn + 1) / kTurns, 1);
     write(own, kOwn * turn / kTurns, kOwn * (turn + 1) / kTurns, 2);
+    write(both, kShared * turn / kTurns, kShared * (turn + 1) / kTurns, 1);
   }
+  write(behind, 0, kLast, 3);
+  write(later, 0, kLast, 4);
+  write(latest, 0, kLast, 5);
   ASSERT_OK(lane_->Finish());
   const auto expect = [&](size_t gpu, uint64_t offset, uint64_t bytes, uint64_t seed) {
     const auto got = ReadBytes(slab_[gpu]->view(), offset, bytes);
@@ -137,7 +144,14 @@ TEST_F(CudaLaneTest, GivesSeveralGpusWhatIsWrittenOnce) {
   };
   expect(0, 4096, kShared, 1);
   expect(1, 8, kShared, 1);
-  expect(0, 4096 + kShared + kBehind, kOwn, 2);
+  expect(0, 8 << 20, kOwn, 2);
+  expect(0, 4096 + kShared, kLast, 3);
+  for (size_t gpu = 0; gpu < 2; ++gpu) {
+    expect(gpu, later[gpu].offset, kLast, 4);
+    expect(gpu, latest[gpu].offset, kLast, 5);
+    EXPECT_EQ(ReadBytes(slab_[gpu]->view(), later[gpu].offset + kLast, kHole),
+              std::vector<std::byte>(kHole));
+  }
   const std::vector<std::byte> zeros(1 << 20);
   EXPECT_EQ(ReadBytes(slab_[1]->view(), 8 + kShared, zeros.size()), zeros);
 }
