@@ -84,6 +84,9 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
   CKPTD_ASSIGN_OR_RETURN(Shard shard, Plan(call));
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,
                          catalog_.Allocate(call, shard));
+  if (const SlabView view = memory->View(); view.staged != nullptr) {
+    CKPTD_RETURN_IF_ERROR(ZeroPadding(shard.plan, view));
+  }
   CKPTD_ASSIGN_OR_RETURN(reply.resident, Restore(call, shard.plan, *memory));
   if (reply.resident) return reply;
   {
@@ -138,8 +141,8 @@ absl::Status RankSide::Clear(const std::string& name) {
   const std::shared_ptr<const Shard> shard = catalog_.LoadingShard(name);
   if (memory == nullptr || shard == nullptr) return CheckpointNotFound(name);
   const SlabView view = memory->View();
-  if (!view.empty()) ZeroPadding(shard->plan, view);
-  return absl::OkStatus();
+  if (view.segments.empty()) return absl::OkStatus();  // none, or staged: Prepare saw to it
+  return ZeroPadding(shard->plan, view);
 }
 
 absl::StatusOr<std::shared_ptr<Incoming>> RankSide::Receive(uint64_t epoch,

@@ -70,9 +70,10 @@ class MemoryBackend {
   virtual ~MemoryBackend() = default;
   // How this memory can be handed out, what it prefers first.
   virtual std::vector<HandleKind> kinds() const = 0;
-  // Memory of unspecified content (see Zero) for `bytes` > 0, to be handed out as `kind`,
-  // one of kinds(). kExclusive takes only memory that was never handed out. Errors:
-  // ResourceExhausted NO_MEMORY with the numbers (asked, free, budget).
+  // Memory of unspecified content (see ZeroPadding of transfer.h) for `bytes` > 0, and zeros
+  // behind them, to be handed out as `kind`, one of kinds(). kExclusive takes only memory
+  // that was never handed out. Errors: ResourceExhausted NO_MEMORY with the numbers (asked,
+  // free, budget).
   virtual absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
                                                          HandleKind kind) = 0;
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended) {

@@ -52,8 +52,14 @@ class StagingLane {
   virtual absl::Status Finish() = 0;
 };
 
+struct SlabSpan {
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  bool operator==(const SlabSpan&) const = default;
+};
+
 // A slab, or a peer's, in memory that is not written by address. Thread-safe, but for
-// writing the same bytes at once. Holds zeros until something is staged.
+// writing the same bytes at once.
 class StagedMemory {
  public:
   virtual ~StagedMemory() = default;
@@ -66,6 +72,12 @@ class StagedMemory {
   // Copies [offset, offset + out.size()) to `out`. What a lane staged shows after its
   // Finish.
   virtual absl::Status Read(uint64_t offset, std::span<std::byte> out) = 0;
+  // Fills these with zeros, and waits for that. Errors: as Finish, Unimplemented where
+  // nobody may.
+  virtual absl::Status Zero(std::span<const SlabSpan> spans) {
+    (void)spans;
+    return absl::UnimplementedError("clearing a slab: this memory is not written");
+  }
   // Where its device has offset 0, for a communicator of that device; 0: nowhere.
   virtual uint64_t address() const { return 0; }
 };

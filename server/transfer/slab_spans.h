@@ -10,14 +10,9 @@
 #include "absl/status/statusor.h"
 #include "common/layout/plan.h"
 #include "common/layout/scatter_order.h"
+#include "server/memory/slab_view.h"
 
 namespace ckptd {
-
-struct SlabSpan {
-  uint64_t offset = 0;
-  uint64_t bytes = 0;
-  bool operator==(const SlabSpan&) const = default;
-};
 
 struct StepShare {
   // Ascending, apart from each other. Short padding between two tensors that both lie in

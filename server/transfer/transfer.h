@@ -120,9 +120,10 @@ absl::StatusOr<TransferResult> RunTransfer(const GroupPlan& group, const StepLis
 
 // Zeroes all bytes of a slab that no tensor's local bytes cover: gaps between
 // tensors, padding tails, the end. No byte of an earlier checkpoint stays
-// visible. Runs on the rank that owns the slab. Nothing to do for staged memory,
-// which held zeros before.
-void ZeroPadding(const RankPlan& plan, const SlabView& slab);
+// visible. Runs on the rank that owns the slab: beside the transfer where the slab is
+// written by address; before it where it is staged, as what else is in it may go, too,
+// and padding is sent along. Errors: StagedMemory::Zero's.
+absl::Status ZeroPadding(const RankPlan& plan, const SlabView& slab);
 // The tensors (numbers in the plan) behind which some of those bytes are not zero.
 // Errors, also of DigestInSlab: those of reading staged memory.
 absl::StatusOr<std::set<uint32_t>> DirtyPadding(const RankPlan& plan, const SlabView& slab);

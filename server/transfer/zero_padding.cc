@@ -48,14 +48,27 @@ bool IsZero(std::span<const std::byte> data) {
   return data[0] == std::byte{0} && std::memcmp(data.data(), data.data() + 1, data.size() - 1) == 0;
 }
 
+// A call takes a driver about as long as its GPU takes to clear so many bytes.
+constexpr uint64_t kBytesPerCall = 4 << 20;
+
+absl::Status ZeroStaged(const RankPlan& plan, StagedMemory& memory) {
+  std::vector<SlabSpan> gaps;
+  ForEachGap(plan, memory.bytes(), [&gaps](uint32_t, uint64_t offset, uint64_t bytes) {
+    gaps.push_back({offset, bytes});
+  });
+  if (gaps.size() > 1 + memory.bytes() / kBytesPerCall) gaps = {{0, memory.bytes()}};
+  return memory.Zero(gaps);
+}
+
 }  // namespace
 
-void ZeroPadding(const RankPlan& plan, const SlabView& slab) {
-  if (slab.staged != nullptr) return;
+absl::Status ZeroPadding(const RankPlan& plan, const SlabView& slab) {
+  if (slab.staged != nullptr) return ZeroStaged(plan, *slab.staged);
   const SlabMap map(slab);
   ForEachGap(plan, map.bytes(), [&map](uint32_t, uint64_t offset, uint64_t bytes) {
     map.ForEach(offset, bytes, [](std::byte* data, size_t n) { std::memset(data, 0, n); });
   });
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::set<uint32_t>> DirtyPadding(const RankPlan& plan, const SlabView& slab) {

@@ -36,7 +36,7 @@ def memory(bench):
     return run(bench, "contract_cuda", "*MemoryContract.*/*")
 
 
-@checks("slabs are zero when fresh, go with the last who has them, and refuse what is none")
+@checks("slabs are cleared where asked, go with the last who has them, and refuse what is none")
 def device_memory(bench):
     # The others look at the fake's trace, or need a GPU in slices.
     return run(

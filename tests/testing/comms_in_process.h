@@ -42,11 +42,17 @@ class BytesInProcess final : public StagedMemory {
     std::memcpy(out.data(), At(*this, offset), out.size());
     return absl::OkStatus();
   }
+  absl::Status Zero(std::span<const SlabSpan> spans) override {
+    for (const SlabSpan& span : spans) std::memset(At(*this, span.offset), 0, span.bytes);
+    cleared += spans.size();
+    return absl::OkStatus();
+  }
   uint64_t address() const override { return address_.load(); }
   void LieAt(uint64_t address) { address_ = address; }
   const std::vector<std::byte>& content() const { return content_; }
   // Bytes that lanes gave room for, at this place and at all that share it.
   std::atomic<uint64_t> written = 0;
+  std::atomic<uint64_t> cleared = 0;  // spans
 
  private:
   const uint64_t bytes_;

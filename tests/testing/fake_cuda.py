@@ -31,7 +31,9 @@ class FakeCuda:
         self.folder.mkdir()
         self.config = self.folder / "config"
         self.trace_path = self.folder / "trace"
-        self.options = {"state_dir": "state", "trace": "trace", "twins": TWINS, **options}
+        # Fresh memory holds what somebody left there, as a GPU's may.
+        found = {"state_dir": "state", "trace": "trace", "twins": TWINS, "fill": "0xcb"}
+        self.options = {**found, **options}
         self.faults = list(faults)
         self._write()
 

@@ -9,12 +9,15 @@
 
 namespace ckptd {
 
-absl::Status CudaSlabBytes::Zero(uint64_t bytes) {
+absl::Status CudaBytes::Zero(std::span<const SlabSpan> spans) {
+  if (spans.empty()) return absl::OkStatus();
   CKPTD_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Make(device()));
-  {
+  for (const SlabSpan& span : spans) {
     const CudaScope scope(*device());
-    CKPTD_RETURN_IF_ERROR(device()->Check(
-        device()->driver().MemsetD8Async(address(), 0, bytes, stream.get()), "clearing memory"));
+    CKPTD_RETURN_IF_ERROR(
+        device()->Check(device()->driver().MemsetD8Async(address() + span.offset, 0, span.bytes,
+                                                         stream.get()),
+                        "clearing memory"));
   }
   return stream.Wait(StagingPool::kPatience);
 }

@@ -20,6 +20,7 @@ class CudaBytes : public StagedMemory {
   absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() override;
   unsigned Lanes() const override { return engine_->pool()->Lanes(); }
   absl::Status Read(uint64_t offset, std::span<std::byte> out) override;
+  absl::Status Zero(std::span<const SlabSpan> spans) override;
 
   const std::shared_ptr<CudaDevice>& device() const { return gpu_.device; }
   const CudaKernels* kernels() const { return gpu_.kernels.get(); }
@@ -39,9 +40,6 @@ class CudaSlabBytes final : public CudaBytes {
   // `gpu` is the memory's.
   CudaSlabBytes(std::shared_ptr<CudaEngine> engine, CudaGpu gpu, CudaAllocation memory)
       : CudaBytes(std::move(engine), std::move(gpu)), memory_(std::move(memory)) {}
-
-  // Fills the first `bytes` with zeros, and waits for that.
-  absl::Status Zero(uint64_t bytes);
 
   uint64_t bytes() const override { return memory_.bytes(); }
   uint64_t address() const override { return memory_.address(); }

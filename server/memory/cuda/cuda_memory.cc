@@ -168,8 +168,10 @@ absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, Attac
   CKPTD_ASSIGN_OR_RETURN(CudaAllocation allocation, Make(gpu.device, bytes, kind));
   CKPTD_ASSIGN_OR_RETURN(CudaShare share, Share(allocation, kind));
   auto memory = std::make_shared<CudaSlabBytes>(engine, gpu, std::move(allocation));
-  // Padding is never written, and the driver promises nothing about old content.
-  CKPTD_RETURN_IF_ERROR(memory->Zero(memory->bytes()));
+  // The driver promises nothing about old content.
+  if (const SlabSpan behind = {bytes, memory->bytes() - bytes}; behind.bytes > 0) {
+    CKPTD_RETURN_IF_ERROR(memory->Zero({&behind, 1}));
+  }
   uint64_t id = 0;
   {
     MutexLock lock(books_->mutex);

@@ -28,13 +28,13 @@ class CudaView final : public CudaBytes {
 }  // namespace
 
 absl::Status CudaTransit::Reserve(uint64_t bytes) {
-  if (slab_ != nullptr && slab_->bytes() >= bytes) {
-    // Padding between tensors is sent along, and must not show what passed before.
-    return static_cast<CudaSlabBytes&>(*slab_->view().staged).Zero(bytes);
+  if (slab_ == nullptr || slab_->bytes() < bytes) {
+    slab_.reset();  // first, so that both need not fit
+    CKPTD_ASSIGN_OR_RETURN(slab_, allocate_(bytes));
   }
-  slab_.reset();  // first, so that both need not fit
-  CKPTD_ASSIGN_OR_RETURN(slab_, allocate_(bytes));
-  return absl::OkStatus();
+  // Padding between tensors is sent along, and must not show what was there before.
+  const SlabSpan all = {0, bytes};
+  return slab_->view().staged->Zero({&all, 1});
 }
 
 std::shared_ptr<StagedMemory> CudaTransit::NewView(uint64_t slab_bytes) {

@@ -82,6 +82,7 @@ TEST_F(CudaIpcContract, ItsMakerCannotOpenItAndIsToldWhatItNeeds) {
 
 TEST_F(CudaIpcContract, AProcessOpensAHandleOnceHoweverManyShareIt) {
   const auto slab = Published(kBlock);
+  WriteBytes(slab->view(), 0, std::vector<std::byte>(4, std::byte{0x5a}));
   const size_t opened = Calls("cuIpcOpenMemHandle");
   const size_t closed = Calls("cuIpcCloseMemHandle");
   ASSERT_OK_AND_ASSIGN(auto one, SlabElsewhere::Attach(Exported(*slab), AttachMode::kShared));
@@ -91,7 +92,7 @@ TEST_F(CudaIpcContract, AProcessOpensAHandleOnceHoweverManyShareIt) {
   EXPECT_EQ(Calls("cuIpcOpenMemHandle"), opened + 1);
   one.reset();
   EXPECT_EQ(Calls("cuIpcCloseMemHandle"), closed);
-  EXPECT_EQ(two->Read(0, 4), std::vector<std::byte>(4));
+  EXPECT_EQ(two->Read(0, 4), std::vector<std::byte>(4, std::byte{0x5a}));
   two.reset();
   EXPECT_EQ(Calls("cuIpcCloseMemHandle"), closed + 1);
 }

@@ -101,11 +101,18 @@ class CudaMemoryContract : public testing::Test {
   std::unique_ptr<CudaMemory> memory_;
 };
 
-TEST_F(CudaMemoryContract, FreshMemoryIsZero) {
+TEST_F(CudaMemoryContract, WhatIsClearedIsZeroAndNothingElseIs) {
   ASSERT_OK_AND_ASSIGN(const auto slab, memory_->Allocate(3 * kSegment + 5, AttachMode::kShared));
-  const std::vector<std::byte> bytes = ReadBytes(slab->view());
-  EXPECT_EQ(bytes.size(), 4 * kSegment);
-  EXPECT_EQ(std::count(bytes.begin(), bytes.end(), std::byte{0}), std::ssize(bytes));
+  const SlabView view = slab->view();
+  ASSERT_EQ(view.staged->bytes(), 4 * kSegment);
+  WriteBytes(view, 0, std::vector<std::byte>(4 * kSegment, std::byte{7}));
+  const std::vector<SlabSpan> spans = {{0, 3}, {kSegment - 1, 2}, {3 * kSegment + 5, kSegment - 5}};
+  ASSERT_OK(view.staged->Zero(spans));
+  std::vector<std::byte> expected(4 * kSegment, std::byte{7});
+  for (const SlabSpan& span : spans) {
+    std::fill_n(expected.begin() + static_cast<ptrdiff_t>(span.offset), span.bytes, std::byte{0});
+  }
+  EXPECT_TRUE(ReadBytes(view) == expected);
 }
 
 TEST_F(CudaMemoryContract, MoreThanTheGpuHasFreeIsRefusedWithinTheBudget) {

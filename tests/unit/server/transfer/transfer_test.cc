@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
 #include <set>
 #include <vector>
 
 #include "common/base/digest.h"
 #include "common/base/reasons.h"
+#include "tests/testing/comms_in_process.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/transfer_world.h"
 
@@ -94,10 +97,37 @@ TEST(DirtyPadding, NamesTheTensorBehindWhichABitIsSet) {
   const RankPlan& plan = world.plans[0];
   const SlabView& slab = world.targets[0].slab;
   EXPECT_EQ(DirtyPadding(plan, slab).value(), (std::set<uint32_t>{0, 1, 3}));
-  ZeroPadding(plan, slab);
+  ASSERT_OK(ZeroPadding(plan, slab));
   EXPECT_TRUE(DirtyPadding(plan, slab).value().empty());
   slab.segments[1][plan.tensors[1].offset + 1 - 1000] ^= std::byte{1};
   EXPECT_EQ(DirtyPadding(plan, slab).value(), std::set<uint32_t>{1});
+}
+
+// A slab of 64 MiB, with so many bytes of a tensor at the start of each 512.
+std::shared_ptr<BytesInProcess> ClearedBetween(size_t tensors, uint64_t bytes, RankPlan& plan) {
+  for (uint32_t i = 0; i < tensors; ++i) {
+    PlannedTensor& tensor = plan.tensors.emplace_back();
+    tensor.offset = i * uint64_t{512};
+    tensor.bytes = bytes;
+  }
+  auto memory = std::make_shared<BytesInProcess>(64 * kMiB, std::byte{1});
+  EXPECT_OK(ZeroPadding(plan, {{}, memory}));
+  EXPECT_TRUE(DirtyPadding(plan, {{}, memory}).value().empty());
+  return memory;
+}
+
+TEST(ZeroPadding, OfStagedMemoryLeavesTensorsAloneWhereGapsAreFew) {
+  RankPlan plan;
+  const auto memory = ClearedBetween(3, 500, plan);
+  EXPECT_EQ(memory->cleared, 3);
+  EXPECT_EQ(std::ranges::count(memory->content(), std::byte{1}), 3 * 500);
+}
+
+TEST(ZeroPadding, OfStagedMemoryIsOneCallWhereGapsAreMany) {
+  RankPlan plan;
+  const auto memory = ClearedBetween(1000, 500, plan);
+  EXPECT_EQ(memory->cleared, 1);
+  EXPECT_EQ(std::ranges::count(memory->content(), std::byte{0}), 64 * kMiB);
 }
 
 TEST(TransferOfNothing, SucceedsWithTheDigestOfAnEmptyTensor) {
