@@ -30,6 +30,12 @@ def test_importing_the_package_does_not_import(module):
     assert run(f"import sys, ckptd; print({module!r} in sys.modules)") == "False"
 
 
+def test_whoever_connects_has_imported_what_a_first_acquire_needs():
+    needs = "{'ckptd._shard', 'ckptd._fds', 'ckptd._cuda', 'ckptd._mapping', 'ckptd._table'}"
+    say = f"print(sorted({needs} - set(sys.modules)))"
+    assert run(f"import sys, ckptd; ckptd.connect; {say}") == "[]"
+
+
 def test_importing_the_loading_functions_imports_no_library_they_stand_in_for():
     pytest.importorskip("torch")
     libraries = "{'accelerate', 'transformers', 'safetensors'}"

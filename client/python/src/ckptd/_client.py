@@ -16,7 +16,8 @@ from typing import (
     Union,
 )
 
-from . import _address, _device_map, _layout, _proto, _types
+# _shard, too: the first acquire is what a restarted trainer waits for, and no place to import.
+from . import _address, _device_map, _layout, _proto, _shard, _types
 from ._device_map import Device, DeviceMap
 from ._errors import Error, FailedPrecondition, InvalidArgument, Unavailable, source_changed
 from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, in_seconds, is_transient
@@ -25,8 +26,6 @@ from ._types import Checkpoint, Plan, Progress, Source, Verification
 
 if TYPE_CHECKING:
     import torch
-
-    from ._shard import Shard
 
 _LOG = logging.getLogger("ckptd")
 _SAY_AFTER = 6.0  # seconds; daemons send progress every two, changed or not
@@ -331,14 +330,12 @@ class Client:
         mode: str = "shared",
         *,
         timeout: float = _CALL_SECONDS,
-    ) -> "Shard":
+    ) -> _shard.Shard:
         """This rank's shard of an ACTIVE checkpoint, mapped into this process. See Shard.
 
         mode: "shared", "private" or "exclusive". Raises FailedPrecondition (NOT_ACTIVE) and
         other ckptd.Errors of the daemon, DeadlineExceeded after `timeout` seconds.
         """
-        from . import _shard
-
         return _shard.acquire(
             self._connection, _name(checkpoint), mode_number(mode), Deadline(timeout)
         )
