@@ -106,6 +106,7 @@ def warm(bench):
             found[name].append(said["seconds"])
             if name == "ckptd, digests off":
                 stages.append(stages_ms(group))
+                parts = said["parts ms"]
             sums.setdefault(name, said.get("checksum"))
         unload(group)
         for way, mode in (("floor", "warm"), ("link", "link")):
@@ -114,12 +115,19 @@ def warm(bench):
     times = {name: median(seconds[1:]) for name, seconds in found.items()}  # the first is dropped
     times |= {way: best(rounds)[0] for way, rounds in floors.items()}
     report_warm(bench, times, total)
-    report_resident(bench, made["ckptd, digests on"])
-    return {"bytes": total, "stages ms": stages[-1], "seconds": found, "threads": floors}
+    resident = report_resident(bench, made["ckptd, digests on"])
+    return {
+        "bytes": total,
+        "stages ms": stages[-1],
+        "client ms": parts,
+        "client ms, resident": resident,
+        "seconds": found,
+        "threads": floors,
+    }
 
 
 def report_resident(bench, program):
-    """What attaching costs PyTorch, the tensors included."""
+    """What attaching costs PyTorch, the tensors included; what of it is the client's."""
     program.ask("go")  # whatever was unloaded is there again
     said = json.loads(program.ask("go"))
     bench.figure(
@@ -129,6 +137,7 @@ def report_resident(bench, program):
         f"<= {allowed_ms(said['tensors']):g}",
         "all tensors made in PyTorch",
     )
+    return said["parts ms"]
 
 
 def report_warm(bench, times, total):

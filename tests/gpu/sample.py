@@ -15,6 +15,27 @@ ON_GPU = torch.cuda.is_available()
 HOME = "cuda" if ON_GPU else "cpu"
 
 
+PARTS = {}  # method of ckptd's client -> milliseconds of its last call
+
+
+def note_parts(*methods):
+    """Has them noted from now on: what is left of a load is PyTorch's tensors."""
+    from ckptd._client import Client
+
+    def timed(name, method):
+        def call(*arguments, **options):
+            begin = time.perf_counter()
+            try:
+                return method(*arguments, **options)
+            finally:
+                PARTS[name] = round((time.perf_counter() - begin) * 1e3, 2)
+
+        return call
+
+    for name in methods:
+        setattr(Client, name, timed(name, getattr(Client, name)))
+
+
 def ckptd_load(spec):
     import ckptd.torch
 
@@ -68,6 +89,8 @@ def main(loader, text):
     if loader == "ckptd":
         import ckptd.torch  # noqa: F401
         import grpc  # noqa: F401
+
+        note_parts("device", "load", "acquire", "close")
     spec = json.loads(text)
     for line in sys.stdin:
         words = line.split()
@@ -75,7 +98,7 @@ def main(loader, text):
         tensors = LOADERS[loader](spec)
         settle()
         seconds = time.perf_counter() - begin
-        answer = {"seconds": seconds, "tensors": len(tensors)}
+        answer = {"seconds": seconds, "tensors": len(tensors), "parts ms": dict(PARTS)}
         if "check" in words:
             answer["checksum"] = checksum(tensors)
         print(json.dumps(answer), flush=True)
