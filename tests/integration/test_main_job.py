@@ -19,6 +19,8 @@ TRAINER = HERE.parent / "testing" / "host_view_trainer.py"
 @pytest.fixture
 def job(tmp_path_factory):
     """job(*options, gpus=0) -> (the running main job, its fake GPUs or None)."""
+    # A shell's background jobs inherit that Ctrl-C is ignored; these are to hear it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     started = []
 
     def start(*options, gpus=0):
@@ -35,6 +37,7 @@ def job(tmp_path_factory):
         return started[-1], fake
 
     yield start
+    signal.signal(signal.SIGINT, before)
     for process in started:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)  # it ends what it has started
