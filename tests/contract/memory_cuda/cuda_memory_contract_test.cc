@@ -115,6 +115,17 @@ TEST_F(CudaMemoryContract, WhatIsClearedIsZeroAndNothingElseIs) {
   EXPECT_TRUE(ReadBytes(view) == expected);
 }
 
+TEST_F(CudaMemoryContract, WhatSlabsPassThroughIsZeroWheneverItIsReserved) {
+  ASSERT_OK_AND_ASSIGN(const auto transit, memory_->MakeTransit());
+  for (const uint64_t bytes : {kSegment, kSegment - 512, 2 * kSegment}) {
+    ASSERT_OK(transit->Reserve(bytes));
+    const SlabView view = {{}, transit->NewView(bytes)};
+    transit->Show(*view.staged, 0, 0);
+    EXPECT_TRUE(ReadBytes(view) == std::vector<std::byte>(bytes)) << bytes;
+    WriteBytes(view, 0, std::vector<std::byte>(bytes, std::byte{7}));
+  }
+}
+
 TEST_F(CudaMemoryContract, MoreThanTheGpuHasFreeIsRefusedWithinTheBudget) {
   const uint64_t free = Free();
   ASSERT_OK_AND_ASSIGN(const auto large, CudaMemory::Create(TestGpu(), {.budget_bytes = 8 * free,
