@@ -90,7 +90,7 @@ def fake_environment(folder: pathlib.Path) -> dict:
     options = {"twins": str(twins)} if twins.exists() else {}
     # Slow enough to be hit in the middle of a copy.
     fake = fake_cuda.FakeCuda(
-        folder, gpus=1, bytes=1 << 30, fill=0xCB, link_bytes_per_second=100_000_000, **options
+        folder, gpus=1, bytes=1 << 30, link_bytes_per_second=100_000_000, **options
     )
     # Slower still: what travels by NCCL is half of a load. Where it is not built, none is found.
     nccl = fake_nccl.FakeNccl(fake, link_bytes_per_second=20_000_000)

@@ -13,8 +13,6 @@ import torch
 
 ON_GPU = torch.cuda.is_available()
 HOME = "cuda" if ON_GPU else "cpu"
-
-
 PARTS = {}  # method of ckptd's client -> milliseconds of its last call
 
 

@@ -60,8 +60,7 @@ class Bench:
     def __init__(self, folder, run_dir, ranks, *faults, daemon=(), gpu_bytes=0x10000000, nccl=None, group=Group,
                  files=1, gpus=None):
         self.folder = folder
-        self.fake = fake_cuda.FakeCuda(folder, gpus=max(ranks, 2), bytes=gpu_bytes, fill=0xCB, faults=faults,
-                                       **(gpus or {}))
+        self.fake = fake_cuda.FakeCuda(folder, gpus=max(ranks, 2), bytes=gpu_bytes, faults=faults, **(gpus or {}))
         state = numbers(Net())
         self.source = save_in_files(folder / "m", state, files) if files > 1 else save(folder / "m.safetensors", state)
         own = self.fake.environment("daemon")

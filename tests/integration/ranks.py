@@ -66,7 +66,7 @@ def outcome_of(make_folder, world, module="fsdp_cases", memory="host"):
 
     memory: "host", or "cuda" for one fake GPU per rank, whose memory trainers see as the host's."""
     folder = make_folder("w")
-    fake = fake_cuda.FakeCuda(folder, gpus=world, fill=0xCB) if memory == "cuda" else None
+    fake = fake_cuda.FakeCuda(folder, gpus=world) if memory == "cuda" else None
     own = {**fake.environment(), "CKPTD_TEST_HOST_VIEW": str(HERE.parent / "testing")} if fake else {}
     with Group(make_folder("m"), world, "--memory", memory, environment=own) as group:
         run_workers(folder, group, world, module=module)

@@ -30,7 +30,7 @@ def outcomes(tmp_path_factory):
         if way not in known:
             folder, own, fakes = tmp_path_factory.mktemp("w"), {}, []
             if "cuda" in WAYS[way]:
-                fakes.append(fake_cuda.FakeCuda(folder, gpus=WORLD, fill=0xCB))
+                fakes.append(fake_cuda.FakeCuda(folder, gpus=WORLD))
                 own = {**fakes[0].environment(), "CKPTD_TEST_HOST_VIEW": str(HERE.parent / "testing")}
             if "nccl" in WAYS[way]:
                 fakes.append(fake_nccl.FakeNccl(fakes[0]))

@@ -28,7 +28,7 @@ def job(tmp_path_factory):
         fake = None
         if gpus:
             skip_without_fake_gpus()
-            fake = fake_cuda.FakeCuda(folder, gpus=gpus, fill=0xCB)
+            fake = fake_cuda.FakeCuda(folder, gpus=gpus)
         environment = {**clean_environment(), **(fake.environment() if fake else {"CUDA_VISIBLE_DEVICES": ""})}
         started.append(subprocess.Popen(
             [sys.executable, MAIN_JOB / "main_job.py", "--binaries", BINARIES, "--directory", folder / "d",

@@ -57,7 +57,7 @@ def skip_without_fake_gpus():
 def join_fake_gpus(folder):
     """Fake GPUs that this process uses too: from now on, and for good."""
     cu = skip_without_fake_gpus()
-    fake = fake_cuda.FakeCuda(folder, gpus=4, bytes=0x40000000, fill=0xCB)
+    fake = fake_cuda.FakeCuda(folder, gpus=4, bytes=0x40000000)
     os.environ.update(CKPTD_FAKE_CUDA=str(fake.config), CKPTD_FAKE_CUDA_ROLE="test")
     # Loaded under its own name, it is what a later look for libcuda.so.1 finds.
     ctypes.CDLL(str(fake_cuda.LIBRARY), mode=ctypes.RTLD_GLOBAL)
