@@ -59,10 +59,10 @@ Case Rows(uint64_t bytes, uint64_t row, uint64_t skew = 0) {
           skew};
 }
 
-Case CastRun(uint64_t bytes, const char* name, Dtype from, Dtype to) {
+Case CastRun(uint64_t bytes, const char* name, Dtype from, Dtype to, uint64_t skew = 0) {
   // At most twice as many bytes come out; four times from F16 to F64.
   const uint64_t run = bytes / 4;
-  return {name, {Strided(from, to, 0, run, 1, run, 0, run * 4)}};
+  return {name, {Strided(from, to, 0, run, 1, run, 0, run * 4)}, skew};
 }
 
 // Slices of a few tensors, as ranks of a group with two mesh dimensions take them.
@@ -85,6 +85,7 @@ std::vector<Case> Cases(uint64_t bytes) {
           Rows(bytes, 4096, 2),
           Rows(bytes, 6),
           CastRun(bytes, "F32 to BF16", Dtype::kF32, Dtype::kBF16),
+          CastRun(bytes, "F32 to BF16, askew by 8", Dtype::kF32, Dtype::kBF16, 8),
           CastRun(bytes, "F32 to F16", Dtype::kF32, Dtype::kF16),
           CastRun(bytes, "BF16 to F32", Dtype::kBF16, Dtype::kF32),
           CastRun(bytes, "F64 to F32", Dtype::kF64, Dtype::kF32),

@@ -74,10 +74,10 @@ def plain_job(bits, source, target, skew, mode):
     return np.frombuffer(run([job], mode)[0], TYPES[target][1])
 
 
-@pytest.mark.parametrize("skew", [0, 1, 2, 8], ids="skew{}".format)
+@pytest.mark.parametrize("skew", [0, 1, 2, 8, 13], ids="skew{}".format)
 @pytest.mark.parametrize("source,target", PAIRS)
 def test_casts_have_the_bits_of_torch_and_nans_those_of_the_processor(source, target, skew):
-    # Another skew is another way: wide units, single elements, elements at odd addresses.
+    # Another skew is another way: the source's units lie straight, or across two of them.
     bits = many(source)
     if skew:
         bits = bits[: 200_001]
@@ -151,7 +151,7 @@ def random_job(seed, source, target):
         rows = np.frombuffer(bits_of(elements.to(TYPES[target][0])).tobytes(), np.uint8).reshape(-1, to_size)
     to = offsets(count, target_stride, run)[inside] * to_size + target_offset
     after[to[:, None] + np.arange(to_size)] = rows
-    job = Job(source, target, rng.choice([0, 0, 8, 4, 2, 1]), begin + low * from_size,
+    job = Job(source, target, rng.choice([0, 0, 8, 4, 2, 1, 7, 11, 12, 15]), begin + low * from_size,
               file[low * from_size:high * from_size].tobytes(), begin, run * from_size, count,
               [n * from_size for n in source_stride], [n * to_size for n in target_stride],
               target_offset, before.tobytes())

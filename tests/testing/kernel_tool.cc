@@ -23,10 +23,10 @@ void ckptd_batch_twin(const void* params, unsigned grid, unsigned block);
 namespace ckptd::kernels {
 namespace {
 
-// Bytes that begin `skew` behind a multiple of 64.
+// Bytes that begin `skew` behind a multiple of 64. What is left of their last 16 may be read.
 class SkewedBytes {
  public:
-  SkewedBytes(size_t bytes, size_t skew) : memory_(bytes + skew + 64) {
+  SkewedBytes(size_t bytes, size_t skew) : memory_(bytes + skew + 64 + 16) {
     const auto address = reinterpret_cast<uint64_t>(memory_.data());
     at_ = memory_.data() + (64 - address % 64) + skew;
   }

@@ -139,23 +139,28 @@ struct Units {
   uint32_t end_way = 0;  // of single elements
 };
 
+// Units grow beyond what sources are aligned to, never beyond what targets are: those of two
+// bytes and less are not worth it.
 Units VerbatimUnits(const Alignment& all) {
-  const uint64_t unit = CommonUnit(all.source | all.target | all.run);
-  return {unit, static_cast<uint32_t>(std::countr_zero(unit)), 0};
+  const uint64_t unit = CommonUnit(all.target | all.run);
+  const uint64_t straight = CommonUnit(unit | all.source);
+  const bool astray = unit > straight && unit >= 4;
+  const uint64_t bytes = astray ? unit : straight;
+  return {bytes, VerbatimWay(static_cast<uint32_t>(std::countr_zero(bytes)), astray), 0};
 }
 
 Units CastUnits(const Alignment& all, const CastPair& cast) {
   const uint64_t wide = WideElements(cast.from, cast.to);
   const uint64_t from = kernels::SizeOf(cast.from);
-  const bool astray = all.source % from != 0;
-  const uint32_t single =
-      CastWay(cast.from, cast.to, astray ? Elements::kAstray : Elements::kSingle);
-  for (const auto& [elements, unit] :
-       {std::pair{2 * wide, Elements::kWidest}, std::pair{wide, Elements::kWide}}) {
-    if (all.source % (elements * from) == 0 &&
-        all.target % (elements * kernels::SizeOf(cast.to)) == 0 && all.run % elements == 0) {
-      return {elements, CastWay(cast.from, cast.to, unit), single};
-    }
+  const uint64_t to = kernels::SizeOf(cast.to);
+  const auto way = [&cast](Elements elements) { return CastWay(cast.from, cast.to, elements); };
+  const uint32_t single = way(all.source % from != 0 ? Elements::kAstray : Elements::kSingle);
+  if (all.target % (2 * wide * to) == 0 && all.run % (2 * wide) == 0) {
+    const bool astray = all.source % (2 * wide * from) != 0;
+    return {2 * wide, way(astray ? Elements::kWidestAstray : Elements::kWidest), single};
+  }
+  if (all.source % (wide * from) == 0 && all.target % (wide * to) == 0 && all.run % wide == 0) {
+    return {wide, way(Elements::kWide), single};
   }
   return {1, single, single};
 }

@@ -57,27 +57,41 @@ TEST(KernelTasks, AlignedRowsMoveInTheWidestUnits) {
   EXPECT_EQ(tasks[0].last, 40U);
 }
 
-TEST(KernelTasks, UnitsShrinkToWhatRowsAndAddressesAllow) {
-  const auto unit = [](uint64_t skew, uint64_t row, uint64_t stride) {
-    BlockCopy copy = OneRun(Dtype::kU8, Dtype::kU8, 4096, row);
-    AddLoop(copy, 10, stride, 64);
-    return ShapeOf(Tasks({kBlockAt + skew, 4096, 1 << 20}, copy).at(0).way).source_bytes;
-  };
-  EXPECT_EQ(unit(8, 64, 256), 8U);
-  EXPECT_EQ(unit(0, 64, 260), 4U);
-  EXPECT_EQ(unit(0, 30, 256), 2U);
-  EXPECT_EQ(unit(3, 64, 256), 1U);
+uint32_t WayOfRows(uint64_t skew, uint64_t row, uint64_t source_stride, uint64_t target_stride) {
+  BlockCopy copy = OneRun(Dtype::kU8, Dtype::kU8, 4096, row);
+  AddLoop(copy, 10, source_stride, target_stride);
+  return Tasks({kBlockAt + skew, 4096, 1 << 20}, copy).at(0).way;
 }
 
-TEST(KernelTasks, CastsAreWideWhereSourceAndTargetAllowIt) {
-  const auto way = [](uint64_t skew) {
-    const BlockCopy copy = OneRun(Dtype::kF32, Dtype::kBF16, 0, 4096);
-    return Tasks({kBlockAt + skew, 0, 1 << 20}, copy).at(0).way;
+TEST(KernelTasks, UnitsShrinkToWhatRowsAndTargetsAllow) {
+  EXPECT_EQ(WayOfRows(0, 64, 256, 72), VerbatimWay(3, false));
+  EXPECT_EQ(WayOfRows(0, 60, 256, 64), VerbatimWay(2, false));
+  EXPECT_EQ(WayOfRows(0, 30, 256, 64), VerbatimWay(1, false));
+  EXPECT_EQ(WayOfRows(0, 64, 256, 65), VerbatimWay(0, false));
+}
+
+TEST(KernelTasks, SourcesAstrayDoNotShrinkUnits) {
+  EXPECT_EQ(WayOfRows(8, 64, 256, 64), VerbatimWay(4, true));
+  EXPECT_EQ(WayOfRows(0, 64, 257, 64), VerbatimWay(4, true)) << "each row otherwise";
+  EXPECT_EQ(WayOfRows(4, 64, 256, 72), VerbatimWay(3, true));
+  EXPECT_EQ(WayOfRows(3, 60, 256, 64), VerbatimWay(2, true));
+  EXPECT_EQ(WayOfRows(3, 62, 256, 64), VerbatimWay(0, false)) << "not worth it";
+}
+
+TEST(KernelTasks, CastsAreAsWideAsTheTargetAllows) {
+  const auto elements = [](uint64_t skew, uint64_t target) {
+    BlockCopy copy = OneRun(Dtype::kF32, Dtype::kBF16, 0, 4096);
+    copy.target += target;
+    const uint32_t way = Tasks({kBlockAt + skew, 0, 1 << 20}, copy).at(0).way;
+    return static_cast<Elements>(way - CastWay(Float::kF32, Float::kBF16, Elements{}));
   };
-  EXPECT_EQ(way(16), CastWay(Float::kF32, Float::kBF16, Elements::kWidest));
-  EXPECT_EQ(way(8), CastWay(Float::kF32, Float::kBF16, Elements::kWide));
-  EXPECT_EQ(way(4), CastWay(Float::kF32, Float::kBF16, Elements::kSingle));
-  EXPECT_EQ(way(2), CastWay(Float::kF32, Float::kBF16, Elements::kAstray));
+  EXPECT_EQ(elements(16, 0), Elements::kWidest);
+  EXPECT_EQ(elements(8, 0), Elements::kWidestAstray);
+  EXPECT_EQ(elements(1, 0), Elements::kWidestAstray);
+  EXPECT_EQ(elements(8, 4), Elements::kWide);
+  EXPECT_EQ(elements(4, 4), Elements::kSingle);
+  EXPECT_EQ(elements(0, 2), Elements::kSingle);
+  EXPECT_EQ(elements(2, 2), Elements::kAstray);
 }
 
 TEST(KernelTasks, EndsThatTheWidestUnitsCannotTakeAreTasksOfTheirOwn) {
@@ -104,10 +118,11 @@ TEST(KernelTasks, ABlockTakesItsStretchOfTheCopy) {
   AddLoop(copy, 100, 32, 16);
   // From the middle of run 3 to within the gap behind run 7.
   const auto tasks = Tasks({kBlockAt, 1000 + 3 * 32 + 8, 4 * 32 + 12}, copy);
-  ASSERT_EQ(tasks.size(), 1U);
-  const uint64_t unit = ShapeOf(tasks[0].way).source_bytes;
-  EXPECT_EQ(tasks[0].first * unit, 3U * 16 + 8);
-  EXPECT_EQ(tasks[0].last * unit, 8U * 16);
+  ASSERT_EQ(tasks.size(), 2U) << "bytes up to the first whole unit, and units";
+  const uint64_t unit = ShapeOf(tasks[1].way).source_bytes;
+  EXPECT_EQ(tasks[0].first, 3U * 16 + 8);
+  EXPECT_EQ(tasks[0].last, tasks[1].first * unit);
+  EXPECT_EQ(tasks[1].last * unit, 8U * 16);
   EXPECT_EQ(tasks[0].source, kBlockAt - 3 * 32 - 8) << "where the whole copy would begin";
 }
 
