@@ -12,6 +12,18 @@ import threading
 import time
 
 PATIENCE = 600  # seconds for any one thing
+# Becomes another program, which is asked to end when the main job is killed: prctl(PR_SET_PDEATHSIG).
+UNTIL_WE_END = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def until_we_end(*command) -> list:
+    """The command line of a program that does not outlive this process, however it ends."""
+    return [sys.executable, "-c", UNTIL_WE_END, str(os.getpid()), *map(str, command)]
 
 
 class Failure(Exception):
@@ -36,7 +48,7 @@ class Daemons:
         self.environment = {**os.environ, "CKPTD_RUN_DIR": str(run_dir), "CKPTD_JOB": job,
                             "CKPTD_ADDRESS": f"unix://{run_dir}/{job}/rank-{{rank}}.sock"}
         arguments = ["launch", "--nproc", str(ranks), "--job", job, "--run-dir", str(run_dir), *options]
-        self.process = subprocess.Popen([binaries / "ckptd", *arguments], stdin=subprocess.DEVNULL,
+        self.process = subprocess.Popen(until_we_end(binaries / "ckptd", *arguments), stdin=subprocess.DEVNULL,
                                         stdout=subprocess.DEVNULL, stderr=open(self.log, "w"),
                                         start_new_session=True)
         try:
@@ -90,7 +102,7 @@ class Trainers:
         for rank in range(ranks):
             own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            process = subprocess.Popen([sys.executable, str(program), *map(str, arguments)],
+            process = subprocess.Popen(until_we_end(sys.executable, program, *arguments),
                                        env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             self.processes.append(process)
             threading.Thread(target=self._read, args=(process,), daemon=True).start()

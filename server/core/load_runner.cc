@@ -245,9 +245,10 @@ absl::Status LoadRunner::CommitAll() {
 }
 
 absl::Status LoadRunner::FindGone(const absl::Status& status) {
-  if (status.code() != absl::StatusCode::kUnavailable || ReasonOf(status) != reason::kNcclFailed) {
-    return status;
-  }
+  const bool failed = status.code() == absl::StatusCode::kUnavailable &&
+                      ReasonOf(status) == reason::kNcclFailed;
+  const bool apart = !scatters_.empty() && ReasonOf(status) == reason::kRankMissing;
+  if (!failed && !apart) return status;
   std::vector<std::future<absl::Status>> probes;
   for (const auto& link : session_.links) {
     probes.push_back(std::async(std::launch::async,
@@ -258,7 +259,15 @@ absl::Status LoadRunner::FindGone(const absl::Status& status) {
     const absl::Status probed = probes[rank].get();
     if (!probed.ok() && gone.ok()) gone = OfRank(rank, probed);
   }
-  return gone.ok() ? status : gone;
+  if (!gone.ok()) return gone;
+  if (!apart || Clock::now() >= load_.deadline) return status;
+  // Whom it misses is there: the library cannot reach what daemons reach.
+  return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
+                   fmt::format("{}; all daemons answer each other, so NCCL takes another way "
+                               "that is closed: look at its interface and ports "
+                               "(CKPTD_NCCL_SOCKET_IFNAME, firewalls), or use --comm host",
+                               MessageOf(status)),
+                   FactsOf(status));
 }
 
 absl::Status LoadRunner::FindBehind(const absl::Status& status) {

@@ -91,13 +91,14 @@ class LoadRunner {
   void StartMembers(const std::vector<ReaderShare>& shares);
   void Count(const ReadReport& report);
   void NoteExchanges(uint32_t rank, uint64_t exchanges, bool busy);
+  bool NothingExchanged() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CommitAll();
   void AbortAll(const absl::Status& why);
   // Error of `rank`, for everybody: its code and reason, its number in front. A
   // rank that does not answer leaves the group.
   absl::Status OfRank(uint32_t rank, const absl::Status& status);
-  // An error of a communicator, which knows that somebody is gone and not who: that of the
-  // rank that does not answer, if there is one.
+  // An error of a communicator, which knows that somebody is gone or missing and not who: that of
+  // the rank that does not answer. Where all answer, ranks that miss each other have no way.
   absl::Status FindGone(const absl::Status& status);
   // When a wait for a communicator has passed its deadline: says which ranks have done fewer
   // exchanges than others, and names the rank where it is one.

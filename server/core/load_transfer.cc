@@ -248,6 +248,11 @@ void LoadRunner::NoteExchanges(uint32_t rank, uint64_t exchanges, bool busy) {
   exchanges_[rank] = exchanges;
 }
 
+bool LoadRunner::NothingExchanged() const {
+  return std::all_of(exchanges_.begin(), exchanges_.end(),
+                     [](const auto& of_rank) { return of_rank.second == 0; });
+}
+
 void LoadRunner::NoteNoWay(const absl::Status& why) {
   // NCCL that cannot connect, or memory to send from that is not there; not a lost rank, nor a
   // load whose own time was over.
@@ -257,9 +262,7 @@ void LoadRunner::NoteNoWay(const absl::Status& why) {
   if (parts_.reading.comm != CommChoice::kAuto || !may) return;
   {
     MutexLock lock(mutex_);
-    for (const auto& [rank, done] : exchanges_) {
-      if (done > 0) return;
-    }
+    if (!NothingExchanged()) return;
   }
   parts_.peers.comms.Distrust(session_.epoch);
   Log(LogLevel::kWarn, "{}: nothing was exchanged by NCCL; until the group changes, loads go in "
@@ -270,9 +273,12 @@ absl::Status LoadRunner::StandsStill(std::chrono::nanoseconds grace) {
   // Readers of parts are all in one communicator.
   if (scatters_.empty() || scatters_.begin()->second.readers.size() < 2) return absl::OkStatus();
   // Of others it is known by their heartbeats.
-  const auto patience = std::max<std::chrono::nanoseconds>(
+  auto patience = std::max<std::chrono::nanoseconds>(
       ScatterExchange::kStepPatience, 3 * parts_.membership.heartbeat_interval());
   MutexLock lock(mutex_);
+  if (NothingExchanged()) {
+    patience += ScatterExchange::kConnectPatience * scatters_.begin()->second.ranks.size();
+  }
   if (Clock::now() - moved_ < patience + grace) return absl::OkStatus();
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("exchanging bytes by NCCL: no rank has read or received anything for "

@@ -14,8 +14,11 @@
 namespace ckptd {
 namespace {
 
-// Thousands of ranks, each with a library to start, may take their time.
-constexpr std::chrono::seconds kJoinPatience{60};
+// All ranks start a library and find each other; who is dead or stands still is known sooner, by
+// heartbeats.
+std::chrono::milliseconds JoinPatience(size_t ranks) {
+  return std::chrono::seconds(30) + std::chrono::milliseconds(30) * ranks;
+}
 
 }  // namespace
 
@@ -35,7 +38,7 @@ absl::Status CarryOut(CommKeeper& comms, const ScatterCall& call, const std::str
   const absl::StatusOr<GroupComm*> comm =
       comms.Join({call.comm_id, call.rank, call.ranks, name,
                   [&exchange] { return exchange.Interrupted(); }},
-                 std::min<Deadline>(deadline, Clock::now() + kJoinPatience));
+                 std::min<Deadline>(deadline, Clock::now() + JoinPatience(call.ranks.size())));
   absl::Status status = comm.status();
   if (status.ok()) {
     status = exchange.Run(**comm);

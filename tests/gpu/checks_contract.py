@@ -1,18 +1,18 @@
-"""The contract tests of memory, transfer and communicators, which CI runs on the fake driver, on this one."""
+"""The contract tests of memory and transfer, which CI runs on the fake driver, on this one."""
 
 import os
 import re
 import subprocess
 
 import place
-from gpu_record import Checks, NotShown
+from gpu_record import Checks
 
 checks = Checks()
 RAN = re.compile(r"\[==========\] (\d+) tests? from .* ran")
 FAILED = re.compile(r"^\[  FAILED  \] (\S+)", re.M)
 
 
-def run(bench, program, *patterns, **environment):
+def run(bench, program, *patterns, seconds=120, **environment):
     """Runs the tests that the patterns name; how many."""
     chosen = {} if bench.fake else {"CUDA_VISIBLE_DEVICES": bench.uuid}
     done = subprocess.run(
@@ -20,7 +20,7 @@ def run(bench, program, *patterns, **environment):
         env={**os.environ, **bench.environment, **chosen, "CKPTD_TEST_GPU": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=300 if bench.fake else 120,
+        timeout=300 if bench.fake else seconds,
     )
     ran = RAN.search(done.stdout)
     failed = sorted(set(FAILED.findall(done.stdout)))
@@ -52,15 +52,3 @@ def transfer(bench):
     names = ("CopySlabTest", "FrameReceiverOnGpu", "*Transfer", "*NarrowColumns")
     patterns = ["Forms/NarrowColumns.*"] if bench.fake else [f"{name}.*" for name in names]
     return run(bench, "contract_cuda", *patterns)
-
-
-@checks("the contract of communicators holds by NCCL, two and three ranks sharing the GPU")
-def communicator(bench):
-    if bench.nccl["why not"]:
-        raise NotShown(bench.nccl["why not"])
-    if not place.program("contract_comm_nccl").exists():
-        raise NotShown("it was built without nccl.h")
-    # The other instances are of the fake driver's ways.
-    return run(
-        bench, "contract_comm_nccl", "Nccl/CommContract/0.*", CKPTD_TEST_NCCL=bench.nccl["path"]
-    )

@@ -1,6 +1,6 @@
 // kernel_bench [GPU-UUID] [MIB]: checks the kernels against their host twins on a real
-// GPU, then measures each beside a copy from device to device that moves as many bytes. See
-// README.md.
+// GPU, then measures each beside a copy from device to device that moves as many bytes, or, of
+// those that read pinned memory, beside a copy from there. See README.md.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -33,6 +33,7 @@ struct Case {
   std::string name;
   std::vector<BlockCopy> copies;  // targets count from 0
   uint64_t skew = 0;              // of the source
+  bool pinned = false;            // the source is memory of the host, as in a load
 };
 
 BlockCopy Strided(Dtype from, Dtype to, uint64_t begin, uint64_t run, uint64_t rows,
@@ -57,6 +58,12 @@ Case Rows(uint64_t bytes, uint64_t row, uint64_t skew = 0) {
   return {skew == 0 ? name : name + ", askew by " + std::to_string(skew),
           {Strided(Dtype::kU8, Dtype::kU8, 0, row, bytes / row / 2, row * 2, 0, row)},
           skew};
+}
+
+Case Pinned(Case one) {
+  one.name += ", pinned";
+  one.pinned = true;
+  return one;
 }
 
 Case CastRun(uint64_t bytes, const char* name, Dtype from, Dtype to, uint64_t skew = 0) {
@@ -90,7 +97,10 @@ std::vector<Case> Cases(uint64_t bytes) {
           CastRun(bytes, "BF16 to F32", Dtype::kBF16, Dtype::kF32),
           CastRun(bytes, "F64 to F32", Dtype::kF64, Dtype::kF32),
           CastRun(bytes, "F16 to F64", Dtype::kF16, Dtype::kF64),
-          Batch(bytes)};
+          Batch(bytes),
+          Pinned(Rows(bytes, 2048)),
+          Pinned(Rows(bytes, 2048, 8)),
+          Pinned(Rows(bytes, 2048, 2))};
 }
 
 class Bench {
@@ -112,6 +122,9 @@ class Bench {
       state = state * 6364136223846793005u + 1442695040888963407u;
       byte = static_cast<std::byte>(state >> 56);
     }
+    CKPTD_RETURN_IF_ERROR(device_->Check(
+        device_->driver().MemHostAlloc(&pinned_, host_source_.size(), 0), "pinning memory"));
+    std::memcpy(pinned_, host_source_.data(), host_source_.size());
     return Upload(source_.address(), host_source_.data(), host_source_.size());
   }
 
@@ -119,7 +132,7 @@ class Bench {
   absl::StatusOr<bool> Check(const Case& one) {
     CKPTD_RETURN_IF_ERROR(Clear());
     CKPTD_ASSIGN_OR_RETURN(const CudaTaskTable table,
-                           Prepare(one, source_.address(), target_.address()));
+                           Prepare(one, SourceOf(one), target_.address()));
     CKPTD_RETURN_IF_ERROR(kernels_->RunTable(table, stream_));
     std::vector<std::byte> got(bytes_);
     {
@@ -143,7 +156,7 @@ class Bench {
   // Seconds of one round, the best of some.
   absl::StatusOr<double> Measure(const Case& one) {
     CKPTD_ASSIGN_OR_RETURN(const CudaTaskTable table,
-                           Prepare(one, source_.address(), target_.address()));
+                           Prepare(one, SourceOf(one), target_.address()));
     return Best([&] { return kernels_->RunTable(table, stream_); });
   }
   // The copy that moves so many bytes, reads and writes together.
@@ -155,6 +168,14 @@ class Bench {
           "copying");
     }));
     return seconds * static_cast<double>(moved) / static_cast<double>(2 * bytes);
+  }
+  // The same over the link, which only what is read crosses.
+  absl::StatusOr<double> MeasureUpload(uint64_t moved) {
+    return Best([&] {
+      return device_->Check(
+          device_->driver().MemcpyHtoDAsync(target_.address(), pinned_, moved / 2, stream_),
+          "copying in");
+    });
   }
   // Bytes that a case makes memory read and write: whole sectors.
   static uint64_t Moved(const Case& one) {
@@ -170,6 +191,9 @@ class Bench {
   }
 
  private:
+  CUdeviceptr SourceOf(const Case& one) const {
+    return one.pinned ? reinterpret_cast<CUdeviceptr>(pinned_) : source_.address();
+  }
   absl::StatusOr<double> Best(const std::function<absl::Status()>& start) {
     double best = 1e9;
     const CudaScope scope(*device_);
@@ -228,7 +252,8 @@ class Bench {
   CudaAllocation source_;
   CudaAllocation target_;
   CudaAllocation table_;
-  CUstream stream_ = nullptr;  // of a process that ends soon
+  CUstream stream_ = nullptr;  // of a process that ends soon, as is the next
+  void* pinned_ = nullptr;     // the same as the source
   std::vector<std::byte> host_source_;
   uint32_t tasks_ = 0;
 };
@@ -261,7 +286,8 @@ absl::StatusOr<bool> RunAll(const std::string& uuid, uint64_t bytes) {
   Print("plain copy", 2 * bytes, plain, plain);
   for (const Case& one : cases) {
     const uint64_t moved = Bench::Moved(one);
-    CKPTD_ASSIGN_OR_RETURN(const double copy, bench.MeasurePlainCopy(moved));
+    CKPTD_ASSIGN_OR_RETURN(const double copy, one.pinned ? bench.MeasureUpload(moved)
+                                                         : bench.MeasurePlainCopy(moved));
     CKPTD_ASSIGN_OR_RETURN(const double seconds, bench.Measure(one));
     Print(one.name, moved, seconds, copy);
   }

@@ -42,6 +42,7 @@ STEPS = (
     Step("figures_attach", 80),
     Step("checks_nccl", 90),
     Step("checks_kills", 80),
+    Step("checks_communicators", 90),
     Step("checks_kinds", 45),
     Step("checks_arrays", 60),
     Step("checks_driver", 45),

@@ -42,6 +42,16 @@ def test_trainers_take_the_memory_and_train_in_place(cuda, ranks):
     assert len(bench.fake.calls("cuMemExportToShareableHandle")) == ranks
 
 
+# An image of another kind, PTX of a newer toolkit, and a driver without a compiler for it.
+@pytest.mark.parametrize("error", [200, 222, 221])
+def test_a_driver_too_old_for_the_kernels_leaves_their_work_to_the_processor(cuda, error):
+    bench = cuda(1, f"cuModuleLoadData error={error} role=daemon")
+    assert "no copy kernels" in bench.info(0)["why"]
+    assert "the processor does their work" in bench.group.log()
+    with bench.trainers("shared") as trainers:
+        assert all(answer["same"] for answer in trainers.ask("compare"))
+
+
 def test_readers_share_one_memory_that_the_driver_keeps_from_being_written(cuda):
     bench = cuda(2)
     with bench.trainers("shared") as one, bench.trainers("shared") as two:
@@ -292,7 +302,7 @@ def read_shard(bench, rank, name):
 @pytest.mark.parametrize("digest", ["on", "off"])
 def test_gpus_take_narrow_columns_and_widened_elements_out_of_blocks_themselves(cuda, digest):
     bench = cuda(2)
-    kernels = all("no copy kernels" not in bench.info(rank)["tier"] for rank in range(2))
+    kernels = all("no copy kernels" not in bench.info(rank)["why"] for rank in range(2))
     generator = torch.Generator().manual_seed(3)
     tensors = {
         "a.narrow": torch.randn(1024, 512, generator=generator),

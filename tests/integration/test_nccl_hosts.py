@@ -74,6 +74,17 @@ def test_left_to_themselves_daemons_send_in_streams_once_nccl_could_not_begin(sp
     assert exchanged(bench), "the group has changed"
 
 
+def test_ranks_that_nccl_never_joins_though_their_daemons_answer_hear_so_and_send_in_streams(spread, tmp_path):
+    bench = spread(comm=(), faults=("ncclCommInitRankConfig rank=2 nth=1 hang=1",))
+    source, state = sample(tmp_path)
+    answer = bench.group.ctl("load", source, "--layout", "fsdp:4")
+    assert answer.returncode == 1 and '"reason":"NCCL_FAILED"' in answer.stderr, answer.stderr
+    assert "all daemons answer each other" in answer.stderr and "CKPTD_NCCL_SOCKET_IFNAME" in answer.stderr
+    bench.nccl.script()
+    assert int(load(bench, source, "fsdp:4")["progress"]["storage_bytes"]) == tensor_bytes(state)
+    assert not exchanged(bench)
+
+
 # One exchange each, which has ended everywhere else before the next heartbeat; also under a leader that holds its
 # shard and takes no part: rank 2 is the second of the others.
 @pytest.mark.parametrize("files, holds, rank", [(4, False, 2), (1, True, 1), (4, True, 1), (9, True, 1)])

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 
@@ -17,6 +18,9 @@ absl::StatusOr<CudaGpu> WithKernels(std::shared_ptr<CudaDevice> device,
     gpu.kernels = *std::move(kernels);
   } else if (ReasonOf(kernels.status()) != reason::kNoDevice) {
     return kernels.status();
+  } else if (!code.empty()) {
+    Log(LogLevel::kWarn, "{}; the processor does their work, more slowly",
+        MessageOf(kernels.status()));
   }
   return gpu;
 }

@@ -17,6 +17,13 @@ absl::Status NoKernels(const CudaDevice& device, std::string_view why) {
                    {{"device", device.info().uuid}});
 }
 
+// What drivers say of code that a newer toolkit made or compressed.
+bool CannotRead(CUresult result) {
+  return result == CUDA_ERROR_INVALID_IMAGE || result == CUDA_ERROR_INVALID_PTX ||
+         result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||
+         result == CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaKernels>> CudaKernels::Load(std::shared_ptr<CudaDevice> device,
@@ -38,6 +45,13 @@ absl::Status CudaKernels::LoadModule(std::span<const std::byte> image) {
     return NoKernels(*device_,
                      "this ckptd has none for a GPU of this kind; build it with its architecture "
                      "in CKPTD_CUDA_ARCHITECTURES");
+  }
+  if (CannotRead(loaded)) {
+    return NoKernels(*device_,
+                     fmt::format("the driver cannot read them (error {}): it is older than the "
+                                 "toolkit that made them; take a newer driver, or build ckptd with "
+                                 "an older toolkit",
+                                 static_cast<int>(loaded)));
   }
   CKPTD_RETURN_IF_ERROR(device_->Check(loaded, "loading the copy kernels"));
   CKPTD_RETURN_IF_ERROR(Find("ckptd_pack", pack_));

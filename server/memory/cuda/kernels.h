@@ -33,8 +33,8 @@ struct CudaTaskTable {
 class CudaKernels {
  public:
   // `image`: kernels::KernelImage(), kept by the driver. Errors: FailedPrecondition
-  // NO_DEVICE when it is empty (ckptd was built without nvcc) or has nothing for this
-  // GPU, DEVICE_FAILED.
+  // NO_DEVICE when it is empty (ckptd was built without nvcc), has nothing for this GPU or
+  // cannot be read by its driver, DEVICE_FAILED.
   static absl::StatusOr<std::unique_ptr<CudaKernels>> Load(std::shared_ptr<CudaDevice> device,
                                                            std::span<const std::byte> image);
   ~CudaKernels();
