@@ -127,6 +127,29 @@ def test_everything_is_given_back_in_order_and_then_the_lease(daemon, client, so
     assert after.index("cuCtxSynchronize") < after.index("cuMemUnmap")
 
 
+@pytest.mark.parametrize("comes_next", ["memory is dropped", "memory is mapped"])
+def test_memory_that_goes_while_a_cuda_graph_is_recorded_is_given_back_afterwards(
+        daemon, client, source, calls, monkeypatch, comes_next):
+    torch = pytest.importorskip("torch")
+    checkpoint = client.load(source[0])
+    held = [client.acquire(checkpoint), client.acquire(checkpoint)]
+    before = len(calls())
+    with monkeypatch.context() as recording:
+        recording.setattr(torch.cuda, "is_initialized", lambda: True)
+        recording.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        del held[0]
+        gc.collect()
+        assert calls()[before:] == [] and daemon.leases == 2, "waiting for the GPU would spoil the graph"
+    if comes_next == "memory is dropped":
+        held.clear()
+        gc.collect()
+        daemon.wait_for(lambda: daemon.leases == 0)
+    else:
+        held.append(client.acquire(checkpoint))
+        daemon.wait_for(lambda: daemon.leases == 2)
+    assert [name for name in calls()[before:] if name in RELEASED][:4] == RELEASED
+
+
 def test_closing_ends_the_lease_and_leaves_the_memory(daemon, client, source):
     shard = client.acquire(client.load(source[0]))
     shard.close()

@@ -6,6 +6,7 @@ happens in the device's primary context, the one that PyTorch, CuPy and the CUDA
 
 import contextlib
 import os
+import sys
 import weakref
 from typing import Optional
 
@@ -76,6 +77,19 @@ class _Allocation:
 
 
 _kept = []  # leases of memory that could not be given back: the end of the process ends them
+_postponed = []  # _Held of tensors that went while a CUDA graph was recorded
+
+
+def _recording() -> bool:
+    """Whether this thread records a CUDA graph with PyTorch, which waiting for the GPU would spoil."""
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()
+
+
+def _give_back_postponed() -> None:
+    while _postponed and not _recording():
+        with contextlib.suppress(IndexError):  # another thread was quicker
+            _postponed.pop().give_back()
 
 
 class _Held:
@@ -90,6 +104,10 @@ class _Held:
         """Runs in any thread. Errors stay quiet: a driver that fails here has let go already."""
         if os.getpid() != self.pid:
             return  # a forked child: all of it is the parent's
+        if _recording():
+            _postponed.append(self)  # for whoever maps or drops memory next
+            return
+        _give_back_postponed()
         # Kernels that were launched may still use the memory, and unmapping does not wait.
         # Where the context cannot even be waited for, the end of the process frees it.
         freed = False
@@ -186,6 +204,7 @@ class DeviceMemory:
                 "mapping a shard: more descriptors arrived than one allocation has",
                 "INVALID_REPLY",
             )
+        _give_back_postponed()
         context = Context(self._device)
         try:
             with context:
