@@ -6,6 +6,7 @@ import pathlib
 
 import fake_cuda
 import fake_nccl
+import warm
 from faults import Program, client_environment
 from fsdp_cases import Net, numbers
 from group import Group, save, save_in_files
@@ -26,7 +27,8 @@ class Trainers:
         }  # fmt: skip
         code = "import sys, cuda_trainer; cuda_trainer.main(*sys.argv[1:])"
         self.all = [
-            Program(code, folder, rank, group.ranks, group.address(rank), source, mode, handle or "", environment=own)
+            Program(code, folder, rank, group.ranks, group.address(rank), source, mode, handle or "", environment=own,
+                    modules=warm.TORCH)
             for rank in range(group.ranks)
         ]
         self.pids = [program.pid for program in self.all]

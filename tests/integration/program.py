@@ -3,19 +3,21 @@
 import subprocess
 import sys
 
+import warm
+
 
 class Program:
-    """A child process that runs Python source and says each step it has reached on a line."""
+    """A child process that runs Python source and says each step it has reached on a line.
 
-    def __init__(self, source, *arguments, environment=None):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", source, *map(str, arguments)],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+    With `modules`, of an environment with OMP_NUM_THREADS=1, it begins with these imported."""
+
+    def __init__(self, source, *arguments, environment=None, modules=()):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        command = ["-c", source, *map(str, arguments)]
+        if modules:
+            self.process = warm.spawn(command, environment, modules, **pipes)
+        else:
+            self.process = subprocess.Popen([sys.executable, *command], env=environment, text=True, bufsize=1, **pipes)
         self.pid = self.process.pid
 
     def __enter__(self):

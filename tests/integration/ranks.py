@@ -5,9 +5,9 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 
 import fake_cuda
+import warm
 from group import Group, wait_until
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -15,10 +15,10 @@ COPIES = ("cuMemcpyDtoD", "cuMemcpyDtoDAsync", "cuMemcpyPeerAsync", "cuMemcpy", 
 PATHS = (HERE.parents[1] / "client/python/src", HERE.parent / "python", HERE)
 
 
-def run_ranks(group, folder, world, program, arguments=(), environment=None, patience=240):
+def run_ranks(group, folder, world, program, arguments=(), environment=None, patience=240, modules=warm.TORCH):
     """Runs a program as each rank of a job: its folder, rank, world and `arguments` are told to it.
 
-    What each said on stderr is in folder/stderr-{rank}. Who does not end in time is ended.
+    It begins with `modules` imported. What each said on stderr is in folder/stderr-{rank}. Who does not end in time is ended.
     """
     env = {**group.environment, "OMP_NUM_THREADS": "1", "CKPTD_TEST_ADDRESS": group.address("{rank}"),
            "PYTHONPATH": os.pathsep.join(map(str, PATHS)), **(environment or {})}
@@ -26,9 +26,8 @@ def run_ranks(group, folder, world, program, arguments=(), environment=None, pat
     for rank in range(world):
         mine = {**env, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
         with open(folder / f"stderr-{rank}", "wb") as stderr:
-            workers.append(subprocess.Popen(
-                [sys.executable, str(program), str(folder), str(rank), str(world), *arguments],
-                env=mine, stdout=subprocess.DEVNULL, stderr=stderr))
+            workers.append(warm.spawn([program, folder, rank, world, *arguments], mine, modules,
+                                      stdout=warm.DEVNULL, stderr=stderr))
     try:
         for worker in workers:
             worker.wait(patience)

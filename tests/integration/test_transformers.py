@@ -9,6 +9,7 @@ import pytest
 from group import Group
 
 pytest.importorskip("transformers")
+import warm  # noqa: E402
 from ranks import HERE, assert_passed, found_by_case, run_ranks, said  # noqa: E402
 from transformers_cases import CASES  # noqa: E402
 
@@ -25,7 +26,8 @@ def outcomes(tmp_path_factory):
         if world not in cache:
             folder = tmp_path_factory.mktemp("w")
             with Group(tmp_path_factory.mktemp("m"), world) as group:
-                run_ranks(group, folder, world, WORKER, environment=OFFLINE, patience=300)
+                run_ranks(group, folder, world, WORKER, environment=OFFLINE, patience=300,
+                          modules=warm.TRANSFORMERS)
                 log = group.log()
             held = [json.loads(file.read_text()) for file in sorted(folder.glob("held-*.json"))]
             cache[world] = {**found_by_case(folder, world), "held": held, "log": log, "stderr": said(folder, world)}

@@ -1,0 +1,193 @@
+"""Python programs that begin with PyTorch imported already: importing it is most of what they would compute.
+
+    process = warm.spawn(["-c", code, *arguments], environment, stdout=PIPE)
+
+A server of this file has imported the modules, in one thread, and forks itself for each
+program. Whatever libraries read from the environment while they are loaded, programs of one
+server have in common. All else is as in a process of its own: descriptors, environment,
+arguments, __main__, the end of the interpreter. ckptd is never among the modules.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+
+TORCH = (
+    "numpy", "torch", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.tensor", "torch.distributed.device_mesh", "safetensors.torch",
+)  # fmt: skip
+TRANSFORMERS = (*TORCH, "accelerate", "transformers", "transformers.models.llama.modeling_llama")
+# What is read while libraries are loaded.
+AT_START = ("LD_", "OMP_", "HF_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "PYTHON")
+PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
+LARGEST = 1 << 17  # bytes of a request
+PATIENCE = 60  # seconds for a server to fork
+
+_servers = {}
+_lock = threading.Lock()
+
+
+class Process:
+    """A program that was spawned, to be used like a subprocess.Popen with text pipes."""
+
+    def __init__(self, arguments, pid, status, stdin, stdout, stderr):
+        self.args, self.pid, self.returncode = arguments, pid, None
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
+        self._status = status
+
+    def poll(self):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout=None):
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            status = os.read(self._status, 16)
+            os.close(self._status)
+            self.returncode = os.waitstatus_to_exitcode(int(status or signal.SIGKILL))
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout=None):
+        """(all of stdout, all of stderr), of which one at most is a pipe, once the program has ended."""
+        if self.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.stdin.close()
+        said = [None, None]
+
+        def read():
+            for i, pipe in enumerate((self.stdout, self.stderr)):
+                said[i] = pipe and pipe.read()
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        reader.join(timeout)
+        if reader.is_alive():
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        self.wait(timeout)
+        return tuple(said)
+
+
+class _Server:
+    def __init__(self, modules, environment):
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST)
+        self._socket.settimeout(PATIENCE)
+        # It ends with its socket, when this process does.
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno()), *modules], pass_fds=[theirs.fileno()],
+            env=environment, stdin=DEVNULL, stdout=DEVNULL)  # fmt: skip
+        theirs.close()
+
+    def fork(self, request, descriptors):
+        socket.send_fds(self._socket, [request], descriptors)
+        answer = self._socket.recv(16)
+        assert answer, f"the server of programs ended with {self._process.wait()}"
+        return int(answer)
+
+
+def _ends(how, default, theirs_reads):
+    """(the program's descriptor, our file or None) of one of its standard streams."""
+    if how is None:
+        return os.dup(default), None
+    if how == DEVNULL:
+        return os.open(os.devnull, os.O_RDWR), None
+    if how != PIPE:
+        return os.dup(how.fileno()), None
+    read, write = os.pipe()
+    if theirs_reads:
+        return read, open(write, "w", buffering=1)
+    return write, open(read)
+
+
+def spawn(arguments, environment, modules=TORCH, stdin=DEVNULL, stdout=None, stderr=None):
+    """Runs `python *arguments`, a file or -c and code, where the modules are imported. A Process."""
+    request = json.dumps({"arguments": list(map(str, arguments)), "environment": environment, "cwd": os.getcwd()}).encode()
+    assert len(request) <= LARGEST, f"a request of {len(request)} bytes"
+    kind = (modules, *sorted((k, v) for k, v in environment.items() if k.startswith(AT_START)))
+    streams = [_ends(stdin, 0, True), _ends(stdout, 1, False), _ends(stderr, 2, False)]
+    status, theirs = os.pipe()
+    descriptors = [*(end for end, _ in streams), theirs]
+    try:
+        with _lock:
+            if kind not in _servers:
+                _servers[kind] = _Server(modules, environment)
+            pid = _servers[kind].fork(request, descriptors)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return Process(arguments, pid, status, *(file for _, file in streams))
+
+
+def serve(requests):
+    """Forks for each request. Returns in the children alone: what was asked, and the descriptors."""
+    running = {}  # pidfd -> (pid, where its end is told)
+    while True:
+        for ready in select.select([requests, *running], [], [])[0]:
+            if ready in running:
+                pid, status = running.pop(ready)
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(status, str(os.waitpid(pid, 0)[1]).encode())
+                os.close(status)
+                os.close(ready)
+                continue
+            message, descriptors, _, _ = socket.recv_fds(requests, LARGEST, 4)
+            if not message:
+                os._exit(0)
+            pid = os.fork()
+            if pid == 0:
+                return json.loads(message), descriptors
+            running[os.pidfd_open(pid)] = (pid, descriptors.pop())
+            for descriptor in descriptors:
+                os.close(descriptor)
+            requests.send(str(pid).encode())
+
+
+def become(request, descriptors):
+    """Makes this process one that was started so, and returns its code, file name and __main__."""
+    for number, descriptor in enumerate(descriptors[:3]):
+        os.dup2(descriptor, number)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the one of the listing is closed
+            if descriptor > 2:
+                os.close(descriptor)
+    os.chdir(request["cwd"])
+    environment = request["environment"]
+    os.environ.clear()
+    os.environ.update(environment)
+    program, *rest = request["arguments"]
+    main = types.ModuleType("__main__")
+    if program == "-c":
+        code, name, folder = rest.pop(0), "<string>", ""
+    else:
+        with open(program) as file:
+            code, name, folder = file.read(), program, os.path.dirname(os.path.abspath(program))
+        main.__file__ = program
+    sys.argv = [program, *rest]
+    sys.path[0:1] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.modules["__main__"] = main
+    return code, name, main
+
+
+if __name__ == "__main__":
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    assert len(os.listdir("/proc/self/task")) == 1, "a module has started a thread, which a fork would lose"
+    code, name, main = become(*serve(socket.socket(fileno=int(sys.argv[1]))))
+    exec(compile(code, name, "exec"), main.__dict__)
