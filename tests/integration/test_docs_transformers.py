@@ -10,6 +10,7 @@ import sys
 import pytest
 
 pytest.importorskip("transformers")
+import warm  # noqa: E402
 from ranks import PATHS  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers_cases import FIVE, Case  # noqa: E402
@@ -65,13 +66,21 @@ for wanted in ('tp_plan="auto"', 'distributed_config=DistributedConfig(tp_plan="
     PAIRS[wanted] = (2, without_ckptd(changed), changed)
 
 
-def run(group, ranks, program):
+def run(group, ranks, program, modules=()):
+    """Runs the program on each rank; with `modules`, where these are imported already."""
     store = group.run_dir / "store"
     store.unlink(missing_ok=True)
     env = {**group.environment, "CKPTD_ADDRESS": group.address("{rank}"), "HF_HUB_OFFLINE": "1",
-           "STORE": str(store), "FOUND": str(group.run_dir), "PYTHONPATH": os.pathsep.join(map(str, PATHS))}
-    running = [subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True,
-                                env={**env, "RANK": str(rank), "WORLD_SIZE": str(ranks)}) for rank in range(ranks)]
+           "STORE": str(store), "FOUND": str(group.run_dir), "PYTHONPATH": os.pathsep.join(map(str, PATHS)),
+           "OMP_NUM_THREADS": "1"}
+
+    def start(rank):
+        own = {**env, "RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        if modules:
+            return warm.spawn(["-c", program], own, modules, stderr=warm.PIPE)
+        return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, env=own)
+
+    running = [start(rank) for rank in range(ranks)]
     try:
         said = [process.communicate(timeout=240)[1] for process in running]
     finally:
@@ -103,7 +112,8 @@ def test_what_the_page_loads_before_is_what_from_pretrained_finds(start, tmp_pat
 
 def outcome(group, ranks, model, code):
     """What each rank has when `code` has run."""
-    run(group, ranks, (GROUP if ranks > 1 else "") + f"MODEL = {str(model)!r}\n" + code + REPORT)
+    program = (GROUP if ranks > 1 else "") + f"MODEL = {str(model)!r}\n" + code + REPORT
+    run(group, ranks, program, warm.TRANSFORMERS)
     return [json.loads((group.run_dir / f"found-{rank}.json").read_text()) for rank in range(ranks)]
 
 
