@@ -24,13 +24,20 @@ from ranks import outcome_of  # noqa: E402
 # Files that take longest come first: one of them that begins last is waited for alone.
 LONGEST = (
     "test_gpu_run.py",
-    "test_docs_transformers.py",
     "test_spread.py",
+    "test_docs_transformers.py",
+    "test_nccl_hosts.py",
+    "test_fsdp1.py",
     "test_foreign.py",
+    "test_main_job.py",
+    "test_load_checkpoint.py",
     "test_cuda_memory.py",
     "test_nccl.py",
+    "test_autopatch.py",
     "test_transformers.py",
-    "test_fsdp1.py",
+    "test_dying_processes.py",
+    "test_spread_lost_ranks.py",
+    "test_fsdp_matrix.py",
     "test_find_package.py",
     "test_membership_changes.py",
 )

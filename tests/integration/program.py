@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import warm
-
 
 class Program:
     """A child process that runs Python source and says each step it has reached on a line.
@@ -15,6 +13,8 @@ class Program:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         command = ["-c", source, *map(str, arguments)]
         if modules:
+            import warm  # GPU checks, which use this too, are packed without it
+
             self.process = warm.spawn(command, environment, modules, **pipes)
         else:
             self.process = subprocess.Popen([sys.executable, *command], env=environment, text=True, bufsize=1, **pipes)
