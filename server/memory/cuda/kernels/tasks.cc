@@ -139,12 +139,16 @@ struct Units {
   uint32_t end_way = 0;  // of single elements
 };
 
+// Reads that lie straight are left so from this width on: what is astray is read twice, and
+// no GPU has shown yet that it finds pinned memory in its cache the second time.
+constexpr uint64_t kStraightEnough = 8;
+
 // Units grow beyond what sources are aligned to, never beyond what targets are: those of two
 // bytes and less are not worth it.
 Units VerbatimUnits(const Alignment& all) {
   const uint64_t unit = CommonUnit(all.target | all.run);
   const uint64_t straight = CommonUnit(unit | all.source);
-  const bool astray = unit > straight && unit >= 4;
+  const bool astray = straight < kStraightEnough && unit > straight && unit >= 4;
   const uint64_t bytes = astray ? unit : straight;
   return {bytes, VerbatimWay(static_cast<uint32_t>(std::countr_zero(bytes)), astray), 0};
 }
@@ -155,14 +159,16 @@ Units CastUnits(const Alignment& all, const CastPair& cast) {
   const uint64_t to = kernels::SizeOf(cast.to);
   const auto way = [&cast](Elements elements) { return CastWay(cast.from, cast.to, elements); };
   const uint32_t single = way(all.source % from != 0 ? Elements::kAstray : Elements::kSingle);
-  if (all.target % (2 * wide * to) == 0 && all.run % (2 * wide) == 0) {
-    const bool astray = all.source % (2 * wide * from) != 0;
-    return {2 * wide, way(astray ? Elements::kWidestAstray : Elements::kWidest), single};
+  const auto fits = [&](uint64_t elements) {
+    return all.target % (elements * to) == 0 && all.run % elements == 0;
+  };
+  const auto lies_straight = [&](uint64_t elements) { return all.source % (elements * from) == 0; };
+  if (fits(2 * wide) && lies_straight(2 * wide)) return {2 * wide, way(Elements::kWidest), single};
+  const bool straight = fits(wide) && lies_straight(wide);
+  if (fits(2 * wide) && !(straight && wide * from >= kStraightEnough)) {
+    return {2 * wide, way(Elements::kWidestAstray), single};
   }
-  if (all.source % (wide * from) == 0 && all.target % (wide * to) == 0 && all.run % wide == 0) {
-    return {wide, way(Elements::kWide), single};
-  }
-  return {1, single, single};
+  return straight ? Units{wide, way(Elements::kWide), single} : Units{1, single, single};
 }
 
 // Appends elements [first, last) of `task`, which counts in elements, as units of `unit`

@@ -71,7 +71,8 @@ TEST(KernelTasks, UnitsShrinkToWhatRowsAndTargetsAllow) {
 }
 
 TEST(KernelTasks, SourcesAstrayDoNotShrinkUnits) {
-  EXPECT_EQ(WayOfRows(8, 64, 256, 64), VerbatimWay(4, true));
+  EXPECT_EQ(WayOfRows(4, 64, 256, 64), VerbatimWay(4, true));
+  EXPECT_EQ(WayOfRows(8, 64, 256, 64), VerbatimWay(3, false)) << "straight enough";
   EXPECT_EQ(WayOfRows(0, 64, 257, 64), VerbatimWay(4, true)) << "each row otherwise";
   EXPECT_EQ(WayOfRows(4, 64, 256, 72), VerbatimWay(3, true));
   EXPECT_EQ(WayOfRows(3, 60, 256, 64), VerbatimWay(2, true));
@@ -86,7 +87,8 @@ TEST(KernelTasks, CastsAreAsWideAsTheTargetAllows) {
     return static_cast<Elements>(way - CastWay(Float::kF32, Float::kBF16, Elements{}));
   };
   EXPECT_EQ(elements(16, 0), Elements::kWidest);
-  EXPECT_EQ(elements(8, 0), Elements::kWidestAstray);
+  EXPECT_EQ(elements(8, 0), Elements::kWide) << "straight enough";
+  EXPECT_EQ(elements(4, 0), Elements::kWidestAstray);
   EXPECT_EQ(elements(1, 0), Elements::kWidestAstray);
   EXPECT_EQ(elements(8, 4), Elements::kWide);
   EXPECT_EQ(elements(4, 4), Elements::kSingle);
@@ -118,12 +120,24 @@ TEST(KernelTasks, ABlockTakesItsStretchOfTheCopy) {
   AddLoop(copy, 100, 32, 16);
   // From the middle of run 3 to within the gap behind run 7.
   const auto tasks = Tasks({kBlockAt, 1000 + 3 * 32 + 8, 4 * 32 + 12}, copy);
-  ASSERT_EQ(tasks.size(), 2U) << "bytes up to the first whole unit, and units";
-  const uint64_t unit = ShapeOf(tasks[1].way).source_bytes;
-  EXPECT_EQ(tasks[0].first, 3U * 16 + 8);
-  EXPECT_EQ(tasks[0].last, tasks[1].first * unit);
-  EXPECT_EQ(tasks[1].last * unit, 8U * 16);
+  ASSERT_EQ(tasks.size(), 1U);
+  const uint64_t unit = ShapeOf(tasks[0].way).source_bytes;
+  EXPECT_EQ(tasks[0].first * unit, 3U * 16 + 8);
+  EXPECT_EQ(tasks[0].last * unit, 8U * 16);
   EXPECT_EQ(tasks[0].source, kBlockAt - 3 * 32 - 8) << "where the whole copy would begin";
+}
+
+TEST(KernelTasks, ABlockThatBeginsWithinAWideUnitBeginsWithBytes) {
+  BlockCopy copy = OneRun(Dtype::kU8, Dtype::kU8, 1000, 16);
+  AddLoop(copy, 100, 32, 16);
+  const auto tasks = Tasks({kBlockAt + 4, 1000 + 3 * 32 + 8, 4 * 32 + 12}, copy);
+  ASSERT_EQ(tasks.size(), 2U);
+  EXPECT_EQ(tasks[0].way, VerbatimWay(0, false));
+  EXPECT_EQ(tasks[0].first, 3U * 16 + 8);
+  EXPECT_EQ(tasks[0].last, 4U * 16);
+  EXPECT_EQ(tasks[1].way, VerbatimWay(4, true));
+  EXPECT_EQ(tasks[1].first, 4U);
+  EXPECT_EQ(tasks[1].last, 8U);
 }
 
 TEST(KernelTasks, ACopyMayNotLeaveItsRoom) {
