@@ -31,7 +31,8 @@ class Job:
         run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         per_rank = str(nbytes // self.ranks * 21 // 20 + (4 << 20))
         room = ("--host-tier" if self.on_gpus else "--arena", per_rank)
-        self.daemons = Daemons(arguments.binaries, run_dir, self.ranks, "--memory", place.memory, *room)
+        self.daemons = Daemons(arguments.binaries, run_dir, self.ranks, "--memory", place.memory, *room,
+                               keep=arguments.keep)
         mode = "exclusive" if self.on_gpus else "private"
         self.trainer = (arguments.trainer, self.daemons.environment, self.ranks, source, "--bytes", arguments.bytes,
                         "--device", place.device, "--mode", mode)

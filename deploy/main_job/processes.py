@@ -22,7 +22,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def until_we_end(*command) -> list:
-    """The command line of a program that does not outlive this process, however it ends."""
+    """The command line of a program that does not outlive the thread that starts it, however that ends."""
     return [sys.executable, "-c", UNTIL_WE_END, str(os.getpid()), *map(str, command)]
 
 
@@ -37,9 +37,9 @@ def free_port() -> int:
 
 
 class Daemons:
-    """`ckptd launch` with these options, in a run directory of its own."""
+    """`ckptd launch` with these options, in a run directory of its own. With `keep` they may outlive this process."""
 
-    def __init__(self, binaries, run_dir, ranks, *options):
+    def __init__(self, binaries, run_dir, ranks, *options, keep=False):
         self.binaries, self.run_dir = binaries, run_dir
         # A job of its own: daemons that an earlier run kept are left alone.
         job = f"main-{os.getpid()}"
@@ -48,7 +48,8 @@ class Daemons:
         self.environment = {**os.environ, "CKPTD_RUN_DIR": str(run_dir), "CKPTD_JOB": job,
                             "CKPTD_ADDRESS": f"unix://{run_dir}/{job}/rank-{{rank}}.sock"}
         arguments = ["launch", "--nproc", str(ranks), "--job", job, "--run-dir", str(run_dir), *options]
-        self.process = subprocess.Popen(until_we_end(binaries / "ckptd", *arguments), stdin=subprocess.DEVNULL,
+        command = [binaries / "ckptd", *arguments]
+        self.process = subprocess.Popen(command if keep else until_we_end(*command), stdin=subprocess.DEVNULL,
                                         stdout=subprocess.DEVNULL, stderr=open(self.log, "w"),
                                         start_new_session=True)
         try:

@@ -247,7 +247,8 @@ absl::Status LoadRunner::CommitAll() {
 absl::Status LoadRunner::FindGone(const absl::Status& status) {
   const bool failed = status.code() == absl::StatusCode::kUnavailable &&
                       ReasonOf(status) == reason::kNcclFailed;
-  const bool apart = !scatters_.empty() && ReasonOf(status) == reason::kRankMissing;
+  const bool apart = !scatters_.empty() && status.code() == absl::StatusCode::kDeadlineExceeded &&
+                     ReasonOf(status) == reason::kRankMissing;
   if (!failed && !apart) return status;
   std::vector<std::future<absl::Status>> probes;
   for (const auto& link : session_.links) {
@@ -263,8 +264,8 @@ absl::Status LoadRunner::FindGone(const absl::Status& status) {
   if (!apart || Clock::now() >= load_.deadline) return status;
   // Whom it misses is there: the library cannot reach what daemons reach.
   return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
-                   fmt::format("{}; all daemons answer each other, so NCCL takes another way "
-                               "that is closed: look at its interface and ports "
+                   fmt::format("{}; all daemons answer rank 0, so NCCL may take another way, that "
+                               "is closed: look at its interface and ports "
                                "(CKPTD_NCCL_SOCKET_IFNAME, firewalls), or use --comm host",
                                MessageOf(status)),
                    FactsOf(status));

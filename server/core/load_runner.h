@@ -98,7 +98,7 @@ class LoadRunner {
   // rank that does not answer leaves the group.
   absl::Status OfRank(uint32_t rank, const absl::Status& status);
   // An error of a communicator, which knows that somebody is gone or missing and not who: that of
-  // the rank that does not answer. Where all answer, ranks that miss each other have no way.
+  // the rank that does not answer. Where all answer, NCCL itself cannot connect them.
   absl::Status FindGone(const absl::Status& status);
   // When a wait for a communicator has passed its deadline: says which ranks have done fewer
   // exchanges than others, and names the rank where it is one.

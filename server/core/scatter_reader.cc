@@ -16,8 +16,11 @@ namespace {
 
 // All ranks start a library and find each other; who is dead or stands still is known sooner, by
 // heartbeats.
-std::chrono::milliseconds JoinPatience(size_t ranks) {
-  return std::chrono::seconds(30) + std::chrono::milliseconds(30) * ranks;
+// The first is first to give up: it can ask who is there, and what the others say of a
+// communicator that was given up says less.
+std::chrono::milliseconds JoinPatience(const ScatterCall& call) {
+  const std::chrono::seconds least(call.rank == 0 ? 30 : 35);
+  return least + std::chrono::milliseconds(30) * call.ranks.size();
 }
 
 }  // namespace
@@ -38,7 +41,7 @@ absl::Status CarryOut(CommKeeper& comms, const ScatterCall& call, const std::str
   const absl::StatusOr<GroupComm*> comm =
       comms.Join({call.comm_id, call.rank, call.ranks, name,
                   [&exchange] { return exchange.Interrupted(); }},
-                 std::min<Deadline>(deadline, Clock::now() + JoinPatience(call.ranks.size())));
+                 std::min<Deadline>(deadline, Clock::now() + JoinPatience(call)));
   absl::Status status = comm.status();
   if (status.ok()) {
     status = exchange.Run(**comm);

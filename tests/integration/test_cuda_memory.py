@@ -42,8 +42,8 @@ def test_trainers_take_the_memory_and_train_in_place(cuda, ranks):
     assert len(bench.fake.calls("cuMemExportToShareableHandle")) == ranks
 
 
-# An image of another kind, PTX of a newer toolkit, and a driver without a compiler for it.
-@pytest.mark.parametrize("error", [200, 222, 221])
+# An image of another kind, PTX of a newer toolkit, no compiler for it, and one that must not be used.
+@pytest.mark.parametrize("error", [200, 222, 221, 223])
 def test_a_driver_too_old_for_the_kernels_leaves_their_work_to_the_processor(cuda, error):
     bench = cuda(1, f"cuModuleLoadData error={error} role=daemon")
     assert "no copy kernels" in bench.info(0)["why"]

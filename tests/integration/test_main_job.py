@@ -79,6 +79,20 @@ def test_on_gpus_the_main_job_reads_once_copies_nothing_there_and_starts_again_w
     assert (fake.violations(), fake.held_bytes()) == ([], 0)
 
 
+def test_daemons_that_are_to_be_kept_answer_when_the_main_job_has_ended(job):
+    code, out, err = ended(job("--memory", "host", "--keep")[0])
+    [(address, pid)] = re.findall(r"^daemons kept: export CKPTD_ADDRESS='(.+)'; stop them with: kill (\d+)$", out, re.M)
+    try:
+        assert code == 0, err
+        info = subprocess.run([BINARIES / "ckptctl", "--output", "json", "list"], capture_output=True, text=True,
+                              env={**clean_environment(), "CKPTD_ADDRESS": address}, timeout=30)
+        assert info.returncode == 0 and '"ACTIVE"' in info.stdout, info.stdout + info.stderr
+    finally:
+        os.kill(int(pid), signal.SIGTERM)
+        wait_until(lambda: not os.path.exists(address.replace("{rank}", "0").removeprefix("unix://")),
+                   "the daemons to end", 30)
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_outlives_a_main_job_that_is_interrupted_or_killed(job, how):
     process, fake = job("--memory", "cuda", "--trainer", TRAINER, gpus=2)

@@ -5,7 +5,8 @@
 A server of this file has imported the modules, in one thread, and forks itself for each
 program. Whatever libraries read from the environment while they are loaded, programs of one
 server have in common. All else is as in a process of its own: descriptors, environment,
-arguments, __main__, the end of the interpreter. ckptd is never among the modules.
+arguments, __main__, the end of the interpreter; but programs of one server hash strings alike.
+ckptd is never among the modules.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ TRANSFORMERS = (*TORCH, "accelerate", "transformers", "transformers.models.llama
 AT_START = ("LD_", "OMP_", "HF_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "PYTHON")
 PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
 LARGEST = 1 << 17  # bytes of a request
-PATIENCE = 60  # seconds for a server to fork
+PATIENCE = 180  # seconds for a server to fork
 
 _servers = {}
 _lock = threading.Lock()
@@ -59,7 +60,8 @@ class Process:
 
     def send_signal(self, number):
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # its end is about to be told
+                os.kill(self.pid, number)
 
     def kill(self):
         self.send_signal(signal.SIGKILL)
@@ -126,9 +128,9 @@ def spawn(arguments, environment, modules=TORCH, stdin=DEVNULL, stdout=None, std
     descriptors = [*(end for end, _ in streams), theirs]
     try:
         with _lock:
-            if kind not in _servers:
-                _servers[kind] = _Server(modules, environment)
-            pid = _servers[kind].fork(request, descriptors)
+            server = _servers.pop(kind, None) or _Server(modules, environment)
+            pid = server.fork(request, descriptors)
+            _servers[kind] = server  # one that failed is not asked again
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -21,7 +21,8 @@ absl::Status NoKernels(const CudaDevice& device, std::string_view why) {
 bool CannotRead(CUresult result) {
   return result == CUDA_ERROR_INVALID_IMAGE || result == CUDA_ERROR_INVALID_PTX ||
          result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||
-         result == CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
+         result == CUDA_ERROR_JIT_COMPILER_NOT_FOUND ||
+         result == CUDA_ERROR_JIT_COMPILATION_DISABLED;
 }
 
 }  // namespace
@@ -48,9 +49,10 @@ absl::Status CudaKernels::LoadModule(std::span<const std::byte> image) {
   }
   if (CannotRead(loaded)) {
     return NoKernels(*device_,
-                     fmt::format("the driver cannot read them (error {}): it is older than the "
-                                 "toolkit that made them; take a newer driver, or build ckptd with "
-                                 "an older toolkit",
+                     fmt::format("the driver cannot read them (error {}): most likely it is older "
+                                 "than the toolkit that made them, or has no compiler for PTX "
+                                 "(libnvidia-ptxjitcompiler); mend that, or build ckptd for this GPU "
+                                 "with an older toolkit",
                                  static_cast<int>(loaded)));
   }
   CKPTD_RETURN_IF_ERROR(device_->Check(loaded, "loading the copy kernels"));

@@ -5,7 +5,6 @@
 #define CKPTD_TESTS_CONTRACT_COMM_COMM_CONTRACT_H_
 
 #include <gmock/gmock.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <unistd.h>
