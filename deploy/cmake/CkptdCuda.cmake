@@ -60,7 +60,8 @@ if(TARGET ckptd_cuda_headers)
         "set CKPTD_CUDA_ARCHITECTURES to some of these: ${known}")
     endif()
     list(APPEND CKPTD_NVCC_FLAGS -gencode=arch=compute_${newest},code=compute_${newest})
-    # Drivers before CUDA 12.4 cannot undo what makes images smallest, and read those of 12 else.
+    # Drivers before CUDA 12.4 cannot decompress "size", and else run what toolkits of 12 made; what
+    # those of 13 made takes a newer driver in any case.
     if(CKPTD_NVCC_RELEASE VERSION_GREATER_EQUAL 13)
       list(APPEND CKPTD_NVCC_FLAGS --compress-mode=size)
     elseif(help MATCHES "--compress-mode")

@@ -18,13 +18,15 @@ PATHS = (HERE.parents[1] / "client/python/src", HERE.parent / "python", HERE)
 def run_ranks(group, folder, world, program, arguments=(), environment=None, patience=240, modules=warm.TORCH):
     """Runs a program as each rank of a job: its folder, rank, world and `arguments` are told to it.
 
-    It begins with `modules` imported. What each said on stderr is in folder/stderr-{rank}. Who does not end in time is ended.
+    It begins with `modules` imported. What each said on stderr is in folder/stderr-{rank}. Who
+    does not end in time is ended.
     """
     env = {**group.environment, "OMP_NUM_THREADS": "1", "CKPTD_TEST_ADDRESS": group.address("{rank}"),
            "PYTHONPATH": os.pathsep.join(map(str, PATHS)), **(environment or {})}
     workers = []
     for rank in range(world):
-        mine = {**env, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+        mine = {**env, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
+                "PYTHONHASHSEED": str(rank % 2)}  # neighbours iterate over sets in different orders
         with open(folder / f"stderr-{rank}", "wb") as stderr:
             workers.append(warm.spawn([program, folder, rank, world, *arguments], mine, modules,
                                       stdout=warm.DEVNULL, stderr=stderr))

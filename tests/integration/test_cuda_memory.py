@@ -46,6 +46,8 @@ def test_trainers_take_the_memory_and_train_in_place(cuda, ranks):
 @pytest.mark.parametrize("error", [200, 222, 221, 223])
 def test_a_driver_too_old_for_the_kernels_leaves_their_work_to_the_processor(cuda, error):
     bench = cuda(1, f"cuModuleLoadData error={error} role=daemon")
+    if not bench.fake.calls("cuModuleLoadData"):
+        pytest.skip("this build has no kernels")
     assert "no copy kernels" in bench.info(0)["why"]
     assert "the processor does their work" in bench.group.log()
     with bench.trainers("shared") as trainers:

@@ -141,6 +141,32 @@ print("quiet")
     assert printed == ["quiet"] and len(before) == 1  # the daemon's own
 
 
+def test_memory_goes_later_where_another_thread_records_a_cuda_graph(run):
+    program = """
+one, two = acquire(), acquire()
+del one
+gc.collect()
+print(daemon.leases)
+del two
+gc.collect()
+daemon.wait_for(lambda: daemon.leases == 1)
+three = acquire()
+daemon.wait_for(lambda: daemon.leases == 1)
+print("two")
+del three
+gc.collect()
+daemon.wait_for(lambda: daemon.leases == 0)
+end()
+"""
+    # The first is refused, and once more when the second is dropped, which alone goes then. The
+    # fake daemon has waited once before, for its own slab.
+    printed, fake, pid = run(program, "cuCtxSynchronize nth=2 error=900", "cuCtxSynchronize nth=3 error=900")
+    assert printed == ["2", "two"]
+    waits = [line["result"] for line in fake.trace(pid) if line.get("call") == "cuCtxSynchronize"]
+    assert waits == [0, 900, 900, 0, 0, 0]
+    assert fake.leaks(pid) == 0
+
+
 def test_a_forked_child_is_told_so_and_touches_nothing(run):
     program = """
 shard = acquire()

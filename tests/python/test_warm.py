@@ -1,5 +1,6 @@
 """Programs that begin with modules imported already are like any others."""
 
+import gc
 import os
 import pathlib
 import signal
@@ -70,3 +71,13 @@ def test_a_file_is_run_as_a_file(tmp_path):
     program.write_text("import beside, sys; print(beside.name, __file__ == sys.argv[0], sys.argv[1])")
     process = warm.spawn([program, 5], ENVIRONMENT, MODULES, stdout=warm.PIPE)
     assert process.communicate(60)[0] == "beside True 5\n"
+
+
+def test_a_server_that_cannot_begin_leaves_nothing_and_is_not_asked_again():
+    before = os.listdir("/proc/self/fd")
+    for _ in range(2):
+        with pytest.raises((AssertionError, OSError)):
+            warm.spawn(["-c", ""], ENVIRONMENT, ("no_such_module",), stdin=warm.PIPE, stdout=warm.PIPE)
+    gc.collect()  # the servers' ends
+    assert os.listdir("/proc/self/fd") == before
+    assert not [kind for kind in warm._servers if "no_such_module" in kind[0]]

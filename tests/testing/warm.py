@@ -5,8 +5,8 @@
 A server of this file has imported the modules, in one thread, and forks itself for each
 program. Whatever libraries read from the environment while they are loaded, programs of one
 server have in common. All else is as in a process of its own: descriptors, environment,
-arguments, __main__, the end of the interpreter; but programs of one server hash strings alike.
-ckptd is never among the modules.
+arguments, __main__, the end of the interpreter; but programs of one server hash strings alike,
+unless PYTHONHASHSEED gives them servers of their own. ckptd is never among the modules.
 """
 
 import contextlib
@@ -120,7 +120,8 @@ def _ends(how, default, theirs_reads):
 
 def spawn(arguments, environment, modules=TORCH, stdin=DEVNULL, stdout=None, stderr=None):
     """Runs `python *arguments`, a file or -c and code, where the modules are imported. A Process."""
-    request = json.dumps({"arguments": list(map(str, arguments)), "environment": environment, "cwd": os.getcwd()}).encode()
+    asked = {"arguments": list(map(str, arguments)), "environment": environment, "cwd": os.getcwd()}
+    request = json.dumps(asked).encode()
     assert len(request) <= LARGEST, f"a request of {len(request)} bytes"
     kind = (modules, *sorted((k, v) for k, v in environment.items() if k.startswith(AT_START)))
     streams = [_ends(stdin, 0, True), _ends(stdout, 1, False), _ends(stderr, 2, False)]
@@ -131,6 +132,11 @@ def spawn(arguments, environment, modules=TORCH, stdin=DEVNULL, stdout=None, std
             server = _servers.pop(kind, None) or _Server(modules, environment)
             pid = server.fork(request, descriptors)
             _servers[kind] = server  # one that failed is not asked again
+    except BaseException:
+        os.close(status)
+        for file in filter(None, (file for _, file in streams)):
+            file.close()
+        raise
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -78,6 +78,7 @@ class _Allocation:
 
 _kept = []  # leases of memory that could not be given back: the end of the process ends them
 _postponed = []  # _Held of tensors that went while a CUDA graph was recorded
+_RECORDED = range(900, 909)  # CUDA_ERROR_STREAM_CAPTURE_*: another thread, or another library, records one
 
 
 def _recording() -> bool:
@@ -87,9 +88,9 @@ def _recording() -> bool:
 
 
 def _give_back_postponed() -> None:
-    while _postponed and not _recording():
+    for _ in range(len(_postponed)):  # once each: some may be postponed again
         with contextlib.suppress(IndexError):  # another thread was quicker
-            _postponed.pop().give_back()
+            _postponed.pop(0).free()
 
 
 class _Held:
@@ -102,19 +103,27 @@ class _Held:
 
     def give_back(self) -> None:
         """Runs in any thread. Errors stay quiet: a driver that fails here has let go already."""
+        _give_back_postponed()
+        self.free()
+
+    def free(self) -> None:
+        """As give_back, of this alone. While a graph is recorded, left to whoever maps or drops memory next."""
         if os.getpid() != self.pid:
             return  # a forked child: all of it is the parent's
-        if _recording():
-            _postponed.append(self)  # for whoever maps or drops memory next
-            return
-        _give_back_postponed()
+        recorded, freed = _recording(), False
         # Kernels that were launched may still use the memory, and unmapping does not wait.
         # Where the context cannot even be waited for, the end of the process frees it.
-        freed = False
-        with contextlib.suppress(Error), self.context:
-            self.context.ask(driver().cuCtxSynchronize(), "waiting for its work")
-            self.allocation.free()
-            freed = True
+        with contextlib.suppress(Error), contextlib.nullcontext() if recorded else self.context:
+            if not recorded:
+                waited = driver().cuCtxSynchronize()
+                recorded = int(waited[0]) in _RECORDED
+            if not recorded:
+                self.context.ask(waited, "waiting for its work")
+                self.allocation.free()
+                freed = True
+        if recorded:
+            _postponed.append(self)
+            return
         self.context.release()
         if self.lease is not None and (freed or not self.needs_lease):
             self.lease.close()
