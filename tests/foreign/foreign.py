@@ -59,6 +59,7 @@ def run(suite, options):
 def report(native, ours, loads, refused):
     """Prints the table; 1 for a test that is lost, or when nothing was compared, else 0."""
     native = {name: kind for name, (kind, _) in native.items()}
+    said = {name: text for name, (_, text) in ours.items()}
     ours = {name: "refused" if kind == "failed" and is_refused(name, text, refused) else kind
             for name, (kind, text) in ours.items()}
     print(f"{'':10}{'native':>8}{'ckptd':>8}")
@@ -76,6 +77,9 @@ def report(native, ours, loads, refused):
         wrong.append("no test passed natively, or none reached the daemon, so nothing was compared")
     for line in wrong:
         print(line)
+        why = said.get(line.rpartition(": ")[2])
+        if why:
+            print(why[-2000:])
     return 1 if wrong else 0
 
 
@@ -136,7 +140,7 @@ def outcomes(tests, arguments, environment):
         xml = pathlib.Path(folder) / "report.xml"
         (pathlib.Path(folder) / "tests" / "data").mkdir(parents=True)  # where some of safetensors' write
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "same_numbers",
              "--continue-on-collection-errors", f"--junit-xml={xml}", f"--rootdir={tests}",
              *arguments],
             cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)

@@ -74,10 +74,11 @@ def test_a_file_is_run_as_a_file(tmp_path):
 
 
 def test_a_server_that_cannot_begin_leaves_nothing_and_is_not_asked_again():
-    before = os.listdir("/proc/self/fd")
+    gc.collect()  # what earlier tests left
+    before = set(os.listdir("/proc/self/fd"))
     for _ in range(2):
         with pytest.raises((AssertionError, OSError)):
             warm.spawn(["-c", ""], ENVIRONMENT, ("no_such_module",), stdin=warm.PIPE, stdout=warm.PIPE)
     gc.collect()  # the servers' ends
-    assert os.listdir("/proc/self/fd") == before
+    assert set(os.listdir("/proc/self/fd")) <= before
     assert not [kind for kind in warm._servers if "no_such_module" in kind[0]]
