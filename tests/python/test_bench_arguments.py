@@ -1,5 +1,6 @@
 """What the benchmark is asked for is checked before it builds or starts anything."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import pytest
 
 BENCH = pathlib.Path(__file__).resolve().parents[1] / "bench"
 LOAD = BENCH / "load"
+sys.path.append(str(BENCH.parent / "testing"))
+import warm  # noqa: E402
 
 SHARED = [
     (["--rounds", "0"], "'0' is no number of 1 or more"),
@@ -33,21 +36,26 @@ def shown(value):
     return (value if isinstance(value, str) else " ".join(value))[:20]
 
 
+def run(program, *arguments):
+    """(how it ended, what it said)."""
+    process = warm.spawn([LOAD / f"{program}.py", *arguments], {**os.environ, "OMP_NUM_THREADS": "1"},
+                         stdout=warm.PIPE, stderr=warm.PIPE)
+    printed, errors = process.communicate(60)
+    return process.returncode, printed + errors
+
+
 @pytest.mark.parametrize(("program", "arguments", "sentence"), WRONG, ids=shown)
 def test_a_wrong_argument_is_told_at_once(program, arguments, sentence):
-    answer = subprocess.run([sys.executable, str(LOAD / f"{program}.py"), *arguments], capture_output=True, text=True,
-                            timeout=60)
-    assert answer.returncode == 2
-    assert sentence in answer.stderr
-    assert "Traceback" not in answer.stderr
+    status, said = run(program, *arguments)
+    assert status == 2
+    assert sentence in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("program", ["main", "pretrained"])
 def test_arguments_can_be_checked_alone(program, tmp_path):
     folder = tmp_path / "made"
-    answer = subprocess.run([sys.executable, str(LOAD / f"{program}.py"), "--directory", str(folder),
-                             "--check-arguments"], capture_output=True, text=True, timeout=60)
-    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "", "")
+    assert run(program, "--directory", folder, "--check-arguments") == (0, "")
     assert list(folder.iterdir()) == []
 
 

@@ -45,8 +45,9 @@ def run(tmp_path, source):
         folder = tmp_path / "daemon"
         folder.mkdir()
         path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "client/python/src")])
-        # gRPC has something to say about forks; this package refuses calls after one anyway.
-        quiet = {"PYTHONPATH": path, "GRPC_ENABLE_FORK_SUPPORT": "0"}
+        # gRPC has something to say about forks (this package refuses calls after one anyway) and,
+        # now and then, about a server that ends.
+        quiet = {"PYTHONPATH": path, "GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
         child = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + program, str(folder), source[0], mode],
             env={**os.environ, **fake.environment(), **quiet},

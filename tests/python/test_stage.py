@@ -81,18 +81,19 @@ def test_nothing_can_change_what_the_daemons_read(staged):
     os.close(fd)
 
 
-def joined():
-    """Waits for what close() left to a thread."""
-    for thread in set(threading.enumerate()) - {threading.main_thread()}:
+def closed(file):
+    """Closes it, and waits for what that leaves to a thread."""
+    others = set(threading.enumerate())
+    file.close()
+    for thread in set(threading.enumerate()) - others:
         thread.join(10)
 
 
 def test_its_memory_is_gone_when_it_is_closed(staged):
     file = staged({"a": torch.ones(4)})
     path = file.path
+    closed(file)
     file.close()
-    file.close()
-    joined()
     assert not os.path.exists(path)
 
 

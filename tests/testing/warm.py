@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import types
 
 TORCH = (
@@ -34,6 +35,10 @@ PATIENCE = 180  # seconds for a server to fork
 
 _servers = {}
 _lock = threading.Lock()
+
+
+def _left(deadline):
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 class Process:
@@ -67,23 +72,26 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout=None):
-        """(all of stdout, all of stderr), of which one at most is a pipe, once the program has ended."""
+        """(all of stdout, all of stderr), None for what is no pipe, once the program has ended."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         if self.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.stdin.close()
-        said = [None, None]
+        said = {}
 
-        def read():
-            for i, pipe in enumerate((self.stdout, self.stderr)):
-                said[i] = pipe and pipe.read()
+        def read(pipe):
+            said[pipe] = pipe.read()
 
-        reader = threading.Thread(target=read, daemon=True)
-        reader.start()
-        reader.join(timeout)
-        if reader.is_alive():
-            raise subprocess.TimeoutExpired(self.args, timeout)
-        self.wait(timeout)
-        return tuple(said)
+        pipes = [pipe for pipe in (self.stdout, self.stderr) if pipe is not None]
+        readers = [threading.Thread(target=read, args=[pipe], daemon=True) for pipe in pipes]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(_left(deadline))
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout)
+        self.wait(_left(deadline))
+        return said.get(self.stdout), said.get(self.stderr)
 
 
 class _Server:
