@@ -5,6 +5,7 @@ import time
 
 import torch
 from group import save_in_files, wait_until
+from shard_bytes import wrong_tensors
 
 NCCL = ("--comm", "nccl")
 HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
@@ -31,8 +32,10 @@ def sample(folder, rows=257, count=12, files=5):
     return save_in_files(folder / "n", state, files), state
 
 
-def load(bench, source, layout, *options):
-    """Loads and verifies on every rank; the checkpoint, as rank 0 shows it."""
+def load(bench, source, layout, *options, dtype=""):
+    """Loads, and looks that every rank has the source's bytes; the checkpoint, as rank 0 shows it."""
+    if dtype:
+        options = (*options, "--dtype", {"bfloat16": "BF16"}[dtype])
     answer = bench.group.ctl("load", source, "--layout", layout, *options)
     assert answer.returncode == 0, f"{answer.stderr}\n{bench.group.log()}"
     loaded = json.loads(answer.stdout)
@@ -40,6 +43,7 @@ def load(bench, source, layout, *options):
     for rank in range(bench.group.ranks):
         wait_until(lambda rank=rank: bench.group.json("get", name, rank=rank)["state"] == "ACTIVE", "the load to end", 10)
         assert bench.group.json("verify", name, rank=rank)["mismatched"] == []
+    assert wrong_tensors(bench, source, name, layout, dtype) == []
     return bench.group.json("get", name)
 
 

@@ -34,8 +34,8 @@ def test_nothing_is_sent_or_published_before_the_gpu_has_done_its_work(cuda, tmp
     """What is queued on a stream runs late: who does not wait for it sends, casts or verifies what was there before."""
     bench = cuda(3, daemon=(*NCCL, "--reader", reader), nccl={}, gpus={"lazy": 1})
     source, state = sample(tmp_path, rows=2570)
-    for options in ((), ("--dtype", "BF16")):
-        load(bench, source, layout, *options)
+    for dtype in ("", "bfloat16"):
+        load(bench, source, layout, dtype=dtype)
     assert exchanged(bench, "ncclSend") or exchanged(bench, "ncclBroadcast")
 
 
