@@ -1,5 +1,6 @@
 #include "server/core/comm_keeper.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/logging.h"
@@ -13,16 +14,25 @@ constexpr std::chrono::seconds kClosePatience{8};
 
 }  // namespace
 
-absl::StatusOr<std::string> CommKeeper::NewId() {
-  if (comms_ != nullptr) return comms_->MakeId();
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
-                   "making a communicator: " + why_none_);
+absl::StatusOr<std::string> CommKeeper::IdFor(uint64_t epoch, const std::vector<uint32_t>& ranks,
+                                              const std::vector<std::string>& held) {
+  if (comms_ == nullptr) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
+                     "making a communicator: " + why_none_);
+  }
+  if (std::exchange(made_in_, epoch) != epoch) made_.clear();
+  std::string& id = made_[ranks];
+  const bool held_by_all = std::all_of(held.begin(), held.end(),
+                                       [&](const std::string& one) { return one == id; });
+  if (id.empty() || !held_by_all) {
+    CKPTD_ASSIGN_OR_RETURN(id, comms_->MakeId());
+  }
+  return id;
 }
 
-absl::StatusOr<std::string> CommKeeper::IdFor(const std::string& members) {
-  if (held_ != nullptr && members == members_) return id_;
-  members_ = members;
-  return NewId();
+void CommKeeper::Drop() {
+  held_.reset();
+  made_.clear();
 }
 
 absl::StatusOr<GroupComm*> CommKeeper::Join(GroupCommOptions options,

@@ -3,8 +3,11 @@
 #ifndef CKPTD_SERVER_CORE_COMM_KEEPER_H_
 #define CKPTD_SERVER_CORE_COMM_KEEPER_H_
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -26,15 +29,16 @@ class CommKeeper {
   void Distrust(uint64_t epoch) { distrusted_ = epoch; }
   bool Trusted(uint64_t epoch) const { return distrusted_ != epoch; }
 
-  // The leader's: the id of the communicator it holds for `members`, a text that names their
-  // processes, or of a new one.
-  absl::StatusOr<std::string> IdFor(const std::string& members);
-  // The id of a communicator that this daemon does not join.
-  absl::StatusOr<std::string> NewId();
+  // Of the communicator that is held, as its id; empty: none.
+  std::string held_id() const { return held_ == nullptr ? "" : id_; }
+  // The leader's: the id of the communicator of these ranks, in this order. `held`: what each of
+  // them holds. One that all hold and that was made for just them goes on, else they join a new one.
+  absl::StatusOr<std::string> IdFor(uint64_t epoch, const std::vector<uint32_t>& ranks,
+                                    const std::vector<std::string>& held);
   // The one with that id, joined if it is not held yet; it belongs to this.
   absl::StatusOr<GroupComm*> Join(GroupCommOptions options, GroupComm::Deadline deadline);
-  // Gives up the one that is held: others may not have it any more.
-  void Drop() { held_.reset(); }
+  // Gives up the one that is held, and those of others: not all of them may have theirs any more.
+  void Drop();
   // What it was joined for has ended so. After an error it is of no more use.
   void Done(const absl::Status& status);
 
@@ -43,8 +47,10 @@ class CommKeeper {
   const std::string why_none_;
   const bool keep_;
   uint64_t distrusted_ = 0;  // epochs begin at 1
+  // The leader's: ids by the ranks they were made for, in this epoch.
+  std::map<std::vector<uint32_t>, std::string> made_;
+  uint64_t made_in_ = 0;
   std::string id_;
-  std::string members_;
   std::unique_ptr<GroupComm> held_;
 };
 

@@ -145,6 +145,7 @@ struct PrepareReply {
   std::string device;  // UUID of the GPU whose memory it is; empty: host memory
   std::string communicator;     // what this rank can join, "NCCL 2.30.7"; empty: none
   std::string no_communicator;  // why none
+  std::string communicator_id;  // of the one it is in, kept from an earlier load; empty: none
 };
 
 struct CommitCall {

@@ -110,10 +110,14 @@ absl::Status LoadRunner::PlanScatters(const std::vector<ReaderShare>& shares,
 absl::Status LoadRunner::PlanScatter(const ReaderShare& share,
                                      const std::vector<uint32_t>& ranks) {
   ScatterCall call;
-  const bool ours = std::count(ranks.begin(), ranks.end(), 0) > 0;
-  const std::string members = fmt::format("{}: {}", session_.epoch, fmt::join(ranks, ", "));
-  CKPTD_ASSIGN_OR_RETURN(call.comm_id, ours ? parts_.peers.comms.IdFor(members)
-                                            : parts_.peers.comms.NewId());
+  CommKeeper& comms = parts_.peers.comms;
+  std::vector<std::string> held;
+  if (std::count(ranks.begin(), ranks.end(), 0) > 0) held.push_back(comms.held_id());
+  for (const Participant& participant : participants_) {
+    const bool member = std::count(ranks.begin(), ranks.end(), participant.rank) > 0;
+    if (member && participant.rank != 0) held.push_back(participant.reply.communicator_id);
+  }
+  CKPTD_ASSIGN_OR_RETURN(call.comm_id, comms.IdFor(session_.epoch, ranks, held));
   call.ranks = ranks;
   for (uint32_t rank = 0; rank < (share.parts > 1 ? ranks.size() : 1); ++rank) {
     call.readers.push_back(rank);

@@ -98,8 +98,11 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
   }
   reply.owned_segments = backend_.OwnedSegments();
   reply.device = backend_.device();
-  reply.communicator = options_.communicator;
-  reply.no_communicator = options_.no_communicator;
+  if (options_.comms != nullptr) {
+    reply.communicator = options_.comms->version();
+    reply.no_communicator = options_.comms->why_none();
+    reply.communicator_id = options_.comms->held_id();
+  }
   return reply;
 }
 

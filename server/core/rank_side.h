@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "server/core/catalog.h"
+#include "server/core/comm_keeper.h"
 #include "server/core/domain.h"
 #include "server/core/host_tier.h"
 #include "server/core/incoming.h"
@@ -26,8 +27,7 @@ class RankSide {
     uint32_t rank = 0;
     std::string memory_endpoint;  // where the leader fetches our descriptors
     HostTier* host_tier = nullptr;  // outlives this; null: none
-    std::string communicator = {};     // as PrepareReply
-    std::string no_communicator = {};
+    const CommKeeper* comms = nullptr;  // outlives this; null: none
   };
   RankSide(Catalog& catalog, MemoryBackend& backend, Options options)
       : catalog_(catalog), backend_(backend), options_(std::move(options)) {}

@@ -130,6 +130,7 @@ v1::PrepareResponse ToProto(const PrepareReply& reply) {
   out.set_device_uuid(reply.device);
   out.set_communicator(reply.communicator);
   out.set_no_communicator(SendableText(reply.no_communicator));
+  out.set_communicator_id(reply.communicator_id);
   return out;
 }
 
@@ -145,6 +146,7 @@ PrepareReply FromProto(const v1::PrepareResponse& response) {
   reply.device = response.device_uuid();
   reply.communicator = response.communicator();
   reply.no_communicator = response.no_communicator();
+  reply.communicator_id = response.communicator_id();
   return reply;
 }
 

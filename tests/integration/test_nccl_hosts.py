@@ -38,6 +38,18 @@ def test_trainers_of_both_hosts_get_the_bytes_that_pytorch_would_have_given_them
     assert exchanged(bench), "nothing travelled by NCCL"
 
 
+def test_communicators_that_the_leader_is_not_in_are_kept_too_until_somebody_comes_back_without(spread, tmp_path):
+    bench = spread("--reader", "per_node")
+    source, _ = sample(tmp_path, count=2)
+    for _ in range(3):
+        load(bench, source, "fsdp:4")
+        bench.unload()
+    assert len(exchanged(bench, "ncclCommInitRankConfig")) == 4  # two on each host
+    bench.group.restart(3)
+    load(bench, source, "fsdp:4")
+    assert len(exchanged(bench, "ncclCommInitRankConfig")) == 8  # the group has changed
+
+
 # Each reader would have to reach every rank, and cannot map those of the other host.
 @pytest.mark.parametrize("reader, taken", [("rank0", True), ("per_node", False), ("all", True)])
 def test_left_to_themselves_daemons_of_two_hosts_take_nccl_for_what_they_cannot_map(spread, reader, taken):

@@ -295,29 +295,48 @@ TEST(CommKeeper, GoesOnWithACommunicatorUntilItsMembersChangeOrItFails) {
   CommsWorld wires;
   CommsInProcess comms(wires);
   CommKeeper keeper(&comms, "", /*keep=*/true);
-  const auto use = [&](const std::string& members, const absl::Status& end) {
+  const auto use = [&](uint64_t epoch, const std::vector<uint32_t>& ranks, const absl::Status& end) {
     GroupCommOptions options;
-    options.id = keeper.IdFor(members).value();
+    options.id = keeper.IdFor(epoch, ranks, {keeper.held_id()}).value();
     ASSERT_OK(keeper.Join(options, Clock::now()).status());
     keeper.Done(end);
   };
-  use("a", absl::OkStatus());
-  use("a", absl::OkStatus());
+  use(1, {0, 1}, absl::OkStatus());
+  use(1, {0, 1}, absl::OkStatus());
   EXPECT_EQ(comms.joined, 1u);
-  use("b", absl::OkStatus());
+  use(1, {0, 1, 2}, absl::OkStatus());
   EXPECT_EQ(comms.joined, 2u);
-  use("b", absl::CancelledError("it failed"));
-  use("b", absl::OkStatus());
+  use(2, {0, 1, 2}, absl::OkStatus());
   EXPECT_EQ(comms.joined, 3u);
-  keeper.Drop();
-  use("b", absl::OkStatus());
+  use(2, {0, 1, 2}, absl::CancelledError("it failed"));
+  use(2, {0, 1, 2}, absl::OkStatus());
   EXPECT_EQ(comms.joined, 4u);
+  keeper.Drop();
+  use(2, {0, 1, 2}, absl::OkStatus());
+  EXPECT_EQ(comms.joined, 5u);
+}
+
+TEST(CommKeeper, OfOthersGoesOnOnlyWithACommunicatorThatAllOfThemHoldAndThatWasMadeForThem) {
+  CommsWorld wires;
+  CommsInProcess comms(wires);
+  CommKeeper keeper(&comms, "", /*keep=*/true);
+  const std::string id = keeper.IdFor(1, {2, 3}, {"", ""}).value();
+  EXPECT_EQ(keeper.IdFor(1, {2, 3}, {id, id}).value(), id);
+  EXPECT_NE(keeper.IdFor(1, {2, 4}, {id, id}).value(), id);
+  EXPECT_EQ(keeper.IdFor(1, {2, 3}, {id, id}).value(), id);
+  const std::string next = keeper.IdFor(1, {2, 3}, {id, ""}).value();
+  EXPECT_NE(next, id);
+  EXPECT_NE(keeper.IdFor(1, {2, 3}, {id, id}).value(), id);
+  const std::string last = keeper.IdFor(1, {2, 3}, {}).value();
+  keeper.Drop();
+  EXPECT_NE(keeper.IdFor(1, {2, 3}, {last, last}).value(), last);
+  EXPECT_EQ(keeper.held_id(), "");
 }
 
 TEST(CommKeeper, WithoutALibrarySaysWhy) {
   CommKeeper keeper(nullptr, "there is no GPU here", true);
   EXPECT_EQ(keeper.version(), "");
-  EXPECT_THAT(keeper.IdFor("a"), FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNoNccl));
+  EXPECT_THAT(keeper.IdFor(1, {0, 1}, {}), FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNoNccl));
   EXPECT_THAT(keeper.Join({}, Clock::now()), Says("there is no GPU here"));
 }
 

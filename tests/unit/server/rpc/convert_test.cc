@@ -187,6 +187,9 @@ TEST(ConvertPrepare, KeepsTheReply) {
   reply.segments = {{1, 100}, {2, 50}};
   reply.memory_endpoint = "/run/x";
   reply.owned_segments = {1, 2, 3};
+  reply.communicator = "NCCL 2.30.7";
+  reply.no_communicator = "none";
+  reply.communicator_id = std::string("\0\xff", 2);
   const PrepareReply back = FromProto(ToProto(reply));
   EXPECT_TRUE(back.resident);
   EXPECT_EQ(back.rank_digest, 5u);
@@ -195,6 +198,9 @@ TEST(ConvertPrepare, KeepsTheReply) {
   EXPECT_EQ(back.segments[1].bytes, 50u);
   EXPECT_EQ(back.memory_endpoint, "/run/x");
   EXPECT_EQ(back.owned_segments, reply.owned_segments);
+  EXPECT_EQ(back.communicator, reply.communicator);
+  EXPECT_EQ(back.no_communicator, reply.no_communicator);
+  EXPECT_EQ(back.communicator_id, reply.communicator_id);
 }
 
 TEST(ConvertCommit, KeepsTheCallAndItsProgress) {
