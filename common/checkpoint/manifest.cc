@@ -7,10 +7,10 @@
 #include <numeric>
 #include <set>
 #include <span>
-#include <system_error>
 #include <thread>
 #include <utility>
 
+#include "common/base/at_once.h"
 #include "common/base/digest.h"
 #include "common/base/mutex.h"
 #include "common/base/posix.h"
@@ -38,14 +38,7 @@ class TensorReader {
   }
 
   absl::StatusOr<std::vector<uint64_t>> Run(unsigned threads) {
-    std::vector<std::thread> readers;
-    try {
-      for (unsigned i = 1; i < threads; ++i) readers.emplace_back([this] { Read(); });
-    } catch (const std::system_error&) {
-      // Fewer will do: this one reads as well.
-    }
-    Read();
-    for (std::thread& reader : readers) reader.join();
+    AtOnce(std::max(threads, 1U), threads, [this](size_t) { Read(); });
     MutexLock lock(mutex_);
     CKPTD_RETURN_IF_ERROR(error_);
     return std::move(digests_);

@@ -67,15 +67,19 @@ std::optional<Catalog::Match> Catalog::FindMatch(const LoadRequest& request) con
 }
 
 std::vector<std::string> Catalog::NearMiss(const LoadRequest& request) const {
-  MutexLock lock(mutex_);
-  const Entry* best = nullptr;
-  for (const auto& [name, entry] : entries_) {
-    if (entry.request.source != request.source) continue;
-    if (entry.info.state != CheckpointState::kActive) continue;
-    if (best == nullptr || entry.info.created > best->info.created) best = &entry;
+  LoadRequest nearest;
+  {
+    MutexLock lock(mutex_);
+    const Entry* best = nullptr;
+    for (const auto& [name, entry] : entries_) {
+      if (entry.request.source != request.source) continue;
+      if (entry.info.state != CheckpointState::kActive) continue;
+      if (best == nullptr || entry.info.created > best->info.created) best = &entry;
+    }
+    if (best == nullptr) return {};
+    nearest = best->request;
   }
-  if (best == nullptr) return {};
-  std::vector<std::string> fields = DifferingFields(request, best->request);
+  std::vector<std::string> fields = DifferingFields(request, nearest);
   if (fields.empty()) fields.emplace_back("files");
   return fields;
 }
@@ -86,6 +90,7 @@ uint64_t Catalog::Tick() const {
 }
 
 void Catalog::Begin(const std::string& name, const LoadRequest& request, uint64_t since) {
+  const uint64_t digest = RequestDigest(request);  // of many tensors, which takes long
   MutexLock lock(mutex_);
   const Entry* existing = Find(name);
   if (existing != nullptr) {
@@ -104,7 +109,7 @@ void Catalog::Begin(const std::string& name, const LoadRequest& request, uint64_
   entry.info.created = std::chrono::system_clock::now();
   entry.info.layout = DescribeLayout(request);
   entry.request = request;
-  entry.request_digest = RequestDigest(request);
+  entry.request_digest = digest;
   entry.load_key = LoadKey(request);
   entry.generation = ++ticks_;
   if (const auto aborted = aborted_.find(name); aborted != aborted_.end()) {

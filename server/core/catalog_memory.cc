@@ -154,7 +154,7 @@ absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall
   entry->info.plan_digest = call.plan_digest;
   entry->info.epoch = call.epoch;
   entry->info.source_identity = IdentityOf(call.index->files);
-  std::vector<uint64_t> facts = {RequestDigest(entry->request), entry->info.source_identity};
+  std::vector<uint64_t> facts = {entry->request_digest, entry->info.source_identity};
   for (const SourceFile& file : call.index->files) facts.push_back(file.device);
   entry->info.identity = CombineDigests(facts);
   entry->files = call.index->files;

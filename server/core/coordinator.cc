@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/base/at_once.h"
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -162,20 +163,20 @@ void Coordinator::Stop() {
   changed_.NotifyAll();
 }
 
-absl::StatusOr<bool> Coordinator::CanReuse(uint32_t rank, const LoadRequest& request) {
-  const auto files = rounds_.FilesToCheck(rank, request);
-  if (!files.has_value()) return CheckSource(rank, request);
+absl::StatusOr<bool> Coordinator::CanReuse(const Proposal& proposal) {
+  const auto files = rounds_.FilesToCheck(proposal);
+  if (!files.has_value()) return CheckSource(proposal);
   const absl::Status status =
-      parts_.lookups.CheckFiles(request.source, *files, Clock::now() + kLookupDeadline);
+      parts_.lookups.CheckFiles(proposal.request.source, *files, Clock::now() + kLookupDeadline);
   if (!SaysWhether(status)) return status;
   return status.ok();
 }
 
-absl::StatusOr<bool> Coordinator::CheckSource(uint32_t rank, const LoadRequest& request) {
+absl::StatusOr<bool> Coordinator::CheckSource(const Proposal& proposal) {
   // A load by rank begins when all have stated theirs: a mistyped path would wait for that.
-  if (!IsRankForm(request) || !rounds_.IsNew(rank, request)) return true;
+  if (!IsRankForm(proposal.request) || !rounds_.IsNew(proposal)) return true;
   const absl::Status exists =
-      parts_.lookups.CheckFiles(request.source, {}, Clock::now() + kExistsDeadline);
+      parts_.lookups.CheckFiles(proposal.request.source, {}, Clock::now() + kExistsDeadline);
   if (exists.code() == absl::StatusCode::kNotFound) return exists;
   return true;  // and what else is wrong with it, the load says
 }
@@ -183,20 +184,21 @@ absl::StatusOr<bool> Coordinator::CheckSource(uint32_t rank, const LoadRequest& 
 absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadRequest& request) {
   CKPTD_RETURN_IF_ERROR(
       CheckRequest(request, rank, static_cast<uint32_t>(parts_.membership.Members().size())));
+  const Proposal proposal(rank, request);
   const Deadline deadline = Clock::now() + kEndingDeadline;
   LeaveBehind();
   std::optional<std::string> name;
   uint64_t since = 0;
   while (!name.has_value()) {
-    if (!rounds_.WaitWhileEnding(rank, request, deadline)) {
+    if (!rounds_.WaitWhileEnding(proposal, deadline)) {
       return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                        fmt::format("loading {}: its load of just now is still being published; try "
                                    "again",
                                    request.source));
     }
-    CKPTD_ASSIGN_OR_RETURN(const bool reuse, CanReuse(rank, request));
+    CKPTD_ASSIGN_OR_RETURN(const bool reuse, CanReuse(proposal));
     since = parts_.catalog.Tick();
-    name = rounds_.Propose(rank, request, reuse, Clock::now());
+    name = rounds_.Propose(proposal, reuse, Clock::now());
   }
   if (rank == 0) parts_.catalog.Begin(*name, request, since);
   MutexLock lock(mutex_);
@@ -410,17 +412,12 @@ void Coordinator::ShowWaiting() {
 
 void Coordinator::AbortEverywhere(const std::string& name, const absl::Status& why) {
   parts_.catalog.Fail(name, why);
-  std::vector<std::future<absl::Status>> calls;
-  for (const auto& link : parts_.membership.Links()) {
-    calls.push_back(std::async(std::launch::async, [link, &name, &why] {
-      return link->Abort(name, why, Clock::now() + kAbortDeadline);
-    }));
-  }
-  for (auto& call : calls) {
+  const auto links = parts_.membership.Links();
+  AtOnce(links.size(), kMostCalls, [&](size_t i) {
     // A member that cannot be told is dropped by its silence and fails its loads itself.
-    const absl::Status status = call.get();
+    const absl::Status status = links[i]->Abort(name, why, Clock::now() + kAbortDeadline);
     if (!status.ok()) Log(LogLevel::kWarn, "{}: telling a rank: {}", name, MessageOf(status));
-  }
+  });
 }
 
 }  // namespace ckptd

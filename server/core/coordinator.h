@@ -57,9 +57,9 @@ class Coordinator {
 
  private:
   // Whether the files of the checkpoint that this request would join are unchanged.
-  absl::StatusOr<bool> CanReuse(uint32_t rank, const LoadRequest& request);
+  absl::StatusOr<bool> CanReuse(const Proposal& proposal);
   // True; NotFound for the first statement of a source that is not there.
-  absl::StatusOr<bool> CheckSource(uint32_t rank, const LoadRequest& request);
+  absl::StatusOr<bool> CheckSource(const Proposal& proposal);
   void Loop();
   void Tick();
   // Lets go of what ranks that left the group had: their memory, their shards.

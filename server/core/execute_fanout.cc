@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/base/at_once.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 
@@ -28,7 +29,13 @@ ExecuteFanout::ExecuteFanout(std::vector<Member> members, Load load,
     }
     streams_.push_back(std::move(stream).value());
   }
-  ticker_ = std::thread([this] { Tick(); });
+  auto ticker = StartThread("telling ranks that their part begins", [this] { Tick(); });
+  if (ticker.ok()) {
+    ticker_ = *std::move(ticker);
+    return;
+  }
+  MutexLock lock(mutex_);
+  broken_ = ticker.status();
 }
 
 ExecuteFanout::~ExecuteFanout() { Stop(); }
@@ -68,11 +75,17 @@ ExecuteFanout::Failure ExecuteFanout::Finish() {
   Stop();
   if (auto early = broken(); !early.second.ok()) return early;
   Answers answers;
+  Failure first;
   for (const auto& stream : streams_) {
     ExecuteStream* const raw = stream.get();
-    answers.push_back(std::async(std::launch::async, [raw] { return raw->Finish(); }));
+    auto answer = Async("waiting for a rank's part", [raw] { return raw->Finish(); });
+    if (!answer.ok()) {
+      first.second = answer.status();
+      break;
+    }
+    answers.push_back(*std::move(answer));
   }
-  Failure first;
+  if (!first.second.ok()) AbortOthers({}, first.second);
   Clock::time_point moved = Clock::now();
   for (size_t left = answers.size(); left > 0;) {
     const Progress progress = progress_();  // of the members that still read
@@ -126,11 +139,11 @@ ExecuteFanout::Failure ExecuteFanout::StandsStill(const Answers& answers) const 
 // Who still works for nothing stops then, and answers.
 void ExecuteFanout::AbortOthers(std::optional<size_t> failed, const absl::Status& why) {
   if (load_.failing) load_.failing();
-  for (size_t i = 0; i < members_.size(); ++i) {
-    if (i == failed || !members_[i].works()) continue;
+  AtOnce(members_.size(), kMostCalls, [&](size_t i) {
+    if (i == failed || !members_[i].works()) return;
     // Who cannot be told is about to be dropped, which ends its stream.
     members_[i].link->Abort(load_.name, why, Clock::now() + kAbortDeadline).IgnoreError();
-  }
+  });
 }
 
 }  // namespace ckptd

@@ -23,6 +23,9 @@
 
 namespace ckptd {
 
+// Calls to ranks at once, each of which holds a thread.
+constexpr size_t kMostCalls = 512;
+
 // The leader's half of one member's Execute call. One thread.
 class ExecuteStream {
  public:

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <future>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/base/at_once.h"
 #include "common/base/digest.h"
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
@@ -174,16 +174,12 @@ PrepareCall LoadRunner::CallFor(const Participant& participant) const {
 }
 
 absl::Status LoadRunner::ForEach(const std::function<absl::Status(Participant&)>& act) {
-  // Own part on this thread, the others' beside it.
-  std::vector<std::future<absl::Status>> calls;
-  for (size_t i = 0; i < participants_.size(); ++i) {
-    const auto policy = participants_[i].rank == 0 ? std::launch::deferred : std::launch::async;
-    calls.push_back(std::async(policy, [this, &act, i] { return act(participants_[i]); }));
-  }
+  // Own part on this thread, the others' beside it: rank 0 is the first.
+  std::vector<absl::Status> answers(participants_.size());
+  AtOnce(answers.size(), kMostCalls, [&](size_t i) { answers[i] = act(participants_[i]); });
   absl::Status first;
-  for (size_t i = 0; i < calls.size(); ++i) {
-    const absl::Status status = calls[i].get();
-    if (!status.ok() && first.ok()) first = OfRank(participants_[i].rank, status);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    if (!answers[i].ok() && first.ok()) first = OfRank(participants_[i].rank, answers[i]);
   }
   return first;
 }
@@ -250,15 +246,13 @@ absl::Status LoadRunner::FindGone(const absl::Status& status) {
   const bool apart = !scatters_.empty() && status.code() == absl::StatusCode::kDeadlineExceeded &&
                      ReasonOf(status) == reason::kRankMissing;
   if (!failed && !apart) return status;
-  std::vector<std::future<absl::Status>> probes;
-  for (const auto& link : session_.links) {
-    probes.push_back(std::async(std::launch::async,
-                                [&link] { return link->Probe(Clock::now() + kProbeDeadline); }));
-  }
+  std::vector<absl::Status> probed(session_.links.size());
+  AtOnce(probed.size(), kMostCalls, [&](size_t i) {
+    probed[i] = session_.links[i]->Probe(Clock::now() + kProbeDeadline);
+  });
   absl::Status gone;
-  for (uint32_t rank = 0; rank < probes.size(); ++rank) {
-    const absl::Status probed = probes[rank].get();
-    if (!probed.ok() && gone.ok()) gone = OfRank(rank, probed);
+  for (uint32_t rank = 0; rank < probed.size(); ++rank) {
+    if (!probed[rank].ok() && gone.ok()) gone = OfRank(rank, probed[rank]);
   }
   if (!gone.ok()) return gone;
   if (!apart || Clock::now() >= load_.deadline) return status;
@@ -329,19 +323,15 @@ absl::Status LoadRunner::Blame(const absl::Status& status) {
 }
 
 void LoadRunner::AbortAll(const absl::Status& why) {
-  std::vector<std::future<void>> calls;
-  for (uint32_t rank = 0; rank < session_.links.size(); ++rank) {
-    calls.push_back(std::async(std::launch::async, [this, rank, &why] {
-      const absl::Status status =
-          session_.links[rank]->Abort(load_.name, why, Clock::now() + kAbortDeadline);
-      // Who cannot be told is about to be dropped, and learns it when it joins.
-      if (!status.ok()) {
-        Log(LogLevel::kWarn, "{}: telling rank {} to abort: {}", load_.name, rank,
-            MessageOf(status));
-      }
-    }));
-  }
-  for (auto& call : calls) call.get();
+  AtOnce(session_.links.size(), kMostCalls, [&](size_t rank) {
+    const absl::Status status =
+        session_.links[rank]->Abort(load_.name, why, Clock::now() + kAbortDeadline);
+    // Who cannot be told is about to be dropped, and learns it when it joins.
+    if (!status.ok()) {
+      Log(LogLevel::kWarn, "{}: telling rank {} to abort: {}", load_.name, rank,
+          MessageOf(status));
+    }
+  });
 }
 
 }  // namespace ckptd

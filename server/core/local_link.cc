@@ -3,6 +3,7 @@
 #include <future>
 #include <utility>
 
+#include "common/base/at_once.h"
 #include "common/base/status.h"
 
 namespace ckptd {
@@ -27,8 +28,10 @@ class LocalStream final : public ExecuteStream {
 absl::StatusOr<std::unique_ptr<ExecuteStream>> LocalLink::Execute(const ExecuteCall& call) {
   RankSide& rank_side = rank_side_;
   const std::string& name = call.name;
-  return std::make_unique<LocalStream>(std::async(
-      std::launch::async, [&rank_side, name] { return rank_side.Clear(name); }));
+  CKPTD_ASSIGN_OR_RETURN(auto cleared, Async("clearing padding of " + name, [&rank_side, name] {
+    return rank_side.Clear(name);
+  }));
+  return std::make_unique<LocalStream>(std::move(cleared));
 }
 
 }  // namespace ckptd

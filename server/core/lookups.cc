@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "common/base/at_once.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 
@@ -60,10 +61,7 @@ absl::Status Lookups::CheckFiles(const std::string& source, const std::vector<So
     }).detach();
   } catch (const std::system_error& error) {
     End(*running_, source);
-    return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
-                     fmt::format("checking the files of {}: no thread could be started: {}; raise "
-                                 "the limit of processes (ulimit -u), or try again",
-                                 source, error.what()));
+    return NoThread(fmt::format("checking the files of {}", source), error);
   }
   if (answered.wait_until(deadline) != std::future_status::ready) return NoAnswer(source);
   return answered.get();

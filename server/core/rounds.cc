@@ -7,35 +7,35 @@
 
 namespace ckptd {
 
-const KnownCheckpoint* Rounds::FindKnown(uint32_t rank, uint64_t key, uint64_t digest) const {
+const KnownCheckpoint* Rounds::FindKnown(const Proposal& proposal) const {
   for (const auto& [name, known] : known_) {
-    if (known.load_key != key || known.holders.empty()) continue;
-    if (rank < known.request_digests.size() && known.request_digests[rank] == digest) return &known;
+    if (known.load_key != proposal.load_key || known.holders.empty()) continue;
+    if (proposal.rank >= known.request_digests.size()) continue;
+    if (known.request_digests[proposal.rank] == proposal.digest) return &known;
   }
   return nullptr;
 }
 
-std::optional<std::vector<SourceFile>> Rounds::FilesToCheck(uint32_t rank,
-                                                            const LoadRequest& request) const {
+std::optional<std::vector<SourceFile>> Rounds::FilesToCheck(const Proposal& proposal) const {
   MutexLock lock(mutex_);
-  const KnownCheckpoint* known = FindKnown(rank, LoadKey(request), RequestDigest(request));
+  const KnownCheckpoint* known = FindKnown(proposal);
   if (known == nullptr) return std::nullopt;
   return known->files;
 }
 
-bool Rounds::IsNew(uint32_t rank, const LoadRequest& request) const {
+bool Rounds::IsNew(const Proposal& proposal) const {
   MutexLock lock(mutex_);
   for (const auto& [name, round] : rounds_) {
-    if (Takes(name, round, rank, request)) return false;
+    if (Takes(name, round, proposal)) return false;
   }
-  return FindKnown(rank, LoadKey(request), RequestDigest(request)) == nullptr;
+  return FindKnown(proposal) == nullptr;
 }
 
-Rounds::Round Rounds::NewRound(const LoadRequest& request, Deadline deadline) {
+Rounds::Round Rounds::NewRound(const Proposal& proposal, Deadline deadline) {
   Round round;
   round.order = ++begun_;
-  round.request = request;
-  round.load_key = LoadKey(request);
+  round.request = proposal.request;
+  round.load_key = proposal.load_key;
   round.deadline = deadline;
   round.stated.resize(world_size_);
   round.digests.resize(world_size_, 0);
@@ -43,74 +43,74 @@ Rounds::Round Rounds::NewRound(const LoadRequest& request, Deadline deadline) {
   return round;
 }
 
-void Rounds::Add(Round& round, uint32_t rank, const LoadRequest& request) {
-  round.digests[rank] = RequestDigest(request);
-  round.statements[rank] = request.statement;
-  if (!IsRankForm(request)) return;
-  round.stated[rank] = std::get<std::shared_ptr<const RankLayout>>(request.layout);
+void Rounds::Add(Round& round, const Proposal& proposal) {
+  const uint32_t rank = proposal.rank;
+  round.digests[rank] = proposal.digest;
+  round.statements[rank] = proposal.request.statement;
+  if (!IsRankForm(proposal.request)) return;
+  round.stated[rank] = std::get<std::shared_ptr<const RankLayout>>(proposal.request.layout);
 }
 
 void Rounds::AddLate(Round& round) {
-  for (const Round::Late& late : round.late) Add(round, late.rank, late.request);
+  for (const Round::Late& late : round.late) Add(round, late.proposal);
   round.late.clear();
 }
 
-bool Rounds::Takes(const std::string& name, const Round& round, uint32_t rank,
-                   const LoadRequest& request) const {
-  if (round.load_key != LoadKey(request) || round.failing) return false;
-  if (!IsRankForm(request)) return true;
-  const uint64_t digest = RequestDigest(request);
+bool Rounds::Takes(const std::string& name, const Round& round, const Proposal& proposal) const {
+  if (round.load_key != proposal.load_key || round.failing) return false;
+  if (!IsRankForm(proposal.request)) return true;
+  const uint32_t rank = proposal.rank;
   // A rank that already stated something else belongs to a later round.
-  if (round.digests[rank] != 0) return round.digests[rank] == digest;
+  if (round.digests[rank] != 0) return round.digests[rank] == proposal.digest;
   if (!round.running) return true;
   const auto known = known_.find(name);
-  return known != known_.end() && known->second.request_digests[rank] == digest;
+  return known != known_.end() && known->second.request_digests[rank] == proposal.digest;
 }
 
-bool Rounds::IsEnding(uint32_t rank, const LoadRequest& request) const {
+bool Rounds::IsEnding(const Proposal& proposal) const {
   for (const auto& [name, round] : rounds_) {
-    if (round.ending && Takes(name, round, rank, request)) return true;
+    if (round.ending && Takes(name, round, proposal)) return true;
   }
   return false;
 }
 
-bool Rounds::WaitWhileEnding(uint32_t rank, const LoadRequest& request, Deadline deadline) const {
+bool Rounds::WaitWhileEnding(const Proposal& proposal, Deadline deadline) const {
   MutexLock lock(mutex_);
   return ended_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !IsEnding(rank, request);
+    return !IsEnding(proposal);
   });
 }
 
-std::optional<std::string> Rounds::Propose(uint32_t rank, const LoadRequest& request, bool reuse,
+std::optional<std::string> Rounds::Propose(const Proposal& proposal, bool reuse,
                                            Clock::time_point now) {
-  const Deadline deadline = now + request.timeout;
+  const Deadline deadline = now + proposal.request.timeout;
   MutexLock lock(mutex_);
-  if (IsEnding(rank, request)) return std::nullopt;
+  if (IsEnding(proposal)) return std::nullopt;
   std::string name;
   uint64_t newest = 0;
   for (const auto& [open, round] : rounds_) {
-    if (!Takes(open, round, rank, request) || round.order < newest) continue;
+    if (!Takes(open, round, proposal) || round.order < newest) continue;
     // An older one may be of trainers that have ended since.
     name = open;
     newest = round.order;
   }
   if (name.empty()) {
-    const KnownCheckpoint* known = FindKnown(rank, LoadKey(request), RequestDigest(request));
+    const KnownCheckpoint* known = FindKnown(proposal);
     if (known != nullptr && !reuse) {
       known_.erase(std::string(known->name));
       known = nullptr;
     }
     const bool join = known != nullptr && rounds_.count(known->name) == 0;
     name = join ? known->name : "checkpoints/" + RandomHex(8);
-    rounds_.emplace(name, NewRound(request, deadline));
+    rounds_.emplace(name, NewRound(proposal, deadline));
   }
   Round& round = rounds_.at(name);
   if (!round.running) {
     // Whoever asked before, and has given up since, does not end it for this one.
     round.deadline = std::max(round.deadline, deadline);
-    Add(round, rank, request);
-  } else if (IsRankForm(request) && round.digests[rank] == 0) {
-    round.late.push_back({rank, request, deadline});
+    Add(round, proposal);
+  } else if (IsRankForm(proposal.request) && round.digests[proposal.rank] == 0) {
+    round.late.push_back({proposal, deadline});
   }
   return name;
 }
@@ -169,7 +169,7 @@ std::vector<ReadyLoad> Rounds::TakeReady() {
     if (known != known_.end() && !known->second.holders.empty()) load.files = known->second.files;
     for (uint32_t rank = 0; rank < world_size_; ++rank) {
       if (!IsRankForm(round.request)) {
-        load.request_digests[rank] = RequestDigest(round.request);
+        load.request_digests[rank] = round.load_key;
       } else if (load.request_digests[rank] == 0 && known != known_.end()) {
         load.request_digests[rank] = known->second.request_digests[rank];
       }
@@ -260,15 +260,6 @@ std::vector<std::string> Rounds::Running() const {
   return running;
 }
 
-std::optional<Deadline> Rounds::NextDeadline() const {
-  MutexLock lock(mutex_);
-  std::optional<Deadline> next;
-  for (const auto& [name, round] : rounds_) {
-    if (!round.running && (!next.has_value() || round.deadline < *next)) next = round.deadline;
-  }
-  return next;
-}
-
 void Rounds::Finished(const std::string& name, const LoadOutcome& outcome) {
   MutexLock lock(mutex_);
   ended_.NotifyAll();
@@ -279,7 +270,7 @@ void Rounds::Finished(const std::string& name, const LoadOutcome& outcome) {
   const Round ended = std::move(at->second);
   rounds_.erase(at);
   if (!outcome.status.ok() || ended.late.empty()) return;
-  Round next = NewRound(ended.late.front().request, ended.late.front().deadline);
+  Round next = NewRound(ended.late.front().proposal, ended.late.front().deadline);
   next.late = ended.late;
   AddLate(next);
   rounds_.emplace(name, std::move(next));
@@ -289,7 +280,9 @@ void Rounds::PutBack(const std::string& name, Round& round, const std::set<uint3
   if (const auto known = known_.find(name); known != known_.end()) {
     for (const uint32_t rank : lost) known->second.holders.erase(rank);
   }
+  // That it was out of date goes with its runner: it waits, and begins anew. Not that it was given up.
   round.running = round.touched = false;
+  round.failing = !round.cancelled.ok();
   AddLate(round);
 }
 
@@ -302,7 +295,7 @@ void Rounds::NoteHolders(const std::string& name, const Round& round,
   known.request_digests.resize(world_size_, 0);
   for (uint32_t rank = 0; rank < world_size_; ++rank) {
     if (!IsRankForm(round.request)) {
-      known.request_digests[rank] = RequestDigest(round.request);
+      known.request_digests[rank] = round.load_key;
     } else if (round.digests[rank] != 0) {
       known.request_digests[rank] = round.digests[rank];
     }

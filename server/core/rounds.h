@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -49,25 +50,36 @@ struct LoadOutcome {
   std::set<uint32_t> lost;
 };
 
+// What a rank asks for. Digests of many tensors take long: they are made here, outside of
+// any lock.
+struct Proposal {
+  Proposal(uint32_t of, LoadRequest asked)
+      : rank(of), request(std::move(asked)), load_key(LoadKey(request)),
+        digest(RequestDigest(request)) {}
+
+  uint32_t rank;
+  LoadRequest request;
+  uint64_t load_key;
+  uint64_t digest;
+};
+
 class Rounds {
  public:
   explicit Rounds(uint32_t world_size) : world_size_(world_size) {}
 
-  // The files of the known checkpoint that `rank`'s request would join, so that
-  // the caller can check that they are unchanged (outside any lock).
-  std::optional<std::vector<SourceFile>> FilesToCheck(uint32_t rank,
-                                                      const LoadRequest& request) const;
-  // Whether a request begins what nobody has asked for yet, nor holds.
-  bool IsNew(uint32_t rank, const LoadRequest& request) const;
+  // The files of the known checkpoint that a proposal would join, so that the caller
+  // can check that they are unchanged (outside any lock).
+  std::optional<std::vector<SourceFile>> FilesToCheck(const Proposal& proposal) const;
+  // Whether a proposal begins what nobody has asked for yet, nor holds.
+  bool IsNew(const Proposal& proposal) const;
   // Adds a proposal; returns the name of the checkpoint it leads to. `reuse` is
   // false when the known checkpoint's files have changed: a new one is begun.
   // Nothing while the load that it would join is being published: who asks then may
   // mean other files already (WaitWhileEnding, then check them and ask again).
-  std::optional<std::string> Propose(uint32_t rank, const LoadRequest& request, bool reuse,
-                                     Clock::time_point now);
-  // Waits while a load that the request would join is being published. False at the
+  std::optional<std::string> Propose(const Proposal& proposal, bool reuse, Clock::time_point now);
+  // Waits while a load that the proposal would join is being published. False at the
   // deadline.
-  bool WaitWhileEnding(uint32_t rank, const LoadRequest& request, Deadline deadline) const;
+  bool WaitWhileEnding(const Proposal& proposal, Deadline deadline) const;
 
   // The rank's trainers of these statements have gone: rounds that have not begun wait for
   // the rank again. One that is left without any statement expires.
@@ -105,8 +117,6 @@ class Rounds {
   absl::Status Cancelled(const std::string& name) const;
   // Names of the rounds that were taken to run and have not finished.
   std::vector<std::string> Running() const;
-  // Earliest deadline of an open round.
-  std::optional<Deadline> NextDeadline() const;
 
   // The load of that name ended. Ranks that asked for it while it ran without
   // them get a round of their own under the same name, unless it failed.
@@ -130,18 +140,17 @@ class Rounds {
     std::vector<std::string> statements;  // per rank, as they came
     // Rank form: ranks that were taken for holders and asked while it ran.
     struct Late {
-      uint32_t rank = 0;
-      LoadRequest request;
+      Proposal proposal;
       Deadline deadline;
     };
     std::vector<Late> late;
   };
-  Round NewRound(const LoadRequest& request, Deadline deadline)
+  Round NewRound(const Proposal& proposal, Deadline deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static void Add(Round& round, uint32_t rank, const LoadRequest& request);
-  // Whether a request of `rank` belongs to that open or running round.
-  bool Takes(const std::string& name, const Round& round, uint32_t rank,
-             const LoadRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void Add(Round& round, const Proposal& proposal);
+  // Whether a proposal belongs to that open or running round.
+  bool Takes(const std::string& name, const Round& round, const Proposal& proposal) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The round waits again, for ranks that turned out to hold nothing.
   void PutBack(const std::string& name, Round& round, const std::set<uint32_t>& lost)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -150,14 +159,14 @@ class Rounds {
   // The statements that came late, in the round itself.
   static void AddLate(Round& round);
 
-  const KnownCheckpoint* FindKnown(uint32_t rank, uint64_t key, uint64_t digest) const
+  const KnownCheckpoint* FindKnown(const Proposal& proposal) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<int32_t> MissingOf(const std::string& name, const Round& round) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Expired Seen(const std::string& name, const Round& round) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  bool IsEnding(uint32_t rank, const LoadRequest& request) const
+  bool IsEnding(const Proposal& proposal) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uint32_t world_size_;

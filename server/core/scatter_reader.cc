@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <future>
 #include <limits>
-#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "common/base/at_once.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 
@@ -159,20 +159,11 @@ absl::StatusOr<TransferResult> ScatterReader::Run(TransferOptions options,
   options.part = 0;
   options.parts = 1;
   const StepList steps{&order_, exchange.OwnSteps()};
-  std::future<absl::StatusOr<TransferResult>> transfer;
-  try {
-    transfer = std::async(std::launch::async, [&] {
-      auto result =
-          RunTransfer(parts_.plan, steps, step_targets_, options, progress, exchange);
-      if (!result.ok()) exchange.Stop(result.status());
-      return result;
-    });
-  } catch (const std::system_error& error) {
-    return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
-                     fmt::format("starting the thread that reads for other ranks: {}; raise the "
-                                 "limit of threads (ulimit -u)",
-                                 error.what()));
-  }
+  CKPTD_ASSIGN_OR_RETURN(auto transfer, Async("reading for other ranks", [&] {
+    auto result = RunTransfer(parts_.plan, steps, step_targets_, options, progress, exchange);
+    if (!result.ok()) exchange.Stop(result.status());
+    return result;
+  }));
   const absl::Status carried = CarryOut(parts_.comms, call_, parts_.name, parts_.deadline, exchange);
   absl::StatusOr<TransferResult> result = transfer.get();
   CKPTD_RETURN_IF_ERROR(carried);

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "common/base/at_once.h"
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -136,7 +137,9 @@ grpc::Status GroupServiceImpl::Execute(grpc::ServerContext* context,
     if (!scatter.ok()) return ToGrpc(scatter.status());
     call.scatter = *std::move(scatter);
   }
-  auto work = std::async(std::launch::async, [&] { return DoPart(**node, call); });
+  auto started = Async("taking part in " + call.name, [&] { return DoPart(**node, call); });
+  if (!started.ok()) return ToGrpc(started.status());
+  std::future<absl::StatusOr<ReadReport>> work = *std::move(started);
   bool finished = message.finished();
   // The leader sends often: how the part ended is seen with the next message.
   const auto ended = [&work] {

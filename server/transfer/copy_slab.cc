@@ -8,6 +8,7 @@
 #include "server/transfer/slab_map.h"
 #include "server/transfer/slab_writer.h"
 #include "server/transfer/stream_copy.h"
+#include "common/base/at_once.h"
 #include "server/transfer/threads.h"
 #include "server/transfer/transfer.h"
 
@@ -59,13 +60,13 @@ absl::Status CopySlab(const SlabView& from, const SlabView& to, uint64_t bytes,
   const auto pieces = static_cast<unsigned>(
       std::min<uint64_t>((bytes + kPieceBytes - 1) / kPieceBytes, UINT32_MAX));
   const unsigned wanted = threads == 0 ? DefaultThreads() : threads;
-  CKPTD_RETURN_IF_ERROR(RunOnThreads(std::min(wanted, pieces), [&](unsigned) {
+  AtOnce(std::min(wanted, pieces), pieces, [&](size_t) {
     const absl::Status status = copy();
     if (status.ok()) return;
     next = bytes;  // the others stop, too
     MutexLock lock(mutex);
     if (first.ok()) first = status;
-  }));
+  });
   return first;
 }
 

@@ -14,6 +14,7 @@
 #include "server/transfer/item_worker.h"
 #include "server/transfer/sigbus_guard.h"
 #include "server/transfer/slab_map.h"
+#include "common/base/at_once.h"
 #include "server/transfer/threads.h"
 #include "server/transfer/window.h"
 #include "server/transfer/window_queue.h"
@@ -76,8 +77,9 @@ class Job {
     const size_t useful = first.only ? std::min<size_t>(first.items, kMaxThreads) : kMaxThreads;
     const unsigned count = std::clamp(wanted, 1U, std::max(static_cast<unsigned>(useful), 1U));
     if (AnyStaged(slabs_)) run_ = std::clamp<size_t>(first.items / count, 1, kStagedRun);
-    CKPTD_RETURN_IF_ERROR(
-        RunOnThreads(count, [this, count](unsigned i) { Work(DirectReadsOf(i, count)); }));
+    AtOnce(count, count, [this, count](size_t i) {
+      Work(DirectReadsOf(static_cast<unsigned>(i), count));
+    });
     std::vector<std::shared_ptr<TransferWindow>> unread;
     {
       MutexLock lock(mutex_);

@@ -8,7 +8,6 @@ sent wrong bytes hashes these."""
 import json
 import os
 import pathlib
-import sys
 
 import warm
 

@@ -7,10 +7,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <system_error>
-#include <thread>
-#include <vector>
 
+#include "common/base/at_once.h"
 #include "common/base/reasons.h"
 #include "common/base/slab_mapping.h"
 #include "common/base/status.h"
@@ -71,16 +69,7 @@ void Work(Shared& shared) {
 
 void WorkInThreads(Shared& shared, unsigned threads) {
   const uint64_t pages = (shared.memory.size() + kHugePageBytes - 1) / kHugePageBytes;
-  std::vector<std::thread> others;
-  for (uint64_t i = 1; i < std::min<uint64_t>(threads, pages); ++i) {
-    try {
-      others.emplace_back(Work, std::ref(shared));
-    } catch (const std::system_error&) {
-      break;  // no more threads here: those that run do the work
-    }
-  }
-  Work(shared);
-  for (std::thread& thread : others) thread.join();
+  AtOnce(std::min<uint64_t>(threads, pages), threads, [&shared](size_t) { Work(shared); });
 }
 
 }  // namespace

@@ -15,11 +15,12 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 class RoundsTest : public ::testing::Test {
  protected:
   std::string Propose(uint32_t rank, const LoadRequest& request, bool reuse = true) {
-    return rounds_.Propose(rank, request, reuse, now_).value_or("none yet");
+    return rounds_.Propose({rank, request}, reuse, now_).value_or("none yet");
   }
   std::string State(uint32_t rank, const std::string& tensor = "w") {
     return Propose(rank, RankRequest(rank, 3, tensor));
@@ -83,11 +84,11 @@ TEST_F(RoundsTest, WhoAsksWhileALoadIsPublishedHasToAskAgain) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   rounds_.TakeReady();
   rounds_.Ending(name, false);
-  EXPECT_FALSE(rounds_.Propose(2, RuleRequest("fsdp:3"), true, now_).has_value());
-  EXPECT_FALSE(rounds_.WaitWhileEnding(2, RuleRequest("fsdp:3"), Clock::now()));
-  EXPECT_TRUE(rounds_.WaitWhileEnding(2, RuleRequest("fsdp:2"), Clock::now()));
+  EXPECT_FALSE(rounds_.Propose({2, RuleRequest("fsdp:3")}, true, now_).has_value());
+  EXPECT_FALSE(rounds_.WaitWhileEnding({2, RuleRequest("fsdp:3")}, Clock::now()));
+  EXPECT_TRUE(rounds_.WaitWhileEnding({2, RuleRequest("fsdp:2")}, Clock::now()));
   rounds_.Finished(name, {absl::OkStatus(), {}, {0, 1, 2}, {}});
-  EXPECT_TRUE(rounds_.WaitWhileEnding(2, RuleRequest("fsdp:3"), Clock::now()));
+  EXPECT_TRUE(rounds_.WaitWhileEnding({2, RuleRequest("fsdp:3")}, Clock::now()));
   EXPECT_EQ(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
@@ -198,12 +199,12 @@ TEST_F(RoundsTest, WaitingSaysWhatARankLoadsInstead) {
 }
 
 TEST_F(RoundsTest, ARequestIsNewUntilSomebodyHasAskedForTheSameOrHoldsIt) {
-  EXPECT_TRUE(rounds_.IsNew(0, RankRequest(0, 3)));
+  EXPECT_TRUE(rounds_.IsNew({0, RankRequest(0, 3)}));
   State(1);
-  EXPECT_FALSE(rounds_.IsNew(0, RankRequest(0, 3)));
+  EXPECT_FALSE(rounds_.IsNew({0, RankRequest(0, 3)}));
   Load({0, 1, 2});
-  EXPECT_FALSE(rounds_.IsNew(0, RankRequest(0, 3)));
-  EXPECT_TRUE(rounds_.IsNew(0, RankRequest(0, 3, "other")));
+  EXPECT_FALSE(rounds_.IsNew({0, RankRequest(0, 3)}));
+  EXPECT_TRUE(rounds_.IsNew({0, RankRequest(0, 3, "other")}));
 }
 
 TEST_F(RoundsTest, WaitingSaysThatARankLoadsWithOtherOptions) {
@@ -233,9 +234,9 @@ TEST_F(RoundsTest, ARankThatStatesSomethingElseOpensAnotherRound) {
 TEST_F(RoundsTest, OfSeveralRoundsTheOneThatWasBegunLastIsJoined) {
   for (int i = 0; i < 20; ++i) {  // their names are random
     Rounds rounds(3);
-    rounds.Propose(0, RankRequest(0, 3, "of a trainer that has ended"), true, now_);
-    const auto last = rounds.Propose(0, RankRequest(0, 3), true, now_);
-    EXPECT_EQ(rounds.Propose(1, RankRequest(1, 3), true, now_), last);
+    rounds.Propose({0, RankRequest(0, 3, "of a trainer that has ended")}, true, now_);
+    const auto last = rounds.Propose({0, RankRequest(0, 3)}, true, now_);
+    EXPECT_EQ(rounds.Propose({1, RankRequest(1, 3)}, true, now_), last);
   }
 }
 
@@ -324,14 +325,6 @@ TEST_F(RoundsTest, ALoadThatRunsDoesNotExpire) {
   EXPECT_THAT(rounds_.TakeExpired(now_ + std::chrono::hours(1)), IsEmpty());
 }
 
-TEST_F(RoundsTest, TheNextDeadlineIsTheEarliest) {
-  LoadRequest request = RankRequest(1, 3, "v");
-  request.timeout = std::chrono::seconds(5);
-  State(1);
-  Propose(1, request);
-  EXPECT_EQ(rounds_.NextDeadline(), now_ + std::chrono::seconds(5));
-}
-
 TEST_F(RoundsTest, RanksThatHoldTheirShardNeedNotStateAgain) {
   const std::string name = Load({0, 2});
   EXPECT_EQ(State(1), name);
@@ -411,14 +404,14 @@ TEST_F(RoundsTest, AFailedLoadLeavesNothingToJoin) {
 
 TEST_F(RoundsTest, GivesTheFilesOfTheCheckpointThatARequestWouldJoin) {
   Load({0, 2});
-  const auto files = rounds_.FilesToCheck(1, RankRequest(1, 3));
+  const auto files = rounds_.FilesToCheck({1, RankRequest(1, 3)});
   ASSERT_TRUE(files.has_value());
   EXPECT_EQ(files->at(0).path, "/models/m/a");
 }
 
 TEST_F(RoundsTest, ARankThatWantsSomethingElseHasNoFilesToCheck) {
   Load({0, 2});
-  EXPECT_FALSE(rounds_.FilesToCheck(1, RankRequest(1, 3, "v")).has_value());
+  EXPECT_FALSE(rounds_.FilesToCheck({1, RankRequest(1, 3, "v")}).has_value());
 }
 
 TEST_F(RoundsTest, ChangedFilesBeginANewCheckpointForAllRanks) {
@@ -454,6 +447,25 @@ TEST_F(RoundsTest, ResidentsOfOneNameMustAgreeOnWhatTheyAre) {
   rounds_.SetResidents(2, {other});
   State(1);
   EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(2));
+}
+
+TEST_F(RoundsTest, ARoundThatHasToWaitAgainIsJoinedAlsoWhenItsRunnerWasOutOfDate) {
+  const std::string name = Load({0, 2});
+  EXPECT_EQ(State(1), name);
+  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  rounds_.WillFail(name);
+  rounds_.Finished(name, {absl::OkStatus(), {}, {}, {0}});
+  EXPECT_EQ(State(0), name);
+  EXPECT_THAT(rounds_.TakeReady(), SizeIs(1));
+}
+
+TEST_F(RoundsTest, ARoundThatWasGivenUpIsNotJoinedThoughItHasToWaitAgain) {
+  const std::string name = Load({0, 2});
+  State(1);
+  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  rounds_.Cancel(name, absl::AbortedError("unloaded"));
+  rounds_.Finished(name, {absl::OkStatus(), {}, {}, {0}});
+  EXPECT_NE(State(0), name);
 }
 
 TEST_F(RoundsTest, ARankThatLeftHoldsNothing) {
