@@ -44,28 +44,29 @@ CudaAllocation& CudaAllocation::operator=(CudaAllocation&& other) noexcept {
   if (this == &other) return *this;
   Reset();
   device_ = std::move(other.device_);
-  kind_ = other.kind_;
-  handle_ = std::exchange(other.handle_, 0);
-  has_handle_ = std::exchange(other.has_handle_, false);
-  address_ = std::exchange(other.address_, 0);
-  mapped_ = std::exchange(other.mapped_, false);
-  bytes_ = std::exchange(other.bytes_, 0);
+  parts_ = std::exchange(other.parts_, Parts());
   return *this;
+}
+
+absl::StatusOr<uint64_t> CudaAllocation::TakenFor(const CudaDevice& device, uint64_t bytes,
+                                                  bool plain) {
+  if (plain) return RoundedUp(bytes, kPlainBlock);
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t granularity,
+                         GranularityOf(device, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+  return RoundedUp(bytes, granularity);
 }
 
 absl::StatusOr<CudaAllocation> CudaAllocation::Create(std::shared_ptr<CudaDevice> device,
                                                       uint64_t bytes) {
-  CKPTD_ASSIGN_OR_RETURN(const uint64_t granularity,
-                         GranularityOf(*device, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
   CudaAllocation made;
+  CKPTD_ASSIGN_OR_RETURN(made.parts_.bytes, TakenFor(*device, bytes, false));
   made.device_ = std::move(device);
-  made.bytes_ = RoundedUp(bytes, granularity);
   const CudaScope scope(*made.device_);
   const CUmemAllocationProp properties = PropertiesOn(*made.device_);
   CKPTD_RETURN_IF_ERROR(made.device_->Check(
-      made.device_->driver().MemCreate(&made.handle_, made.bytes_, &properties, 0),
-      fmt::format("allocating {} bytes", made.bytes_)));
-  made.has_handle_ = true;
+      made.device_->driver().MemCreate(&made.parts_.handle, made.parts_.bytes, &properties, 0),
+      fmt::format("allocating {} bytes", made.parts_.bytes)));
+  made.parts_.has_handle = true;
   CKPTD_RETURN_IF_ERROR(made.Map(true));
   return made;
 }
@@ -74,14 +75,14 @@ absl::StatusOr<CudaAllocation> CudaAllocation::CreatePlain(std::shared_ptr<CudaD
                                                            uint64_t bytes) {
   CudaAllocation made;
   made.device_ = std::move(device);
-  made.kind_ = Kind::kPlain;
-  made.bytes_ = RoundedUp(bytes, kPlainBlock);
+  made.parts_.kind = Kind::kPlain;
+  made.parts_.bytes = RoundedUp(bytes, kPlainBlock);
   const CudaScope scope(*made.device_);
   CUdeviceptr address = 0;
   CKPTD_RETURN_IF_ERROR(
-      made.device_->Check(made.device_->driver().MemAlloc(&address, made.bytes_),
-                          fmt::format("allocating {} bytes", made.bytes_)));
-  made.address_ = address;
+      made.device_->Check(made.device_->driver().MemAlloc(&address, made.parts_.bytes),
+                          fmt::format("allocating {} bytes", made.parts_.bytes)));
+  made.parts_.address = address;
   return made;
 }
 
@@ -97,8 +98,8 @@ absl::StatusOr<CudaAllocation> CudaAllocation::Open(std::shared_ptr<CudaDevice> 
   std::memcpy(&handle, ipc_handle.data(), sizeof(handle));
   CudaAllocation made;
   made.device_ = std::move(device);
-  made.kind_ = Kind::kOpened;
-  made.bytes_ = bytes;
+  made.parts_.kind = Kind::kOpened;
+  made.parts_.bytes = bytes;
   const CudaScope scope(*made.device_);
   CUdeviceptr address = 0;
   const CUresult result = made.device_->driver().IpcOpenMemHandle(
@@ -110,7 +111,7 @@ absl::StatusOr<CudaAllocation> CudaAllocation::Open(std::shared_ptr<CudaDevice> 
                          "(shareProcessNamespace), and not to be the same one; else use VMM_FD");
   }
   CKPTD_RETURN_IF_ERROR(made.device_->Check(result, "opening device memory"));
-  made.address_ = address;
+  made.parts_.address = address;
   CKPTD_RETURN_IF_ERROR(made.CheckRange());
   return made;
 }
@@ -119,12 +120,14 @@ absl::StatusOr<CudaAllocation> CudaAllocation::Open(std::shared_ptr<CudaDevice> 
 absl::Status CudaAllocation::CheckRange() const {
   CUdeviceptr base = 0;
   size_t size = 0;
-  CKPTD_RETURN_IF_ERROR(device_->Check(device_->driver().MemGetAddressRange(&base, &size, address_),
-                                       "asking how large opened memory is"));
-  if (base == address_ && size >= bytes_) return absl::OkStatus();
+  CKPTD_RETURN_IF_ERROR(
+      device_->Check(device_->driver().MemGetAddressRange(&base, &size, parts_.address),
+                     "asking how large opened memory is"));
+  if (base == parts_.address && size >= parts_.bytes) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                    fmt::format("opening device memory: {} bytes were announced, {} are there",
-                               bytes_, size - std::min<uint64_t>(size, address_ - base)),
+                               parts_.bytes,
+                               size - std::min<uint64_t>(size, parts_.address - base)),
                    {{"device", device_->info().uuid}});
 }
 
@@ -139,15 +142,15 @@ absl::StatusOr<CudaAllocation> CudaAllocation::Import(std::shared_ptr<CudaDevice
   }
   CudaAllocation made;
   made.device_ = std::move(device);
-  made.bytes_ = bytes;
+  made.parts_.bytes = bytes;
   const CudaScope scope(*made.device_);
   // The driver takes the descriptor's number in the place of a pointer.
   void* const number = reinterpret_cast<void*>(static_cast<intptr_t>(fd));
   CKPTD_RETURN_IF_ERROR(made.device_->Check(
       made.device_->driver().MemImportFromShareableHandle(
-          &made.handle_, number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+          &made.parts_.handle, number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
       "importing device memory"));
-  made.has_handle_ = true;
+  made.parts_.has_handle = true;
   CKPTD_RETURN_IF_ERROR(made.Map(writable));
   return made;
 }
@@ -155,25 +158,27 @@ absl::StatusOr<CudaAllocation> CudaAllocation::Import(std::shared_ptr<CudaDevice
 absl::Status CudaAllocation::Map(bool writable) {
   const CudaDriver& driver = device_->driver();
   CUdeviceptr address = 0;
-  CKPTD_RETURN_IF_ERROR(device_->Check(driver.MemAddressReserve(&address, bytes_, 0, 0, 0),
-                                       fmt::format("reserving {} bytes of addresses", bytes_)));
-  address_ = address;
-  CKPTD_RETURN_IF_ERROR(device_->Check(driver.MemMap(address_, bytes_, 0, handle_, 0),
-                                       fmt::format("mapping {} bytes", bytes_)));
-  mapped_ = true;
+  CKPTD_RETURN_IF_ERROR(
+      device_->Check(driver.MemAddressReserve(&address, parts_.bytes, 0, 0, 0),
+                     fmt::format("reserving {} bytes of addresses", parts_.bytes)));
+  parts_.address = address;
+  CKPTD_RETURN_IF_ERROR(
+      device_->Check(driver.MemMap(parts_.address, parts_.bytes, 0, parts_.handle, 0),
+                     fmt::format("mapping {} bytes", parts_.bytes)));
+  parts_.mapped = true;
   CUmemAccessDesc access = {};
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = device_->info().ordinal;
   access.flags = writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
-  return device_->Check(driver.MemSetAccess(address_, bytes_, &access, 1),
-                        fmt::format("making {} bytes accessible", bytes_));
+  return device_->Check(driver.MemSetAccess(parts_.address, parts_.bytes, &access, 1),
+                        fmt::format("making {} bytes accessible", parts_.bytes));
 }
 
 absl::StatusOr<UniqueFd> CudaAllocation::Export() const {
   int fd = -1;
   const CudaScope scope(*device_);
   CKPTD_RETURN_IF_ERROR(device_->Check(
-      device_->driver().MemExportToShareableHandle(&fd, handle_,
+      device_->driver().MemExportToShareableHandle(&fd, parts_.handle,
                                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
       "exporting device memory"));
   return UniqueFd(fd);
@@ -182,25 +187,32 @@ absl::StatusOr<UniqueFd> CudaAllocation::Export() const {
 absl::StatusOr<std::string> CudaAllocation::IpcHandle() const {
   CUipcMemHandle handle = {};
   const CudaScope scope(*device_);
-  CKPTD_RETURN_IF_ERROR(device_->Check(device_->driver().IpcGetMemHandle(&handle, address_),
+  CKPTD_RETURN_IF_ERROR(device_->Check(device_->driver().IpcGetMemHandle(&handle, parts_.address),
                                        "naming device memory"));
   return std::string(handle.reserved, sizeof(handle.reserved));
 }
 
+// A driver that is already down (at exit) refuses, and has let go of everything.
+void CudaAllocation::Free(const Parts& parts, const CudaDriver& driver) {
+  if (parts.mapped) driver.MemUnmap(parts.address, parts.bytes);
+  if (parts.address != 0) {
+    if (parts.kind == Kind::kMapped) driver.MemAddressFree(parts.address, parts.bytes);
+    if (parts.kind == Kind::kPlain) driver.MemFree(parts.address);
+    if (parts.kind == Kind::kOpened) driver.IpcCloseMemHandle(parts.address);
+  }
+  if (parts.has_handle) driver.MemRelease(parts.handle);
+}
+
 void CudaAllocation::Reset() {
   const std::shared_ptr<CudaDevice> device = std::move(device_);  // outlives the scope
+  const Parts parts = std::exchange(parts_, Parts());
   if (device == nullptr) return;
-  const CudaScope scope(*device);
-  const CudaDriver& driver = device->driver();
-  // A driver that is already down (at exit) refuses, and has let go of everything.
-  if (std::exchange(mapped_, false)) driver.MemUnmap(address_, bytes_);
-  if (const CUdeviceptr address = std::exchange(address_, 0); address != 0) {
-    if (kind_ == Kind::kMapped) driver.MemAddressFree(address, bytes_);
-    if (kind_ == Kind::kPlain) driver.MemFree(address);
-    if (kind_ == Kind::kOpened) driver.IpcCloseMemHandle(address);
+  if (device->Busy()) {
+    device->Keep([parts](const CudaDriver& driver) { Free(parts, driver); });
+    return;
   }
-  if (std::exchange(has_handle_, false)) driver.MemRelease(handle_);
-  bytes_ = 0;
+  const CudaScope scope(*device);
+  Free(parts, device->driver());
 }
 
 }  // namespace ckptd

@@ -20,13 +20,16 @@
 namespace ckptd {
 
 // Memory and its mapping in this process. Move-only; unmaps and lets go on destruction,
-// which needs no context to be current. Work on it must have ended by then.
+// which needs no context to be current. Work on it must have ended by then, or its stream have
+// been left to the device (CudaStream), which then keeps the memory until it has.
 class CudaAllocation {
  public:
   CudaAllocation() = default;
   // Fresh memory of at least `bytes` (see bytes()), mapped for reading and writing, of
   // unspecified content. Errors: ResourceExhausted NO_MEMORY, DEVICE_FAILED.
   static absl::StatusOr<CudaAllocation> Create(std::shared_ptr<CudaDevice> device, uint64_t bytes);
+  // What Create, or CreatePlain, takes for so many bytes. Errors: DEVICE_FAILED.
+  static absl::StatusOr<uint64_t> TakenFor(const CudaDevice& device, uint64_t bytes, bool plain);
   // The memory behind a descriptor from Export, which stays the caller's. `bytes` is
   // that allocation's bytes(). A read-only mapping protects against mistakes, not
   // against this process: a write through it ends the context. Errors: DEVICE_FAILED,
@@ -50,10 +53,10 @@ class CudaAllocation {
   CudaAllocation(const CudaAllocation&) = delete;
   CudaAllocation& operator=(const CudaAllocation&) = delete;
 
-  bool valid() const { return address_ != 0; }
-  CUdeviceptr address() const { return address_; }
+  bool valid() const { return parts_.address != 0; }
+  CUdeviceptr address() const { return parts_.address; }
   // A multiple of the device's granularity (2 MiB on all so far).
-  uint64_t bytes() const { return bytes_; }
+  uint64_t bytes() const { return parts_.bytes; }
   const std::shared_ptr<CudaDevice>& device() const { return device_; }
   // Of Create: a descriptor that others import. Errors: DEVICE_FAILED.
   absl::StatusOr<UniqueFd> Export() const;
@@ -63,17 +66,22 @@ class CudaAllocation {
 
  private:
   enum class Kind : uint8_t { kMapped, kPlain, kOpened };
+  // What the driver has of it.
+  struct Parts {
+    Kind kind = Kind::kMapped;
+    CUmemGenericAllocationHandle handle = 0;
+    bool has_handle = false;  // 0 may be a handle
+    CUdeviceptr address = 0;  // reserved, allocated or opened
+    bool mapped = false;
+    uint64_t bytes = 0;
+  };
 
+  static void Free(const Parts& parts, const CudaDriver& driver);
   absl::Status Map(bool writable);
   absl::Status CheckRange() const;
 
   std::shared_ptr<CudaDevice> device_;
-  Kind kind_ = Kind::kMapped;
-  CUmemGenericAllocationHandle handle_ = 0;
-  bool has_handle_ = false;  // 0 may be a handle
-  CUdeviceptr address_ = 0;  // reserved, allocated or opened
-  bool mapped_ = false;
-  uint64_t bytes_ = 0;
+  Parts parts_;
 };
 
 }  // namespace ckptd

@@ -1,6 +1,7 @@
 #include "common/cuda/device.h"
 
 #include <array>
+#include <map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -86,6 +87,14 @@ FirstFailure& Failure() {
 
 std::atomic<bool> CudaDevice::failed_ = false;
 
+struct CudaDevice::Unfinished {
+  Mutex mutex;
+  std::vector<CUstream> streams ABSL_GUARDED_BY(mutex);
+  std::vector<Free> kept ABSL_GUARDED_BY(mutex);
+  bool for_ever ABSL_GUARDED_BY(mutex) = false;
+  unsigned contexts ABSL_GUARDED_BY(mutex) = 0;  // of devices that went meanwhile
+};
+
 absl::Status CudaFailure() {
   MutexLock lock(Failure().mutex);
   return Failure().status;
@@ -127,7 +136,78 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Open(const CudaDriver& d
   return std::shared_ptr<CudaDevice>(new CudaDevice(driver, std::move(info), context));
 }
 
-CudaDevice::~CudaDevice() { driver().DevicePrimaryCtxRelease(info_.ordinal); }
+// Released contexts wait for their work: that of work which does not end is kept, too.
+CudaDevice::~CudaDevice() {
+  if (Busy()) {
+    MutexLock lock(unfinished_.mutex);
+    ++unfinished_.contexts;
+    return;
+  }
+  FreeKept();
+  driver().DevicePrimaryCtxRelease(info_.ordinal);
+}
+
+CudaDevice::CudaDevice(const CudaDriver& driver, GpuInfo info, CUcontext context)
+    : driver_(driver),
+      info_(std::move(info)),
+      context_(context),
+      unfinished_(UnfinishedOf(info_.ordinal)) {}
+
+CudaDevice::Unfinished& CudaDevice::UnfinishedOf(CUdevice ordinal) {
+  static Mutex mutex;
+  static auto* const all = new std::map<CUdevice, Unfinished>;  // threads may outlive main
+  MutexLock lock(mutex);
+  return (*all)[ordinal];
+}
+
+void CudaDevice::Retire(CUstream stream) {
+  const CudaScope scope(*this);
+  if (driver().StreamQuery(stream) != CUDA_ERROR_NOT_READY) {
+    driver().StreamDestroy(stream);
+    return;
+  }
+  MutexLock lock(unfinished_.mutex);
+  unfinished_.streams.push_back(stream);
+}
+
+bool CudaDevice::Busy() {
+  MutexLock lock(unfinished_.mutex);
+  if (unfinished_.for_ever || unfinished_.streams.empty()) return unfinished_.for_ever;
+  const CudaScope scope(*this);
+  std::erase_if(unfinished_.streams, [this](CUstream stream) {
+    if (driver().StreamQuery(stream) == CUDA_ERROR_NOT_READY) return false;
+    driver().StreamDestroy(stream);
+    return true;
+  });
+  return !unfinished_.streams.empty();
+}
+
+void CudaDevice::NeverIdle() {
+  MutexLock lock(unfinished_.mutex);
+  unfinished_.for_ever = true;
+}
+
+void CudaDevice::Keep(Free free) {
+  MutexLock lock(unfinished_.mutex);
+  unfinished_.kept.push_back(std::move(free));
+}
+
+size_t CudaDevice::FreeKept() {
+  if (Busy()) return 0;
+  std::vector<Free> kept;
+  unsigned contexts = 0;
+  {
+    MutexLock lock(unfinished_.mutex);
+    kept.swap(unfinished_.kept);
+    contexts = std::exchange(unfinished_.contexts, 0);
+  }
+  if (!kept.empty()) {
+    const CudaScope scope(*this);
+    for (const Free& free : kept) free(driver());
+  }
+  for (; contexts > 0; --contexts) driver().DevicePrimaryCtxRelease(info_.ordinal);
+  return kept.size();
+}
 
 absl::Status CudaDevice::Check(CUresult result, std::string_view doing) const {
   if (result == CUDA_SUCCESS) return absl::OkStatus();

@@ -3,7 +3,9 @@
 #define CKPTD_COMMON_CUDA_DEVICE_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -35,8 +37,8 @@ absl::StatusOr<GpuInfo> FindGpu(const CudaDriver& driver, std::string_view uuid)
 // them on nothing is asked of the driver any more. OK, or that first error, DEVICE_FAILED.
 absl::Status CudaFailure();
 
-// Holds the GPU's primary context, which the process's other users of CUDA share.
-// Thread-safe.
+// Holds the GPU's primary context, which the process's other users of CUDA share, for as long as
+// work that was given up goes on. Thread-safe.
 class CudaDevice {
  public:
   // Errors: DEVICE_FAILED, also CudaFailure's.
@@ -54,15 +56,34 @@ class CudaDevice {
   // Bytes that nobody has allocated, in any process.
   absl::StatusOr<uint64_t> FreeBytes() const;
 
+  // --- work that has not ended in time ---
+  // Such work may still write, and freeing what it reaches faults or blocks for good. So who
+  // gives it up leaves the stream here, and what would be freed is kept until the work has ended.
+
+  // Destroys the stream, at once or once its work has ended.
+  void Retire(CUstream stream);
+  // Work on it may begin at any time, as long as this process lives.
+  void NeverIdle();
+  // Whether such work may still run, on this GPU and in this process.
+  bool Busy();
+  // Runs `free` with the context current: by FreeKept, or never if the work does not end. It
+  // must not own this device.
+  using Free = std::function<void(const CudaDriver&)>;
+  void Keep(Free free);
+  // What was kept, once nothing is Busy, also by earlier CudaDevices of the GPU: how much that was.
+  size_t FreeKept();
+
  private:
-  CudaDevice(const CudaDriver& driver, GpuInfo info, CUcontext context)
-      : driver_(driver), info_(std::move(info)), context_(context) {}
+  struct Unfinished;  // of one GPU, for the life of the process
+  CudaDevice(const CudaDriver& driver, GpuInfo info, CUcontext context);
+  static Unfinished& UnfinishedOf(CUdevice ordinal);
 
   static std::atomic<bool> failed_;  // of this process
 
   const CudaDriver& driver_;
   const GpuInfo info_;
   const CUcontext context_;
+  Unfinished& unfinished_;
 };
 
 // Makes the device's context current on this thread while it lives; what was current

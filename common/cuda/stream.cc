@@ -27,9 +27,11 @@ absl::StatusOr<CudaStream> CudaStream::Make(std::shared_ptr<CudaDevice> device) 
 }
 
 CudaStream::~CudaStream() {
-  if (stream_ == nullptr) return;
-  const CudaScope scope(*device_);
-  device_->driver().StreamDestroy(stream_);
+  if (stream_ != nullptr) device_->Retire(stream_);
+}
+
+void CudaStream::Lose() {
+  if (std::exchange(stream_, nullptr) != nullptr) device_->NeverIdle();
 }
 
 absl::Status CudaStream::Wait(std::chrono::nanoseconds patience) const {

@@ -13,7 +13,7 @@
 namespace ckptd {
 
 // Owns the stream and keeps its device. Not thread-safe. Destruction does not wait: what
-// was queued still runs.
+// was queued still runs, and the device is Busy with it.
 class CudaStream {
  public:
   static absl::StatusOr<CudaStream> Make(std::shared_ptr<CudaDevice> device);
@@ -26,6 +26,9 @@ class CudaStream {
   // Returns when all that was queued has ended. Errors: DEVICE_FAILED, DeadlineExceeded
   // DEADLINE when it has not by then.
   absl::Status Wait(std::chrono::nanoseconds patience) const;
+  // Somebody else may still put work into it: it is never destroyed, and its device is Busy with
+  // it as long as this process lives.
+  void Lose();
 
  private:
   CudaStream(std::shared_ptr<CudaDevice> device, CUstream stream)

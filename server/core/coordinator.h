@@ -5,6 +5,8 @@
 #define CKPTD_SERVER_CORE_COORDINATOR_H_
 
 #include <atomic>
+#include <functional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -33,6 +35,7 @@ class Coordinator {
     Lookups& lookups;
     ReadingOptions reading;
     ReaderPolicy reader = ReaderPolicy::kRank0;
+    std::function<bool()> handed_out = [] { return false; };  // of this daemon, as PrepareReply's
   };
   explicit Coordinator(Parts parts);
   ~Coordinator();
@@ -76,6 +79,7 @@ class Coordinator {
   // Nobody joins a load that is out of date.
   void LeaveBehind();
   void RunLoad(const ReadyLoad& load);
+  std::set<std::string> Resident() const;  // here
   // Who hears of what members have read.
   void SetRunning(LoadRunner* runner);
   // Tells every rank that is a member how the load ended.
@@ -91,10 +95,6 @@ class Coordinator {
   LoadRunner* running_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::thread ticker_;
 };
-
-// Checks a request against the group before anything is started. Errors:
-// LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, INVALID_REQUEST.
-absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t world_size);
 
 }  // namespace ckptd
 

@@ -91,7 +91,7 @@ absl::StatusOr<std::string> Follower::Propose(const LoadRequest& request, Deadli
     }
   }
   // A leader that stands still is not waited for as long as one that is still to come.
-  return parts_.leader->Propose(identity_.rank, identity_.incarnation, request,
+  return parts_.leader->Propose(identity_.rank, request,
                                 std::min(deadline, Clock::now() + kProposeDeadline));
 }
 

@@ -118,6 +118,11 @@ std::vector<LeaseInfo> LeaseTable::List() const {
   return infos;
 }
 
+bool LeaseTable::Empty() const {
+  MutexLock lock(mutex_);
+  return leases_.empty();
+}
+
 size_t LeaseTable::WaitUntilEmpty(Deadline deadline) const {
   MutexLock lock(mutex_);
   changed_.WaitUntil(mutex_, deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

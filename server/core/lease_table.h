@@ -58,6 +58,7 @@ class LeaseTable {
   void ExpireTokens();
 
   std::vector<LeaseInfo> List() const;
+  bool Empty() const;
   // Waits until no lease is left; the number left at the deadline.
   // Or until Stop.
   size_t WaitUntilEmpty(Deadline deadline) const;

@@ -115,8 +115,8 @@ class LeaderLink {
   virtual absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call,
                                                    Deadline deadline) = 0;
   // The name of the checkpoint that the request leads to.
-  virtual absl::StatusOr<std::string> Propose(uint32_t rank, const std::string& incarnation,
-                                              const LoadRequest& request, Deadline deadline) = 0;
+  virtual absl::StatusOr<std::string> Propose(uint32_t rank, const LoadRequest& request,
+                                              Deadline deadline) = 0;
   // Gives that load up for all ranks, without waiting for its end.
   virtual absl::Status CancelLoad(uint32_t rank, const std::string& name, Deadline deadline) = 0;
 };

@@ -34,7 +34,7 @@ Deadline Sooner(Deadline deadline, std::chrono::nanoseconds from_now) {
 }  // namespace
 
 LoadRunner::LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session)
-    : parts_(parts), load_(load), session_(std::move(session)) {}
+    : parts_(std::move(parts)), load_(load), session_(std::move(session)) {}
 
 void LoadRunner::Enter(Stage stage) {
   meter_.Enter(stage);

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -40,6 +41,8 @@ class LoadRunner {
     std::function<absl::Status()> cancelled = absl::OkStatus;
     // Called before ranks are asked for memory; not OK: given up, as above.
     std::function<absl::Status()> touching = absl::OkStatus;
+    // Of rank 0, as PrepareReply::handed_out.
+    std::function<bool()> handed_out = [] { return false; };
   };
   // `session` has all ranks' links; the load belongs to its epoch.
   LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session);
@@ -80,8 +83,10 @@ class LoadRunner {
   // The leader's own share.
   absl::Status Read(const ReaderShare& share, PartReader& reader);
   std::vector<ReaderShare> Shares() const;
-  // How bytes travel in this load, where that is left to the daemons.
-  CommChoice ChooseComm(const std::vector<ReaderShare>& shares) const;
+  // How bytes travel in this load, where that is left to the daemons; fills no_comm_.
+  CommChoice ChooseComm(const std::vector<ReaderShare>& shares);
+  // A rank that would take part in collectives while its GPU may be at work.
+  std::optional<uint32_t> AtWork() const;
   PartReader MakeReader(const ReaderShare& share) const;
   ReadOrder OrderFor(const ReaderShare& share) const;
   // What a communicator carries: of the leader's own share what it could not reach, and, where
@@ -127,6 +132,7 @@ class LoadRunner {
   std::shared_ptr<const GroupPlan> plan_;
   std::vector<Participant> participants_;
   CommChoice comm_ = CommChoice::kAuto;
+  std::string no_comm_;  // why a communicator carries nothing, for people; empty: it may
   std::map<uint32_t, ScatterCall> scatters_;  // by rank
   std::unique_ptr<ExecuteFanout> fanout_;
   Mutex mutex_;

@@ -36,11 +36,25 @@ std::vector<ReaderShare> LoadRunner::Shares() const {
   return ShareReading(parts_.reader, ranks, hosts);
 }
 
-CommChoice LoadRunner::ChooseComm(const std::vector<ReaderShare>& shares) const {
+std::optional<uint32_t> LoadRunner::AtWork() const {
+  // It reads, also where it has its shard already.
+  if (parts_.handed_out()) return 0;
+  for (const Participant& one : participants_) {
+    if (one.reply.handed_out) return one.rank;
+  }
+  return std::nullopt;
+}
+
+CommChoice LoadRunner::ChooseComm(const std::vector<ReaderShare>& shares) {
   const CommChoice asked = parts_.reading.comm;
   if (asked == CommChoice::kAuto && !parts_.peers.comms.Trusted(session_.epoch)) {
-    return CommChoice::kHost;
+    no_comm_ = "NCCL exchanged nothing before";
+  } else if (const auto rank = AtWork(); asked == CommChoice::kAuto && rank.has_value()) {
+    no_comm_ = fmt::format("a client holds a shard of rank {}, and NCCL is not put beside what its "
+                           "GPU may be doing unless --comm nccl asks for it",
+                           *rank);
   }
+  if (!no_comm_.empty()) return CommChoice::kHost;
   // One reader finds out by itself whom it can reach.
   if (asked != CommChoice::kAuto || shares.empty() || shares.front().parts == 1) return asked;
   // Of several each would have to reach every rank: all bytes go one way.
@@ -72,7 +86,7 @@ PartReader LoadRunner::MakeReader(const ReaderShare& share) const {
     targets.push_back({session_.identities[rank], participant.plan, participant.reply,
                        session_.links[rank]});
   }
-  return PartReader({parts_.catalog, parts_.peers, 0, parts_.membership.secret(), comm_},
+  return PartReader({parts_.catalog, parts_.peers, 0, parts_.membership.secret(), comm_, no_comm_},
                     {session_.epoch, load_.name, load_.deadline, plan_}, std::move(targets));
 }
 

@@ -12,6 +12,7 @@
 #include "common/base/secret.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
+#include "server/core/check_request.h"
 #include "server/core/local_link.h"
 #include "server/core/member_reading.h"
 
@@ -56,7 +57,8 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
       host_tier_(options_.host_tier, options_.reading.threads),
       rank_side_(catalog_, backend,
                  {options_.identity.rank, options_.memory_endpoint,
-                  host_tier_.enabled() ? &host_tier_ : nullptr, &comms_}),
+                  host_tier_.enabled() ? &host_tier_ : nullptr, &comms_,
+                  [this] { return !leases_.Empty(); }}),
       lookups_([](const CheckpointIndex& index) {
         return index.files.empty() ? CheckExists(index.source) : CheckUnchanged(index);
       }) {
@@ -68,7 +70,8 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
     coordinator_ = std::make_unique<Coordinator>(
         Coordinator::Parts{catalog_, *membership_, {peer_memory, backend, comms_},
                            load_worker_, lookups_,
-                           options_.reading, options_.reader});
+                           options_.reading, options_.reader,
+                           [this] { return !leases_.Empty(); }});
   } else {
     follower_ = std::make_unique<Follower>(
         Follower::Parts{catalog_, backend_, options_.leader, options_.on_secret,
@@ -92,7 +95,6 @@ void Node::Stop() {
   if (follower_ != nullptr) follower_->Stop();
   catalog_.Stop();
   leases_.Stop();
-  key_values_.Stop();
 }
 
 void Node::Drain() {

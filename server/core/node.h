@@ -18,7 +18,6 @@
 #include "server/core/coordinator.h"
 #include "server/core/dry_run.h"
 #include "server/core/follower.h"
-#include "server/core/key_value.h"
 #include "server/core/lease_table.h"
 #include "server/core/lookups.h"
 #include "server/core/questions.h"
@@ -114,7 +113,6 @@ class Node {
   // --- peers ---
   // Null on members, which lead nothing.
   Coordinator* coordinator() { return coordinator_.get(); }
-  KeyValueStore& key_values() { return key_values_; }
   // Shown to other ranks' memory sockets and with bytes that are sent to them;
   // empty on a member that has not joined.
   std::string group_secret() const;
@@ -158,7 +156,6 @@ class Node {
   LeaseTable leases_;
   HostTier host_tier_;
   RankSide rank_side_;
-  KeyValueStore key_values_;
   std::atomic<bool> draining_ = false;
   std::atomic<bool> stopping_ = false;
   OwnReading own_reading_;

@@ -85,8 +85,9 @@ absl::Status PartReader::ReachFar(const std::map<size_t, std::string>& why) {
   }
   for (const auto& [i, reason] : why) {
     const ReadTarget& target = targets_[i];
-    Log(LogLevel::kInfo, "{}: rank {} gets its bytes {}: {}", load_.name, target.who.rank,
-        leave ? "by " + parts_.peers.comms.version() : "in streams", reason);
+    Log(LogLevel::kInfo, "{}: rank {} gets its bytes {}: {}{}", load_.name, target.who.rank,
+        leave ? "by " + parts_.peers.comms.version() : "in streams", reason,
+        parts_.no_comm.empty() ? "" : "; " + parts_.no_comm);
     if (leave) {
       left_.push_back(target.who.rank);
       continue;

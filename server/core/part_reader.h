@@ -35,6 +35,7 @@ class PartReader {
     uint32_t rank = 0;
     std::string secret;  // the group's
     CommChoice comm = CommChoice::kAuto;
+    std::string no_comm = {};  // why kHost, where that was not asked for; for people
   };
   struct Load {
     uint64_t epoch = 0;

@@ -69,6 +69,7 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
   PrepareReply reply;
   reply.rank_digest = call.rank_digest;
   reply.memory_endpoint = options_.memory_endpoint;
+  reply.handed_out = options_.handed_out();
   if (catalog_.HasActive(call.name, call.rank_digest)) {
     reply.resident = true;
     return reply;

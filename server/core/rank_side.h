@@ -4,6 +4,7 @@
 #ifndef CKPTD_SERVER_CORE_RANK_SIDE_H_
 #define CKPTD_SERVER_CORE_RANK_SIDE_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -28,6 +29,7 @@ class RankSide {
     std::string memory_endpoint;  // where the leader fetches our descriptors
     HostTier* host_tier = nullptr;  // outlives this; null: none
     const CommKeeper* comms = nullptr;  // outlives this; null: none
+    std::function<bool()> handed_out = [] { return false; };  // PrepareReply's
   };
   RankSide(Catalog& catalog, MemoryBackend& backend, Options options)
       : catalog_(catalog), backend_(backend), options_(std::move(options)) {}

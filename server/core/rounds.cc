@@ -301,6 +301,7 @@ void Rounds::NoteHolders(const std::string& name, const Round& round,
     }
   }
   known.holders.insert(outcome.holders.begin(), outcome.holders.end());
+  known.order = ++noted_;
 }
 
 void Rounds::SetResidents(uint32_t rank, const std::vector<ResidentCheckpoint>& residents) {
@@ -313,11 +314,25 @@ void Rounds::SetResidents(uint32_t rank, const std::vector<ResidentCheckpoint>& 
     if (resident.request_digests.size() != world_size_) continue;
     KnownCheckpoint& known = known_[resident.name];
     if (known.name.empty()) {
-      known = {resident.name, resident.load_key, resident.files, resident.request_digests, {}};
+      known = {resident.name, resident.load_key, resident.files, resident.request_digests, {},
+               ++noted_};
     }
     if (known.load_key == resident.load_key && known.request_digests == resident.request_digests) {
       known.holders.insert(rank);
     }
+  }
+}
+
+void Rounds::ForgetOldest(const std::set<std::string>& resident) {
+  MutexLock lock(mutex_);
+  while (known_.size() > kMostKnown) {
+    auto oldest = known_.end();
+    for (auto at = known_.begin(); at != known_.end(); ++at) {
+      if (resident.count(at->first) > 0 || rounds_.count(at->first) > 0) continue;
+      if (oldest == known_.end() || at->second.order < oldest->second.order) oldest = at;
+    }
+    if (oldest == known_.end()) return;
+    known_.erase(oldest);
   }
 }
 

@@ -38,6 +38,7 @@ struct KnownCheckpoint {
   std::vector<SourceFile> files;
   std::vector<uint64_t> request_digests;  // per rank
   std::set<uint32_t> holders;
+  uint64_t order = 0;  // the one noted last has the highest
 };
 
 // How a load ended.
@@ -123,6 +124,11 @@ class Rounds {
   void Finished(const std::string& name, const LoadOutcome& outcome);
   // A rank joined and told what it holds; or left, holding nothing.
   void SetResidents(uint32_t rank, const std::vector<ResidentCheckpoint>& residents);
+  // Ranks do not tell when they let go of a shard: of more than kMostKnown checkpoints those
+  // noted first are forgotten, but none that is `resident` or has a round. Who asks for one
+  // again loads it anew.
+  static constexpr size_t kMostKnown = 256;
+  void ForgetOldest(const std::set<std::string>& resident);
 
  private:
   struct Round {
@@ -174,6 +180,7 @@ class Rounds {
   mutable CondVar ended_;
   std::map<std::string, Round> rounds_ ABSL_GUARDED_BY(mutex_);
   uint64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t noted_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, KnownCheckpoint> known_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -137,7 +137,8 @@ void AddConfigFlags(CLI::App& app, Config& config) {
   add("comm", config.comm,
       "How bytes reach the GPUs of other ranks: auto writes to those it can map and leaves the others "
       "to NCCL (with readers on several hosts that share the work: all), or to streams where there is "
-      "none; host never takes NCCL, nccl always does; rank 0's setting counts");
+      "none or a client holds a shard meanwhile; host never takes NCCL, nccl always does; rank 0's "
+      "setting counts");
   add("nccl-library", config.nccl_library,
       "The libnccl.so.2 to open (the system's if not given, else that of the Python environment)");
   add("memory", config.memory,

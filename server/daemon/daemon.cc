@@ -28,6 +28,9 @@ constexpr int kMaxWorkloadMessage = 256 << 20;
 constexpr size_t kMaxWorkloadBytes = size_t{1} << 30;
 constexpr size_t kMaxAdminBytes = size_t{64} << 20;
 
+// Each call holds one: of every rank a proposal or a stream of bytes, and beside it a heartbeat.
+int PeerThreads(uint32_t world_size) { return 64 + 2 * static_cast<int>(world_size); }
+
 std::chrono::nanoseconds Seconds(double seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
 }
@@ -111,7 +114,8 @@ absl::Status Daemon::StartPeerServer() {
       peer_server_,
       GrpcServer::Start({fmt::format("{}:{}", interface,
                                      config_.rank == 0 ? rendezvous.port : uint16_t{0}),
-                         kMaxPeerMessage, 64, PeerServerCredentials(security_)},
+                         kMaxPeerMessage, PeerThreads(config_.world_size),
+                         PeerServerCredentials(security_)},
                         {group_service_.get(), transfer_service_.get()}));
   peer_address_ = fmt::format("{}:{}", own, peer_server_->port());
   return absl::OkStatus();

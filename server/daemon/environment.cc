@@ -57,7 +57,7 @@ JobFacts ReadJobFacts(const EnvironmentReader& read) {
   facts.world_size = FirstNumber(read, {"WORLD_SIZE", "SLURM_NTASKS"});
   facts.local_size =
       FirstNumber(read, {"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"});
-  facts.nodes = FirstNumber(read, {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"});
+  facts.nodes = FirstNumber(read, {"GROUP_WORLD_SIZE", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"});
   facts.node_rank = FirstNumber(read, {"GROUP_RANK", "SLURM_NODEID"});
   facts.leader = FirstText(read, {"MASTER_ADDR"});
   if (!facts.leader.has_value()) {

@@ -18,7 +18,7 @@ struct JobFacts {
   std::optional<uint32_t> rank;         // RANK, SLURM_PROCID
   std::optional<uint32_t> world_size;   // WORLD_SIZE, SLURM_NTASKS
   std::optional<uint32_t> local_size;   // LOCAL_WORLD_SIZE, SLURM_NTASKS_PER_NODE, SLURM_GPUS_ON_NODE
-  std::optional<uint32_t> nodes;        // SLURM_JOB_NUM_NODES, SLURM_NNODES
+  std::optional<uint32_t> nodes;        // GROUP_WORLD_SIZE, SLURM_JOB_NUM_NODES, SLURM_NNODES
   std::optional<uint32_t> node_rank;    // GROUP_RANK, SLURM_NODEID
   std::optional<std::string> leader;    // MASTER_ADDR, first host of SLURM_JOB_NODELIST
   std::optional<std::string> job;       // SLURM_JOB_ID

@@ -306,6 +306,12 @@ absl::Status CheckOptions(const Config& config, const LaunchOptions& options) {
   if (!std::isfinite(options.start_timeout)) {
     return invalid("launching: --start-timeout is not a number of seconds; give it one");
   }
+  if (options.node_rank >= options.nnodes) {
+    return invalid(fmt::format("launching on node {}: a job of {} node{} has none of that number, "
+                               "which counts from 0; give --node-rank and --nnodes (GROUP_RANK, "
+                               "GROUP_WORLD_SIZE and Slurm's variables are their defaults)",
+                               options.node_rank, options.nnodes, options.nnodes == 1 ? "" : "s"));
+  }
   if (options.nnodes > 1 && !options.rendezvous_given && config.rendezvous.rfind("127.", 0) == 0) {
     return invalid("launching on several nodes: say where rank 0 listens with --rendezvous "
                    "HOST:PORT, the same on each node");

@@ -189,11 +189,9 @@ absl::StatusOr<LoadRequest> FromProto(const v1::PlanLoadRequest& request) {
   return out;
 }
 
-v1::ProposeRequest ToProto(uint32_t rank, const std::string& incarnation,
-                           const LoadRequest& request) {
+v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request) {
   v1::ProposeRequest out;
   out.set_rank(static_cast<int32_t>(rank));
-  out.set_incarnation(incarnation);
   out.set_source(TextOfPath(request.source));
   *out.mutable_layout() = ToProto(request.layout);
   *out.mutable_dtype_policy() = ToProto(request.policy);

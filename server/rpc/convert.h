@@ -50,8 +50,7 @@ absl::StatusOr<LoadRequest> FromProto(const v1::PlanLoadRequest& request);
 // INVALID_REQUEST beside a layout.
 absl::StatusOr<DeviceMapRequest> DeviceMapRequestFrom(const v1::PlanLoadRequest& request);
 v1::DeviceMap ToProto(const DeviceMap& map);
-v1::ProposeRequest ToProto(uint32_t rank, const std::string& incarnation,
-                           const LoadRequest& request);
+v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request);
 absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request);
 
 v1::PrepareRequest ToProto(const PrepareCall& call);

@@ -193,27 +193,4 @@ grpc::Status GroupServiceImpl::Holds(grpc::ServerContext*, const v1::HoldsReques
   return grpc::Status::OK;
 }
 
-grpc::Status GroupServiceImpl::PutValue(grpc::ServerContext*, const v1::PutValueRequest* request,
-                                        v1::PutValueResponse* response) {
-  const auto leader = Leader();
-  if (!leader.ok()) return ToGrpc(leader.status());
-  auto value = (*Ready())->key_values().Put(request->key(), request->value());
-  if (!value.ok()) return ToGrpc(value.status());
-  response->set_value(*std::move(value));
-  return grpc::Status::OK;
-}
-
-grpc::Status GroupServiceImpl::GetValue(grpc::ServerContext* context,
-                                        const v1::GetValueRequest* request,
-                                        v1::GetValueResponse* response) {
-  const auto leader = Leader();
-  if (!leader.ok()) return ToGrpc(leader.status());
-  const auto longest =
-      std::min<std::chrono::nanoseconds>(FromProto(request->timeout()), std::chrono::minutes(10));
-  auto value = (*Ready())->key_values().Get(request->key(), DeadlineOf(*context, longest));
-  if (!value.ok()) return ToGrpc(value.status());
-  response->set_value(*std::move(value));
-  return grpc::Status::OK;
-}
-
 }  // namespace ckptd

@@ -32,12 +32,8 @@ class GroupServiceImpl final : public v1::GroupService::Service {
                       v1::CommitResponse* response) override;
   grpc::Status Abort(grpc::ServerContext* context, const v1::AbortRequest* request,
                      v1::AbortResponse* response) override;
-  grpc::Status PutValue(grpc::ServerContext* context, const v1::PutValueRequest* request,
-                        v1::PutValueResponse* response) override;
   grpc::Status Holds(grpc::ServerContext* context, const v1::HoldsRequest* request,
                      v1::HoldsResponse* response) override;
-  grpc::Status GetValue(grpc::ServerContext* context, const v1::GetValueRequest* request,
-                        v1::GetValueResponse* response) override;
 
  private:
   absl::StatusOr<Node*> Ready() const;

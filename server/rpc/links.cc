@@ -238,11 +238,11 @@ class GrpcLeaderLink final : public LeaderLink {
     return FromProto(response);
   }
 
-  absl::StatusOr<std::string> Propose(uint32_t rank, const std::string& incarnation,
-                                      const LoadRequest& request, Deadline deadline) override {
+  absl::StatusOr<std::string> Propose(uint32_t rank, const LoadRequest& request,
+                                      Deadline deadline) override {
     v1::ProposeResponse response;
     CKPTD_RETURN_IF_ERROR(Call(&v1::GroupService::Stub::Propose,
-                               ToProto(rank, incarnation, request), response, deadline,
+                               ToProto(rank, request), response, deadline,
                                "proposing the load of " + request.source));
     return response.name();
   }

@@ -32,7 +32,8 @@ def wait_until(condition, what, seconds=PATIENCE):
 
 def clean_environment():
     foreign = ("CKPTD_", "SLURM_", "TORCHELASTIC_")
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+             "MASTER_ADDR")
     return {k: v for k, v in os.environ.items() if not k.startswith(foreign) and k not in names}
 
 

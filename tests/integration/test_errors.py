@@ -198,9 +198,10 @@ def test_what_cannot_be_written_is_said_and_fails(command):
     [
         (("--rendezvous", "127.0.0.1:0"), "no other rank would know which port that becomes"),
         (("--nnodes", "2"), "say where rank 0 listens with --rendezvous HOST:PORT"),
+        (("--node-rank", "1"), "launching on node 1: a job of 1 node has none of that number"),
     ],
 )
-def test_launch_refuses_a_place_where_other_ranks_could_not_find_the_leader(tmp_path, options, sentence):
+def test_launch_refuses_a_place_where_ranks_could_not_find_each_other(tmp_path, options, sentence):
     ended = subprocess.run([BINARIES / "ckptd", "launch", "--nproc", "2", "--run-dir", tmp_path, *options],
                            env=clean_environment(), capture_output=True, text=True, timeout=20)
     assert ended.returncode == 2 and sentence in ended.stderr and "[CONFIG_INVALID]" in ended.stderr, ended.stderr

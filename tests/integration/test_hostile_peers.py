@@ -77,8 +77,6 @@ FAR = 2**63
             lambda: message("CommitRequest", epoch=FAR, name="checkpoints/x", tensor_bytes=FAR),
         ),
         ("Abort", lambda: message("AbortRequest", name="checkpoints/x")),
-        ("PutValue", lambda: message("PutValueRequest", key="k" * 100_000, value=b"v")),
-        ("GetValue", lambda: message("GetValueRequest", key="not there")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -90,7 +88,7 @@ def test_calls_of_another_group_with_the_same_key_change_nothing(
 
 
 METHODS = (
-    "Join Heartbeat Propose Prepare Execute Commit Abort Holds PutValue GetValue".split()
+    "Join Heartbeat Propose CancelLoad Prepare Execute Commit Abort Holds".split()
 )
 
 

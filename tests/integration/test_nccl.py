@@ -5,11 +5,13 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import fake_cuda
 import fake_nccl
 import pytest
+from faults import Program
 from group import BINARIES, clean_environment, wait_until
 from nccl_bench import HEARTBEATS, LIMIT, NCCL, begin, exchanged, failure, load, sample, tensor_bytes
 
@@ -115,6 +117,31 @@ def test_by_itself_nccl_carries_only_what_cannot_be_mapped(cuda, tmp_path):
     assert exchanged(bench) and "rank 1 gets its bytes by NCCL" in bench.group.log()
 
 
+# Loads another checkpoint's shard and keeps it until told to end.
+HOLDER = """
+import sys, ckptd
+with ckptd.connect(sys.argv[1]) as client:
+    shard = client.acquire(client.load(sys.argv[2], layout="fsdp:2"))
+print("holds it", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_beside_a_client_that_holds_a_shard_nccl_carries_only_what_it_is_asked_to(cuda, tmp_path, rank, asked):
+    source, _ = sample(tmp_path, count=2)
+    bench = cuda(2, daemon=NCCL if asked else (), nccl={})
+    own = {**bench.client_environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with Program(HOLDER, bench.group.address(rank), bench.source, environment=own) as holder:
+        assert holder.hear() == "holds it"
+        before = len(exchanged(bench))
+        load(bench, source, "fsdp:2", "--handle", "cuda_ipc")
+        assert (len(exchanged(bench)) > before) == asked
+        assert (f"a client holds a shard of rank {rank}, and NCCL" in bench.group.log()) != asked
+    bench.unload()
+
+
 def test_a_communicator_is_kept_for_the_next_load_or_given_back_as_configured(cuda, tmp_path):
     source, _ = sample(tmp_path, count=2)
     bench = cuda(2, daemon=NCCL, nccl={})
@@ -171,24 +198,31 @@ def test_who_asks_is_told_which_nccl_carries_bytes_or_why_none_does(cuda, comm, 
 
 
 # As over a network, where NCCL notices a death, and as on NVLink, where it does not.
-@pytest.mark.parametrize("number, seen", [(signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGSTOP, 0)])
-@pytest.mark.parametrize("victim", [1, 3])
-def test_a_rank_that_is_lost_in_the_middle_is_named_and_the_next_load_works(cuda, tmp_path, number, seen, victim):
-    bench = slow(cuda, deaths_seen=seen)
+@pytest.mark.parametrize(
+    "ranks, victim, number, seen",
+    [
+        *((4, victim, *end) for victim in (1, 3) for end in [(signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGSTOP, 0)]),
+        (2, 1, signal.SIGKILL, 0),
+        (2, 1, signal.SIGSTOP, 0),
+        (3, 2, signal.SIGKILL, 0),
+    ],
+)  # fmt: skip
+def test_a_rank_that_is_lost_in_the_middle_is_named_and_the_next_load_works(cuda, tmp_path, ranks, victim, number, seen):
+    bench = slow(cuda, ranks=ranks, deaths_seen=seen)
     source, _ = sample(tmp_path)
-    name = begin(bench, source)
+    name = begin(bench, source, f"fsdp:{ranks}")
     pid = bench.group.pid(victim)
     since = time.monotonic()
     os.kill(pid, number)
     try:
-        for rank in {0, 2}:
+        for rank in set(range(ranks)) - {victim}:
             why = failure(bench, name, since, rank)
             assert f"rank {victim}" in why["message"], why
     finally:
         if number == signal.SIGSTOP:
             os.kill(pid, signal.SIGCONT)
     wait_until(bench.group.ready, "the group to be complete again")
-    load(bench, sample(tmp_path, count=1)[0], "fsdp:4")
+    load(bench, sample(tmp_path, count=1)[0], f"fsdp:{ranks}")
 
 
 @pytest.mark.parametrize(
@@ -239,11 +273,12 @@ def test_a_reader_whose_gpu_has_no_room_for_what_it_sends_says_so_and_the_next_l
     load(bench, source, "fsdp:2")
 
 
-def test_when_the_leader_is_killed_in_the_middle_all_others_say_so_in_time(cuda, tmp_path):
-    bench = slow(cuda)
-    name = begin(bench, sample(tmp_path)[0])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_when_the_leader_is_killed_in_the_middle_all_others_say_so_in_time(cuda, tmp_path, ranks):
+    bench = slow(cuda, ranks=ranks)
+    name = begin(bench, sample(tmp_path)[0], f"fsdp:{ranks}")
     since = time.monotonic()
     os.kill(bench.group.pid(0), signal.SIGKILL)
-    for rank in (1, 2, 3):
+    for rank in range(1, ranks):
         why = failure(bench, name, since, rank)
         assert "rank 0" in why["message"], why

@@ -1,9 +1,12 @@
 """Bytes that travel by NCCL between two hosts: network namespaces with a cable, over the fake NCCL."""
 
+import os
+import signal
 import time
 
 import fake_nccl
 import pytest
+from group import wait_until
 from hosts import SpreadGroup, why_not
 from nccl_bench import HEARTBEATS, LIMIT, NCCL, begin, exchanged, failure, load, sample, tensor_bytes
 
@@ -59,6 +62,23 @@ def test_left_to_themselves_daemons_of_two_hosts_take_nccl_for_what_they_cannot_
         trainers.ask("drop")
         assert trainers.end() == [0] * len(HOSTS)
     assert bool(exchanged(bench)) == taken
+
+
+@pytest.mark.parametrize("reader", ["rank0", "all"])
+def test_left_to_themselves_daemons_put_no_collective_beside_what_trainers_do_with_their_shards(spread, tmp_path, reader):
+    bench = spread("--reader", reader, comm=())
+    source, _ = sample(tmp_path, count=2)
+    with bench.trainers("shared") as trainers:
+        before = len(exchanged(bench))
+        assert before, "nobody held a shard yet"
+        load(bench, source, "fsdp:4")
+        assert len(exchanged(bench)) == before
+        assert "in streams: " in bench.group.log() and "a client holds a shard of rank 0, and NCCL" in bench.group.log()
+        assert trainers.end() == [0] * len(HOSTS)
+    wait_until(lambda: bench.leases() == 0, "all leases to end", 10)
+    bench.unload()
+    load(bench, source, "fsdp:4")
+    assert len(exchanged(bench)) > before
 
 
 def test_readers_that_share_the_work_send_in_streams_where_a_rank_has_no_nccl(spread, tmp_path):
@@ -153,6 +173,21 @@ def test_a_slow_cable_is_only_slow(spread, network, tmp_path):
     began = time.monotonic()
     load(bench, source, "fsdp:4")
     assert time.monotonic() - began > tensor_bytes(state) / 2 * 8 / 50e6 * 0.8
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_rank_that_is_killed_on_either_host_is_named_to_all_in_time_and_the_next_load_works(spread, tmp_path, victim):
+    bench = spread(link_bytes_per_second=1500000)
+    name = begin(bench, sample(tmp_path)[0])
+    since = time.monotonic()
+    os.kill(bench.group.pid(victim), signal.SIGKILL)
+    for rank in set(range(len(HOSTS))) - {victim}:
+        why = failure(bench, name, since, rank)
+        assert f"rank {victim}" in why["message"], why
+    bench.group.processes[victim].wait()
+    bench.group.processes[victim] = bench.group.start(victim)
+    bench.group.wait_ready()
+    load(bench, sample(tmp_path / "next", count=1)[0], "fsdp:4")
 
 
 def test_a_cut_cable_ends_the_load_in_time_names_a_rank_behind_it_and_mended_the_next_load_works(

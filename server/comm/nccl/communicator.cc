@@ -315,6 +315,7 @@ absl::Status Communicator::EndHandle(decltype(&ncclCommAbort) end, const char* d
       ending->changed.NotifyAll();
     }).detach();
   } catch (const std::system_error& error) {
+    left_behind_ = true;
     return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
                      fmt::format("{} the NCCL communicator on rank {}: no thread could be started "
                                  "({}), so NCCL still holds {}; raise the limit of processes, and "
@@ -323,7 +324,8 @@ absl::Status Communicator::EndHandle(decltype(&ncclCommAbort) end, const char* d
   }
   const auto deadline = std::chrono::steady_clock::now() + kEndPatience;
   MutexLock lock(ending->mutex);
-  if (!ending->changed.WaitUntil(ending->mutex, deadline, [&] { return ending->done; })) {
+  left_behind_ = !ending->changed.WaitUntil(ending->mutex, deadline, [&] { return ending->done; });
+  if (left_behind_) {
     return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
                      fmt::format("{} the NCCL communicator on rank {}: NCCL has not returned for "
                                  "{} s, and holds {}; start this daemon again",

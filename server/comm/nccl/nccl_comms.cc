@@ -14,6 +14,11 @@ class NcclComm final : public GroupComm {
  public:
   NcclComm(std::unique_ptr<Communicator> communicator, CudaStream stream)
       : stream_(std::move(stream)), communicator_(std::move(communicator)) {}
+  // What it received into goes after it: kernels that run still keep that memory.
+  ~NcclComm() override {
+    static_cast<void>(communicator_->Abort());  // unless it was closed
+    if (communicator_->left_behind()) stream_.Lose();
+  }
 
   absl::Status Begin() override { return communicator_->Begin(); }
   absl::Status Send(const StagedMemory& from, uint64_t offset, uint64_t bytes,
@@ -39,7 +44,7 @@ class NcclComm final : public GroupComm {
   }
 
  private:
-  const CudaStream stream_;  // goes after what runs on it
+  CudaStream stream_;  // goes after what runs on it
   const std::unique_ptr<Communicator> communicator_;
 };
 

@@ -23,13 +23,13 @@ absl::Status CudaBytes::Zero(std::span<const SlabSpan> spans) {
 }
 
 absl::StatusOr<std::unique_ptr<StagingLane>> CudaBytes::OpenLane() {
-  return std::make_unique<CudaLane>(engine_->pool());
+  return std::make_unique<CudaLane>(engine_->Pool());
 }
 
 absl::Status CudaBytes::Read(uint64_t offset, std::span<std::byte> out) {
   CKPTD_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Make(device()));
-  StagingPool& pool = *engine_->pool();
-  CKPTD_ASSIGN_OR_RETURN(StagingPool::Slot* const slot, pool.Take(&pool));
+  const std::shared_ptr<StagingPool> pool = engine_->Pool();
+  CKPTD_ASSIGN_OR_RETURN(StagingPool::Slot* const slot, pool->Take(pool.get()));
   absl::Status status;
   for (size_t done = 0; done < out.size() && status.ok();) {
     const std::span<std::byte> via =
@@ -46,8 +46,8 @@ absl::Status CudaBytes::Read(uint64_t offset, std::span<std::byte> out) {
     std::memcpy(out.data() + done, via.data(), via.size());
     done += via.size();
   }
-  if (!status.ok()) static_cast<void>(pool.Record(*slot, device(), stream.get()));
-  pool.Give(slot);
+  if (!status.ok()) static_cast<void>(pool->Record(*slot, device(), stream.get()));
+  pool->Give(slot);
   return status;
 }
 

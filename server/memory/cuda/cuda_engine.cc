@@ -35,6 +35,17 @@ absl::StatusOr<std::shared_ptr<CudaEngine>> CudaEngine::Start(std::shared_ptr<Cu
   return std::shared_ptr<CudaEngine>(new CudaEngine(std::move(gpu), options, std::move(pool)));
 }
 
+std::shared_ptr<StagingPool> CudaEngine::Pool() {
+  std::shared_ptr<StagingPool> broken;  // goes after the lock: it may have to wait
+  MutexLock lock(mutex_);
+  if (!pool_->Broken()) return pool_;
+  auto fresh = StagingPool::Create(home_.device, options_.staging_bytes);
+  if (!fresh.ok()) return pool_;
+  Log(LogLevel::kInfo, "staging memory is made anew after an error");
+  broken = std::exchange(pool_, *std::move(fresh));
+  return pool_;
+}
+
 absl::StatusOr<CudaGpu> CudaEngine::GpuOf(const std::string& uuid) {
   if (uuid == home_.device->info().uuid) return home_;
   MutexLock lock(mutex_);

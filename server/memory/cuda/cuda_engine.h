@@ -39,7 +39,8 @@ class CudaEngine {
   const CudaGpu& home() const { return home_; }
   // Any GPU of this host. Errors: NO_DEVICE when this process does not see it.
   absl::StatusOr<CudaGpu> GpuOf(const std::string& uuid);
-  const std::shared_ptr<StagingPool>& pool() const { return pool_; }
+  // Made anew where the one of before answers errors only; if that cannot be, that one.
+  std::shared_ptr<StagingPool> Pool();
 
  private:
   CudaEngine(CudaGpu home, const Options& options, std::shared_ptr<StagingPool> pool)
@@ -47,8 +48,8 @@ class CudaEngine {
 
   const CudaGpu home_;
   const Options options_;
-  const std::shared_ptr<StagingPool> pool_;
   Mutex mutex_;
+  std::shared_ptr<StagingPool> pool_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, CudaGpu> peers_ ABSL_GUARDED_BY(mutex_);  // by UUID
 };
 

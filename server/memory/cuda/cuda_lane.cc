@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <utility>
 
 #include "common/base/status.h"
@@ -191,8 +192,11 @@ absl::Status CudaLane::Finish() {
   if (slot_ != nullptr) {
     if (absl::Status status = Submit(); !status.ok()) Fail(std::move(status));
   }
+  // One patience for all: what is queued is no more than there are slots.
+  const auto deadline = std::chrono::steady_clock::now() + StagingPool::kPatience;
   for (const auto& [device, stream] : streams_) {
-    absl::Status status = stream.Wait(StagingPool::kPatience);
+    absl::Status status = stream.Wait(std::max<std::chrono::nanoseconds>(
+        deadline - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0)));
     if (!status.ok()) Fail(std::move(status));
   }
   return error_;

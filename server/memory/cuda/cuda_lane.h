@@ -20,7 +20,10 @@ namespace ckptd {
 class CudaLane final : public StagingLane {
  public:
   explicit CudaLane(std::shared_ptr<StagingPool> pool) : pool_(std::move(pool)) {}
-  ~CudaLane() override { static_cast<void>(Finish()); }
+  // Does not wait a second time for what has not ended.
+  ~CudaLane() override {
+    if (error_.ok() || slot_ != nullptr) static_cast<void>(Finish());
+  }
 
   std::span<std::byte> Stage(std::span<const StagedPlace> places, uint64_t into,
                              uint64_t bytes) override;

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/memory/cuda/cuda_bytes.h"
@@ -112,6 +113,15 @@ absl::StatusOr<CudaShare> Share(const CudaAllocation& allocation, HandleKind kin
   return share;
 }
 
+absl::Status NoRoomUnderWork(const std::string& uuid, uint64_t bytes, uint64_t free) {
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                   fmt::format("allocating {} bytes on {}: {} bytes are free, and what copies that "
+                               "have not ended in time may reach is kept for them; look at the GPU "
+                               "(nvidia-smi, dmesg for Xid), or start this daemon again",
+                               bytes, uuid, free),
+                   {{"device", uuid}});
+}
+
 absl::StatusOr<UniqueFd> Duplicate(const UniqueFd& fd) {
   UniqueFd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
   if (copy.valid()) return copy;
@@ -138,11 +148,13 @@ CudaMemory::CudaMemory(std::shared_ptr<CudaEngineSource> source, bool has_kernel
       budget_(options.budget_bytes),
       books_(std::make_shared<Books>()) {}
 
-absl::Status CudaMemory::CheckRoom(const CudaDevice& device, uint64_t bytes) const {
+absl::Status CudaMemory::CheckRoom(CudaDevice& device, uint64_t bytes) const {
   CKPTD_ASSIGN_OR_RETURN(const uint64_t free, device.FreeBytes());
   MutexLock lock(books_->mutex);
   const uint64_t left = budget_ - std::min(books_->used, budget_);
   if (bytes <= left && bytes <= free) return absl::OkStatus();
+  // Nobody's checkpoint gives room then.
+  if (bytes <= left && device.Busy()) return NoRoomUnderWork(source_->info().uuid, bytes, free);
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
                    fmt::format("allocating {} bytes on {}: {} bytes of the budget of {} are left, "
                                "{} bytes are free on the GPU; unload a checkpoint, end what else "
@@ -164,7 +176,14 @@ absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, Attac
   }
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaEngine> engine, source_->Get());
   const CudaGpu& gpu = engine->home();
-  CKPTD_RETURN_IF_ERROR(CheckRoom(*gpu.device, bytes));
+  if (const size_t kept = gpu.device->FreeKept(); kept > 0) {
+    Log(LogLevel::kInfo, "copies that had not ended in time have ended; {} pieces of memory that "
+        "were kept for them are free", kept);
+  }
+  CKPTD_ASSIGN_OR_RETURN(
+      const uint64_t taken,
+      CudaAllocation::TakenFor(*gpu.device, bytes, kind == HandleKind::kCudaIpc));
+  CKPTD_RETURN_IF_ERROR(CheckRoom(*gpu.device, taken));
   CKPTD_ASSIGN_OR_RETURN(CudaAllocation allocation, Make(gpu.device, bytes, kind));
   CKPTD_ASSIGN_OR_RETURN(CudaShare share, Share(allocation, kind));
   auto memory = std::make_shared<CudaSlabBytes>(engine, gpu, std::move(allocation));
@@ -247,7 +266,7 @@ MemoryUsage CudaMemory::Usage() const {
   MemoryUsage usage;
   usage.budget = budget_;
   const std::shared_ptr<CudaEngine> engine = source_->Running();
-  usage.staging = engine == nullptr ? 0 : engine->pool()->bytes();
+  usage.staging = engine == nullptr ? 0 : engine->Pool()->bytes();
   MutexLock lock(books_->mutex);
   usage.used = books_->used;
   return usage;
@@ -292,6 +311,7 @@ absl::StatusOr<std::shared_ptr<StagedMemory>> CudaMemory::ImportPeer(
     const std::string& device_uuid, const UniqueFd& fd, uint64_t bytes) {
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaEngine> engine, source_->Get());
   CKPTD_ASSIGN_OR_RETURN(const CudaGpu gpu, engine->GpuOf(device_uuid));
+  gpu.device->FreeKept();
   CKPTD_ASSIGN_OR_RETURN(CudaAllocation memory,
                          CudaAllocation::Import(gpu.device, fd.get(), bytes, true));
   return std::make_shared<CudaSlabBytes>(std::move(engine), gpu, std::move(memory));

@@ -77,7 +77,8 @@ class CudaMemory final : public MemoryBackend {
 
   CudaMemory(std::shared_ptr<CudaEngineSource> source, bool has_kernels,
              const CudaMemoryOptions& options);
-  absl::Status CheckRoom(const CudaDevice& device, uint64_t bytes) const;
+  // `bytes`: of a whole allocation.
+  absl::Status CheckRoom(CudaDevice& device, uint64_t bytes) const;
 
   friend class CudaSlab;
   const std::shared_ptr<CudaEngineSource> source_;

@@ -68,6 +68,10 @@ absl::Status CudaKernels::Find(const char* name, CUfunction& function) const {
 
 CudaKernels::~CudaKernels() {
   if (module_ == nullptr) return;
+  if (device_->Busy()) {
+    device_->Keep([module = module_](const CudaDriver& driver) { driver.ModuleUnload(module); });
+    return;
+  }
   const CudaScope scope(*device_);
   device_->driver().ModuleUnload(module_);
 }

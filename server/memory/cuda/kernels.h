@@ -29,7 +29,7 @@ struct CudaTaskTable {
 };
 
 // The kernels, loaded into one device. Thread-safe. Work that was started must have ended
-// before it is destroyed.
+// before it is destroyed, or its stream have been left to the device, as with memory.
 class CudaKernels {
  public:
   // `image`: kernels::KernelImage(), kept by the driver. Errors: FailedPrecondition

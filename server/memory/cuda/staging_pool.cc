@@ -17,6 +17,8 @@ namespace ckptd {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+// Whoever put copies there has waited for them.
+constexpr std::chrono::seconds kLastPatience{1};
 
 }  // namespace
 
@@ -46,14 +48,14 @@ StagingPool::StagingPool(std::shared_ptr<CudaDevice> home, std::byte* memory, si
 }
 
 StagingPool::~StagingPool() {
-  const Clock::time_point deadline = Clock::now() + kPatience;
+  const Clock::time_point deadline = Clock::now() + kLastPatience;
   MutexLock lock(mutex_);
   for (Collect(); !in_flight_.empty() && Clock::now() < deadline; Collect()) {
     std::this_thread::sleep_for(kCudaPoll);
   }
-  if (!in_flight_.empty()) {
+  if (!in_flight_.empty() || unrecorded_) {
     Log(LogLevel::kError, "staging memory: {} copies have not ended; it is kept",
-        in_flight_.size());
+        in_flight_.empty() ? "some" : std::to_string(in_flight_.size()));
     return;
   }
   for (Slot& slot : slots_) {
@@ -126,18 +128,33 @@ absl::StatusOr<StagingPool::Slot*> StagingPool::Take(const void* user) {
   }
 }
 
+bool StagingPool::Broken() {
+  MutexLock lock(mutex_);
+  return !error_.ok();
+}
+
 absl::Status StagingPool::Record(Slot& slot, const std::shared_ptr<CudaDevice>& device,
                                  CUstream stream) {
-  const CudaScope scope(*device);
-  CUevent& event = slot.events_[device];
-  if (event == nullptr) {
-    CKPTD_RETURN_IF_ERROR(device->Check(
-        device->driver().EventCreate(&event, CU_EVENT_DISABLE_TIMING), "making an event"));
+  absl::Status status;
+  {
+    const CudaScope scope(*device);
+    CUevent& event = slot.events_[device];
+    if (event == nullptr) {
+      status = device->Check(device->driver().EventCreate(&event, CU_EVENT_DISABLE_TIMING),
+                             "making an event");
+    }
+    if (status.ok()) {
+      status = device->Check(device->driver().EventRecord(event, stream), "recording an event");
+    }
   }
-  CKPTD_RETURN_IF_ERROR(
-      device->Check(device->driver().EventRecord(event, stream), "recording an event"));
-  slot.recorded_.push_back(device);
-  return absl::OkStatus();
+  if (status.ok()) {
+    slot.recorded_.push_back(device);
+    return status;
+  }
+  MutexLock lock(mutex_);
+  unrecorded_ = true;
+  if (error_.ok()) error_ = status;
+  return status;
 }
 
 void StagingPool::Give(Slot* slot) {

@@ -58,6 +58,8 @@ class StagingPool {
   absl::Status Record(Slot& slot, const std::shared_ptr<CudaDevice>& device, CUstream stream);
   // The slot may be filled again once the recorded copies have ended.
   void Give(Slot* slot);
+  // Whether every Take from now on answers an error.
+  bool Broken();
 
   uint64_t bytes() const { return slots_.size() * kSlotBytes; }
   // Who fills one slot while the GPU empties another does not wait.
@@ -81,6 +83,7 @@ class StagingPool {
   std::vector<Slot*> free_ ABSL_GUARDED_BY(mutex_);
   std::deque<Slot*> in_flight_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
+  bool unrecorded_ ABSL_GUARDED_BY(mutex_) = false;  // copies run that nobody can wait for
 };
 
 }  // namespace ckptd

@@ -136,6 +136,16 @@ TEST_F(CudaMemoryContract, MoreThanTheGpuHasFreeIsRefusedWithinTheBudget) {
   EXPECT_EQ(FactsOf(refused.status()).at("device"), TestGpu()->info().uuid);
 }
 
+TEST_F(CudaMemoryContract, WholeAllocationsMustFitTheBudget) {
+  for (const HandleKind kind : {HandleKind::kVmmFd, HandleKind::kCudaIpc}) {
+    ASSERT_OK_AND_ASSIGN(const auto small, CudaMemory::Create(TestGpu(), {.budget_bytes = kSegment + 5,
+                                                                          .staging_bytes = 8 << 20}));
+    EXPECT_THAT(small->Allocate(kSegment + 1, AttachMode::kShared, kind),
+                FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+    EXPECT_OK(small->Allocate(kSegment, AttachMode::kShared, kind));
+  }
+}
+
 TEST_F(CudaMemoryContract, MemoryIsFreeAgainWhenTheLastOneLetsGo) {
   const uint64_t before = Free();
   ASSERT_OK_AND_ASSIGN(auto slab, memory_->Allocate(2 * kSegment, AttachMode::kShared));

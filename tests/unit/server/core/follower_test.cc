@@ -61,8 +61,7 @@ class FakeLeader final : public LeaderLink {
     if (call.members_epoch != epoch_) reply.members = {{0, incarnation_}, {2, second_}};
     return reply;
   }
-  absl::StatusOr<std::string> Propose(uint32_t, const std::string&, const LoadRequest&,
-                                      Deadline) override {
+  absl::StatusOr<std::string> Propose(uint32_t, const LoadRequest&, Deadline) override {
     return "checkpoints/proposed";
   }
   absl::Status CancelLoad(uint32_t rank, const std::string& name, Deadline) override {

@@ -171,8 +171,7 @@ class HastyLeader final : public LeaderLink {
   absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall&, Deadline) override {
     return HeartbeatReply();
   }
-  absl::StatusOr<std::string> Propose(uint32_t, const std::string&, const LoadRequest&,
-                                      Deadline) override {
+  absl::StatusOr<std::string> Propose(uint32_t, const LoadRequest&, Deadline) override {
     abort("checkpoints/a");
     return "checkpoints/a";
   }

@@ -54,6 +54,29 @@ TEST_F(RoundsTest, OneProposalOfRulesIsEnough) {
   EXPECT_EQ(ready[0].name, name);
 }
 
+TEST_F(RoundsTest, OfManyCheckpointsTheOldestIsForgottenUnlessItIsResident) {
+  const auto load = [this](const std::string& tensor) {
+    for (uint32_t rank = 0; rank < 3; ++rank) State(rank, tensor);
+    const std::string name = rounds_.TakeReady().at(0).name;
+    rounds_.Finished(name, {absl::OkStatus(), {}, {0, 1, 2}, {}});
+    return name;
+  };
+  const auto known = [this](const std::string& tensor) {
+    return !rounds_.IsNew({1, RankRequest(1, 3, tensor)});
+  };
+  const std::string resident = load("resident");
+  load("old");
+  for (size_t i = 2; i < Rounds::kMostKnown; ++i) load("w" + std::to_string(i));
+  rounds_.ForgetOldest({resident});
+  EXPECT_TRUE(known("old")) << "so many there may be";
+  load("new");
+  rounds_.ForgetOldest({resident});
+  EXPECT_FALSE(known("old"));
+  EXPECT_TRUE(known("resident") && known("w2") && known("new"));
+  rounds_.ForgetOldest({});
+  EXPECT_TRUE(known("resident"));
+}
+
 TEST_F(RoundsTest, AReadyLoadIsTakenOnce) {
   Propose(1, RuleRequest("fsdp:3"));
   rounds_.TakeReady();

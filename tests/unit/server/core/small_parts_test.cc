@@ -1,4 +1,4 @@
-// The small parts of the core: rendezvous values, the worker, progress.
+// The small parts of the core: the worker, progress.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,8 +12,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "server/core/coordinator.h"
-#include "server/core/key_value.h"
+#include "server/core/check_request.h"
 #include "server/core/presence.h"
 #include "server/core/progress_meter.h"
 #include "server/core/worker.h"
@@ -24,57 +23,6 @@ namespace ckptd {
 namespace {
 
 constexpr absl::StatusCode kInvalidArgument = absl::StatusCode::kInvalidArgument;
-
-TEST(KeyValueStore, StoppingEndsWaiting) {
-  KeyValueStore store;
-  auto waiting = std::async(std::launch::async, [&] { return store.Get("never", Soon()); });
-  store.Stop();
-  EXPECT_THAT(waiting.get(), FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
-}
-
-TEST(KeyValueStore, TheFirstValueStays) {
-  KeyValueStore store;
-  ASSERT_OK(store.Put("id", "one"));
-  EXPECT_EQ(store.Put("id", "two").value(), "one");
-  EXPECT_EQ(store.Get("id", Clock::now()).value(), "one");
-}
-
-TEST(KeyValueStore, WaitsForAValue) {
-  KeyValueStore store;
-  auto value = std::async(std::launch::async, [&] { return store.Get("id", Soon()); });
-  ASSERT_OK(store.Put("id", "one"));
-  EXPECT_EQ(value.get().value(), "one");
-}
-
-TEST(KeyValueStore, NamesTheKeyThatNobodyPut) {
-  KeyValueStore store;
-  const auto value = store.Get("id", Clock::now());
-  EXPECT_THAT(value, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
-  EXPECT_EQ(FactsOf(value.status()).at("key"), "id");
-}
-
-TEST(KeyValueStore, RefusesKeysAndValuesPastTheirLimits) {
-  KeyValueStore store;
-  const std::string long_key(KeyValueStore::kMaxKeyBytes + 1, 'k');
-  const std::string long_value(KeyValueStore::kMaxValueBytes + 1, 'v');
-  EXPECT_THAT(store.Put("", "v"), FailsWith(kInvalidArgument, reason::kInvalidRequest));
-  EXPECT_THAT(store.Put(long_key, "v"), FailsWith(kInvalidArgument, reason::kInvalidRequest));
-  EXPECT_THAT(store.Put("k", long_value), FailsWith(kInvalidArgument, reason::kInvalidRequest));
-}
-
-TEST(KeyValueStore, RefusesMoreKeysThanItMayHold) {
-  KeyValueStore store;
-  for (size_t i = 0; i < KeyValueStore::kMaxKeys; ++i) ASSERT_OK(store.Put(std::to_string(i), ""));
-  EXPECT_THAT(store.Put("one more", ""),
-              FailsWith(absl::StatusCode::kResourceExhausted, reason::kInvalidRequest));
-}
-
-TEST(KeyValueStore, ClearingMakesRoomForNewValues) {
-  KeyValueStore store;
-  ASSERT_OK(store.Put("id", "one"));
-  store.Clear();
-  EXPECT_EQ(store.Put("id", "two").value(), "two");
-}
 
 TEST(Worker, RunsTasksInTheirOrder) {
   std::vector<int> order;

@@ -31,11 +31,13 @@ TEST(JobFacts, ReadsWhatTorchrunSets) {
                                     {"WORLD_SIZE", "16"},
                                     {"LOCAL_WORLD_SIZE", "8"},
                                     {"GROUP_RANK", "1"},
+                                    {"GROUP_WORLD_SIZE", "2"},
                                     {"MASTER_ADDR", "node0"}});
   EXPECT_EQ(facts.rank, 5u);
   EXPECT_EQ(facts.world_size, 16u);
   EXPECT_EQ(facts.local_size, 8u);
   EXPECT_EQ(facts.node_rank, 1u);
+  EXPECT_EQ(facts.nodes, 2u);
   EXPECT_EQ(facts.leader, "node0");
   EXPECT_EQ(facts.job, std::nullopt);
 }

@@ -124,7 +124,7 @@ TEST(ConvertProposal, KeepsTheRequest) {
   request.kind = HandleKind::kCudaIpc;
   request.digests = false;
   request.timeout = std::chrono::milliseconds(1500);
-  ASSERT_OK_AND_ASSIGN(const LoadRequest back, FromProto(ToProto(1, "one", request)));
+  ASSERT_OK_AND_ASSIGN(const LoadRequest back, FromProto(ToProto(1, request)));
   EXPECT_EQ(RequestDigest(back), RequestDigest(request));
   EXPECT_EQ(back.kind, request.kind);
   EXPECT_EQ(back.timeout, request.timeout);
@@ -132,7 +132,7 @@ TEST(ConvertProposal, KeepsTheRequest) {
 
 TEST(ConvertProposal, KeepsTheRules) {
   const LoadRequest request = RuleRequest("hsdp:2x4");
-  EXPECT_EQ(RequestDigest(FromProto(ToProto(1, "one", request)).value()), RequestDigest(request));
+  EXPECT_EQ(RequestDigest(FromProto(ToProto(1, request)).value()), RequestDigest(request));
 }
 
 PrepareCall RichCall() {
@@ -190,6 +190,7 @@ TEST(ConvertPrepare, KeepsTheReply) {
   reply.communicator = "NCCL 2.30.7";
   reply.no_communicator = "none";
   reply.communicator_id = std::string("\0\xff", 2);
+  reply.handed_out = true;
   const PrepareReply back = FromProto(ToProto(reply));
   EXPECT_TRUE(back.resident);
   EXPECT_EQ(back.rank_digest, 5u);
@@ -201,6 +202,7 @@ TEST(ConvertPrepare, KeepsTheReply) {
   EXPECT_EQ(back.communicator, reply.communicator);
   EXPECT_EQ(back.no_communicator, reply.no_communicator);
   EXPECT_EQ(back.communicator_id, reply.communicator_id);
+  EXPECT_TRUE(back.handed_out);
 }
 
 TEST(ConvertCommit, KeepsTheCallAndItsProgress) {
@@ -248,7 +250,7 @@ TEST(ConvertPaths, OnesThatAreNotUtf8ArriveAsTheyAre) {
   const std::string odd = "/models/%41\xff";
   LoadRequest request = RankRequest(1, 2);
   request.source = odd;
-  EXPECT_EQ(FromProto(Received(ToProto(1, "one", request))).value().source, odd);
+  EXPECT_EQ(FromProto(Received(ToProto(1, request))).value().source, odd);
 
   PrepareCall call = RichCall();
   call.request.source = odd;

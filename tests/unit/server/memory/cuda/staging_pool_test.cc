@@ -4,9 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/memory/cuda/cuda_memory.h"
 #include "tests/testing/cuda.h"
+#include "tests/testing/slab_bytes.h"
 #include "tests/testing/status_matchers.h"
 
 namespace ckptd {
@@ -66,6 +71,32 @@ TEST_F(StagingPoolTest, ALaneHasASlotToFillAndOneThatIsEmptied) {
   EXPECT_EQ(pool_->Lanes(), 2U);
   ASSERT_OK_AND_ASSIGN(const auto least, StagingPool::Create(TestGpu(), 1));
   EXPECT_EQ(least->Lanes(), 1U);
+}
+
+// The driver has no event for the first copy: who waits for that copy is not known.
+class BrokenStagingTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    UseTestCuda("gpus = 1\nfault = cuEventRecord nth=1 error=2\ntrace = trace\n");
+  }
+};
+
+TEST_F(BrokenStagingTest, IsMadeAnewForTheNextLane) {
+  ASSERT_OK_AND_ASSIGN(const auto memory, CudaMemory::Create(TestGpu(), {.budget_bytes = 64 << 20,
+                                                                         .staging_bytes = 8 << 20}));
+  ASSERT_OK_AND_ASSIGN(const auto slab, memory->Allocate(1 << 20, AttachMode::kShared));
+  const SlabView view = slab->view();
+  {
+    ASSERT_OK_AND_ASSIGN(const auto lane, view.staged->OpenLane());
+    const StagedPlace place = {view.staged.get(), 0};
+    std::fill_n(lane->Stage({&place, 1}, 0, 5).begin(), 5, std::byte{1});
+    EXPECT_THAT(lane->Finish(), FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+    // As long as it is all there is, it answers that error.
+    EXPECT_THAT(lane->Finish(), FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+  }
+  const std::vector<std::byte> bytes(5, std::byte{7});
+  WriteBytes(view, 0, bytes);
+  EXPECT_EQ(ReadBytes(view, 0, 5), bytes);
 }
 
 }  // namespace

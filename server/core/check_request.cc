@@ -1,0 +1,88 @@
+#include "server/core/check_request.h"
+
+#include <algorithm>
+#include <climits>
+#include <string>
+#include <variant>
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/layout/layout.h"
+
+namespace ckptd {
+namespace {
+
+// Where a rank is in a mesh is counted, and never compared with who there is.
+absl::Status CheckMeshes(const RankLayout& layout, const std::string& source) {
+  for (const Mesh& mesh : layout.meshes) {
+    const auto strange = std::find_if(mesh.ranks.begin(), mesh.ranks.end(), [&](uint32_t rank) {
+      return rank >= layout.world_size;
+    });
+    if (strange == mesh.ranks.end()) continue;
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid,
+                     fmt::format("loading {}: a mesh has rank {}, the layout is for {} ranks; state "
+                                 "the mesh by the ranks of the whole job",
+                                 source, *strange, layout.world_size));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t world_size) {
+  if (rank >= world_size) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
+                     fmt::format("loading {}: rank {} asks for it, this group has ranks 0 to {}",
+                                 request.source, rank, world_size - 1));
+  }
+  if (request.source.size() > PATH_MAX) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     fmt::format("loading a source whose path has {} bytes: at most {} are "
+                                 "possible; check the request",
+                                 request.source.size(), PATH_MAX));
+  }
+  if (request.source.empty() || request.source[0] != '/') {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     fmt::format("loading \"{}\": the source must be an absolute path on the "
+                                 "machine of rank 0's daemon",
+                                 request.source));
+  }
+  if (request.kind == HandleKind::kCudaIpc && request.intended == AttachMode::kExclusive) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
+                     fmt::format("loading {} for EXCLUSIVE as CUDA_IPC: such memory stays the "
+                                 "daemon's and cannot be taken; load it as VMM_FD, or for PRIVATE",
+                                 request.source));
+  }
+  uint32_t stated = 0;
+  std::string advice =
+      "start as many daemons as it has ranks, or change the layout; where none was named, the "
+      "process counted its ranks by WORLD_SIZE or SLURM_NTASKS (1 if unset): set WORLD_SIZE and "
+      "RANK, as torchrun does";
+  if (const auto* rules = std::get_if<std::string>(&request.layout)) {
+    CKPTD_ASSIGN_OR_RETURN(const LayoutRules parsed, LayoutRules::Parse(*rules));
+    stated = parsed.world_size();
+  } else {
+    const RankLayout& layout = *std::get<std::shared_ptr<const RankLayout>>(request.layout);
+    stated = layout.world_size;
+    CKPTD_RETURN_IF_ERROR(CheckMeshes(layout, request.source));
+    advice = fmt::format("start as many trainers as daemons, or daemons as trainers (ckptd launch "
+                         "--nproc {}); a process counts its trainers by WORLD_SIZE or SLURM_NTASKS, "
+                         "1 if unset",
+                         stated);
+    if (stated == world_size && layout.rank != rank) {
+      return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
+                       fmt::format("loading {}: the request states the tensors of rank {}, this "
+                                   "daemon serves rank {}; connect to that rank's daemon: if the "
+                                   "address comes from CKPTD_ADDRESS, write {{rank}} in it",
+                                   request.source, layout.rank, rank));
+    }
+  }
+  if (stated == world_size) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongWorldSize,
+                   fmt::format("loading {}: the layout is for {} rank{}, this group has {}; {}",
+                               request.source, stated, stated == 1 ? "" : "s", world_size, advice));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,17 @@
+#ifndef CKPTD_SERVER_CORE_CHECK_REQUEST_H_
+#define CKPTD_SERVER_CORE_CHECK_REQUEST_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "server/core/domain.h"
+
+namespace ckptd {
+
+// Checks a request against the group before anything is started. Errors:
+// LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, INVALID_REQUEST.
+absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t world_size);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_CORE_CHECK_REQUEST_H_

@@ -1,0 +1,121 @@
+// Memory, code and contexts under work that does not end in time, on the fake driver.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include "common/base/reasons.h"
+#include "common/cuda/allocation.h"
+#include "common/cuda/stream.h"
+#include "server/memory/cuda/cuda_memory.h"
+#include "tests/testing/cuda.h"
+#include "tests/testing/slab_bytes.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/stuck_work.h"
+
+namespace ckptd {
+namespace {
+
+constexpr uint64_t kBytes = 32 << 20;  // half of the GPU
+
+class UnfinishedWorkTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    UseTestCuda("gpus = 1\nbytes = 0x4000000\ntrace = trace\ntwins = " CKPTD_TWINS "\n");
+  }
+  // Queued, and given up after a moment.
+  void GetStuck(CUdeviceptr address, uint64_t bytes) {
+    ASSERT_OK_AND_ASSIGN(const CudaStream stream, CudaStream::Make(device_));
+    work_.emplace(*device_, stream.get(), address, bytes);
+    EXPECT_THAT(stream.Wait(std::chrono::milliseconds(1)),
+                FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+  }
+  static int Traced(const std::string& text) {
+    const std::filesystem::path config = ::getenv("CKPTD_FAKE_CUDA");
+    std::ifstream trace(config.parent_path() / "trace");
+    int count = 0;
+    for (std::string line; std::getline(trace, line);) count += line.find(text) != line.npos;
+    return count;
+  }
+  void TearDown() override { EXPECT_EQ(Traced("\"violation\""), 0); }
+
+  std::shared_ptr<CudaDevice> device_ = TestGpu();
+  std::optional<StuckWork> work_;
+};
+
+class MemoryUnderWork : public UnfinishedWorkTest, public ::testing::WithParamInterface<bool> {};
+
+TEST_P(MemoryUnderWork, IsFreedWhenTheWorkHasEnded) {
+  const uint64_t before = device_->FreeBytes().value();
+  {
+    ASSERT_OK_AND_ASSIGN(const CudaAllocation memory,
+                         GetParam() ? CudaAllocation::CreatePlain(device_, kBytes)
+                                    : CudaAllocation::Create(device_, kBytes));
+    GetStuck(memory.address(), kBytes);
+  }
+  EXPECT_TRUE(device_->Busy());
+  EXPECT_EQ(device_->FreeKept(), 0U);
+  EXPECT_EQ(device_->FreeBytes().value(), before - kBytes);
+  work_->End();
+  EXPECT_FALSE(device_->Busy());
+  EXPECT_EQ(device_->FreeKept(), 1U);
+  EXPECT_EQ(device_->FreeBytes().value(), before);
+  EXPECT_EQ(Traced("\"cuStreamDestroy\""), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, MemoryUnderWork, ::testing::Bool(),
+                         [](const auto& of) { return of.param ? "Plain" : "WithDescriptor"; });
+
+TEST_F(UnfinishedWorkTest, AContextStaysForItAndGoesWithTheNextUserOfTheGpu) {
+  ASSERT_OK_AND_ASSIGN(std::optional<CudaAllocation> memory,
+                       CudaAllocation::Create(device_, kBytes));
+  GetStuck(memory->address(), kBytes);
+  memory.reset();
+  device_.reset();
+  EXPECT_EQ(Traced("\"cuDevicePrimaryCtxRelease\""), 0);
+  device_ = TestGpu();
+  EXPECT_TRUE(device_->Busy());
+  work_->End();
+  device_.reset();
+  EXPECT_EQ(Traced("\"cuMemRelease\""), 1);
+  EXPECT_EQ(Traced("\"cuDevicePrimaryCtxRelease\""), 2) << "one of each user";
+  work_.reset();
+}
+
+TEST_F(UnfinishedWorkTest, TheNextSlabHasTheRoomOfOneThatWasKept) {
+  ASSERT_OK_AND_ASSIGN(const auto memory, CudaMemory::Create(device_, {.budget_bytes = 1 << 30,
+                                                                       .staging_bytes = 8 << 20}));
+  ASSERT_OK_AND_ASSIGN(auto slab, memory->Allocate(kBytes, AttachMode::kShared));
+  GetStuck(slab->view().staged->address(), kBytes);
+  slab.reset();
+  EXPECT_THAT(memory->Allocate(kBytes + 1, AttachMode::kShared),
+              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline))
+      << "as if other checkpoints could make room";
+  work_->End();
+  EXPECT_OK(memory->Allocate(kBytes + 1, AttachMode::kShared));
+}
+
+TEST_F(UnfinishedWorkTest, KernelsStayLoadedUnderIt) {
+  auto kernels = CudaKernels::Load(device_, TestKernels());
+  ASSERT_OK(kernels);
+  GetStuck(0, 0);
+  kernels->reset();
+  EXPECT_EQ(Traced("\"cuModuleUnload\""), 0);
+  work_->End();
+  EXPECT_EQ(device_->FreeKept(), 1U);
+  EXPECT_EQ(Traced("\"cuModuleUnload\""), 1);
+}
+
+TEST_F(UnfinishedWorkTest, AGpuThatSomebodyElseMayUseAtAnyTimeStaysBusy) {
+  ASSERT_OK_AND_ASSIGN(CudaStream stream, CudaStream::Make(device_));
+  EXPECT_FALSE(device_->Busy());
+  stream.Lose();
+  EXPECT_TRUE(device_->Busy());
+  EXPECT_EQ(Traced("\"cuStreamDestroy\""), 0);
+}
+
+}  // namespace
+}  // namespace ckptd
