@@ -1,9 +1,13 @@
 """Loads whose bytes travel by NCCL: checkpoints, what was asked of the fake NCCL, and how loads end."""
 
+import contextlib
 import json
+import os
+import sys
 import time
 
 import torch
+from faults import Program
 from group import save_in_files, wait_until
 from shard_bytes import wrong_tensors
 
@@ -11,6 +15,24 @@ NCCL = ("--comm", "nccl")
 HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
 # Longest that anybody may wait once something has died.
 LIMIT = 10
+
+
+# A client that loads, and keeps its shard until it is told to end.
+HOLDER = """
+import sys, ckptd
+with ckptd.connect(sys.argv[1]) as client:
+    shard = client.acquire(client.load(sys.argv[2], layout=sys.argv[3]))
+print("holds it", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def holding(bench, rank, source, layout):
+    own = {**bench.client_environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with Program(HOLDER, bench.group.address(rank), source, layout, environment=own) as program:
+        assert program.hear() == "holds it"
+        yield
 
 
 def exchanged(bench, call="ncclSend"):

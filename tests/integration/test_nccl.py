@@ -5,15 +5,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import fake_cuda
 import fake_nccl
 import pytest
-from faults import Program
 from group import BINARIES, clean_environment, wait_until
-from nccl_bench import HEARTBEATS, LIMIT, NCCL, begin, exchanged, failure, load, sample, tensor_bytes
+from nccl_bench import HEARTBEATS, LIMIT, NCCL, begin, exchanged, failure, holding, load, sample, tensor_bytes
 
 pytest.importorskip("cuda.bindings.driver")
 pytestmark = pytest.mark.skipif(fake_nccl.why_not() is not None, reason=str(fake_nccl.why_not()))
@@ -117,24 +115,12 @@ def test_by_itself_nccl_carries_only_what_cannot_be_mapped(cuda, tmp_path):
     assert exchanged(bench) and "rank 1 gets its bytes by NCCL" in bench.group.log()
 
 
-# Loads another checkpoint's shard and keeps it until told to end.
-HOLDER = """
-import sys, ckptd
-with ckptd.connect(sys.argv[1]) as client:
-    shard = client.acquire(client.load(sys.argv[2], layout="fsdp:2"))
-print("holds it", flush=True)
-sys.stdin.readline()
-"""
-
-
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_beside_a_client_that_holds_a_shard_nccl_carries_only_what_it_is_asked_to(cuda, tmp_path, rank, asked):
     source, _ = sample(tmp_path, count=2)
     bench = cuda(2, daemon=NCCL if asked else (), nccl={})
-    own = {**bench.client_environment, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with Program(HOLDER, bench.group.address(rank), bench.source, environment=own) as holder:
-        assert holder.hear() == "holds it"
+    with holding(bench, rank, bench.source, "fsdp:2"):
         before = len(exchanged(bench))
         load(bench, source, "fsdp:2", "--handle", "cuda_ipc")
         assert (len(exchanged(bench)) > before) == asked

@@ -8,7 +8,7 @@ import fake_nccl
 import pytest
 from group import wait_until
 from hosts import SpreadGroup, why_not
-from nccl_bench import HEARTBEATS, LIMIT, NCCL, begin, exchanged, failure, load, sample, tensor_bytes
+from nccl_bench import HEARTBEATS, LIMIT, NCCL, begin, exchanged, failure, holding, load, sample, tensor_bytes
 
 pytest.importorskip("cuda.bindings.driver")
 WHY_NOT = why_not() or fake_nccl.why_not()
@@ -79,6 +79,20 @@ def test_left_to_themselves_daemons_put_no_collective_beside_what_trainers_do_wi
     bench.unload()
     load(bench, source, "fsdp:4")
     assert len(exchanged(bench)) > before
+
+
+def test_a_leader_whose_client_holds_the_shard_sends_it_to_a_rank_that_came_back_in_streams(spread, tmp_path):
+    bench = spread(comm=())
+    source, _ = sample(tmp_path, count=2)
+    with holding(bench, 0, source, "fsdp:4"):
+        before = len(exchanged(bench))
+        assert before, "nobody held a shard yet"
+        bench.group.restart(3)
+        loaded = bench.group.json("load", source, "--layout", "fsdp:4", rank=3)
+        name = loaded.get("checkpoint", loaded)["name"]
+        assert bench.group.json("verify", name, rank=3)["mismatched"] == []
+        assert len(exchanged(bench)) == before
+    assert "a client holds a shard of rank 0, and NCCL" in bench.group.log()
 
 
 def test_readers_that_share_the_work_send_in_streams_where_a_rank_has_no_nccl(spread, tmp_path):

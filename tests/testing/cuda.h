@@ -8,6 +8,8 @@
 #include <stdlib.h>
 
 #include <cstddef>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <span>
 #include <string>
@@ -29,6 +31,15 @@ inline void UseTestCuda(const std::string& config) {
   ::setenv("CKPTD_FAKE_CUDA", folder.Write("fake.conf", config + "state_dir = .\n").c_str(), 1);
   // A library that is loaded is found by its name.
   ASSERT_NE(::dlopen(CKPTD_FAKE_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL), nullptr) << ::dlerror();
+}
+
+// Lines of the fake's trace so far (trace = trace) that have `text`.
+inline int CudaTraced(const std::string& text) {
+  const std::filesystem::path config = ::getenv("CKPTD_FAKE_CUDA");
+  std::ifstream trace(config.parent_path() / "trace");
+  int count = 0;
+  for (std::string line; std::getline(trace, line);) count += line.find(text) != line.npos;
+  return count;
 }
 
 // Code of the copy kernels, or what the fake takes for it where there is none: it runs the

@@ -97,6 +97,7 @@ TEST_F(BrokenStagingTest, IsMadeAnewForTheNextLane) {
   const std::vector<std::byte> bytes(5, std::byte{7});
   WriteBytes(view, 0, bytes);
   EXPECT_EQ(ReadBytes(view, 0, 5), bytes);
+  EXPECT_EQ(CudaTraced("\"cuMemHostAlloc\""), 2);
 }
 
 }  // namespace

@@ -1,11 +1,7 @@
 // Memory, code and contexts under work that does not end in time, on the fake driver.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <optional>
-#include <string>
 
 #include "common/base/reasons.h"
 #include "common/cuda/allocation.h"
@@ -33,14 +29,7 @@ class UnfinishedWorkTest : public ::testing::Test {
     EXPECT_THAT(stream.Wait(std::chrono::milliseconds(1)),
                 FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
   }
-  static int Traced(const std::string& text) {
-    const std::filesystem::path config = ::getenv("CKPTD_FAKE_CUDA");
-    std::ifstream trace(config.parent_path() / "trace");
-    int count = 0;
-    for (std::string line; std::getline(trace, line);) count += line.find(text) != line.npos;
-    return count;
-  }
-  void TearDown() override { EXPECT_EQ(Traced("\"violation\""), 0); }
+  void TearDown() override { EXPECT_EQ(CudaTraced("\"violation\""), 0); }
 
   std::shared_ptr<CudaDevice> device_ = TestGpu();
   std::optional<StuckWork> work_;
@@ -63,7 +52,7 @@ TEST_P(MemoryUnderWork, IsFreedWhenTheWorkHasEnded) {
   EXPECT_FALSE(device_->Busy());
   EXPECT_EQ(device_->FreeKept(), 1U);
   EXPECT_EQ(device_->FreeBytes().value(), before);
-  EXPECT_EQ(Traced("\"cuStreamDestroy\""), 1);
+  EXPECT_EQ(CudaTraced("\"cuStreamDestroy\""), 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, MemoryUnderWork, ::testing::Bool(),
@@ -75,13 +64,13 @@ TEST_F(UnfinishedWorkTest, AContextStaysForItAndGoesWithTheNextUserOfTheGpu) {
   GetStuck(memory->address(), kBytes);
   memory.reset();
   device_.reset();
-  EXPECT_EQ(Traced("\"cuDevicePrimaryCtxRelease\""), 0);
+  EXPECT_EQ(CudaTraced("\"cuDevicePrimaryCtxRelease\""), 0);
   device_ = TestGpu();
   EXPECT_TRUE(device_->Busy());
   work_->End();
   device_.reset();
-  EXPECT_EQ(Traced("\"cuMemRelease\""), 1);
-  EXPECT_EQ(Traced("\"cuDevicePrimaryCtxRelease\""), 2) << "one of each user";
+  EXPECT_EQ(CudaTraced("\"cuMemRelease\""), 1);
+  EXPECT_EQ(CudaTraced("\"cuDevicePrimaryCtxRelease\""), 2) << "one of each user";
   work_.reset();
 }
 
@@ -103,10 +92,10 @@ TEST_F(UnfinishedWorkTest, KernelsStayLoadedUnderIt) {
   ASSERT_OK(kernels);
   GetStuck(0, 0);
   kernels->reset();
-  EXPECT_EQ(Traced("\"cuModuleUnload\""), 0);
+  EXPECT_EQ(CudaTraced("\"cuModuleUnload\""), 0);
   work_->End();
   EXPECT_EQ(device_->FreeKept(), 1U);
-  EXPECT_EQ(Traced("\"cuModuleUnload\""), 1);
+  EXPECT_EQ(CudaTraced("\"cuModuleUnload\""), 1);
 }
 
 TEST_F(UnfinishedWorkTest, AGpuThatSomebodyElseMayUseAtAnyTimeStaysBusy) {
@@ -114,7 +103,7 @@ TEST_F(UnfinishedWorkTest, AGpuThatSomebodyElseMayUseAtAnyTimeStaysBusy) {
   EXPECT_FALSE(device_->Busy());
   stream.Lose();
   EXPECT_TRUE(device_->Busy());
-  EXPECT_EQ(Traced("\"cuStreamDestroy\""), 0);
+  EXPECT_EQ(CudaTraced("\"cuStreamDestroy\""), 0);
 }
 
 }  // namespace
