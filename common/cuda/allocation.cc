@@ -23,7 +23,10 @@ CUmemAllocationProp PropertiesOn(const CudaDevice& device) {
 // Smaller allocations may share a block of this size, and then show each other.
 constexpr uint64_t kPlainBlock = uint64_t{2} << 20;
 
-uint64_t RoundedUp(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+// Of what no GPU has, the largest multiple.
+uint64_t RoundedUp(uint64_t bytes, uint64_t unit) {
+  return std::min(bytes / unit + (bytes % unit != 0 ? 1 : 0), UINT64_MAX / unit) * unit;
+}
 
 // Memory is made in the recommended one: NCCL registers it only in such steps. What was made
 // elsewhere is mapped in the size that came with it, of which the driver asks only that it be
