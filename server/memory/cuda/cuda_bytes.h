@@ -18,7 +18,7 @@ namespace ckptd {
 class CudaBytes : public StagedMemory {
  public:
   absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() override;
-  unsigned Lanes() const override { return engine_->Pool()->Lanes(); }
+  unsigned Lanes() const override { return engine_->CurrentPool()->Lanes(); }
   absl::Status Read(uint64_t offset, std::span<std::byte> out) override;
   absl::Status Zero(std::span<const SlabSpan> spans) override;
 

@@ -36,13 +36,21 @@ absl::StatusOr<std::shared_ptr<CudaEngine>> CudaEngine::Start(std::shared_ptr<Cu
 }
 
 std::shared_ptr<StagingPool> CudaEngine::Pool() {
-  std::shared_ptr<StagingPool> broken;  // goes after the lock: it may have to wait
-  MutexLock lock(mutex_);
-  if (!pool_->Broken()) return pool_;
+  std::shared_ptr<StagingPool> pool = CurrentPool();
+  if (!pool->Broken()) return pool;
   auto fresh = StagingPool::Create(home_.device, options_.staging_bytes);
-  if (!fresh.ok()) return pool_;
+  if (!fresh.ok()) return pool;
+  {
+    MutexLock lock(pool_mutex_);
+    // Somebody else may have been here.
+    if (pool_ == pool) pool_ = *fresh;
+  }
   Log(LogLevel::kInfo, "staging memory is made anew after an error");
-  broken = std::exchange(pool_, *std::move(fresh));
+  return CurrentPool();
+}
+
+std::shared_ptr<StagingPool> CudaEngine::CurrentPool() const {
+  MutexLock lock(pool_mutex_);
   return pool_;
 }
 

@@ -39,8 +39,11 @@ class CudaEngine {
   const CudaGpu& home() const { return home_; }
   // Any GPU of this host. Errors: NO_DEVICE when this process does not see it.
   absl::StatusOr<CudaGpu> GpuOf(const std::string& uuid);
-  // Made anew where the one of before answers errors only; if that cannot be, that one.
+  // To take slots from: made anew where the one of before answers errors only; if that cannot be,
+  // that one. May wait a second for what the old one still does.
   std::shared_ptr<StagingPool> Pool();
+  // As it is. Does not wait, nor call the driver.
+  std::shared_ptr<StagingPool> CurrentPool() const;
 
  private:
   CudaEngine(CudaGpu home, const Options& options, std::shared_ptr<StagingPool> pool)
@@ -48,8 +51,9 @@ class CudaEngine {
 
   const CudaGpu home_;
   const Options options_;
+  mutable Mutex pool_mutex_;  // held for moments
+  std::shared_ptr<StagingPool> pool_ ABSL_GUARDED_BY(pool_mutex_);
   Mutex mutex_;
-  std::shared_ptr<StagingPool> pool_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, CudaGpu> peers_ ABSL_GUARDED_BY(mutex_);  // by UUID
 };
 

@@ -266,7 +266,7 @@ MemoryUsage CudaMemory::Usage() const {
   MemoryUsage usage;
   usage.budget = budget_;
   const std::shared_ptr<CudaEngine> engine = source_->Running();
-  usage.staging = engine == nullptr ? 0 : engine->Pool()->bytes();
+  usage.staging = engine == nullptr ? 0 : engine->CurrentPool()->bytes();
   MutexLock lock(books_->mutex);
   usage.used = books_->used;
   return usage;
