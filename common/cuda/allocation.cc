@@ -210,10 +210,7 @@ void CudaAllocation::Reset() {
   const std::shared_ptr<CudaDevice> device = std::move(device_);  // outlives the scope
   const Parts parts = std::exchange(parts_, Parts());
   if (device == nullptr) return;
-  if (device->Busy()) {
-    device->Keep([parts](const CudaDriver& driver) { Free(parts, driver); });
-    return;
-  }
+  if (device->Keep([parts](const CudaDriver& driver) { Free(parts, driver); })) return;
   const CudaScope scope(*device);
   Free(parts, device->driver());
 }

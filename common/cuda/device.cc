@@ -1,7 +1,10 @@
 #include "common/cuda/device.h"
 
 #include <array>
+#include <chrono>
 #include <map>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -88,11 +91,13 @@ FirstFailure& Failure() {
 std::atomic<bool> CudaDevice::failed_ = false;
 
 struct CudaDevice::Unfinished {
-  Mutex mutex;
-  std::vector<CUstream> streams ABSL_GUARDED_BY(mutex);
-  std::vector<Free> kept ABSL_GUARDED_BY(mutex);
-  bool for_ever ABSL_GUARDED_BY(mutex) = false;
-  unsigned contexts ABSL_GUARDED_BY(mutex) = 0;  // of devices that went meanwhile
+  Mutex freeing;  // before the other one: who asks for room waits for what is being freed
+  Mutex mutex;    // guards all
+  std::vector<CUstream> streams;
+  bool awaited = false;  // by a thread of its own
+  std::vector<Free> kept;
+  bool for_ever = false;
+  unsigned contexts = 0;  // of devices that went meanwhile
 };
 
 absl::Status CudaFailure() {
@@ -138,10 +143,12 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Open(const CudaDriver& d
 
 // Released contexts wait for their work: that of work which does not end is kept, too.
 CudaDevice::~CudaDevice() {
-  if (Busy()) {
+  {
     MutexLock lock(unfinished_.mutex);
-    ++unfinished_.contexts;
-    return;
+    if (AsksBusy()) {
+      ++unfinished_.contexts;
+      return;
+    }
   }
   FreeKept();
   driver().DevicePrimaryCtxRelease(info_.ordinal);
@@ -168,18 +175,38 @@ void CudaDevice::Retire(CUstream stream) {
   }
   MutexLock lock(unfinished_.mutex);
   unfinished_.streams.push_back(stream);
+  if (std::exchange(unfinished_.awaited, true)) return;
+  try {
+    std::thread([self = shared_from_this()] { self->AwaitUnfinished(); }).detach();
+  } catch (const std::system_error&) {
+    unfinished_.awaited = false;  // then the next FreeKept sees to it
+  }
 }
 
-bool CudaDevice::Busy() {
-  MutexLock lock(unfinished_.mutex);
-  if (unfinished_.for_ever || unfinished_.streams.empty()) return unfinished_.for_ever;
+void CudaDevice::AwaitUnfinished() {
+  constexpr std::chrono::milliseconds kPoll{20};
+  for (bool busy = true; busy;) {
+    std::this_thread::sleep_for(kPoll);
+    MutexLock lock(unfinished_.mutex);
+    busy = AsksBusy() && !unfinished_.for_ever;
+    unfinished_.awaited = busy;
+  }
+  FreeKept();
+}
+
+bool CudaDevice::AsksBusy() {
   const CudaScope scope(*this);
   std::erase_if(unfinished_.streams, [this](CUstream stream) {
     if (driver().StreamQuery(stream) == CUDA_ERROR_NOT_READY) return false;
     driver().StreamDestroy(stream);
     return true;
   });
-  return !unfinished_.streams.empty();
+  return unfinished_.for_ever || !unfinished_.streams.empty();
+}
+
+bool CudaDevice::Busy() {
+  MutexLock lock(unfinished_.mutex);
+  return AsksBusy();
 }
 
 void CudaDevice::NeverIdle() {
@@ -187,26 +214,28 @@ void CudaDevice::NeverIdle() {
   unfinished_.for_ever = true;
 }
 
-void CudaDevice::Keep(Free free) {
+bool CudaDevice::Keep(Free free) {
   MutexLock lock(unfinished_.mutex);
+  if (!AsksBusy()) return false;
   unfinished_.kept.push_back(std::move(free));
+  return true;
 }
 
-size_t CudaDevice::FreeKept() {
-  if (Busy()) return 0;
+void CudaDevice::FreeKept() {
   std::vector<Free> kept;
   unsigned contexts = 0;
+  MutexLock freeing(unfinished_.freeing);
   {
     MutexLock lock(unfinished_.mutex);
+    if (AsksBusy()) return;
     kept.swap(unfinished_.kept);
     contexts = std::exchange(unfinished_.contexts, 0);
   }
-  if (!kept.empty()) {
+  {
     const CudaScope scope(*this);
     for (const Free& free : kept) free(driver());
   }
   for (; contexts > 0; --contexts) driver().DevicePrimaryCtxRelease(info_.ordinal);
-  return kept.size();
 }
 
 absl::Status CudaDevice::Check(CUresult result, std::string_view doing) const {

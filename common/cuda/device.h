@@ -39,7 +39,7 @@ absl::Status CudaFailure();
 
 // Holds the GPU's primary context, which the process's other users of CUDA share, for as long as
 // work that was given up goes on. Thread-safe.
-class CudaDevice {
+class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
  public:
   // Errors: DEVICE_FAILED, also CudaFailure's.
   static absl::StatusOr<std::shared_ptr<CudaDevice>> Open(const CudaDriver& driver, GpuInfo info);
@@ -58,7 +58,8 @@ class CudaDevice {
 
   // --- work that has not ended in time ---
   // Such work may still write, and freeing what it reaches faults or blocks for good. So who
-  // gives it up leaves the stream here, and what would be freed is kept until the work has ended.
+  // gives it up leaves the stream here, and what would be freed is kept until the work has ended:
+  // a thread that is there only meanwhile waits for that.
 
   // Destroys the stream, at once or once its work has ended.
   void Retire(CUstream stream);
@@ -66,17 +67,20 @@ class CudaDevice {
   void NeverIdle();
   // Whether such work may still run, on this GPU and in this process.
   bool Busy();
-  // Runs `free` with the context current: by FreeKept, or never if the work does not end. It
-  // must not own this device.
+  // Whether it may; then `free`, which must not own this device, runs once it has ended, with the
+  // context current, and the caller frees nothing.
   using Free = std::function<void(const CudaDriver&)>;
-  void Keep(Free free);
-  // What was kept, once nothing is Busy, also by earlier CudaDevices of the GPU: how much that was.
-  size_t FreeKept();
+  bool Keep(Free free);
+  // Frees what was kept, now that nothing is Busy; else nothing.
+  void FreeKept();
 
  private:
   struct Unfinished;  // of one GPU, for the life of the process
   CudaDevice(const CudaDriver& driver, GpuInfo info, CUcontext context);
   static Unfinished& UnfinishedOf(CUdevice ordinal);
+  void AwaitUnfinished();
+  // With the mutex of `unfinished_`.
+  bool AsksBusy();
 
   static std::atomic<bool> failed_;  // of this process
 

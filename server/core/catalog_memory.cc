@@ -15,10 +15,10 @@
 namespace ckptd {
 namespace {
 
-// What the backend says is free on its device, for whoever takes it; unset: not said.
-std::optional<uint64_t> DeviceFree(const absl::Status& refused) {
+// A number that the backend says of what it refused; unset: not said.
+std::optional<uint64_t> Said(const absl::Status& refused, const char* fact) {
   const Facts facts = FactsOf(refused);
-  const auto said = facts.find("device_free_bytes");
+  const auto said = facts.find(fact);
   uint64_t bytes = 0;
   if (said == facts.end()) return std::nullopt;
   const std::string& text = said->second;
@@ -118,12 +118,14 @@ absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
   for (;;) {
     auto slab = backend_.Allocate(bytes, request.intended, KindFor(request));
     if (slab.ok() || slab.status().code() != absl::StatusCode::kResourceExhausted) return slab;
-    const std::optional<uint64_t> device_free = DeviceFree(slab.status());
+    // Free on its device, for whoever takes it; and what it would take, in whole allocations.
+    const std::optional<uint64_t> device_free = Said(slab.status(), "device_free_bytes");
+    const uint64_t taken = std::max(bytes, Said(slab.status(), "asked_bytes").value_or(0));
     std::shared_ptr<ShardMemory> evicted;
     std::string occupants;
     {
       MutexLock lock(mutex_);
-      if (EvictionHelps(bytes, budget, device_free)) evicted = EvictOne();
+      if (EvictionHelps(taken, budget, device_free)) evicted = EvictOne();
       occupants = Occupants();
     }
     if (evicted == nullptr) {

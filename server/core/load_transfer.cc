@@ -47,7 +47,9 @@ std::optional<uint32_t> LoadRunner::AtWork() const {
 
 CommChoice LoadRunner::ChooseComm(const std::vector<ReaderShare>& shares) {
   const CommChoice asked = parts_.reading.comm;
-  if (asked == CommChoice::kAuto && !parts_.peers.comms.Trusted(session_.epoch)) {
+  if (parts_.peers.comms.version().empty()) {
+    // There is nothing to leave out.
+  } else if (asked == CommChoice::kAuto && !parts_.peers.comms.Trusted(session_.epoch)) {
     no_comm_ = "NCCL exchanged nothing before";
   } else if (const auto rank = AtWork(); asked == CommChoice::kAuto && rank.has_value()) {
     no_comm_ = fmt::format("a client holds a shard of rank {}, and NCCL is not put beside what its "

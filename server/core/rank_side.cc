@@ -69,7 +69,6 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
   PrepareReply reply;
   reply.rank_digest = call.rank_digest;
   reply.memory_endpoint = options_.memory_endpoint;
-  reply.handed_out = options_.handed_out();
   if (catalog_.HasActive(call.name, call.rank_digest)) {
     reply.resident = true;
     return reply;
@@ -99,6 +98,7 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
   }
   reply.owned_segments = backend_.OwnedSegments();
   reply.device = backend_.device();
+  reply.handed_out = options_.handed_out();
   if (options_.comms != nullptr) {
     reply.communicator = options_.comms->version();
     reply.no_communicator = options_.comms->why_none();

@@ -125,8 +125,8 @@ class Rounds {
   // A rank joined and told what it holds; or left, holding nothing.
   void SetResidents(uint32_t rank, const std::vector<ResidentCheckpoint>& residents);
   // Ranks do not tell when they let go of a shard: of more than kMostKnown checkpoints those
-  // noted first are forgotten, but none that is `resident` or has a round. Who asks for one
-  // again loads it anew.
+  // noted first are forgotten, but none that is `resident`, which is rank 0's, or has a round.
+  // Who asks for one again loads it anew, by rule; by rank, those who hold theirs state nothing.
   static constexpr size_t kMostKnown = 256;
   void ForgetOldest(const std::set<std::string>& resident);
 

@@ -50,6 +50,8 @@ class StagingLane {
   // Returns when all that was staged is in place. Errors name the device: Unavailable
   // DEVICE_FAILED, DeadlineExceeded DEADLINE when it stands still.
   virtual absl::Status Finish() = 0;
+  // What Finish will say for certain, as far as it is known: who goes on gains nothing.
+  virtual absl::Status status() const { return absl::OkStatus(); }
 };
 
 struct SlabSpan {

@@ -60,6 +60,8 @@ class SlabWriter {
 
   // Returns when everything is in place. Errors: StagingLane::Finish's.
   absl::Status Finish() { return lane_ == nullptr ? absl::OkStatus() : lane_->Finish(); }
+  // StagingLane's.
+  absl::Status status() const { return lane_ == nullptr ? absl::OkStatus() : lane_->status(); }
 
  private:
   SlabWriter(std::span<const SlabMap> slabs, std::unique_ptr<StagingLane> lane)

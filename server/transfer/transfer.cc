@@ -156,6 +156,7 @@ class Job {
       ++stay.items;
       std::fill(done.begin(), done.end(), 0);
       CKPTD_RETURN_IF_ERROR(worker.Do(next.window, *next.item, done, [this] { return Poll(); }));
+      CKPTD_RETURN_IF_ERROR(slabs.status());
       Count(worker, done);
       if (next.window->items_left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
         CKPTD_RETURN_IF_ERROR(Finish(next.window));

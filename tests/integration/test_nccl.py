@@ -125,6 +125,7 @@ def test_beside_a_client_that_holds_a_shard_nccl_carries_only_what_it_is_asked_t
         load(bench, source, "fsdp:2", "--handle", "cuda_ipc")
         assert (len(exchanged(bench)) > before) == asked
         assert (f"a client holds a shard of rank {rank}, and NCCL" in bench.group.log()) != asked
+    wait_until(lambda: bench.leases() == 0, "the lease to end", 10)
     bench.unload()
 
 

@@ -193,7 +193,10 @@ absl::Status Communicator::End(Deadline deadline) {
     }
   }
   begun_ranks_.insert(group_ranks_.begin(), group_ranks_.end());
-  return AwaitReady(doing, group_ranks_, deadline, reason::kDeadline);
+  launching_ = true;
+  CKPTD_RETURN_IF_ERROR(AwaitReady(doing, group_ranks_, deadline, reason::kDeadline));
+  launching_ = false;
+  return absl::OkStatus();
 }
 
 absl::Status Communicator::Look(const std::string& doing, bool& in_progress) {
@@ -316,6 +319,7 @@ absl::Status Communicator::EndHandle(decltype(&ncclCommAbort) end, const char* d
     }).detach();
   } catch (const std::system_error& error) {
     left_behind_ = true;
+    device_->NeverIdle();  // nobody else keeps its context for NCCL's threads
     return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
                      fmt::format("{} the NCCL communicator on rank {}: no thread could be started "
                                  "({}), so NCCL still holds {}; raise the limit of processes, and "

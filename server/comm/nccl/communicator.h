@@ -92,9 +92,9 @@ class Communicator {
 
   uint32_t rank() const { return options_.rank; }
   uint32_t world_size() const { return options_.world_size; }
-  // NCCL has not returned from the call that ends it: it may still put work into any stream that
-  // was used.
-  bool left_behind() const { return left_behind_; }
+  // NCCL has not returned from the call that ended it before a group was in its stream: it may
+  // still put it there.
+  bool may_launch() const { return left_behind_ && launching_; }
 
  private:
   Communicator(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<CudaDevice> device,
@@ -130,6 +130,7 @@ class Communicator {
   std::function<absl::Status()> interrupted_;
   ncclComm_t handle_ = nullptr;
   bool in_group_ = false;
+  bool launching_ = false;  // a group that was ended is not in its stream yet
   bool left_behind_ = false;
   std::set<uint32_t> group_ranks_;  // of the group that is being made
   std::set<uint32_t> begun_ranks_;  // of all since the last good Wait

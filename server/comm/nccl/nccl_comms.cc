@@ -14,10 +14,10 @@ class NcclComm final : public GroupComm {
  public:
   NcclComm(std::unique_ptr<Communicator> communicator, CudaStream stream)
       : stream_(std::move(stream)), communicator_(std::move(communicator)) {}
-  // What it received into goes after it: kernels that run still keep that memory.
+  // What it received into goes after it: work that is still in the stream keeps that memory.
   ~NcclComm() override {
     static_cast<void>(communicator_->Abort());  // unless it was closed
-    if (communicator_->left_behind()) stream_.Lose();
+    if (communicator_->may_launch()) stream_.Lose();
   }
 
   absl::Status Begin() override { return communicator_->Begin(); }

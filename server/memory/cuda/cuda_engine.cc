@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -75,11 +77,20 @@ CudaEngineSource::CudaEngineSource(const std::shared_ptr<CudaEngine>& first,
       running_(first) {}
 
 absl::StatusOr<std::shared_ptr<CudaEngine>> CudaEngineSource::Get() {
-  MutexLock lock(mutex_);
-  std::shared_ptr<CudaEngine> engine = running_.lock();
+  MutexLock starting(start_mutex_);
+  std::shared_ptr<CudaEngine> engine = Running();
   if (engine != nullptr) return engine;
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> device, CudaDevice::Open(driver_, info_));
+  if (device->Busy()) {
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                     fmt::format("starting on {}: copies of before have not ended, and the driver "
+                                 "would wait for them; look at the GPU (nvidia-smi, dmesg for Xid), "
+                                 "then try again, or start this daemon again",
+                                 info_.uuid),
+                     {{"device", info_.uuid}});
+  }
   CKPTD_ASSIGN_OR_RETURN(engine, CudaEngine::Start(std::move(device), options_));
+  MutexLock lock(mutex_);
   running_ = engine;
   return engine;
 }

@@ -64,7 +64,8 @@ class CudaEngineSource {
   CudaEngineSource(const std::shared_ptr<CudaEngine>& first, CudaEngine::Options options,
                    bool keep);
 
-  // Errors: those of CudaDevice::Open and CudaEngine::Start.
+  // Errors: those of CudaDevice::Open and CudaEngine::Start; DeadlineExceeded DEADLINE while work
+  // that has not ended in time still runs.
   absl::StatusOr<std::shared_ptr<CudaEngine>> Get();
   // Null when none runs.
   std::shared_ptr<CudaEngine> Running() const;
@@ -77,6 +78,7 @@ class CudaEngineSource {
   const GpuInfo info_;
   const CudaEngine::Options options_;
   const std::shared_ptr<CudaEngine> kept_;
+  Mutex start_mutex_;  // as long as the driver takes
   mutable Mutex mutex_;
   std::weak_ptr<CudaEngine> running_ ABSL_GUARDED_BY(mutex_);
 };

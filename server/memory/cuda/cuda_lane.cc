@@ -192,11 +192,14 @@ absl::Status CudaLane::Finish() {
   if (slot_ != nullptr) {
     if (absl::Status status = Submit(); !status.ok()) Fail(std::move(status));
   }
-  // One patience for all: what is queued is no more than there are slots.
-  const auto deadline = std::chrono::steady_clock::now() + StagingPool::kPatience;
+  // One patience for all: what is queued is no more than there are slots. None after an error: who
+  // goes by it frees nothing under copies (CudaStream).
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = error_.ok() ? Clock::now() + StagingPool::kPatience : Clock::now();
   for (const auto& [device, stream] : streams_) {
-    absl::Status status = stream.Wait(std::max<std::chrono::nanoseconds>(
-        deadline - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0)));
+    absl::Status status =
+        stream.Wait(std::max<std::chrono::nanoseconds>(deadline - Clock::now(), {}));
+    if (absl::IsDeadlineExceeded(status)) status = DeviceStandsStill(*device, StagingPool::kPatience);
     if (!status.ok()) Fail(std::move(status));
   }
   return error_;

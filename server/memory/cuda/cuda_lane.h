@@ -31,6 +31,7 @@ class CudaLane final : public StagingLane {
   std::span<std::byte> StageBlock(uint64_t begin, size_t bytes) override;
   void Take(StagedMemory& memory, const BlockCopy& copy) override;
   absl::Status Finish() override;
+  absl::Status status() const override { return error_; }
 
  private:
   // A stretch of the slot that becomes one copy to each of its places.

@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-#include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/memory/cuda/cuda_bytes.h"
@@ -150,11 +149,11 @@ CudaMemory::CudaMemory(std::shared_ptr<CudaEngineSource> source, bool has_kernel
 
 absl::Status CudaMemory::CheckRoom(CudaDevice& device, uint64_t bytes) const {
   CKPTD_ASSIGN_OR_RETURN(const uint64_t free, device.FreeBytes());
+  // What goes then gives no room: nobody's checkpoint has to.
+  if (bytes > free && device.Busy()) return NoRoomUnderWork(source_->info().uuid, bytes, free);
   MutexLock lock(books_->mutex);
   const uint64_t left = budget_ - std::min(books_->used, budget_);
   if (bytes <= left && bytes <= free) return absl::OkStatus();
-  // Nobody's checkpoint gives room then.
-  if (bytes <= left && device.Busy()) return NoRoomUnderWork(source_->info().uuid, bytes, free);
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
                    fmt::format("allocating {} bytes on {}: {} bytes of the budget of {} are left, "
                                "{} bytes are free on the GPU; unload a checkpoint, end what else "
@@ -176,10 +175,7 @@ absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, Attac
   }
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaEngine> engine, source_->Get());
   const CudaGpu& gpu = engine->home();
-  if (const size_t kept = gpu.device->FreeKept(); kept > 0) {
-    Log(LogLevel::kInfo, "copies that had not ended in time have ended; {} pieces of memory that "
-        "were kept for them are free", kept);
-  }
+  gpu.device->FreeKept();
   CKPTD_ASSIGN_OR_RETURN(
       const uint64_t taken,
       CudaAllocation::TakenFor(*gpu.device, bytes, kind == HandleKind::kCudaIpc));

@@ -68,12 +68,10 @@ absl::Status CudaKernels::Find(const char* name, CUfunction& function) const {
 
 CudaKernels::~CudaKernels() {
   if (module_ == nullptr) return;
-  if (device_->Busy()) {
-    device_->Keep([module = module_](const CudaDriver& driver) { driver.ModuleUnload(module); });
-    return;
-  }
+  const auto unload = [module = module_](const CudaDriver& driver) { driver.ModuleUnload(module); };
+  if (device_->Keep(unload)) return;
   const CudaScope scope(*device_);
-  device_->driver().ModuleUnload(module_);
+  unload(device_->driver());
 }
 
 absl::Status CudaKernels::Run(const kernels::CopyTask& task, CUstream stream) const {

@@ -64,8 +64,10 @@ StagingPool::~StagingPool() {
       device->driver().EventDestroy(event);
     }
   }
+  const auto free = [memory = memory_](const CudaDriver& driver) { driver.MemFreeHost(memory); };
+  if (home_->Keep(free)) return;  // the driver would wait for that work
   const CudaScope scope(*home_);
-  home_->driver().MemFreeHost(memory_);
+  free(home_->driver());
 }
 
 bool StagingPool::Ended(Slot& slot) {

@@ -3,11 +3,30 @@
 
 #include <gtest/gtest.h>
 
+#include "common/base/reasons.h"
+#include "common/base/status.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/server/comm/nccl/group.h"
 
 namespace ckptd {
 namespace {
+
+class DeviceBytes final : public StagedMemory {
+ public:
+  explicit DeviceBytes(CudaAllocation memory) : memory_(std::move(memory)) {}
+  uint64_t bytes() const override { return memory_.bytes(); }
+  uint64_t address() const override { return memory_.address(); }
+  absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() override {
+    return absl::UnimplementedError("not here");
+  }
+  unsigned Lanes() const override { return 1; }
+  absl::Status Read(uint64_t, std::span<std::byte>) override {
+    return absl::UnimplementedError("not here");
+  }
+
+ private:
+  const CudaAllocation memory_;
+};
 
 absl::StatusOr<std::unique_ptr<GroupComm>> JoinAs(const Member& self) {
   GroupCommOptions options;
@@ -19,14 +38,39 @@ absl::StatusOr<std::unique_ptr<GroupComm>> JoinAs(const Member& self) {
   return comms.Join(std::move(options), Patiently());
 }
 
-TEST(NcclComms, WhereNcclNeverLetsGoTheGpuIsBusyForGood) {
-  NcclGroup group("fault = ncclCommAbort rank=0 hang=1");
+// Something of the GPU that rank 1 sends and rank 0 never gets.
+absl::Status Exchange(GroupComm& comm, const Member& self, const DeviceBytes& bytes) {
+  CKPTD_RETURN_IF_ERROR(comm.Begin());
+  CKPTD_RETURN_IF_ERROR(self.rank == 0 ? comm.Receive(bytes, 0, 1000, 1)
+                                       : comm.Send(bytes, 0, 1000, 0));
+  CKPTD_RETURN_IF_ERROR(comm.End(Patiently()));
+  return comm.Wait(In(std::chrono::milliseconds(200)));
+}
+
+TEST(NcclComms, WhereNcclNeverLetsGoItsMemoryIsKept) {
+  NcclGroup group("fault = ncclCommAbort rank=0 hang=1\nfault = ncclRecv rank=0 hang=1");
+  group.Run(2, [](const Member& self) {
+    const uint64_t before = self.device->FreeBytes().value();
+    auto comm = JoinAs(self);
+    ASSERT_OK(comm);
+    {
+      const DeviceBytes bytes(self.Memory(1000, 7));
+      const absl::Status status = Exchange(**comm, self, bytes);
+      EXPECT_TRUE(self.rank == 1 || ReasonOf(status) == reason::kDeadline) << status;
+      comm->reset();
+    }
+    EXPECT_EQ(self.device->Busy(), self.rank == 0);
+    EXPECT_EQ(self.device->FreeBytes().value() < before, self.rank == 0);
+  });
+}
+
+TEST(NcclComms, OneThatDoesNothingWhenItIsGivenUpKeepsNothing) {
+  NcclGroup group("fault = ncclCommAbort hang=1");
   group.Run(2, [](const Member& self) {
     auto comm = JoinAs(self);
     ASSERT_OK(comm);
-    EXPECT_FALSE(self.device->Busy());
     comm->reset();
-    EXPECT_EQ(self.device->Busy(), self.rank == 0);
+    EXPECT_FALSE(self.device->Busy());
   });
 }
 
