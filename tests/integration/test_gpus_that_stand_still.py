@@ -41,10 +41,14 @@ def test_a_load_onto_a_gpu_that_stands_still_ends_and_the_memory_is_free_when_it
     bench.unload()
 
 
-def test_a_daemon_on_a_gpu_that_stands_still_ends_when_it_is_told_to(cuda, tmp_path):
-    bench = cuda(1, gpus={"lazy_ms": 0, "link_bytes_per_second": RATE // 100})
-    late = save(tmp_path / "late.safetensors", {"w": torch.randn(RATE)})
+# With room for all of the source on its way to the GPU, and without.
+@pytest.mark.parametrize("daemon", [(), ("--staging", "8MiB")])
+def test_a_daemon_on_a_gpu_that_stands_still_says_so_once_and_ends_when_it_is_told_to(cuda, tmp_path, daemon):
+    bench = cuda(1, daemon=daemon, gpus={"lazy_ms": 0, "link_bytes_per_second": RATE // 100})
+    late = save(tmp_path / "late.safetensors", {"w": torch.randn(4 * RATE)})
+    since = time.monotonic()
     assert "nothing has ended for 10.0 s" in bench.group.ctl("load", late, "--layout", "replicate:1").stderr
+    assert time.monotonic() - since < PATIENCE + 6
     since = time.monotonic()
     bench.group.stop()  # looks at its exit code, too
     assert time.monotonic() - since < 8
