@@ -195,6 +195,7 @@ void CudaDevice::AwaitUnfinished() {
 }
 
 bool CudaDevice::AsksBusy() {
+  if (unfinished_.streams.empty()) return unfinished_.for_ever;  // as nearly always: asks nobody
   const CudaScope scope(*this);
   std::erase_if(unfinished_.streams, [this](CUstream stream) {
     if (driver().StreamQuery(stream) == CUDA_ERROR_NOT_READY) return false;

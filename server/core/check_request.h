@@ -1,3 +1,4 @@
+// What is wrong with a request by itself, whoever takes it.
 #ifndef CKPTD_SERVER_CORE_CHECK_REQUEST_H_
 #define CKPTD_SERVER_CORE_CHECK_REQUEST_H_
 
@@ -9,7 +10,7 @@
 namespace ckptd {
 
 // Checks a request against the group before anything is started. Errors:
-// LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, INVALID_REQUEST.
+// LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, INVALID_REQUEST, HANDLE_KIND.
 absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t world_size);
 
 }  // namespace ckptd

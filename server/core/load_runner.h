@@ -85,6 +85,8 @@ class LoadRunner {
   std::vector<ReaderShare> Shares() const;
   // How bytes travel in this load, where that is left to the daemons; fills no_comm_.
   CommChoice ChooseComm(const std::vector<ReaderShare>& shares);
+  // Why a communicator carries nothing where that is left to the daemons; empty: it may.
+  std::string WhyNoComm() const;
   // A rank that would take part in collectives while its GPU may be at work.
   std::optional<uint32_t> AtWork() const;
   PartReader MakeReader(const ReaderShare& share) const;

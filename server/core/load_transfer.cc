@@ -45,17 +45,19 @@ std::optional<uint32_t> LoadRunner::AtWork() const {
   return std::nullopt;
 }
 
+std::string LoadRunner::WhyNoComm() const {
+  if (!parts_.peers.comms.Trusted(session_.epoch)) return "NCCL exchanged nothing before";
+  const std::optional<uint32_t> rank = AtWork();
+  if (!rank.has_value()) return "";
+  return fmt::format("a client holds a shard of rank {}, and NCCL is not put beside what its GPU "
+                     "may be doing unless --comm nccl asks for it",
+                     *rank);
+}
+
 CommChoice LoadRunner::ChooseComm(const std::vector<ReaderShare>& shares) {
   const CommChoice asked = parts_.reading.comm;
-  if (parts_.peers.comms.version().empty()) {
-    // There is nothing to leave out.
-  } else if (asked == CommChoice::kAuto && !parts_.peers.comms.Trusted(session_.epoch)) {
-    no_comm_ = "NCCL exchanged nothing before";
-  } else if (const auto rank = AtWork(); asked == CommChoice::kAuto && rank.has_value()) {
-    no_comm_ = fmt::format("a client holds a shard of rank {}, and NCCL is not put beside what its "
-                           "GPU may be doing unless --comm nccl asks for it",
-                           *rank);
-  }
+  const bool may = asked == CommChoice::kAuto && !parts_.peers.comms.version().empty();
+  if (may) no_comm_ = WhyNoComm();
   if (!no_comm_.empty()) return CommChoice::kHost;
   // One reader finds out by itself whom it can reach.
   if (asked != CommChoice::kAuto || shares.empty() || shares.front().parts == 1) return asked;

@@ -227,6 +227,15 @@ def test_a_gpu_that_others_have_filled_refuses_until_they_let_go(cuda, tmp_path)
     assert_holds(bench, [kept, large])
 
 
+def test_a_budget_that_has_no_room_for_whole_allocations_costs_no_resident_checkpoint(cuda, tmp_path):
+    # The driver gives memory in steps of 2 MiB: of these, six do not fit, though the bytes would.
+    bench = cuda(1, daemon=("--memory-budget", str(11 * MIB)))
+    kept, large = sparse(tmp_path / "kept.safetensors", 3 * MIB), sparse(tmp_path / "large.safetensors", 10 * MIB)
+    assert cuda_load(bench, kept)["checkpoint"]["state"] == "ACTIVE"
+    assert cuda_load(bench, large)["error"]["reason"] == "NO_MEMORY"
+    assert_holds(bench, [kept])
+
+
 # Takes memory of a GPU, says what the driver said, and keeps it until its end.
 OCCUPIER = """
 import sys
