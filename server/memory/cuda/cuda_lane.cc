@@ -192,10 +192,9 @@ absl::Status CudaLane::Finish() {
   if (slot_ != nullptr) {
     if (absl::Status status = Submit(); !status.ok()) Fail(std::move(status));
   }
-  // One patience for all: what is queued is no more than there are slots. None after an error: who
-  // goes by it frees nothing under copies (CudaStream).
+  // One patience for all: what is queued is no more than there are slots.
   using Clock = std::chrono::steady_clock;
-  const auto deadline = error_.ok() ? Clock::now() + StagingPool::kPatience : Clock::now();
+  const auto deadline = Clock::now() + StagingPool::kPatience;
   for (const auto& [device, stream] : streams_) {
     absl::Status status =
         stream.Wait(std::max<std::chrono::nanoseconds>(deadline - Clock::now(), {}));

@@ -129,11 +129,15 @@ TEST_F(UnfinishedWorkTest, NothingIsStartedBesideIt) {
 }
 
 TEST_F(UnfinishedWorkTest, AGpuThatSomebodyElseMayUseAtAnyTimeStaysBusy) {
-  ASSERT_OK_AND_ASSIGN(CudaStream stream, CudaStream::Make(device_));
-  EXPECT_FALSE(device_->Busy());
-  stream.Lose();
+  {
+    ASSERT_OK_AND_ASSIGN(CudaStream stream, CudaStream::Make(device_));
+    EXPECT_FALSE(device_->Busy());
+    stream.Lose();
+  }
   EXPECT_TRUE(device_->Busy());
+  device_.reset();
   EXPECT_EQ(CudaTraced("\"cuStreamDestroy\""), 0);
+  EXPECT_EQ(CudaTraced("\"cuDevicePrimaryCtxRelease\""), 0);
 }
 
 }  // namespace
