@@ -39,7 +39,7 @@ void CheckLoad(const absl::StatusOr<LoadRequest>& load) {
       Require(i == 0 || layout.targets[i - 1].name <= layout.targets[i].name, "names are sorted");
     }
   }
-  const v1::ProposeRequest sent = ToProto(load->layout.index() == 1 ? 1 : 0, "me", *load);
+  const v1::ProposeRequest sent = ToProto(load->layout.index() == 1 ? 1 : 0, *load);
   const auto back = FromProto(sent);
   Require(back.ok(), "what we propose is understood: " + MessageOf(back.status()));
   Require(RequestDigest(*back) == RequestDigest(*load), "it is the same request");
