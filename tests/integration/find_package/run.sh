@@ -1,14 +1,13 @@
 #!/bin/sh
-# run.sh BUILD: installs the SDK of a build folder to a temporary prefix, builds
-# this project against it (with gRPC, and without) and runs what came out.
+# run.sh BUILD WORK: installs the SDK of a build folder below WORK, builds this project
+# against it (without gRPC, and with) and runs what came out, which stays in WORK/user.
 set -eu
-build=${1:?usage: run.sh BUILD}
+build=${1:?usage: run.sh BUILD WORK}
+work=${2:?usage: run.sh BUILD WORK}
 here=$(cd "$(dirname "$0")" && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT INT TERM
 cmake --build "$build" --target ckptd_client
 cmake --install "$build" --component sdk --prefix "$work/prefix" >"$work/install.log"
-for components in client ""; do
+for components in "" client; do
   rm -rf "$work/user"
   cmake -G Ninja -S "$here" -B "$work/user" -DCMAKE_PREFIX_PATH="$work/prefix" \
     -DCKPTD_USER_COMPONENTS="$components" >"$work/configure.log"
