@@ -147,24 +147,27 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
   return kExitFine;
 }
 
+constexpr char kHelp[] =
+    "Examples:\n"
+    "  ckptctl plan /models/llama --layout fsdp:8\n"
+    "  ckptctl plan /models/llama --layout hsdp:2x4 --dtype BF16 --keep-fp32 '*.norm.*'\n"
+    "  ckptctl plan /models/llama --layout @layout.json --output json\n"
+    "  ckptctl plan /models/llama --layout fsdp:64 --hardware h200x8 --reader all\n"
+    "  ckptctl plan /models/llama --device-map auto --max-memory 0=20GiB,1=20GiB,cpu=64GiB \\\n"
+    "    --no-split 'model.layers.*'\n\n"
+    "A prediction takes every stage to overlap all others, so the slowest one is the load's\n"
+    "time. The rates of known hardware are assumptions; a file (FILE.json) with yours, in GB/s:\n"
+    "  {\"gpus_per_host\": 8, \"storage\": 12, \"shared_storage\": 0, \"memory\": 80, \"link\": 55,\n"
+    "   \"links\": 240, \"fabric\": 350, \"network\": 360, \"streams\": 5, \"fixed_seconds\": 0.05}\n\n"
+    "A device map is what accelerate's infer_auto_device_map gives for a model of the same\n"
+    "modules. A checkpoint lacks modules without tensors and buffers that are not saved.\n";
+
 }  // namespace
 
 void AddPlan(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(
       app, "plan", "Show what a load would read and what each rank would get (no daemon needed)",
-      "Examples:\n"
-      "  ckptctl plan /models/llama --layout fsdp:8\n"
-      "  ckptctl plan /models/llama --layout hsdp:2x4 --dtype BF16 --keep-fp32 '*.norm.*'\n"
-      "  ckptctl plan /models/llama --layout @layout.json --output json\n"
-      "  ckptctl plan /models/llama --layout fsdp:64 --hardware h200x8 --reader all\n"
-      "  ckptctl plan /models/llama --device-map auto --max-memory 0=20GiB,1=20GiB,cpu=64GiB \\\n"
-      "    --no-split 'model.layers.*'\n\n"
-      "A prediction takes every stage to overlap all others, so the slowest one is the load's\n"
-      "time. The rates of known hardware are assumptions; a file (FILE.json) with yours, in GB/s:\n"
-      "  {\"gpus_per_host\": 8, \"storage\": 12, \"shared_storage\": 0, \"memory\": 80, \"link\": 55,\n"
-      "   \"links\": 240, \"fabric\": 350, \"network\": 360, \"streams\": 5, \"fixed_seconds\": 0.05}\n\n"
-      "A device map is what accelerate's infer_auto_device_map gives for a model of the same\n"
-      "modules. A checkpoint lacks modules without tensors and buffers that are not saved.\n");
+      kHelp);
   auto options = std::make_shared<Options>();
   verb->add_option("PATH", options->path, "A .safetensors file, an index.json, or a folder")
       ->required();

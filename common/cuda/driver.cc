@@ -17,9 +17,9 @@ absl::Status NoDevice(const std::string& why) {
                    "opening the CUDA driver: " + why);
 }
 
-// Calls visit(name, version of its interface, function) for the whole table.
+// visit(name, version of its interface, function), of each of a kind.
 template <typename Visit>
-void ForEachFunction(CudaDriver& driver, Visit& visit) {
+void VisitDevices(CudaDriver& driver, Visit& visit) {
   visit("cuGetErrorName", 6000, driver.GetErrorName);
   visit("cuGetErrorString", 6000, driver.GetErrorString);
   visit("cuInit", 2000, driver.Init);
@@ -34,13 +34,12 @@ void ForEachFunction(CudaDriver& driver, Visit& visit) {
   visit("cuDevicePrimaryCtxRelease", 11000, driver.DevicePrimaryCtxRelease);
   visit("cuCtxPushCurrent", 4000, driver.CtxPushCurrent);
   visit("cuCtxPopCurrent", 4000, driver.CtxPopCurrent);
+}
+template <typename Visit>
+void VisitMemory(CudaDriver& driver, Visit& visit) {
   visit("cuMemGetInfo", 3020, driver.MemGetInfo);
   visit("cuMemHostAlloc", 2020, driver.MemHostAlloc);
   visit("cuMemFreeHost", 2000, driver.MemFreeHost);
-  visit("cuMemcpyHtoDAsync", 3020, driver.MemcpyHtoDAsync);
-  visit("cuMemcpyDtoHAsync", 3020, driver.MemcpyDtoHAsync);
-  visit("cuMemcpyDtoDAsync", 3020, driver.MemcpyDtoDAsync);
-  visit("cuMemsetD8Async", 3020, driver.MemsetD8Async);
   visit("cuMemAlloc", 3020, driver.MemAlloc);
   visit("cuMemFree", 3020, driver.MemFree);
   visit("cuMemGetAddressRange", 3020, driver.MemGetAddressRange);
@@ -57,6 +56,13 @@ void ForEachFunction(CudaDriver& driver, Visit& visit) {
   visit("cuMemMap", 10020, driver.MemMap);
   visit("cuMemUnmap", 10020, driver.MemUnmap);
   visit("cuMemSetAccess", 10020, driver.MemSetAccess);
+}
+template <typename Visit>
+void VisitWork(CudaDriver& driver, Visit& visit) {
+  visit("cuMemcpyHtoDAsync", 3020, driver.MemcpyHtoDAsync);
+  visit("cuMemcpyDtoHAsync", 3020, driver.MemcpyDtoHAsync);
+  visit("cuMemcpyDtoDAsync", 3020, driver.MemcpyDtoDAsync);
+  visit("cuMemsetD8Async", 3020, driver.MemsetD8Async);
   visit("cuStreamCreate", 2000, driver.StreamCreate);
   visit("cuStreamDestroy", 4000, driver.StreamDestroy);
   visit("cuStreamQuery", 2000, driver.StreamQuery);
@@ -68,6 +74,13 @@ void ForEachFunction(CudaDriver& driver, Visit& visit) {
   visit("cuModuleUnload", 2000, driver.ModuleUnload);
   visit("cuModuleGetFunction", 2000, driver.ModuleGetFunction);
   visit("cuLaunchKernel", 4000, driver.LaunchKernel);
+}
+// The whole table.
+template <typename Visit>
+void ForEachFunction(CudaDriver& driver, Visit& visit) {
+  VisitDevices(driver, visit);
+  VisitMemory(driver, visit);
+  VisitWork(driver, visit);
 }
 
 // Looks functions up by the version of their interface that the table is typed for.

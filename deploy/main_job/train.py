@@ -5,6 +5,7 @@ CKPTD_ADDRESS set, as torchrun and `ckptd launch` do.
 """
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -59,6 +60,22 @@ def addresses(model) -> dict:
     return {name: parameter.to_local().data_ptr() for name, parameter in model.named_parameters()}
 
 
+def train(model, optimizer, steps):
+    """Trains in the daemon's memory, which nothing of the model leaves; without end for None."""
+    before, device = addresses(model), model.model.norm.weight.device
+    torch.manual_seed(dist.get_rank())
+    for step in itertools.count(1) if steps is None else range(1, steps + 1):
+        tokens = torch.randint(0, model.model.embed_tokens.num_embeddings, (1, 17), device=device)
+        logits = model(tokens[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if addresses(model) != before:
+            raise SystemExit(f"rank {dist.get_rank()}: a parameter left the daemon's memory in step {step}")
+        say("step", step=step, loss=loss.item())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=pathlib.Path)
@@ -85,20 +102,7 @@ def main():
         copied_bytes=result.copied_bytes, checkpoint=result.checkpoint, stages=result.seconds, pid=os.getpid())
     say("compared", bytes=compare(model, arguments.source))
 
-    before = addresses(model)
-    torch.manual_seed(dist.get_rank())
-    step = 0
-    while step < arguments.steps or arguments.hold:
-        tokens = torch.randint(0, model.model.embed_tokens.num_embeddings, (1, 17), device=device)
-        logits = model(tokens[:, :-1])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        step += 1
-        if addresses(model) != before:
-            raise SystemExit(f"rank {dist.get_rank()}: a parameter left the daemon's memory in step {step}")
-        say("step", step=step, loss=loss.item())
+    train(model, optimizer, None if arguments.hold else arguments.steps)
     dist.destroy_process_group()
 
 

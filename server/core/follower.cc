@@ -120,6 +120,18 @@ void Follower::Loop() {
   }
 }
 
+void Follower::NotJoined(const absl::Status& why, uint64_t since) {
+  const std::string detail = MessageOf(why);
+  parts_.catalog.FailAllLoading(RankLost(0, detail), since);
+  MutexLock lock(mutex_);
+  if (state_.detail != detail) {
+    Log(LogLevel::kInfo, "not joined yet: {}", detail);
+  }
+  state_.detail = detail;
+  state_.refused = ReasonOf(why) == reason::kJoinRefused;
+  changed_.NotifyAll();
+}
+
 bool Follower::Join() {
   const uint64_t since = parts_.catalog.Tick();
   auto reply = parts_.leader->Join(identity_, parts_.catalog.Residents(),
@@ -132,15 +144,7 @@ bool Follower::Join() {
                                   identity_.rank, identity_.version));
   }
   if (!reply.ok()) {
-    const std::string detail = MessageOf(reply.status());
-    parts_.catalog.FailAllLoading(RankLost(0, detail), since);
-    MutexLock lock(mutex_);
-    if (state_.detail != detail) {
-      Log(LogLevel::kInfo, "not joined yet: {}", detail);
-    }
-    state_.detail = detail;
-    state_.refused = ReasonOf(reply.status()) == reason::kJoinRefused;
-    changed_.NotifyAll();
+    NotJoined(reply.status(), since);
     return false;
   }
   if (!leader_incarnation_.empty()) {
@@ -166,6 +170,20 @@ bool Follower::Join() {
   return true;
 }
 
+bool Follower::StillKnown(const absl::Status& why, Clock::time_point asked) {
+  if (why.code() == absl::StatusCode::kNotFound) {
+    LoseLeader("it no longer knows this rank");  // why, joining again will tell
+    return false;
+  }
+  const auto now = Clock::now();
+  // This process itself stood still: the leader has had no time to answer.
+  if (now - asked > timeout_) last_answer_ = now;
+  if (now - last_answer_ < timeout_) return true;
+  parts_.catalog.FailAllLoading(RankLost(0, MessageOf(why)));
+  LoseLeader(MessageOf(why));
+  return false;
+}
+
 bool Follower::Beat() {
   const auto begun = Clock::now();
   const auto deadline = begun + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
@@ -176,20 +194,7 @@ bool Follower::Beat() {
   auto reply = parts_.leader->Heartbeat(
       {identity_.rank, identity_.incarnation, members_epoch_, parts_.reading(), abandoned_},
       deadline);
-  if (!reply.ok()) {
-    if (reply.status().code() == absl::StatusCode::kNotFound) {
-      LoseLeader("it no longer knows this rank");  // why, joining again will tell
-      return false;
-    }
-    const auto now = Clock::now();
-    // This process itself stood still: the leader has had no time to answer.
-    if (now - begun > timeout_) last_answer_ = now;
-    if (now - last_answer_ < timeout_) return true;
-    const std::string why = MessageOf(reply.status());
-    parts_.catalog.FailAllLoading(RankLost(0, why));
-    LoseLeader(why);
-    return false;
-  }
+  if (!reply.ok()) return StillKnown(reply.status(), begun);
   last_answer_ = Clock::now();
   abandoned_.clear();
   std::set<std::string> known;

@@ -66,8 +66,11 @@ class Follower {
  private:
   void Loop();
   bool Join();
+  void NotJoined(const absl::Status& why, uint64_t since);
   // False when the leader no longer knows us, or is silent for too long.
   bool Beat();
+  // The same, of a heartbeat that was `asked` then and failed.
+  bool StillKnown(const absl::Status& why, Clock::time_point asked);
   // What was loading fails with the reason, which may be known only once this has joined again.
   void LoseLeader(const std::string& why);
   bool Pause(std::chrono::nanoseconds duration);  // false: stopping

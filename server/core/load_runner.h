@@ -95,6 +95,8 @@ class LoadRunner {
   // it is for all bytes, of all shares. Fills scatters_.
   absl::Status PlanScatters(const std::vector<ReaderShare>& shares, const PartReader* own);
   absl::Status PlanScatter(const ReaderShare& share, const std::vector<uint32_t>& ranks);
+  // The id that those ranks join by, of one that they all hold where there is one.
+  absl::StatusOr<std::string> CommunicatorFor(const std::vector<uint32_t>& ranks);
   void StartMembers(const std::vector<ReaderShare>& shares);
   void Count(const ReadReport& report);
   void NoteExchanges(uint32_t rank, uint64_t exchanges, bool busy);

@@ -125,9 +125,7 @@ absl::Status LoadRunner::PlanScatters(const std::vector<ReaderShare>& shares,
   return absl::OkStatus();
 }
 
-absl::Status LoadRunner::PlanScatter(const ReaderShare& share,
-                                     const std::vector<uint32_t>& ranks) {
-  ScatterCall call;
+absl::StatusOr<std::string> LoadRunner::CommunicatorFor(const std::vector<uint32_t>& ranks) {
   CommKeeper& comms = parts_.peers.comms;
   std::vector<std::string> held;
   if (std::count(ranks.begin(), ranks.end(), 0) > 0) held.push_back(comms.held_id());
@@ -135,7 +133,13 @@ absl::Status LoadRunner::PlanScatter(const ReaderShare& share,
     const bool member = std::count(ranks.begin(), ranks.end(), participant.rank) > 0;
     if (member && participant.rank != 0) held.push_back(participant.reply.communicator_id);
   }
-  CKPTD_ASSIGN_OR_RETURN(call.comm_id, comms.IdFor(session_.epoch, ranks, held));
+  return comms.IdFor(session_.epoch, ranks, held);
+}
+
+absl::Status LoadRunner::PlanScatter(const ReaderShare& share,
+                                     const std::vector<uint32_t>& ranks) {
+  ScatterCall call;
+  CKPTD_ASSIGN_OR_RETURN(call.comm_id, CommunicatorFor(ranks));
   call.ranks = ranks;
   for (uint32_t rank = 0; rank < (share.parts > 1 ? ranks.size() : 1); ++rank) {
     call.readers.push_back(rank);

@@ -58,8 +58,7 @@ absl::Status Membership::CheckIdentity(const MemberIdentity& who) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<JoinReply> Membership::Join(const MemberIdentity& who) {
-  CKPTD_RETURN_IF_ERROR(CheckIdentity(who));
+absl::Status Membership::FreeRankFor(const MemberIdentity& who) {
   std::shared_ptr<MemberLink> holder;
   MemberIdentity held;
   uint64_t epoch = 0;
@@ -72,15 +71,20 @@ absl::StatusOr<JoinReply> Membership::Join(const MemberIdentity& who) {
       held = member.state.identity;
     }
   }
-  if (holder != nullptr) {
-    // A restarted daemon comes back before its predecessor's silence is noticed.
-    if (holder->Probe(Clock::now() + kProbeDeadline).ok()) {
-      return Refused(who, fmt::format("process {} on {} holds that rank and is alive; give each "
-                                      "daemon its own rank",
-                                      held.pid, held.address));
-    }
-    Drop(who.rank, epoch, "it was restarted");
+  if (holder == nullptr) return absl::OkStatus();
+  // A restarted daemon comes back before its predecessor's silence is noticed.
+  if (holder->Probe(Clock::now() + kProbeDeadline).ok()) {
+    return Refused(who, fmt::format("process {} on {} holds that rank and is alive; give each "
+                                    "daemon its own rank",
+                                    held.pid, held.address));
   }
+  Drop(who.rank, epoch, "it was restarted");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<JoinReply> Membership::Join(const MemberIdentity& who) {
+  CKPTD_RETURN_IF_ERROR(CheckIdentity(who));
+  CKPTD_RETURN_IF_ERROR(FreeRankFor(who));
   MutexLock lock(mutex_);
   Member& member = members_[who.rank];
   const bool known = member.state.joined && member.state.identity.incarnation == who.incarnation;

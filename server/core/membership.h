@@ -77,6 +77,8 @@ class Membership {
   std::shared_ptr<MemberLink> LetGo(uint32_t rank, const std::string& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckIdentity(const MemberIdentity& identity) const;
+  // Who held the rank before must be gone. Errors: JOIN_REFUSED.
+  absl::Status FreeRankFor(const MemberIdentity& who);
   void StartEpoch(absl::Status why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;

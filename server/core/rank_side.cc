@@ -65,6 +65,13 @@ absl::StatusOr<Shard> RankSide::Plan(const PrepareCall& call) const {
   return shard;
 }
 
+void RankSide::ForgetOver() {
+  MutexLock lock(mutex_);
+  for (auto it = incoming_.begin(); it != incoming_.end();) {
+    it = it->second->over() ? incoming_.erase(it) : std::next(it);
+  }
+}
+
 absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t since) {
   PrepareReply reply;
   reply.rank_digest = call.rank_digest;
@@ -73,13 +80,7 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
     reply.resident = true;
     return reply;
   }
-  {
-    // What a failed load still holds of its memory, this one may need.
-    MutexLock lock(mutex_);
-    for (auto it = incoming_.begin(); it != incoming_.end();) {
-      it = it->second->over() ? incoming_.erase(it) : std::next(it);
-    }
-  }
+  ForgetOver();  // what a failed load still holds of its memory, this one may need
   catalog_.Begin(call.name, call.request, since);
   CKPTD_ASSIGN_OR_RETURN(Shard shard, Plan(call));
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,

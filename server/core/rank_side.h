@@ -51,6 +51,7 @@ class RankSide {
   void Abort(const std::string& name, const absl::Status& why) { catalog_.Fail(name, why); }
 
  private:
+  void ForgetOver();
   absl::StatusOr<Shard> Plan(const PrepareCall& call) const;
   // Whether the host tier had the shard, which is ACTIVE then.
   absl::StatusOr<bool> Restore(const PrepareCall& call, const RankPlan& plan,

@@ -70,6 +70,21 @@ absl::StatusOr<RankPlan> ScatterReader::WholePlan(const PlannedRank& rank) const
   return parts_.plan.OpenWindow(windows.front()).PlanOf(rank);
 }
 
+ScatterExchange::Outlet ScatterReader::AddReplicas(const ReplicaSet& set,
+                                                   std::vector<size_t> counters) {
+  ScatterExchange::Outlet outlet;
+  outlet.replicas = set.ranks;
+  outlet.target = step_targets_.size();
+  outlet.slab_bytes = set.plan->slab_bytes;
+  outlet.own = std::binary_search(set.ranks.begin(), set.ranks.end(), call_.rank);
+  StepTarget target;
+  target.rank = set.plan;
+  target.counters = std::move(counters);
+  if (!whole_.empty()) target.only = [this](const CopyOp& op) { return !whole_.Has(op); };
+  step_targets_.push_back(std::move(target));
+  return outlet;
+}
+
 absl::Status ScatterReader::Connect(ScatterExchange& exchange) {
   std::vector<const PlannedRank*> plans(call_.ranks.size());
   std::vector<const Target*> at(call_.ranks.size());
@@ -87,19 +102,10 @@ absl::Status ScatterReader::Connect(ScatterExchange& exchange) {
   std::vector<ScatterExchange::Outlet> outlets;
   if (!whole_.empty()) AddWhole(outlets);  // first, as receivers have it
   const std::vector<ReplicaSet> sets = FindReplicas(plans);
-  std::vector<size_t> target_of;
   for (const ReplicaSet& set : sets) {
-    ScatterExchange::Outlet outlet;
-    outlet.replicas = set.ranks;
-    outlet.target = step_targets_.size();
-    outlet.slab_bytes = set.plan->slab_bytes;
-    outlet.own = std::binary_search(set.ranks.begin(), set.ranks.end(), call_.rank);
-    StepTarget target;
-    target.rank = set.plan;
-    for (const uint32_t rank : set.ranks) target.counters.push_back(at[rank]->counter);
-    if (!whole_.empty()) target.only = [this](const CopyOp& op) { return !whole_.Has(op); };
-    step_targets_.push_back(std::move(target));
-    outlets.push_back(std::move(outlet));
+    std::vector<size_t> counters;
+    for (const uint32_t rank : set.ranks) counters.push_back(at[rank]->counter);
+    outlets.push_back(AddReplicas(set, std::move(counters)));
   }
   std::vector<std::unique_ptr<TransitMemory>> transit;
   for (size_t view = 0; view < ScatterExchange::kViews; ++view) {

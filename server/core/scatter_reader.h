@@ -50,6 +50,8 @@ class ScatterReader {
   absl::Status Connect(ScatterExchange& exchange);
   // Which tensors of the call all ranks hold.
   absl::Status FindWhole();
+  // What is read once for ranks of equal shards, and how it leaves; their counters of progress.
+  ScatterExchange::Outlet AddReplicas(const ReplicaSet& set, std::vector<size_t> counters);
   // What is read once and broadcast.
   void AddWhole(std::vector<ScatterExchange::Outlet>& outlets);
   absl::StatusOr<RankPlan> WholePlan(const PlannedRank& rank) const;

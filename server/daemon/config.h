@@ -1,4 +1,4 @@
-// Configuration of one daemon: every key, its default and its checks. Flags,
+// Configuration of one daemon: every key and its default. Flags,
 // CKPTD_* variables and the config file spell the keys alike.
 #ifndef CKPTD_SERVER_DAEMON_CONFIG_H_
 #define CKPTD_SERVER_DAEMON_CONFIG_H_
@@ -9,8 +9,6 @@
 #include <map>
 #include <string>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "server/daemon/environment.h"
 
 namespace ckptd {
@@ -58,32 +56,11 @@ struct Config {
 Config DefaultConfig(const EnvironmentReader& read);
 // Declares every key as a flag with its CKPTD_* twin. `config` must outlive app.
 void AddConfigFlags(CLI::App& app, Config& config);
-// Checks values against each other. Errors: InvalidArgument CONFIG_INVALID.
-absl::Status CheckConfig(const Config& config);
 // Key -> value, as info and `ckptd config` show it.
 std::map<std::string, std::string> Describe(const Config& config);
 
-// "16GiB", "2.5 GB", "800M" (decimal), "4096". Errors: InvalidArgument.
-absl::StatusOr<uint64_t> ParseBytes(const std::string& text);
-// As ParseBytes, or "80%" of `whole`.
-absl::StatusOr<uint64_t> ParseShare(const std::string& text, uint64_t whole);
-
 // $CKPTD_RUN_DIR, $XDG_RUNTIME_DIR/ckptd, /run/ckptd for root, ~/.ckptd/run.
 std::string DefaultRunDir(const EnvironmentReader& read);
-
-// Files of one daemon in run_dir/job.
-struct SocketPaths {
-  std::string directory;
-  std::string workload;
-  std::string admin;
-  std::string fd;
-  std::string memory;  // for the leader of the group
-};
-SocketPaths PathsOf(const Config& config);
-// Makes run_dir/job, 0700 and ours. Errors: CONFIG_INVALID: FailedPrecondition when it
-// belongs to somebody else or others may enter it, else as the system refuses it;
-// ResourceExhausted NO_MEMORY where the disk is full.
-absl::Status MakeRunDirectory(const std::string& directory);
 
 }  // namespace ckptd
 

@@ -12,6 +12,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/daemon/check_config.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
 #include "server/daemon/stop_deadline.h"

@@ -13,6 +13,7 @@
 #include "server/core/node.h"
 #include "server/daemon/config.h"
 #include "server/daemon/memory_tier.h"
+#include "server/daemon/run_directory.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/checkpoint_service.h"
 #include "server/rpc/fd_server.h"

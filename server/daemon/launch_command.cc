@@ -24,11 +24,13 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/daemon/check_config.h"
 #include "server/daemon/child.h"
 #include "server/daemon/commands.h"
 #include "server/daemon/group_key.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
+#include "server/daemon/run_directory.h"
 
 namespace ckptd {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_replace.h"
 #include "common/base/status.h"
+#include "server/daemon/check_config.h"
 #include "server/daemon/command_line.h"
 #include "server/daemon/memory_tier.h"
 

@@ -11,6 +11,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/daemon/environment.h"
+#include "server/daemon/sizes.h"
 #include "server/memory/host/available_memory.h"
 #include "server/memory/host/host_memory.h"
 #include "server/memory/host/numa.h"

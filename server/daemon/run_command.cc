@@ -94,6 +94,14 @@ int WaitForTheEnd(const Daemon& daemon, const sigset_t& signals) {
   }
 }
 
+absl::Status CheckReadyFd(int fd) {
+  if (fd < 0 || ::fcntl(fd, F_GETFD) >= 0) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                   fmt::format("checking --ready-fd {}: no such descriptor is open; whoever starts "
+                               "the daemon passes one end of a pipe on to it",
+                               fd));
+}
+
 }  // namespace
 
 void PrintError(const absl::Status& status) {
@@ -103,11 +111,8 @@ void PrintError(const absl::Status& status) {
 int RunCommand(const Config& config) {
   ::prctl(PR_SET_NAME, "ckptd");  // `launch` starts us by another path
   // Before anything else is opened: one of those would have its number.
-  if (config.ready_fd >= 0 && ::fcntl(config.ready_fd, F_GETFD) < 0) {
-    PrintError(MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
-                         fmt::format("checking --ready-fd {}: no such descriptor is open; whoever "
-                                     "starts the daemon passes one end of a pipe on to it",
-                                     config.ready_fd)));
+  if (const absl::Status status = CheckReadyFd(config.ready_fd); !status.ok()) {
+    PrintError(status);
     return kExitUsage;
   }
   LogLevel level = LogLevel::kInfo;

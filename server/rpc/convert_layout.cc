@@ -147,6 +147,20 @@ absl::Status ReadTargets(const v1::RankLayout& in, RankLayout& out) {
   return absl::OkStatus();
 }
 
+absl::Status ReadAliases(const v1::RankLayout& in, RankLayout& out) {
+  if (in.alias_names_size() != in.alias_tensors_size()) {
+    return Invalid("its alias columns differ in length");
+  }
+  for (int i = 0; i < in.alias_names_size(); ++i) {
+    if (in.alias_tensors(i) >= out.targets.size()) {
+      return Invalid(fmt::format("alias {} names tensor {}, there are {}", in.alias_names(i),
+                                 in.alias_tensors(i), out.targets.size()));
+    }
+    out.targets[in.alias_tensors(i)].aliases.push_back(in.alias_names(i));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& in) {
@@ -166,16 +180,7 @@ absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& in) {
     out.shardings.push_back(std::move(one));
   }
   CKPTD_RETURN_IF_ERROR(ReadTargets(in, out));
-  if (in.alias_names_size() != in.alias_tensors_size()) {
-    return Invalid("its alias columns differ in length");
-  }
-  for (int i = 0; i < in.alias_names_size(); ++i) {
-    if (in.alias_tensors(i) >= out.targets.size()) {
-      return Invalid(fmt::format("alias {} names tensor {}, there are {}", in.alias_names(i),
-                                 in.alias_tensors(i), out.targets.size()));
-    }
-    out.targets[in.alias_tensors(i)].aliases.push_back(in.alias_names(i));
-  }
+  CKPTD_RETURN_IF_ERROR(ReadAliases(in, out));
   for (const uint32_t i : in.optional_tensors()) {
     if (i >= out.targets.size()) {
       return Invalid(fmt::format("it calls tensor {} optional, there are {}", i,

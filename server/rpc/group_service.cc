@@ -28,6 +28,26 @@ absl::StatusOr<ReadReport> DoPart(Node& node, const ExecuteCall& call) {
   return ReadReport();
 }
 
+absl::StatusOr<ExecuteCall> CallOf(const v1::ExecuteRequest& request, Deadline deadline) {
+  ExecuteCall call;
+  call.epoch = request.epoch();
+  call.name = request.name();
+  call.deadline = deadline;
+  if (request.has_read()) {
+    CKPTD_ASSIGN_OR_RETURN(call.read, FromProto(request.read()));
+  }
+  if (request.has_scatter()) {
+    CKPTD_ASSIGN_OR_RETURN(call.scatter, FromProto(request.scatter()));
+  }
+  return call;
+}
+
+grpc::Status Answer(const absl::StatusOr<ReadReport>& report, v1::ExecuteResponse& response) {
+  if (!report.ok()) return ToGrpc(report.status());
+  response = ToProto(*report);
+  return grpc::Status::OK;
+}
+
 }  // namespace
 
 absl::StatusOr<Node*> GroupServiceImpl::Ready() const {
@@ -123,20 +143,9 @@ grpc::Status GroupServiceImpl::Execute(grpc::ServerContext* context,
   if (!node.ok()) return ToGrpc(node.status());
   v1::ExecuteRequest message;
   if (!reader->Read(&message)) return grpc::Status::CANCELLED;
-  ExecuteCall call;
-  call.epoch = message.epoch();
-  call.name = message.name();
-  call.deadline = DeadlineOf(*context, std::chrono::hours(24));
-  if (message.has_read()) {
-    auto order = FromProto(message.read());
-    if (!order.ok()) return ToGrpc(order.status());
-    call.read = *std::move(order);
-  }
-  if (message.has_scatter()) {
-    auto scatter = FromProto(message.scatter());
-    if (!scatter.ok()) return ToGrpc(scatter.status());
-    call.scatter = *std::move(scatter);
-  }
+  const auto read = CallOf(message, DeadlineOf(*context, std::chrono::hours(24)));
+  if (!read.ok()) return ToGrpc(read.status());
+  const ExecuteCall& call = *read;
   auto started = Async("taking part in " + call.name, [&] { return DoPart(**node, call); });
   if (!started.ok()) return ToGrpc(started.status());
   std::future<absl::StatusOr<ReadReport>> work = *std::move(started);
@@ -163,10 +172,7 @@ grpc::Status GroupServiceImpl::Execute(grpc::ServerContext* context,
     (*node)->LeaderLost(call.name, call.deadline);
   }
   if (work.valid()) report = work.get();
-  if (!finished) return grpc::Status::CANCELLED;
-  if (!report.ok()) return ToGrpc(report.status());
-  *response = ToProto(*report);
-  return grpc::Status::OK;
+  return finished ? Answer(report, *response) : grpc::Status::CANCELLED;
 }
 
 grpc::Status GroupServiceImpl::Commit(grpc::ServerContext* context,

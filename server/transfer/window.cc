@@ -74,6 +74,26 @@ class WindowOpener {
   std::shared_ptr<const GroupPlan::Open> open_;
 };
 
+// Of an open window: the plan of each target, and which of its views the step fills.
+absl::Status PlanStep(size_t number, std::span<const StepTarget> targets, TransferWindow& out,
+                      std::vector<const RankPlan*>& plans) {
+  out.plans.reserve(targets.size() + 1);
+  const RankPlan& nothing = out.plans.emplace_back();
+  for (const StepTarget& target : targets) {
+    CKPTD_ASSIGN_OR_RETURN(RankPlan plan, out.open->PlanOf(*target.rank));
+    if (target.only) {
+      std::erase_if(plan.ops, [&target](const CopyOp& op) { return !target.only(op); });
+    }
+    plans.push_back(&out.plans.emplace_back(std::move(plan)));
+    for (size_t view = 0; view < target.views.size(); ++view) {
+      const bool filled = view == number % target.views.size();
+      out.targets.push_back({filled ? plans.back() : &nothing, target.views[view], nullptr});
+      out.numbers.push_back(nullptr);
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 WindowSource StepsOfGroup(const GroupPlan& group, const StepList& steps,
@@ -100,21 +120,8 @@ WindowSource StepsOfGroup(const GroupPlan& group, const StepList& steps,
   source.plan = [opener, targets, &user, ranges = source.steps](
                     size_t number, TransferWindow& out) -> absl::Status {
     out.open = opener->Open(ranges[number].window);
-    out.plans.reserve(targets.size() + 1);
-    const RankPlan& nothing = out.plans.emplace_back();
     std::vector<const RankPlan*> plans;
-    for (const StepTarget& target : targets) {
-      CKPTD_ASSIGN_OR_RETURN(RankPlan plan, out.open->PlanOf(*target.rank));
-      if (target.only) {
-        std::erase_if(plan.ops, [&target](const CopyOp& op) { return !target.only(op); });
-      }
-      plans.push_back(&out.plans.emplace_back(std::move(plan)));
-      for (size_t view = 0; view < target.views.size(); ++view) {
-        const bool filled = view == number % target.views.size();
-        out.targets.push_back({filled ? plans.back() : &nothing, target.views[view], nullptr});
-        out.numbers.push_back(nullptr);
-      }
-    }
+    CKPTD_RETURN_IF_ERROR(PlanStep(number, targets, out, plans));
     return user.Plan(number, plans);
   };
   return source;

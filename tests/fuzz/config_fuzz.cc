@@ -10,8 +10,11 @@
 #include <vector>
 
 #include "common/base/posix.h"
+#include "server/daemon/check_config.h"
 #include "server/daemon/command_line.h"
 #include "server/daemon/network.h"
+#include "server/daemon/run_directory.h"
+#include "server/daemon/sizes.h"
 #include "tests/fuzz/properties.h"
 
 namespace ckptd::fuzz {

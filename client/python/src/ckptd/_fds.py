@@ -115,6 +115,33 @@ def _receive_message(connection: socket.socket, path: str):
     return list(fds), remaining
 
 
+def _receive_all(
+    connection: socket.socket, path: str, count: int, deadline: Deadline, use: Callable[[int], None]
+) -> None:
+    received, remaining = 0, count
+    while True:
+        connection.settimeout(max(min(deadline.left(), GONE_SECONDS), 1e-3))
+        fds, announced = _receive_message(connection, path)
+        remaining -= len(fds)
+        try:
+            if announced != remaining:
+                raise _garbled(
+                    path,
+                    f"{received + len(fds) + announced} descriptors are announced "
+                    f"for {count} segments",
+                )
+            for fd in fds:
+                use(fd)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        received += len(fds)
+        if remaining == 0:
+            return
+        if not fds:
+            raise _garbled(path, "a message carried no descriptors while some are still due")
+
+
 def receive(
     path: str, token: str, count: int, deadline: Deadline, use: Callable[[int], None]
 ) -> Lease:
@@ -129,28 +156,7 @@ def receive(
         connection.settimeout(max(min(deadline.left(), GONE_SECONDS), 1e-3))
         connection.connect(path)
         connection.sendall(token.encode("ascii"))
-        received, remaining = 0, count
-        while True:
-            connection.settimeout(max(min(deadline.left(), GONE_SECONDS), 1e-3))
-            fds, announced = _receive_message(connection, path)
-            remaining -= len(fds)
-            try:
-                if announced != remaining:
-                    raise _garbled(
-                        path,
-                        f"{received + len(fds) + announced} descriptors are announced "
-                        f"for {count} segments",
-                    )
-                for fd in fds:
-                    use(fd)
-            finally:
-                for fd in fds:
-                    os.close(fd)
-            received += len(fds)
-            if remaining == 0:
-                break
-            if not fds:
-                raise _garbled(path, "a message carried no descriptors while some are still due")
+        _receive_all(connection, path, count, deadline, use)
         connection.settimeout(None)
         return Lease(connection)
     except socket.timeout:

@@ -1,0 +1,20 @@
+// Sizes as people write them in flags and in the config file.
+#ifndef CKPTD_SERVER_DAEMON_SIZES_H_
+#define CKPTD_SERVER_DAEMON_SIZES_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace ckptd {
+
+// In bytes: "16GiB", "2.5 GB", "800M" (decimal), "4096". Errors: InvalidArgument
+// CONFIG_INVALID.
+absl::StatusOr<uint64_t> ParseBytes(const std::string& text);
+// As ParseBytes, or "80%" of `whole` bytes.
+absl::StatusOr<uint64_t> ParseShare(const std::string& text, uint64_t whole);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_DAEMON_SIZES_H_

@@ -1,0 +1,95 @@
+#include "server/daemon/check_config.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "common/base/reasons.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+constexpr absl::StatusCode kInvalidArgument = absl::StatusCode::kInvalidArgument;
+
+Config Good() { return DefaultConfig([](const std::string&) { return std::nullopt; }); }
+
+TEST(CheckConfig, AcceptsTheDefaults) { EXPECT_OK(CheckConfig(Good())); }
+
+struct Spoiled {
+  std::function<void(Config&)> spoil;
+  const char* names;  // the flag that the error must name
+};
+
+class SpoiledConfig : public ::testing::TestWithParam<Spoiled> {};
+
+TEST_P(SpoiledConfig, IsRefusedByTheNameOfTheFlag) {
+  Config config = Good();
+  GetParam().spoil(config);
+  EXPECT_THAT(CheckConfig(config), FailsWith(kInvalidArgument, reason::kConfigInvalid));
+  EXPECT_THAT(CheckConfig(config), Says(GetParam().names));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Flags, SpoiledConfig,
+    ::testing::Values(
+        Spoiled{[](Config& c) { c.rank = 1; }, "--rank 1"},
+        Spoiled{[](Config& c) { c.world_size = 0; }, "--world-size 0"},
+        Spoiled{[](Config& c) { c.world_size = 4294967295; }, "--world-size 4294967295"},
+        Spoiled{[](Config& c) { c.job = ""; }, "--job"},
+        Spoiled{[](Config& c) { c.job = "a\nb"; }, "--job"},
+        Spoiled{[](Config& c) { c.job = "a/b"; }, "--job"},
+        Spoiled{[](Config& c) { c.job = "a{rank}"; }, "--job"},
+        Spoiled{[](Config& c) { c.run_dir = "/run/{local_rank}"; }, "--run-dir"},
+        Spoiled{[](Config& c) { c.job = "a\xff"; }, "--job"},
+        Spoiled{[](Config& c) { c.run_dir = "/run/\xff"; }, "--run-dir"},
+        Spoiled{[](Config& c) { c.run_dir = "/run/\n"; }, "--run-dir"},
+        Spoiled{[](Config& c) { c.host_id = "a\xff"; }, "--host-id"},
+        Spoiled{[](Config& c) { c.job = ".."; }, "--job"},
+        Spoiled{[](Config& c) { c.job = "."; }, "--job"},
+        Spoiled{[](Config& c) { c.memory = "gpu"; }, "--memory gpu"},
+        Spoiled{[](Config& c) { c.read = "aloud"; }, "--read aloud"},
+        Spoiled{[](Config& c) { c.huge_pages = "on"; }, "--huge-pages on"},
+        Spoiled{[](Config& c) { c.peer_auth = "maybe"; }, "--peer-auth maybe"},
+        Spoiled{[](Config& c) { c.local_size = 0; }, "--local-size"},
+        Spoiled{[](Config& c) { c.rendezvous = "host"; }, "--rendezvous host"},
+        Spoiled{[](Config& c) { c.rendezvous = ":1"; }, "--rendezvous"},
+        Spoiled{[](Config& c) { c.rendezvous = "host:"; }, "--rendezvous"},
+        Spoiled{[](Config& c) { c.heartbeat_interval = 0; }, "--heartbeat-interval"},
+        Spoiled{[](Config& c) { c.heartbeat_timeout = 1.5; }, "--heartbeat-timeout 1.5"},
+        Spoiled{[](Config& c) { c.heartbeat_timeout = 1e9; }, "--heartbeat-timeout"},
+        Spoiled{[](Config& c) { c.heartbeat_timeout = std::nan(""); }, "--heartbeat-timeout"},
+        Spoiled{[](Config& c) { c.log_level = "loud"; }, "--log-level loud"},
+        Spoiled{[](Config& c) { c.segment_bytes = "big"; }, "\"big\""},
+        Spoiled{[](Config& c) { c.memory_budget = "120%"; }, "\"120%\""},
+        Spoiled{[](Config& c) { c.arena = "some"; }, "\"some\""},
+        Spoiled{[](Config& c) { c.staging = "much"; }, "\"much\""},
+        Spoiled{[](Config& c) { c.host_tier = "half"; }, "\"half\""},
+        Spoiled{[](Config& c) { c.idle = "rest"; }, "--idle rest: use keep or release"},
+        Spoiled{[](Config& c) { c.reader = "me"; }, "me"},
+        Spoiled{[](Config& c) { c.comm = "mail"; }, "mail"}));
+
+// What only GPUs have.
+class SpoiledForHostMemory : public SpoiledConfig {};
+
+TEST_P(SpoiledForHostMemory, IsRefusedThereAndNotWithAGpu) {
+  Config config = Good();
+  GetParam().spoil(config);
+  config.memory = "cuda";
+  EXPECT_OK(CheckConfig(config));
+  config.memory = "host";
+  EXPECT_THAT(CheckConfig(config), FailsWith(kInvalidArgument, reason::kConfigInvalid));
+  EXPECT_THAT(CheckConfig(config), Says(GetParam().names));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Flags, SpoiledForHostMemory,
+    ::testing::Values(Spoiled{[](Config& c) { c.comm = "nccl"; }, "--comm nccl"},
+                      Spoiled{[](Config& c) { c.host_tier = "1GiB"; }, "--host-tier"},
+                      Spoiled{[](Config& c) { c.host_tier = "10%"; }, "--host-tier"}));
+
+}  // namespace
+}  // namespace ckptd
