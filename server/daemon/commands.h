@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "server/daemon/config.h"
 
 namespace ckptd {
