@@ -75,7 +75,7 @@ absl::Status CheckWord(std::string_view flag, const std::string& value,
                        std::initializer_list<std::string_view> words) {
   if (std::find(words.begin(), words.end(), value) != words.end()) return absl::OkStatus();
   std::string listed;
-  for (const std::string_view word : words) {
+  for (const std::string_view& word : words) {
     const bool last = &word == words.end() - 1;
     listed += fmt::format("{}{}", listed.empty() ? "" : last ? " or " : ", ", word);
   }
