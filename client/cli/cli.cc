@@ -40,7 +40,8 @@ std::string CheckDuration(const std::string& text) {
 
 void AddGlobals(CLI::App& app, Globals& globals) {
   app.add_option("--address", globals.address,
-                 "The daemon: unix:///path, a path, or host:port (Env:CKPTD_ADDRESS)");
+                 "The daemon's socket: unix:///path, a path, or host:port where that is forwarded to "
+                 "(Env:CKPTD_ADDRESS)");
   app.add_option("--rank", globals.rank, "The rank whose daemon is meant (Env:RANK)")
       ->check(CLI::Range(0, 1'000'000))
       ->type_name("N");

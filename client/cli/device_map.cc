@@ -33,14 +33,13 @@ absl::StatusOr<std::map<std::string, std::string>> ToTied(const std::vector<std:
   return out;
 }
 
-absl::StatusOr<DeviceMap> PlanHere(const DeviceMapRequest& request) {
-  auto max_memory = ParseMaxMemory(request.max_memory);
-  if (!max_memory.ok()) return UsageError(MessageOf(max_memory.status()));
+absl::StatusOr<DeviceMap> PlanHere(const DeviceMapRequest& request,
+                                   std::vector<DeviceLimit> max_memory) {
   CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(request.source));
   CKPTD_ASSIGN_OR_RETURN(
       const ModuleTree tree,
       ModuleTree::Make(index, {request.dtype_policy, request.tied, request.order}));
-  return PlanDeviceMap(tree, {request.way, *std::move(max_memory), request.no_split});
+  return PlanDeviceMap(tree, {request.way, std::move(max_memory), request.no_split});
 }
 
 absl::StatusOr<DeviceMap> PlanRemote(DeviceMapRequest request, Context& context) {
@@ -99,6 +98,8 @@ void AddDeviceMapOptions(CLI::App& verb, DeviceMapArguments& arguments) {
 
 absl::StatusOr<int> RunDeviceMap(const std::string& source, const DtypePolicy& dtypes, bool remote,
                                  const DeviceMapArguments& arguments, Context& context) {
+  auto max_memory = ParseMaxMemory(arguments.max_memory);
+  if (!max_memory.ok()) return UsageError(MessageOf(max_memory.status()));
   DeviceMapRequest request;
   request.source = source;
   request.dtype_policy = dtypes;
@@ -108,7 +109,7 @@ absl::StatusOr<int> RunDeviceMap(const std::string& source, const DtypePolicy& d
   request.order = arguments.order;
   CKPTD_ASSIGN_OR_RETURN(request.tied, ToTied(arguments.tied));
   CKPTD_ASSIGN_OR_RETURN(const DeviceMap map, remote ? PlanRemote(std::move(request), context)
-                                                     : PlanHere(request));
+                                                     : PlanHere(request, *std::move(max_memory)));
   if (context.json()) {
     context.io.out << ToJson(map) << '\n';
   } else {

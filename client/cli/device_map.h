@@ -24,7 +24,7 @@ struct DeviceMapArguments {
 void AddDeviceMapOptions(CLI::App& verb, DeviceMapArguments& arguments);
 
 // Plans from the headers of `source`, here or (`remote`) in the daemon, and prints a table, or
-// JSON. The exit code. Errors as OpenCheckpoint, ParseMaxMemory and PlanDeviceMap.
+// JSON. The exit code. Errors: UsageError's; those of OpenCheckpoint and PlanDeviceMap.
 absl::StatusOr<int> RunDeviceMap(const std::string& source, const DtypePolicy& dtypes, bool remote,
                                  const DeviceMapArguments& arguments, Context& context);
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "client/cli/context.h"
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -117,10 +118,9 @@ absl::StatusOr<Hardware> FindHardware(const std::string& name_or_file) {
   if (name_or_file.find('.') != std::string::npos || name_or_file.find('/') != std::string::npos) {
     return ReadHardware(name_or_file);
   }
-  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   fmt::format("looking for the hardware {}: known are {}; a file (FILE.json) may "
-                               "describe another",
-                               name_or_file, fmt::join(HardwareNames(), ", ")));
+  return UsageError(fmt::format("looking for the hardware {}: known are {}; a file (FILE.json) may "
+                                "describe another",
+                                name_or_file, fmt::join(HardwareNames(), ", ")));
 }
 
 }  // namespace ckptd::cli

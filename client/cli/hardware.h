@@ -14,8 +14,8 @@ namespace ckptd::cli {
 std::vector<std::string> HardwareNames();
 
 // A known name, or a JSON file with the fields of Hardware, rates in GB/s. Known rates are
-// assumptions of what such machines reach, not measurements. Errors: InvalidArgument
-// INVALID_REQUEST; those of reading the file.
+// assumptions of what such machines reach, not measurements. Errors: UsageError's;
+// those of reading the file.
 absl::StatusOr<Hardware> FindHardware(const std::string& name_or_file);
 
 }  // namespace ckptd::cli

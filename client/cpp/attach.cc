@@ -39,6 +39,11 @@ absl::Status Broken(const AttachRequest& request, std::string_view why) {
                    {{"address", request.fd_socket}});
 }
 
+// What does not fit together here is all of the daemon's making.
+absl::Status AsReply(absl::Status status, const AttachRequest& request) {
+  return ReasonOf(status) == reason::kInvalidRequest ? Broken(request, MessageOf(status)) : status;
+}
+
 uint32_t LittleEndian(std::span<const std::byte> bytes) {
   uint32_t value = 0;
   for (size_t i = 0; i < 4; ++i) value |= std::to_integer<uint32_t>(bytes[i]) << (8 * i);
@@ -129,6 +134,28 @@ absl::Status CheckRequest(const AttachRequest& request) {
   return absl::OkStatus();
 }
 
+// All but the lease.
+absl::StatusOr<Attached> Map(const LeasedSegments& segments, const AttachRequest& request) {
+  Attached out;
+  if (request.segment_bytes.empty()) return out;
+  if (!request.device_uuid.empty()) {
+    const uint64_t bytes = request.segment_bytes.front();
+    CKPTD_ASSIGN_OR_RETURN(
+        out.device, request.ipc_handle.empty()
+                        ? DeviceMemory::Import(segments.fds.front(), request.device_uuid, bytes,
+                                               request.mode)
+                        : DeviceMemory::Open(request.ipc_handle, request.device_uuid, bytes,
+                                             request.mode));
+    out.slab_bytes = request.slab_bytes;
+    return out;
+  }
+  CKPTD_ASSIGN_OR_RETURN(out.mapping,
+                         MapSlab(segments.fds, request.segment_bytes,
+                                 {.mode = MapModeOf(request.mode), .populate = request.populate}));
+  out.slab_bytes = out.mapping.bytes();
+  return out;
+}
+
 }  // namespace
 
 absl::StatusOr<LeasedSegments> FetchSegments(const AttachRequest& request) {
@@ -148,30 +175,17 @@ absl::StatusOr<LeasedSegments> FetchSegmentsFrom(UniqueFd connection, const Atta
   out.fds.reserve(DescriptorsOf(request));
   bool more = true;
   while (more) {
-    CKPTD_ASSIGN_OR_RETURN(more, ReceiveSome(out.lease.get(), request, deadline, out.fds));
+    absl::StatusOr<bool> rest = ReceiveSome(out.lease.get(), request, deadline, out.fds);
+    if (!rest.ok()) return AsReply(rest.status(), request);
+    more = *rest;
   }
   return out;
 }
 
 absl::StatusOr<Attached> MapSegments(LeasedSegments segments, const AttachRequest& request) {
-  Attached out;
-  out.lease = std::move(segments.lease);
-  if (request.segment_bytes.empty()) return out;
-  if (!request.device_uuid.empty()) {
-    const uint64_t bytes = request.segment_bytes.front();
-    CKPTD_ASSIGN_OR_RETURN(
-        out.device, request.ipc_handle.empty()
-                        ? DeviceMemory::Import(segments.fds.front(), request.device_uuid, bytes,
-                                               request.mode)
-                        : DeviceMemory::Open(request.ipc_handle, request.device_uuid, bytes,
-                                             request.mode));
-    out.slab_bytes = request.slab_bytes;
-    return out;
-  }
-  CKPTD_ASSIGN_OR_RETURN(out.mapping,
-                         MapSlab(segments.fds, request.segment_bytes,
-                                 {.mode = MapModeOf(request.mode), .populate = request.populate}));
-  out.slab_bytes = out.mapping.bytes();
+  absl::StatusOr<Attached> out = Map(segments, request);
+  if (!out.ok()) return AsReply(out.status(), request);
+  out->lease = std::move(segments.lease);
   return out;
 }
 

@@ -50,7 +50,7 @@ struct LeasedSegments {
 // First half: shows the token, receives the descriptors. Blocking, bounded by
 // the timeout. Errors: Unavailable DAEMON_UNREACHABLE, DeadlineExceeded DEADLINE,
 // Unauthenticated TOKEN_INVALID and whatever else the daemon says, DataLoss
-// INVALID_REQUEST for an answer that breaks the protocol.
+// INVALID_REPLY for an answer that breaks the protocol.
 absl::StatusOr<LeasedSegments> FetchSegments(const AttachRequest& request);
 
 // The same over a connection to that socket, which exists already.
@@ -58,7 +58,8 @@ absl::StatusOr<LeasedSegments> FetchSegmentsFrom(UniqueFd connection, const Atta
                                                  std::chrono::steady_clock::time_point deadline);
 
 // Second half: maps the segments back to back, or imports or opens the device memory. Each
-// descriptor must be as long as its segment, else nothing is mapped.
+// descriptor must be as long as its segment, else nothing is mapped. Errors: DataLoss
+// INVALID_REPLY for what does not fit together, those of MapSlab and of DeviceMemory.
 absl::StatusOr<Attached> MapSegments(LeasedSegments segments, const AttachRequest& request);
 
 // Both halves.

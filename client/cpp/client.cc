@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <random>
 #include <utility>
@@ -31,7 +32,27 @@ std::string NewRequestId() {
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }
 
-absl::Status TooManyPages() { return BadAnswer("its pages do not end"); }
+// All pages of one answer have the time of one call.
+class Pages {
+ public:
+  explicit Pages(Timeout timeout) : timeout_(timeout) {}
+  // What is left for the next one.
+  absl::StatusOr<Timeout> Next(std::string_view doing) {
+    if (++count_ > kMaxPages) return BadAnswer("its pages do not end");
+    const auto left = std::chrono::duration_cast<Timeout>(begun_ + timeout_ - Clock::now());
+    if (left.count() > 0) return left;
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                     fmt::format("{}: {} pages came within {} s, and more are to come; allow it "
+                                 "more time, or look at the daemon's log",
+                                 doing, count_ - 1, static_cast<double>(timeout_.count()) / 1e3));
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const Timeout timeout_;
+  const Clock::time_point begun_ = Clock::now();
+  int count_ = 0;
+};
 
 std::string RankList(const std::vector<int32_t>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
@@ -66,6 +87,14 @@ struct Client::Impl {
                   const Request& request, Response& response, std::string_view doing) {
     return Call(connection, stub, method, request, response, doing, connection.call_timeout);
   }
+  template <typename Request, typename Response>
+  absl::Status DoNext(Pages& pages,
+                      grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                      const Request& request, Response& response, std::string_view doing) {
+    CKPTD_ASSIGN_OR_RETURN(const Timeout left, pages.Next(doing));
+    return Call(connection, stub, method, request, response, doing, left);
+  }
+  Pages NewPages() const { return Pages(connection.call_timeout); }
   absl::StatusOr<ShardTable> FetchTable(const std::string& name, v1::AcquireShardResponse& first);
   absl::StatusOr<Shard> AttachTo(const std::string& name, v1::AcquireShardResponse& acquired,
                                  const AcquireOptions& options);
@@ -92,18 +121,18 @@ absl::StatusOr<SourceInfo> Client::Inspect(const std::string& source) {
   v1::InspectCheckpointRequest request;
   request.set_source(TextOfPath(source));
   SourceInfo out;
-  for (int pages = 0; pages < kMaxPages; ++pages) {
+  for (Pages pages = impl_->NewPages();;) {
     v1::InspectCheckpointResponse page;
-    CKPTD_RETURN_IF_ERROR(
-        impl_->Do(&Stub::InspectCheckpoint, request, page, "inspecting " + source));
+    CKPTD_RETURN_IF_ERROR(impl_->DoNext(pages, &Stub::InspectCheckpoint, request, page,
+                                        "inspecting " + source));
     CKPTD_RETURN_IF_ERROR(AppendSource(page, out));
     if (page.next_page_token().empty()) return out;
     request.set_page_token(page.next_page_token());
   }
-  return TooManyPages();
 }
 
 absl::StatusOr<PlanSummary> Client::Plan(const PlanRequest& request) {
+  CKPTD_RETURN_IF_ERROR(CheckLayout(request.layout));
   v1::PlanLoadResponse response;
   CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::PlanLoad, ToProto(request), response,
                                   "planning a load of " + request.source));
@@ -118,6 +147,7 @@ absl::StatusOr<DeviceMap> Client::Plan(const DeviceMapRequest& request) {
 }
 
 absl::StatusOr<LoadResult> Client::Load(const LoadRequest& request) {
+  CKPTD_RETURN_IF_ERROR(CheckLayout(request.layout));
   const v1::LoadCheckpointRequest message = ToProto(request, NewRequestId());
   const std::string doing = "loading " + request.source;
   const auto gone = std::chrono::system_clock::now() + impl_->connection.gone_timeout;
@@ -180,14 +210,14 @@ absl::StatusOr<CheckpointInfo> Client::Get(const std::string& name) {
 absl::StatusOr<std::vector<CheckpointInfo>> Client::List() {
   v1::ListCheckpointsRequest request;
   std::vector<CheckpointInfo> out;
-  for (int pages = 0; pages < kMaxPages; ++pages) {
+  for (Pages pages = impl_->NewPages();;) {
     v1::ListCheckpointsResponse page;
-    CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::ListCheckpoints, request, page, "listing checkpoints"));
+    CKPTD_RETURN_IF_ERROR(
+        impl_->DoNext(pages, &Stub::ListCheckpoints, request, page, "listing checkpoints"));
     for (const auto& checkpoint : page.checkpoints()) out.push_back(FromProto(checkpoint));
     if (page.next_page_token().empty()) return out;
     request.set_page_token(page.next_page_token());
   }
-  return TooManyPages();
 }
 
 absl::StatusOr<ShardTable> Client::Impl::FetchTable(const std::string& name,
@@ -197,11 +227,10 @@ absl::StatusOr<ShardTable> Client::Impl::FetchTable(const std::string& name,
   v1::ListShardTensorsRequest request;
   request.set_name(name);
   request.set_page_token(first.next_page_token());
-  for (int pages = 0; !request.page_token().empty(); ++pages) {
-    if (pages == kMaxPages) return TooManyPages();
+  for (Pages pages = NewPages(); !request.page_token().empty();) {
     v1::ListShardTensorsResponse page;
-    CKPTD_RETURN_IF_ERROR(
-        Do(&Stub::ListShardTensors, request, page, "listing the tensors of " + name));
+    CKPTD_RETURN_IF_ERROR(DoNext(pages, &Stub::ListShardTensors, request, page,
+                                 "listing the tensors of " + name));
     CKPTD_RETURN_IF_ERROR(AppendTensors(page.tensors(), first.slab_bytes(), table));
     request.set_page_token(page.next_page_token());
   }

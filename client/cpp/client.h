@@ -30,14 +30,14 @@ using Timeout = std::chrono::milliseconds;
 struct ConnectOptions {
   AddressQuery address = {};           // empty: CKPTD_ADDRESS, else the default socket
   Timeout connect_timeout{5'000};
-  Timeout call_timeout{30'000};        // of each call that is given no other
+  Timeout call_timeout{30'000};        // of each call that is given no other, all its pages together
   // How long a daemon may be gone, as while it is restarted, or silent where it would answer
   // at once, before a call that has longer gives up.
   Timeout gone_timeout{8'000};
 };
 
 // Rule form ("fsdp:4" or the JSON text of a layout file), or the rank form of
-// this daemon's rank.
+// this daemon's rank, with expected shapes for all of its tensors or for none.
 using LayoutSpec = std::variant<std::string, RankLayout>;
 
 struct PlanRequest {

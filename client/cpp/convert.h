@@ -1,6 +1,6 @@
 // Between the contract's messages and the library's values: the only place that
 // knows both. Whatever comes from the daemon is checked here; errors are DataLoss
-// INVALID_REQUEST ("client and daemon do not fit together").
+// INVALID_REPLY ("client and daemon do not fit together").
 #ifndef CKPTD_CLIENT_CPP_CONVERT_H_
 #define CKPTD_CLIENT_CPP_CONVERT_H_
 
@@ -23,6 +23,9 @@ inline namespace client {
 
 // To the daemon.
 v1::AttachMode ToProto(AttachMode mode);
+// Errors: InvalidArgument INVALID_REQUEST for expected shapes of some tensors only, which the
+// contract cannot say.
+absl::Status CheckLayout(const LayoutSpec& layout);
 v1::Layout ToProto(const LayoutSpec& layout);
 v1::DtypePolicy ToProto(const DtypePolicy& policy);
 v1::PlanLoadRequest ToProto(const PlanRequest& request);

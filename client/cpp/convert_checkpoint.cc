@@ -1,5 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdint>
+
 #include "client/cpp/convert.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -10,7 +13,10 @@ namespace {
 
 std::optional<TimePoint> TimeOf(bool set, const google::protobuf::Timestamp& time) {
   if (!set) return std::nullopt;
-  const auto since = std::chrono::seconds(time.seconds()) + std::chrono::nanoseconds(time.nanos());
+  // Nanoseconds since 1970 end in 2262.
+  constexpr int64_t kMost = 9'000'000'000;
+  const auto since = std::chrono::seconds(std::clamp(time.seconds(), -kMost, kMost)) +
+                     std::chrono::nanoseconds(time.nanos());
   return TimePoint(std::chrono::duration_cast<TimePoint::duration>(since));
 }
 

@@ -1,6 +1,10 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "client/cpp/convert.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
 #include "common/checkpoint/path_text.h"
 
 namespace ckptd {
@@ -43,8 +47,7 @@ void FillSharding(const Sharding& sharding, v1::Sharding& out) {
   }
 }
 
-// The shape columns speak of all tensors or of none: a layout that states some
-// shapes only sends none of them.
+// The shape columns speak of all tensors or of none (CheckLayout).
 bool StatesAllShapes(const RankLayout& layout) {
   return std::all_of(layout.targets.begin(), layout.targets.end(), [](const TargetSpec& target) {
     return target.expected_shape.has_value();
@@ -106,6 +109,20 @@ google::protobuf::Duration ToProto(std::chrono::milliseconds duration) {
   out.set_seconds(duration.count() / 1000);
   out.set_nanos(static_cast<int32_t>(duration.count() % 1000) * 1'000'000);
   return out;
+}
+
+absl::Status CheckLayout(const LayoutSpec& layout) {
+  const auto* ranks = std::get_if<RankLayout>(&layout);
+  if (ranks == nullptr || StatesAllShapes(*ranks)) return absl::OkStatus();
+  const auto states = [](const TargetSpec& target) { return target.expected_shape.has_value(); };
+  const auto stated = std::find_if(ranks->targets.begin(), ranks->targets.end(), states);
+  if (stated == ranks->targets.end()) return absl::OkStatus();
+  const auto missing = std::find_if_not(ranks->targets.begin(), ranks->targets.end(), states);
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                   fmt::format("stating a layout: tensor {} has an expected shape and {} has none; "
+                               "state those of all tensors, or none",
+                               stated->name, missing->name),
+                   {{"tensor", missing->name}});
 }
 
 v1::Layout ToProto(const LayoutSpec& layout) {

@@ -14,7 +14,7 @@ inline namespace client {
 namespace {
 
 absl::Status Bad(std::string_view tensor, std::string_view why) {
-  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+  return MakeError(absl::StatusCode::kDataLoss, reason::kInvalidReply,
                    fmt::format("attaching a shard: tensor {} {}; client and daemon do not fit "
                                "together, update the older one",
                                tensor, why),

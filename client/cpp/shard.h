@@ -56,7 +56,7 @@ struct ShardTable {
 // is safe.
 class Shard {
  public:
-  // Takes over what was attached. Errors: InvalidArgument INVALID_REQUEST when
+  // Takes over what was attached. Errors: DataLoss INVALID_REPLY when
   // the table does not fit the mapping or a name comes twice.
   static absl::StatusOr<Shard> Create(Attached attached, ShardTable table, AttachMode mode,
                                       std::string lease);

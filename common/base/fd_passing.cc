@@ -203,11 +203,15 @@ absl::StatusOr<Received> RecvWithFds(int socket, size_t max_bytes, size_t max_fd
     if (n >= 0) {
       CollectFds(message, received.fds);
       received.bytes.resize(static_cast<size_t>(n));
-      if ((message.msg_flags & MSG_CTRUNC) != 0 || received.fds.size() > max_fds) {
+      const bool cut = (message.msg_flags & MSG_CTRUNC) != 0;
+      if (cut && received.fds.size() < max_fds) {
+        return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+                         "receiving on a Unix socket: this process has no room for the descriptors "
+                         "that came; raise ulimit -n");
+      }
+      if (cut || received.fds.size() > max_fds) {
         return Invalid(fmt::format(
-            "receiving on a Unix socket: more than the {} descriptors expected, or no room for "
-            "them in this process (ulimit -n)",
-            max_fds));
+            "receiving on a Unix socket: more than the {} descriptors expected came", max_fds));
       }
       return received;
     }

@@ -94,10 +94,9 @@ struct CudaDevice::Unfinished {
   Mutex freeing;  // before the other one: who asks for room waits for what is being freed
   Mutex mutex;    // guards all
   std::vector<CUstream> streams;
-  bool awaited = false;  // by a thread of its own
+  bool awaited = false;  // by a thread of its own, which holds the context
   std::vector<Free> kept;
-  bool for_ever = false;
-  unsigned contexts = 0;  // of devices that went meanwhile
+  unsigned claims = 0;
 };
 
 absl::Status CudaFailure() {
@@ -141,14 +140,11 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Open(const CudaDriver& d
   return std::shared_ptr<CudaDevice>(new CudaDevice(driver, std::move(info), context));
 }
 
-// Released contexts wait for their work: that of work which does not end is kept, too.
+// The last release of a context waits for its work: that of work which does not end is kept, too.
 CudaDevice::~CudaDevice() {
   {
     MutexLock lock(unfinished_.mutex);
-    if (AsksBusy()) {
-      ++unfinished_.contexts;
-      return;
-    }
+    if (AsksBusy() && !unfinished_.awaited && unfinished_.claims == 0) return;  // nobody else does
   }
   FreeKept();
   driver().DevicePrimaryCtxRelease(info_.ordinal);
@@ -169,11 +165,11 @@ CudaDevice::Unfinished& CudaDevice::UnfinishedOf(CUdevice ordinal) {
 
 void CudaDevice::Retire(CUstream stream) {
   const CudaScope scope(*this);
-  if (driver().StreamQuery(stream) != CUDA_ERROR_NOT_READY) {
+  MutexLock lock(unfinished_.mutex);
+  if (unfinished_.claims == 0 && driver().StreamQuery(stream) != CUDA_ERROR_NOT_READY) {
     driver().StreamDestroy(stream);
     return;
   }
-  MutexLock lock(unfinished_.mutex);
   unfinished_.streams.push_back(stream);
   if (std::exchange(unfinished_.awaited, true)) return;
   try {
@@ -188,31 +184,27 @@ void CudaDevice::AwaitUnfinished() {
   for (bool busy = true; busy;) {
     std::this_thread::sleep_for(kPoll);
     MutexLock lock(unfinished_.mutex);
-    busy = AsksBusy() && !unfinished_.for_ever;
+    busy = AsksBusy();
     unfinished_.awaited = busy;
   }
   FreeKept();
 }
 
 bool CudaDevice::AsksBusy() {
-  if (unfinished_.streams.empty()) return unfinished_.for_ever;  // as nearly always: asks nobody
+  if (unfinished_.claims > 0) return true;
+  if (unfinished_.streams.empty()) return false;  // as nearly always: asks nobody
   const CudaScope scope(*this);
   std::erase_if(unfinished_.streams, [this](CUstream stream) {
     if (driver().StreamQuery(stream) == CUDA_ERROR_NOT_READY) return false;
     driver().StreamDestroy(stream);
     return true;
   });
-  return unfinished_.for_ever || !unfinished_.streams.empty();
+  return !unfinished_.streams.empty();
 }
 
 bool CudaDevice::Busy() {
   MutexLock lock(unfinished_.mutex);
   return AsksBusy();
-}
-
-void CudaDevice::NeverIdle() {
-  MutexLock lock(unfinished_.mutex);
-  unfinished_.for_ever = true;
 }
 
 bool CudaDevice::Keep(Free free) {
@@ -224,19 +216,27 @@ bool CudaDevice::Keep(Free free) {
 
 void CudaDevice::FreeKept() {
   std::vector<Free> kept;
-  unsigned contexts = 0;
   MutexLock freeing(unfinished_.freeing);
   {
     MutexLock lock(unfinished_.mutex);
     if (AsksBusy()) return;
     kept.swap(unfinished_.kept);
-    contexts = std::exchange(unfinished_.contexts, 0);
   }
+  const CudaScope scope(*this);
+  for (const Free& free : kept) free(driver());
+}
+
+CudaClaim::CudaClaim(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {
+  MutexLock lock(device_->unfinished_.mutex);
+  ++device_->unfinished_.claims;
+}
+
+CudaClaim::~CudaClaim() {
   {
-    const CudaScope scope(*this);
-    for (const Free& free : kept) free(driver());
+    MutexLock lock(device_->unfinished_.mutex);
+    --device_->unfinished_.claims;
   }
-  for (; contexts > 0; --contexts) driver().DevicePrimaryCtxRelease(info_.ordinal);
+  device_->FreeKept();
 }
 
 absl::Status CudaDevice::Check(CUresult result, std::string_view doing) const {

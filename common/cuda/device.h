@@ -63,9 +63,7 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
 
   // Destroys the stream, at once or once its work has ended.
   void Retire(CUstream stream);
-  // Work on it may begin at any time, as long as this process lives.
-  void NeverIdle();
-  // Whether such work may still run, on this GPU and in this process.
+  // Whether such work may still run, or begin (CudaClaim), on this GPU and in this process.
   bool Busy();
   // Whether it may; then `free`, which must not own this device, runs once it has ended, with the
   // context current, and the caller frees nothing.
@@ -75,6 +73,7 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   void FreeKept();
 
  private:
+  friend class CudaClaim;
   struct Unfinished;  // of one GPU, for the life of the process
   CudaDevice(const CudaDriver& driver, GpuInfo info, CUcontext context);
   static Unfinished& UnfinishedOf(CUdevice ordinal);
@@ -88,6 +87,19 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   const GpuInfo info_;
   const CUcontext context_;
   Unfinished& unfinished_;
+};
+
+// While it lives the device is Busy: somebody else may put work into its streams at any time. So
+// none of them, and nothing that is freed meanwhile, goes before.
+class CudaClaim {
+ public:
+  explicit CudaClaim(std::shared_ptr<CudaDevice> device);
+  ~CudaClaim();
+  CudaClaim(const CudaClaim&) = delete;
+  CudaClaim& operator=(const CudaClaim&) = delete;
+
+ private:
+  const std::shared_ptr<CudaDevice> device_;
 };
 
 // Makes the device's context current on this thread while it lives; what was current

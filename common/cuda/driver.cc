@@ -140,9 +140,10 @@ absl::StatusOr<CudaDriver> OpenLibrary() {
   return driver;
 }
 
+// Never destroyed, as the two below: threads may outlive main.
 const absl::StatusOr<CudaDriver>& Library() {
-  static const absl::StatusOr<CudaDriver> library = OpenLibrary();
-  return library;
+  static const auto* const library = new absl::StatusOr<CudaDriver>(OpenLibrary());
+  return *library;
 }
 
 absl::StatusOr<CudaDriver> Initialize() {
@@ -158,19 +159,19 @@ absl::StatusOr<CudaDriver> Initialize() {
 }  // namespace
 
 absl::StatusOr<const CudaDriver*> CudaDriver::Load() {
-  static const absl::StatusOr<CudaDriver> loaded = Initialize();
-  if (!loaded.ok()) return loaded.status();
-  return &*loaded;
+  static const auto* const loaded = new absl::StatusOr<CudaDriver>(Initialize());
+  if (!loaded->ok()) return loaded->status();
+  return &**loaded;
 }
 
 const CudaDriver& CudaDriver::Refusing() {
-  static const CudaDriver refusing = [] {
-    CudaDriver driver;
+  static const CudaDriver* const refusing = [] {
+    auto* const driver = new CudaDriver;
     const Refuse refuse;
-    ForEachFunction(driver, refuse);
+    ForEachFunction(*driver, refuse);
     return driver;
   }();
-  return refusing;
+  return *refusing;
 }
 
 bool CudaDriver::Present() { return Library().ok(); }

@@ -30,10 +30,6 @@ CudaStream::~CudaStream() {
   if (stream_ != nullptr) device_->Retire(stream_);
 }
 
-void CudaStream::Lose() {
-  if (std::exchange(stream_, nullptr) != nullptr) device_->NeverIdle();
-}
-
 absl::Status CudaStream::Wait(std::chrono::nanoseconds patience) const {
   const auto deadline = std::chrono::steady_clock::now() + patience;
   const CudaScope scope(*device_);

@@ -26,9 +26,6 @@ class CudaStream {
   // Returns when all that was queued has ended. Errors: DEVICE_FAILED, DeadlineExceeded
   // DEADLINE when it has not by then.
   absl::Status Wait(std::chrono::nanoseconds patience) const;
-  // Somebody else may still put work into it: it is never destroyed, and its device is Busy with
-  // it as long as this process lives.
-  void Lose();
 
  private:
   CudaStream(std::shared_ptr<CudaDevice> device, CUstream stream)

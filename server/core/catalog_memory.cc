@@ -68,12 +68,9 @@ bool Catalog::EvictionHelps(uint64_t bytes, uint64_t budget,
   uint64_t evictable = 0;
   for (const auto& [name, entry] : entries_) {
     if (entry.memory == nullptr) continue;
-    if (!Evictable(entry)) {
-      held += entry.info.slab_bytes;
-      continue;
-    }
     // Of a GPU, all that its allocation takes.
-    for (const Segment& segment : entry.memory->Segments()) evictable += segment.bytes;
+    uint64_t& part = Evictable(entry) ? evictable : held;
+    for (const Segment& segment : entry.memory->Segments()) part += segment.bytes;
   }
   if (bytes > budget - std::min(budget, held)) return false;
   // Others may have what the budget would allow.

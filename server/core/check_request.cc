@@ -29,22 +29,6 @@ absl::Status CheckMeshes(const RankLayout& layout, const std::string& source) {
   return absl::OkStatus();
 }
 
-absl::Status CheckSource(const std::string& source) {
-  if (source.size() > PATH_MAX) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                     fmt::format("loading a source whose path has {} bytes: at most {} are "
-                                 "possible; check the request",
-                                 source.size(), PATH_MAX));
-  }
-  if (source.empty() || source[0] != '/') {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                     fmt::format("loading \"{}\": the source must be an absolute path on the "
-                                 "machine of rank 0's daemon",
-                                 source));
-  }
-  return absl::OkStatus();
-}
-
 // How many ranks a layout is for, and what to do where the group has another number.
 struct Stated {
   uint32_t ranks = 0;
@@ -95,13 +79,29 @@ absl::Status CheckLayout(const LoadRequest& request, uint32_t rank, uint32_t wor
 
 }  // namespace
 
+absl::Status CheckSource(std::string_view doing, const std::string& source) {
+  if (source.size() > PATH_MAX) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     fmt::format("{} a source whose path has {} bytes: at most {} are possible; "
+                                 "check the request",
+                                 doing, source.size(), PATH_MAX));
+  }
+  if (source.empty() || source[0] != '/') {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     fmt::format("{} \"{}\": the source must be an absolute path on the machine "
+                                 "of {} daemon",
+                                 doing, source, doing == "loading" ? "rank 0's" : "this"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t world_size) {
   if (rank >= world_size) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
                      fmt::format("loading {}: rank {} asks for it, this group has ranks 0 to {}",
                                  request.source, rank, world_size - 1));
   }
-  CKPTD_RETURN_IF_ERROR(CheckSource(request.source));
+  CKPTD_RETURN_IF_ERROR(CheckSource("loading", request.source));
   if (request.kind == HandleKind::kCudaIpc && request.intended == AttachMode::kExclusive) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
                      fmt::format("loading {} for EXCLUSIVE as CUDA_IPC: such memory stays the "

@@ -3,11 +3,16 @@
 #define CKPTD_SERVER_CORE_CHECK_REQUEST_H_
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "server/core/domain.h"
 
 namespace ckptd {
+
+// `doing`: "loading", or what else is asked. Errors: INVALID_REQUEST.
+absl::Status CheckSource(std::string_view doing, const std::string& source);
 
 // Checks a request against the group before anything is started. Errors:
 // LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, INVALID_REQUEST, HANDLE_KIND.

@@ -129,8 +129,7 @@ absl::StatusOr<HeartbeatReply> Membership::Heartbeat(uint32_t rank,
 std::vector<uint32_t> Membership::DropSilent() {
   const std::string why =
       fmt::format("no heartbeat for {} s",
-                  std::chrono::duration_cast<std::chrono::seconds>(options_.heartbeat_timeout)
-                      .count());
+                  std::chrono::duration<double>(options_.heartbeat_timeout).count());
   std::vector<uint32_t> ranks;
   std::vector<std::shared_ptr<MemberLink>> dropped;
   {

@@ -203,11 +203,13 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
 }
 
 absl::StatusOr<CheckpointIndex> Node::Inspect(const std::string& source, const Asker& asker) {
+  CKPTD_RETURN_IF_ERROR(CheckSource("inspecting", source));
   return questions_.Ask<CheckpointIndex>([source] { return OpenCheckpoint(source); }, asker,
                               "inspecting " + source);
 }
 
 absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const Asker& asker) {
+  CKPTD_RETURN_IF_ERROR(CheckSource("planning", request.source));
   const auto plan = [request, own = options_.identity.rank, deadline = asker.deadline] {
     return PlanDry(request, own, deadline);
   };
@@ -215,6 +217,7 @@ absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const Asker& as
 }
 
 absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, const Asker& asker) {
+  CKPTD_RETURN_IF_ERROR(CheckSource("planning", request.source));
   return questions_.Ask<DeviceMap>([request] { return PlanDevices(request); }, asker,
                         "planning devices for " + request.source);
 }

@@ -96,31 +96,31 @@ std::map<pid_t, int> EndChildren(const std::vector<pid_t>& pids,
                                  std::chrono::milliseconds patience) {
   using Clock = std::chrono::steady_clock;
   constexpr timespec kTick = {0, 100'000'000};
-  const auto deadline = Clock::now() + patience;
+  // The kernel keeps one that waits for storage which does not answer.
+  constexpr std::chrono::seconds kKillPatience{5};
   sigset_t children;
   ::sigemptyset(&children);
   ::sigaddset(&children, SIGCHLD);
   std::map<pid_t, int> ends;
   // True when there is nothing more to wait for.
-  const auto ended = [&ends](pid_t pid, int options) {
+  const auto ended = [&ends](pid_t pid) {
     int status = 0;
-    const pid_t found = ::waitpid(pid, &status, options);
+    const pid_t found = ::waitpid(pid, &status, WNOHANG);
     if (found == pid) ends[pid] = status;
     return found != 0;
   };
   std::vector<pid_t> left = pids;
+  const auto await = [&](Clock::time_point deadline) {
+    while (true) {
+      left.erase(std::remove_if(left.begin(), left.end(), ended), left.end());
+      if (left.empty() || Clock::now() > deadline) return;
+      ::sigtimedwait(&children, nullptr, &kTick);
+    }
+  };
   for (const pid_t pid : left) ::kill(pid, SIGTERM);
-  while (true) {
-    left.erase(std::remove_if(left.begin(), left.end(),
-                              [&ended](pid_t pid) { return ended(pid, WNOHANG); }),
-               left.end());
-    if (left.empty() || Clock::now() > deadline) break;
-    ::sigtimedwait(&children, nullptr, &kTick);
-  }
-  for (const pid_t pid : left) {
-    ::kill(pid, SIGKILL);
-    ended(pid, 0);
-  }
+  await(Clock::now() + patience);
+  for (const pid_t pid : left) ::kill(pid, SIGKILL);
+  await(Clock::now() + kKillPatience);
   return ends;
 }
 

@@ -29,7 +29,7 @@ void IgnoreSignalsOfWrites();
 absl::StatusOr<pid_t> StartChild(const ChildOptions& options);
 
 // Ends children with SIGTERM, and with SIGKILL those that live on after `patience`.
-// Their wait statuses; a pid that is no child of ours has none.
+// Their wait statuses; a pid that is no child of ours, or still there 5 s later, has none.
 std::map<pid_t, int> EndChildren(const std::vector<pid_t>& pids,
                                  std::chrono::milliseconds patience);
 

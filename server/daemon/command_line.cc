@@ -1,7 +1,9 @@
 #include "server/daemon/command_line.h"
 
+#include <cstring>
 #include <filesystem>
 #include <sstream>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -97,6 +99,19 @@ absl::StatusOr<std::string> AbsoluteRunDir(const std::string& given) {
   return run_dir.lexically_normal().string();
 }
 
+// What launch gives each of its daemons. A config file may have it, as `ckptd config` prints it.
+absl::Status CheckLaunchFlags(int argc, const char* const* argv) {
+  for (int i = 1; i < argc && argv[i] != std::string_view("--"); ++i) {
+    const std::string_view flag = std::string_view(argv[i]).substr(0, std::strcspn(argv[i], "="));
+    if (flag != "--rank" && flag != "--world-size" && flag != "--local-size") continue;
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                     fmt::format("reading {}: `ckptd launch` counts its daemons by itself; leave it "
+                                 "out, and give --nproc, --nnodes and --node-rank",
+                                 flag));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 CommandLineParser::CommandLineParser() : line_(DefaultLine()), app_(kAbout, "ckptd") {
@@ -135,6 +150,7 @@ absl::StatusOr<CommandLine> CommandLineParser::Parse(int argc, const char* const
   } catch (const CLI::ParseError& error) {
     return UsageError(app_, error);
   }
+  if (launch_->parsed()) CKPTD_RETURN_IF_ERROR(CheckLaunchFlags(argc, argv));
   CommandLine line = line_;
   CKPTD_ASSIGN_OR_RETURN(line.config.run_dir, AbsoluteRunDir(line.config.run_dir));
   line.verb = run_->parsed()      ? CommandLine::Verb::kRun

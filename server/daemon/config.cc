@@ -50,8 +50,8 @@ const Setting kSettings[] = {
     {"comm", &Config::comm,
      "How bytes reach the GPUs of other ranks: auto writes to those it can map and leaves the "
      "others to NCCL (with readers on several hosts that share the work: all), or to streams "
-     "where there is none or a client holds a shard meanwhile; host never takes NCCL, nccl "
-     "always does; rank 0's setting counts"},
+     "where there is none or a client holds a shard when the load is prepared; host never takes "
+     "NCCL, nccl always does; rank 0's setting counts"},
     {"nccl-library", &Config::nccl_library,
      "The libnccl.so.2 to open (the system's if not given, else that of the Python "
      "environment)"},

@@ -241,7 +241,15 @@ class Launcher {
     }
     const std::map<pid_t, int> ends = EndChildren(left, kStopPatience);
     for (const Slot& slot : slots_) {
-      if (const auto end = ends.find(slot.pid); end != ends.end()) OnLastEnd(slot, end->second);
+      if (const auto end = ends.find(slot.pid); end != ends.end()) {
+        OnLastEnd(slot, end->second);
+      } else if (slot.pid > 0) {
+        Log(LogLevel::kWarn,
+            "rank {} (pid {}) does not even end by SIGKILL, as one whose storage hangs; look at "
+            "its state (ps -o stat,wchan)",
+            slot.rank, slot.pid);
+        if (options_.command.empty() && exit_code_ == kExitOk) exit_code_ = kExitFailed;
+      }
     }
   }
 

@@ -69,6 +69,8 @@ CommitCall FromProto(const v1::CommitRequest& request);
 
 v1::JoinRequest ToProto(const MemberIdentity& identity,
                         const std::vector<ResidentCheckpoint>& residents);
+v1::JoinResponse ToProto(const JoinReply& reply);
+JoinReply FromProto(const v1::JoinResponse& response);
 v1::HeartbeatRequest ToProto(const HeartbeatCall& call);
 HeartbeatCall FromProto(const v1::HeartbeatRequest& request);
 v1::HeartbeatResponse ToProto(const HeartbeatReply& reply);

@@ -1,9 +1,35 @@
-// Heartbeats: proto and domain.
+// Joining and heartbeats: proto and domain.
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "server/rpc/convert.h"
 
 namespace ckptd {
+
+v1::JoinResponse ToProto(const JoinReply& reply) {
+  v1::JoinResponse out;
+  out.set_epoch(reply.epoch);
+  out.set_incarnation(reply.incarnation);
+  out.set_secret(reply.secret);
+  out.set_version(reply.version);
+  *out.mutable_heartbeat_interval() = ToProto(reply.heartbeat_interval);
+  *out.mutable_heartbeat_timeout() = ToProto(reply.heartbeat_timeout);
+  return out;
+}
+
+JoinReply FromProto(const v1::JoinResponse& response) {
+  // What --heartbeat-interval and --heartbeat-timeout may be: else a member would never rest, or
+  // never notice that its leader is gone.
+  using Nanoseconds = std::chrono::nanoseconds;
+  const auto interval =
+      std::clamp<Nanoseconds>(FromProto(response.heartbeat_interval()),
+                              std::chrono::milliseconds(10), std::chrono::minutes(30));
+  const auto timeout = std::clamp<Nanoseconds>(FromProto(response.heartbeat_timeout()),
+                                               2 * interval, std::chrono::hours(1));
+  return {response.epoch(), response.incarnation(), response.secret(), response.version(),
+          interval, timeout};
+}
 
 v1::HeartbeatRequest ToProto(const HeartbeatCall& call) {
   v1::HeartbeatRequest out;

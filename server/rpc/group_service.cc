@@ -75,12 +75,7 @@ grpc::Status GroupServiceImpl::Join(grpc::ServerContext*, const v1::JoinRequest*
     Log(LogLevel::kWarn, "{}", MessageOf(reply.status()));
     return ToGrpc(reply.status());
   }
-  response->set_epoch(reply->epoch);
-  response->set_incarnation(reply->incarnation);
-  response->set_secret(reply->secret);
-  response->set_version(reply->version);
-  *response->mutable_heartbeat_interval() = ToProto(reply->heartbeat_interval);
-  *response->mutable_heartbeat_timeout() = ToProto(reply->heartbeat_timeout);
+  *response = ToProto(*reply);
   return grpc::Status::OK;
 }
 

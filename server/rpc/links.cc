@@ -225,9 +225,7 @@ class GrpcLeaderLink final : public LeaderLink {
     v1::JoinResponse response;
     CKPTD_RETURN_IF_ERROR(Call(&v1::GroupService::Stub::Join, ToProto(identity, residents),
                                response, deadline, "joining the group at " + address_));
-    return JoinReply{response.epoch(), response.incarnation(), response.secret(),
-                     response.version(), ckptd::FromProto(response.heartbeat_interval()),
-                     ckptd::FromProto(response.heartbeat_timeout())};
+    return FromProto(response);
   }
 
   absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call,

@@ -236,6 +236,20 @@ def test_a_budget_that_has_no_room_for_whole_allocations_costs_no_resident_check
     assert_holds(bench, [kept])
 
 
+def test_what_must_stay_on_a_gpu_counts_in_whole_allocations_too(cuda, tmp_path):
+    # Without the idle one there would be 8 MiB beside the pinned one's bytes, but not beside the
+    # 4 MiB that it takes.
+    bench = cuda(1, daemon=("--memory-budget", str(23 * MIB // 2)))
+    pinned, idle, large = (
+        sparse(tmp_path / f"{name}.safetensors", mebibytes * MIB)
+        for name, mebibytes in [("pinned", 3), ("idle", 1), ("large", 7)]
+    )
+    bench.group.json("pin", cuda_load(bench, pinned)["checkpoint"]["name"])
+    assert cuda_load(bench, idle)["checkpoint"]["state"] == "ACTIVE"
+    assert cuda_load(bench, large)["error"]["reason"] == "NO_MEMORY"
+    assert_holds(bench, [pinned, idle])
+
+
 # Takes memory of a GPU, says what the driver said, and keeps it until its end.
 OCCUPIER = """
 import sys

@@ -40,6 +40,7 @@ class FakeDaemon:
         self.calls = []
         self.fail_next = {}  # method -> list of Refusal, raised one a call
         self.stay_loading = False
+        self.settled = 2  # the state that loads end in: ACTIVE
         self.watch_silence = 2.0  # seconds until the same progress is told again
         self.bend_acquire = lambda reply: None
         self.bend_segments = lambda fds: fds
@@ -197,7 +198,7 @@ class FakeDaemon:
     def _describe(self, message, name):
         message.name, message.source = name, "fake"
         message.source_identity = self.identities[name]
-        message.state = 1 if self.stay_loading else 2
+        message.state = 1 if self.stay_loading else self.settled
         message.rank, message.world_size = self.rank, self.world_size
         message.slab_bytes = self.slabs[name].size
         message.progress.stage = 1 if self.stay_loading else 7

@@ -152,10 +152,27 @@ def test_an_unknown_mode_is_refused_with_the_known_ones(client, source):
         client.load(source[0], mode="borrowed")
 
 
+def test_a_checkpoint_that_was_taken_meanwhile_is_said_to_be(daemon, client, source):
+    daemon.settled = 5
+    with pytest.raises(ckptd.FailedPrecondition, match="EXCLUSIVE client has taken") as caught:
+        client.load(source[0])
+    assert caught.value.reason == "TAKEN"
+
+
 def test_a_relative_source_is_made_absolute(daemon, client, source, monkeypatch):
     monkeypatch.chdir(os.path.dirname(source[0]))
     client.load("model.safetensors")
     assert daemon.requests[0].source == source[0]
+
+
+@pytest.mark.parametrize("form", [os.fsencode, os.fspath, pathlib.Path])
+def test_what_follows_a_link_upwards_is_beside_where_the_link_leads(daemon, client, source, tmp_path, form):
+    (tmp_path / "far" / "folder").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "folder")
+    # The name of a link to a file may say what the file is: it stays.
+    (tmp_path / "far" / "same.safetensors").symlink_to(source[0])
+    client.load(form(f"{tmp_path}/link/.././same.safetensors/"))
+    assert daemon.requests[0].source == f"{tmp_path}/far/same.safetensors"
 
 
 @pytest.mark.parametrize("call", ["load", "inspect", "check_readable", "plan"])

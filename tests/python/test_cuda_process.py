@@ -91,7 +91,7 @@ end()
         ("cuMemMap nth=3 error=1", "private", "UNAVAILABLE", "DEVICE_FAILED"),
         ("cuStreamCreate error=2", "private", "RESOURCE_EXHAUSTED", "NO_MEMORY"),
         ("cuMemcpyDtoDAsync error=1", "private", "UNAVAILABLE", "DEVICE_FAILED"),
-        ("cuStreamSynchronize error=1", "private", "UNAVAILABLE", "DEVICE_FAILED"),
+        ("cuStreamQuery error=1", "private", "UNAVAILABLE", "DEVICE_FAILED"),
         ("cuCtxPushCurrent nth=2 error=201", "shared", "UNAVAILABLE", "DEVICE_FAILED"),
         ("cuDevicePrimaryCtxRetain nth=2 error=2", "shared", "RESOURCE_EXHAUSTED", "NO_MEMORY"),
     ],
@@ -102,6 +102,16 @@ def test_a_driver_that_refuses_is_an_error_that_keeps_nothing(run, fault, mode, 
     assert fake.leaks(pid) == 0
     retained = fake.calls("cuDevicePrimaryCtxRetain", pid, result=0)
     assert len(retained) == len(fake.calls("cuDevicePrimaryCtxRelease", pid, result=0))
+
+
+def test_a_copy_that_stands_still_is_an_error_and_frees_nothing_that_it_may_reach(run):
+    shorter = "from ckptd import _cuda\n_cuda._PATIENCE = 0.05\n"
+    printed, fake, pid = run(shorter + REFUSED, "cuStreamQuery error=600", mode="private")
+    assert printed == ["DEADLINE_EXCEEDED", "DEADLINE", "False", "GPU-"]
+    assert len(fake.calls("cuStreamDestroy", pid, result=0)) == 1
+    # But for the daemon's, which has its slab in this process: neither the source, nor the copy.
+    held = len(fake.calls("cuMemMap", pid, result=0)) - len(fake.calls("cuMemUnmap", pid, result=0))
+    assert held == 2
 
 
 def test_a_driver_that_does_not_start_is_an_error_that_says_what_is_needed(run):

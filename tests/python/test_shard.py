@@ -295,6 +295,8 @@ def flat(name, dtype, offset, elements):
         (lambda reply: reply.memfd.segment_bytes.append(4096), "are announced for a slab"),
         (lambda reply: setattr(reply, "slab_bytes", 1 << 60), "more than any machine"),
         (lambda reply: setattr(reply, "lease", "checkpoints/other/leases/1"), "leases checkpoints/other"),
+        (lambda reply: setattr(reply, "mode", 3), "lends it exclusive, not shared"),
+        (lambda reply: setattr(reply, "mode", 99), "in a mode unknown here, not shared"),
     ],
 )
 def test_a_table_that_does_not_fit_its_slab_is_refused(daemon, client, source, bend, why):

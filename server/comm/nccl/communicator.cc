@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <cstring>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -58,6 +59,7 @@ struct Ending {
   CondVar changed;
   bool done = false;
   ncclResult_t result = ncclSuccess;
+  std::optional<CudaClaim> claim;  // of the thread that makes the call
 };
 
 }  // namespace
@@ -308,18 +310,19 @@ absl::Status Communicator::GiveUp(absl::Status status) {
 absl::Status Communicator::EndHandle(decltype(&ncclCommAbort) end, const char* doing) {
   const auto ending = std::make_shared<Ending>();
   const ncclComm_t handle = std::exchange(handle_, nullptr);
+  if (launching_) ending->claim.emplace(device_);
   try {
     std::thread([ending, end, handle, device = device_, library = library_] {
       const CudaScope scope(*device);
       const ncclResult_t result = end(handle);
+      ending->claim.reset();
       MutexLock lock(ending->mutex);
       ending->result = result;
       ending->done = true;
       ending->changed.NotifyAll();
     }).detach();
   } catch (const std::system_error& error) {
-    left_behind_ = true;
-    device_->NeverIdle();  // nobody else keeps its context for NCCL's threads
+    new CudaClaim(device_);  // never given back: NCCL's threads are in that context for good
     return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
                      fmt::format("{} the NCCL communicator on rank {}: no thread could be started "
                                  "({}), so NCCL still holds {}; raise the limit of processes, and "
@@ -328,8 +331,7 @@ absl::Status Communicator::EndHandle(decltype(&ncclCommAbort) end, const char* d
   }
   const auto deadline = std::chrono::steady_clock::now() + kEndPatience;
   MutexLock lock(ending->mutex);
-  left_behind_ = !ending->changed.WaitUntil(ending->mutex, deadline, [&] { return ending->done; });
-  if (left_behind_) {
+  if (!ending->changed.WaitUntil(ending->mutex, deadline, [&] { return ending->done; })) {
     return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
                      fmt::format("{} the NCCL communicator on rank {}: NCCL has not returned for "
                                  "{} s, and holds {}; start this daemon again",

@@ -43,7 +43,8 @@ struct CommunicatorOptions {
 //
 // NCCL's own calls that end a communicator have no deadline. They are made on a thread of their
 // own; if one does not return within kEndPatience, that thread and NCCL's memory are left behind,
-// and the error says that the daemon must be started again.
+// and the error says that the daemon must be started again. A group that was not in its stream by
+// then may still come there: until the call returns the device is Busy.
 class Communicator {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -92,9 +93,6 @@ class Communicator {
 
   uint32_t rank() const { return options_.rank; }
   uint32_t world_size() const { return options_.world_size; }
-  // NCCL has not returned from the call that ended it before a group was in its stream: it may
-  // still put it there.
-  bool may_launch() const { return left_behind_ && launching_; }
 
  private:
   Communicator(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<CudaDevice> device,
@@ -131,7 +129,6 @@ class Communicator {
   ncclComm_t handle_ = nullptr;
   bool in_group_ = false;
   bool launching_ = false;  // a group that was ended is not in its stream yet
-  bool left_behind_ = false;
   std::set<uint32_t> group_ranks_;  // of the group that is being made
   std::set<uint32_t> begun_ranks_;  // of all since the last good Wait
   absl::Status error_;              // the first one

@@ -15,10 +15,7 @@ class NcclComm final : public GroupComm {
   NcclComm(std::unique_ptr<Communicator> communicator, CudaStream stream)
       : stream_(std::move(stream)), communicator_(std::move(communicator)) {}
   // What it received into goes after it: work that is still in the stream keeps that memory.
-  ~NcclComm() override {
-    static_cast<void>(communicator_->Abort());  // unless it was closed
-    if (communicator_->may_launch()) stream_.Lose();
-  }
+  ~NcclComm() override = default;
 
   absl::Status Begin() override { return communicator_->Begin(); }
   absl::Status Send(const StagedMemory& from, uint64_t offset, uint64_t bytes,
@@ -44,7 +41,7 @@ class NcclComm final : public GroupComm {
   }
 
  private:
-  CudaStream stream_;  // goes after what runs on it
+  CudaStream stream_;  // goes after what runs on it, and its device knows what still may
   const std::unique_ptr<Communicator> communicator_;
 };
 

@@ -27,8 +27,8 @@ absl::StatusOr<std::unique_ptr<StagingLane>> CudaBytes::OpenLane() {
 }
 
 absl::Status CudaBytes::Read(uint64_t offset, std::span<std::byte> out) {
-  CKPTD_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Make(device()));
   const std::shared_ptr<StagingPool> pool = engine_->Pool();
+  CKPTD_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Make(device()));
   CKPTD_ASSIGN_OR_RETURN(StagingPool::Slot* const slot, pool->Take(pool.get()));
   absl::Status status;
   for (size_t done = 0; done < out.size() && status.ok();) {

@@ -11,6 +11,18 @@
 namespace ckptd {
 namespace {
 
+// What the driver is asked for on a GPU waits for the work there, without a deadline.
+absl::Status CheckIdle(CudaDevice& device) {
+  if (!device.Busy()) return absl::OkStatus();
+  const std::string& uuid = device.info().uuid;
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                   fmt::format("starting on {}: copies of before have not ended, and the driver "
+                               "would wait for them; look at the GPU (nvidia-smi, dmesg for Xid), "
+                               "then try again, or start this daemon again",
+                               uuid),
+                   {{"device", uuid}});
+}
+
 // A GPU that this ckptd has no kernels for is served without.
 absl::StatusOr<CudaGpu> WithKernels(std::shared_ptr<CudaDevice> device,
                                     std::span<const std::byte> code) {
@@ -39,7 +51,7 @@ absl::StatusOr<std::shared_ptr<CudaEngine>> CudaEngine::Start(std::shared_ptr<Cu
 
 std::shared_ptr<StagingPool> CudaEngine::Pool() {
   std::shared_ptr<StagingPool> pool = CurrentPool();
-  if (!pool->Broken()) return pool;
+  if (!pool->Broken() || home_.device->Busy()) return pool;
   auto fresh = StagingPool::Create(home_.device, options_.staging_bytes);
   if (!fresh.ok()) return pool;
   {
@@ -64,6 +76,7 @@ absl::StatusOr<CudaGpu> CudaEngine::GpuOf(const std::string& uuid) {
   const CudaDriver& driver = home_.device->driver();
   CKPTD_ASSIGN_OR_RETURN(GpuInfo info, FindGpu(driver, uuid));
   CKPTD_ASSIGN_OR_RETURN(auto device, CudaDevice::Open(driver, std::move(info)));
+  CKPTD_RETURN_IF_ERROR(CheckIdle(*device));
   CKPTD_ASSIGN_OR_RETURN(CudaGpu gpu, WithKernels(std::move(device), options_.kernels));
   return peers_.emplace(uuid, std::move(gpu)).first->second;
 }
@@ -81,14 +94,7 @@ absl::StatusOr<std::shared_ptr<CudaEngine>> CudaEngineSource::Get() {
   std::shared_ptr<CudaEngine> engine = Running();
   if (engine != nullptr) return engine;
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> device, CudaDevice::Open(driver_, info_));
-  if (device->Busy()) {
-    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                     fmt::format("starting on {}: copies of before have not ended, and the driver "
-                                 "would wait for them; look at the GPU (nvidia-smi, dmesg for Xid), "
-                                 "then try again, or start this daemon again",
-                                 info_.uuid),
-                     {{"device", info_.uuid}});
-  }
+  CKPTD_RETURN_IF_ERROR(CheckIdle(*device));
   CKPTD_ASSIGN_OR_RETURN(engine, CudaEngine::Start(std::move(device), options_));
   MutexLock lock(mutex_);
   running_ = engine;

@@ -37,10 +37,11 @@ class CudaEngine {
                                                            const Options& options);
 
   const CudaGpu& home() const { return home_; }
-  // Any GPU of this host. Errors: NO_DEVICE when this process does not see it.
+  // Any GPU of this host. Errors: NO_DEVICE when this process does not see it; DeadlineExceeded
+  // DEADLINE while work that has not ended in time still runs there.
   absl::StatusOr<CudaGpu> GpuOf(const std::string& uuid);
   // To take slots from: made anew where the one of before answers errors only; if that cannot be,
-  // that one. May wait a second for what the old one still does.
+  // that one.
   std::shared_ptr<StagingPool> Pool();
   // As it is. Does not wait, nor call the driver.
   std::shared_ptr<StagingPool> CurrentPool() const;

@@ -23,6 +23,7 @@ size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 }  // namespace
 
 std::span<std::byte> CudaLane::Fail(absl::Status status) {
+  stands_still_ = stands_still_ || absl::IsDeadlineExceeded(status);
   if (error_.ok()) error_ = std::move(status);
   if (nowhere_ == nullptr) nowhere_ = std::make_unique<std::byte[]>(kNowhereBytes);
   return {nowhere_.get(), kNowhereBytes};

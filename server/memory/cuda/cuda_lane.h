@@ -22,7 +22,7 @@ class CudaLane final : public StagingLane {
   explicit CudaLane(std::shared_ptr<StagingPool> pool) : pool_(std::move(pool)) {}
   // Does not wait a second time for what has not ended.
   ~CudaLane() override {
-    if (error_.ok() || slot_ != nullptr) static_cast<void>(Finish());
+    if (!stands_still_ || slot_ != nullptr) static_cast<void>(Finish());
   }
 
   std::span<std::byte> Stage(std::span<const StagedPlace> places, uint64_t into,
@@ -67,6 +67,7 @@ class CudaLane final : public StagingLane {
   SlotTasks tasks_;              // of all of them
   std::map<std::shared_ptr<CudaDevice>, CudaStream> streams_;
   absl::Status error_;
+  bool stands_still_ = false;  // something was waited for long enough
   std::unique_ptr<std::byte[]> nowhere_;  // once the device has failed
 };
 

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <map>
 #include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/cuda/stream.h"
@@ -17,8 +17,23 @@ namespace ckptd {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// Whoever put copies there has waited for them.
-constexpr std::chrono::seconds kLastPatience{1};
+
+// Frees pinned memory once work that was given up on any of these GPUs, at least one, has ended.
+// The last of them says how.
+void FreeWhenIdle(std::vector<std::shared_ptr<CudaDevice>> users, std::byte* memory) {
+  const std::shared_ptr<CudaDevice> device = std::move(users.front());
+  users.erase(users.begin());
+  const CudaDevice::Free free = [users, memory](const CudaDriver& driver) {
+    if (users.empty()) {
+      driver.MemFreeHost(memory);
+    } else {
+      FreeWhenIdle(users, memory);
+    }
+  };
+  if (device->Keep(free)) return;  // the driver would wait for that work
+  const CudaScope scope(*device);
+  free(device->driver());
+}
 
 }  // namespace
 
@@ -48,26 +63,18 @@ StagingPool::StagingPool(std::shared_ptr<CudaDevice> home, std::byte* memory, si
 }
 
 StagingPool::~StagingPool() {
-  const Clock::time_point deadline = Clock::now() + kLastPatience;
-  MutexLock lock(mutex_);
-  for (Collect(); !in_flight_.empty() && Clock::now() < deadline; Collect()) {
-    std::this_thread::sleep_for(kCudaPoll);
-  }
-  if (!in_flight_.empty() || unrecorded_) {
-    Log(LogLevel::kError, "staging memory: {} copies have not ended; it is kept",
-        in_flight_.empty() ? "some" : std::to_string(in_flight_.size()));
-    return;
-  }
-  for (Slot& slot : slots_) {
+  std::map<CUdevice, std::shared_ptr<CudaDevice>> peers;  // in one order in all pools
+  for (const Slot& slot : slots_) {
     for (const auto& [device, event] : slot.events_) {
       const CudaScope scope(*device);
       device->driver().EventDestroy(event);
+      if (device->info().ordinal != home_->info().ordinal) peers[device->info().ordinal] = device;
     }
   }
-  const auto free = [memory = memory_](const CudaDriver& driver) { driver.MemFreeHost(memory); };
-  if (home_->Keep(free)) return;  // the driver would wait for that work
-  const CudaScope scope(*home_);
-  free(home_->driver());
+  std::vector<std::shared_ptr<CudaDevice>> users;
+  for (auto& [ordinal, device] : peers) users.push_back(std::move(device));
+  users.push_back(home_);
+  FreeWhenIdle(std::move(users), memory_);
 }
 
 bool StagingPool::Ended(Slot& slot) {
@@ -154,7 +161,6 @@ absl::Status StagingPool::Record(Slot& slot, const std::shared_ptr<CudaDevice>& 
     return status;
   }
   MutexLock lock(mutex_);
-  unrecorded_ = true;
   if (error_.ok()) error_ = status;
   return status;
 }

@@ -44,8 +44,8 @@ class StagingPool {
   static absl::StatusOr<std::shared_ptr<StagingPool>> Create(
       std::shared_ptr<CudaDevice> home, uint64_t bytes,
       std::chrono::milliseconds patience = kPatience);
-  // Waits for copies under way; memory that a GPU may still read is left to the end of
-  // the process.
+  // Does not wait: memory that a GPU may still read is freed once that work has ended. The streams
+  // of all copies are gone by then (CudaDevice::Retire).
   ~StagingPool();
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
@@ -83,7 +83,6 @@ class StagingPool {
   std::vector<Slot*> free_ ABSL_GUARDED_BY(mutex_);
   std::deque<Slot*> in_flight_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
-  bool unrecorded_ ABSL_GUARDED_BY(mutex_) = false;  // copies run that nobody can wait for
 };
 
 }  // namespace ckptd

@@ -136,7 +136,7 @@ def unreachable(address: Address, error: OSError) -> Exception:
     if isinstance(error, PermissionError):
         return PermissionDenied(
             f"connecting to the ckptd daemon at {address}: this user may not open that socket; "
-            "run as the daemon's user or in its group",
+            "run as the daemon's user, or as root",
             "DAEMON_UNREACHABLE",
             facts,
         )

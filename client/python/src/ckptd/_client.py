@@ -175,15 +175,7 @@ class Client:
                 if deadline.passed():
                     raise deadline.exceeded(doing, checkpoint.waits_for)
                 time.sleep(min(0.05, deadline.left()))
-        if checkpoint.state == "FAILED":
-            raise checkpoint.failure or FailedPrecondition(f"{doing}: it failed", "LOAD_FAILED")
-        if checkpoint.state != "ACTIVE":
-            raise FailedPrecondition(
-                f"{doing}: {checkpoint.name} is {checkpoint.state} and holds no weights any more; "
-                "load it again",
-                "NOT_ACTIVE",
-                {"checkpoint": checkpoint.name},
-            )
+        _check_active(checkpoint, doing)
         return checkpoint
 
     def watch(
@@ -338,6 +330,25 @@ class Client:
         """
         return _shard.acquire(
             self._connection, _name(checkpoint), mode_number(mode), Deadline(timeout)
+        )
+
+
+def _check_active(checkpoint: Checkpoint, doing: str) -> None:
+    if checkpoint.state == "FAILED":
+        raise checkpoint.failure or FailedPrecondition(f"{doing}: it failed", "LOAD_FAILED")
+    if checkpoint.state == "TAKEN":
+        raise FailedPrecondition(
+            f"{doing}: an EXCLUSIVE client has taken {checkpoint.name}, and the daemon holds its "
+            "memory no more; load it again",
+            "TAKEN",
+            {"checkpoint": checkpoint.name},
+        )
+    if checkpoint.state != "ACTIVE":
+        raise FailedPrecondition(
+            f"{doing}: {checkpoint.name} is {checkpoint.state} and holds no weights any more; "
+            "load it again",
+            "NOT_ACTIVE",
+            {"checkpoint": checkpoint.name},
         )
 
 

@@ -7,11 +7,12 @@ happens in the device's primary context, the one that PyTorch, CuPy and the CUDA
 import contextlib
 import os
 import sys
+import time
 import weakref
 from typing import Optional
 
 from ._cuda_driver import Context, Device, ask, driver, find_device
-from ._errors import DataLoss, Error, FailedPrecondition
+from ._errors import DataLoss, DeadlineExceeded, Error, FailedPrecondition
 from ._mapping import MAX_SLAB_BYTES
 
 
@@ -76,7 +77,10 @@ class _Allocation:
         self._mapped, self._handle, self.address = False, None, 0
 
 
-_kept = []  # leases of memory that could not be given back: the end of the process ends them
+_PATIENCE = 10.0  # seconds; a GPU copies 100 GB within itself in a tenth of one
+_POLL = 1e-4  # seconds
+
+_kept = []  # what could not be given back, and its leases: the end of the process ends them
 _postponed = []  # _Held of tensors that went while a CUDA graph was recorded
 _RECORDED = range(900, 909)  # CUDA_ERROR_STREAM_CAPTURE_*: another thread, or another library, records one
 
@@ -157,6 +161,9 @@ class DeviceMemory:
         self.nbytes = slab_bytes
         self.writable = mode != "shared"
         self.copied_bytes = 0
+        # A copy has begun and is not known to have ended: what it reaches is not freed, as that
+        # would fault, or block for good.
+        self.copying = False
         self._allocation_bytes = allocation_bytes
         self._held: Optional[_Held] = None
         self._pid = os.getpid()
@@ -219,7 +226,8 @@ class DeviceMemory:
             with context:
                 allocation = self._attach(context, source)
         except BaseException:
-            context.release()
+            if not self.copying:
+                context.release()
             raise
         self._held = _Held(context, allocation, self.needs_lease)
         # At exit other libraries may still use the memory; the driver frees it then.
@@ -242,7 +250,8 @@ class DeviceMemory:
         try:
             return self._copy_of(lent, context)
         finally:
-            lent.free()
+            if not self.copying:
+                lent.free()
 
     def _copy_of(self, lent, context: Context) -> _Allocation:
         """A copy in memory of this process, made on a stream that waits for nobody else's."""
@@ -255,15 +264,35 @@ class DeviceMemory:
             stream = ask(cu.cuStreamCreate(flags), "making a stream")
             try:
                 doing = f"copying {self.nbytes} bytes"
-                ask(cu.cuMemcpyDtoDAsync(own.address, lent.address, self.nbytes, stream), doing)
-                ask(cu.cuStreamSynchronize(stream), doing)
+                self.copying = True
+                begun = cu.cuMemcpyDtoDAsync(own.address, lent.address, self.nbytes, stream)
+                self.copying = int(begun[0]) == 0
+                ask(begun, doing)
+                self._await(stream, context, doing)
             finally:
                 cu.cuStreamDestroy(stream)
         except BaseException:
-            own.free()
+            if self.copying:
+                _kept.append(self)
+            else:
+                own.free()
             raise
         self.copied_bytes = self.nbytes
         return own
+
+    def _await(self, stream, context: Context, doing: str) -> None:
+        cu, began = driver(), time.monotonic()
+        while int((state := cu.cuStreamQuery(stream))[0]) == int(cu.CUresult.CUDA_ERROR_NOT_READY):
+            if time.monotonic() - began > _PATIENCE:
+                raise DeadlineExceeded(
+                    f"{doing} on {self.device}: not done after {_PATIENCE:g} s; look at the GPU "
+                    "(nvidia-smi, dmesg for Xid), and start this process again",
+                    "DEADLINE",
+                    {"device": self.device},
+                )
+            time.sleep(_POLL)
+        self.copying = False
+        context.ask(state, doing)
 
     def complete(self) -> None:
         """Checks that the memory came."""

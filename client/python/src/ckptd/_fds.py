@@ -16,7 +16,7 @@ import struct
 import weakref
 from typing import Callable
 
-from ._errors import DataLoss, make
+from ._errors import DataLoss, ResourceExhausted, make
 from ._rpc import GONE_SECONDS, Deadline
 
 _HEADER = struct.Struct("<4sIII")
@@ -91,8 +91,10 @@ def _receive_message(connection: socket.socket, path: str):
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     try:
         if flags & socket.MSG_CTRUNC:
-            raise _garbled(
-                path, "descriptors were lost; this process may have too few left (ulimit -n)"
+            raise ResourceExhausted(
+                f"fetching a shard's memory at {path}: this process has no room for the "
+                "descriptors that came; raise ulimit -n",
+                "NO_MEMORY",
             )
         if not data:
             raise _garbled(path, "it closed the connection without an answer")

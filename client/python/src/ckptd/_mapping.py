@@ -77,6 +77,7 @@ class Mapping:
 
     device = None  # as DeviceMemory has it: this is host memory
     needs_lease = False
+    copying = False
     copied_bytes = 0
 
     def __init__(self, segment_bytes: List[int], mode: str):

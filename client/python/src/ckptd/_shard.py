@@ -251,7 +251,7 @@ def _accepted_kinds() -> list:
 
 def _memory_for(name: str, reply):
     """(what will hold the shard's memory, the fd socket, how many descriptors it sends)."""
-    mode = _types.MODE_NAMES.get(reply.mode, "shared")
+    mode = _types.MODE_NAMES[reply.mode]
     kind = reply.WhichOneof("handle")
     if kind == "memfd":
         segments = list(reply.memfd.segment_bytes)
@@ -293,6 +293,13 @@ def acquire(connection: Connection, name: str, mode: int, deadline: Deadline) ->
                 f"acquiring {name}: the daemon leases {reply.lease}; update the daemon and this client",
                 "INVALID_REPLY",
             )
+        if reply.mode != mode:
+            lent = _types.MODE_NAMES.get(reply.mode, "in a mode unknown here")
+            raise DataLoss(
+                f"acquiring {name}: the daemon lends it {lent}, not {_types.MODE_NAMES[mode]}; "
+                "update the daemon and this client",
+                "INVALID_REPLY",
+            )
         mapping, fd_socket, count = _memory_for(name, reply)
         table = _read_table(connection, name, reply, deadline)
         lease = _fds.receive(fd_socket, reply.token, count, deadline, mapping.add)
@@ -303,5 +310,6 @@ def acquire(connection: Connection, name: str, mode: int, deadline: Deadline) ->
     try:
         return Shard(reply, name, table, mapping, lease)
     except BaseException:
-        lease.close()
+        if not mapping.copying:
+            lease.close()
         raise

@@ -1,7 +1,7 @@
 """Paths of checkpoints, and how messages hold them: as text, or as file URIs (RFC 8089)."""
 
 import os
-from typing import Union
+from typing import AnyStr, Union
 from urllib.parse import quote, unquote_to_bytes
 
 Path = Union[str, bytes, os.PathLike]
@@ -16,11 +16,25 @@ def source_text(source: Path) -> str:
     given = os.fsencode(source)
     if not given:
         return ""
-    path = os.path.abspath(os.fsencode(path_of(os.fsdecode(given))))
+    path = absolute(os.fsencode(path_of(os.fsdecode(given))))
     try:
         return path.decode()
     except UnicodeDecodeError:
         return _SCHEME + quote(path)
+
+
+def absolute(path: AnyStr) -> AnyStr:
+    """As os.path.abspath, but what follows a link before ".." is where the link leads.
+
+    Links behind the last ".." stay: names of files may say what they are.
+    """
+    slash, up = (b"/", b"..") if isinstance(path, bytes) else ("/", "..")
+    parts = path.split(slash)
+    if up not in parts:
+        return os.path.abspath(path)
+    behind = len(parts) - parts[::-1].index(up)
+    path = os.path.join(os.path.realpath(slash.join(parts[:behind])), *parts[behind:])
+    return os.path.normpath(path)
 
 
 def path_of(text: str) -> str:

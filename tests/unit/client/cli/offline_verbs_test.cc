@@ -88,6 +88,7 @@ TEST_F(OfflineVerbs, PlanNamesPatternsOfModulesThatDescribeNothing) {
 
 TEST_F(OfflineVerbs, PlanSaysFirstThatItDoesNotKnowTheHardware) {
   const Outcome outcome = run_({"plan", dir_ / "none", "--hardware", "abacus"});
+  EXPECT_EQ(outcome.code, kExitUsage);
   EXPECT_THAT(outcome.err, HasSubstr("abacus"));
 }
 

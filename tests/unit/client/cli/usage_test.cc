@@ -41,6 +41,8 @@ const std::vector<std::vector<std::string>> kBadUsage = {
     {"plan", "/m", "--max-memory", "0=1GB"},
     {"plan", "/m", "--device-map", "best", "--max-memory", "0=1GB"},
     {"plan", "/m", "--device-map", "auto", "--max-memory", "gpu=1GB"},
+    {"plan", "/m", "--device-map", "auto", "--max-memory", "gpu=1GB", "--remote"},
+    {"plan", "/m", "--layout", "fsdp:2", "--hardware", "abacus"},
     {"plan", "/m", "--device-map", "auto", "--max-memory", "0=1GB", "--layout", "fsdp:2"},
     {"plan", "/m", "--device-map", "auto", "--max-memory", "0=1GB", "--hardware", "h200x8"},
     {"plan", "/m", "--device-map", "auto", "--max-memory", "0=1GB", "--tied", "=a"},

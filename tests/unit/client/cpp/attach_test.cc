@@ -158,7 +158,9 @@ TEST_F(AttachTest, RefusesToWaitForNothingOverAndOver) {
 TEST_F(AttachTest, RefusesMemoryShorterThanItsSegment) {
   request_.segment_bytes = {4096, 101};
   server_.set_answer([this](int socket) { SendBoth(socket); });
-  EXPECT_THAT(Attach(request_), Says("101"));
+  const auto attached = Attach(request_);
+  EXPECT_THAT(attached, FailsWith(kDataLoss, reason::kInvalidReply));
+  EXPECT_THAT(attached, Says("101"));
 }
 
 TEST_F(AttachTest, GivesUpOnAMuteDaemonInTime) {

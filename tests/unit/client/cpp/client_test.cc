@@ -5,7 +5,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "client/cpp/admin.h"
 #include "common/base/fd_passing.h"
@@ -239,6 +242,30 @@ TEST_F(ClientTest, WatchesUntilTheLoadIsDone) {
   EXPECT_THAT(seen, ::testing::ElementsAre(CheckpointState::kLoading, CheckpointState::kActive));
 }
 
+TEST_F(ClientTest, RefusesToStateShapesOfSomeTensorsOnly) {
+  RankLayout layout;
+  layout.shardings.emplace_back();
+  layout.targets.resize(2);
+  layout.targets[0].name = "a";
+  layout.targets[0].expected_shape = Shape{4};
+  layout.targets[1].name = "b";
+  Client client = Connect();
+  const auto refused = FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest);
+  EXPECT_THAT(client.Load({.source = "/m", .layout = layout}), refused);
+  EXPECT_THAT(client.Plan(PlanRequest{.source = "/m", .layout = layout}), refused);
+  layout.targets[1].expected_shape = Shape{};
+  EXPECT_OK(client.Load({.source = "/m", .layout = layout}));
+}
+
+TEST_F(ClientTest, ATimeBeyondWhatTheClockCountsIsInTheFuture) {
+  daemon_.answers.get = FakeDaemon::MakeCheckpoint(kActive);
+  daemon_.answers.get->mutable_create_time()->set_seconds(std::numeric_limits<int64_t>::max());
+  daemon_.answers.get->mutable_create_time()->set_nanos(std::numeric_limits<int32_t>::max());
+  Client client = Connect();
+  ASSERT_OK_AND_ASSIGN(const CheckpointInfo info, client.Get("checkpoints/ab12"));
+  EXPECT_GT(info.create_time, std::chrono::system_clock::now());
+}
+
 TEST_F(ClientTest, DoesNotTakeABrokenOffWatchForAFinishedLoad) {
   daemon_.answers.watch = {FakeDaemon::MakeCheckpoint(kLoading)};
   Client client = Connect();
@@ -276,6 +303,16 @@ TEST_F(ClientTest, ListsAllPages) {
   ASSERT_OK_AND_ASSIGN(const std::vector<CheckpointInfo> all, client.List());
   ASSERT_EQ(all.size(), 3U);
   EXPECT_EQ(all[2].name, "checkpoints/3");
+}
+
+TEST_F(ClientTest, GivesUpPagesThatDoNotEndWhenTheTimeOfOneCallIsOver) {
+  daemon_.answers.inspect.set_next_page_token("1");
+  daemon_.Start();
+  ConnectOptions options = Options();
+  options.call_timeout = std::chrono::milliseconds(200);
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  EXPECT_THAT(client.Inspect("/models/m"),
+              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
 }
 
 TEST_F(ClientTest, CallsTheAdminSocketForOperators) {

@@ -141,7 +141,9 @@ TEST_F(ShardTest, IsRefusedWhenItsTableIsShort) {
 
 TEST_F(ShardTest, IsRefusedWhenANameComesTwice) {
   daemon_.answers.acquire.mutable_tensors()->set_names(0, "a");
-  EXPECT_THAT(Acquire().status(), Says("comes twice"));
+  const absl::Status refused = Acquire().status();
+  EXPECT_THAT(refused, FailsWith(absl::StatusCode::kDataLoss, reason::kInvalidReply));
+  EXPECT_THAT(refused, Says("comes twice"));
 }
 
 TEST_F(ShardTest, GivesTheLeaseBackWhenItCannotBeUsed) {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -90,6 +91,19 @@ TEST(FdPassing, MoreDescriptorsThanAllowedAreRefusedAndClosed) {
   EXPECT_THAT(RecvWithFds(pair.right.get(), 1, 1, In(seconds(5))),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
   EXPECT_EQ(OpenFds(), before);
+}
+
+TEST(FdPassing, DescriptorsThatThisProcessHasNoRoomForAreItsOwnTrouble) {
+  const Pair pair = MakePair();
+  const int fds[] = {pair.left.get()};
+  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("x"), fds, In(seconds(5))));
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none = {0, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::StatusOr<Received> got = RecvWithFds(pair.right.get(), 1, 1, In(seconds(5)));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_THAT(got, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
 }
 
 TEST(FdPassing, DescriptorsWhereNoneAreExpectedAreRefused) {

@@ -134,6 +134,15 @@ TEST_F(NodeTest, ADryRunPlansAllRanksOfTheRules) {
   EXPECT_EQ(plan.ranks().size(), 5u);
 }
 
+TEST_F(NodeTest, NothingIsLookedAtBelowTheFolderThatTheDaemonHappensToRunIn) {
+  const auto refused = FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest);
+  EXPECT_THAT(node_->Inspect("model", Soon()), refused);
+  EXPECT_THAT(node_->Plan(RuleRequest("fsdp:5", "model"), Soon()), refused);
+  DeviceMapRequest devices;
+  devices.source = "model";
+  EXPECT_THAT(node_->Plan(devices, Soon()), refused);
+}
+
 TEST_F(NodeTest, ADryRunOfMoreThanFitsBesideTheShardsIsRefused) {
   const LoadRequest request = RuleRequest("fsdp:64", source_.path());
   EXPECT_OK(PlanDry(request, 0, Soon(), 1000));

@@ -95,9 +95,16 @@ TEST(CommandLine, PrintsHelpAndVersion) {
   EXPECT_EQ(version.text, "ckptd " CKPTD_VERSION "\n");
 }
 
+TEST(CommandLine, LaunchTakesNoRankOrSizeOfADaemon) {
+  for (const char* key : {"--rank=0", "--world-size=4", "--local-size=4"}) {
+    EXPECT_THAT(Parse({"launch", "--nproc=4", key}), Says("give --nproc, --nnodes and --node-rank"));
+    EXPECT_OK(Parse({"run", key}));
+  }
+}
+
 TEST(CommandLine, AParserForgetsWhatItParsedBefore) {
   CommandLineParser parser;
-  const char* first[] = {"ckptd", "launch", "--rank=1", "--nproc=3", "--", "python"};
+  const char* first[] = {"ckptd", "launch", "--job=j", "--nproc=3", "--", "python"};
   const char* second[] = {"ckptd", "run"};
   ASSERT_OK(parser.Parse(6, first));
   ASSERT_OK_AND_ASSIGN(const CommandLine line, parser.Parse(2, second));

@@ -177,6 +177,20 @@ TEST(HostileDuration, IsBoundedOnce) {
   }
 }
 
+TEST(HostileJoin, SignsOfLifeAreAskedForAtARateThatSettingsAllow) {
+  v1::JoinResponse response = ToProto(JoinReply{});
+  EXPECT_EQ(FromProto(response).heartbeat_interval, JoinReply{}.heartbeat_interval);
+  EXPECT_EQ(FromProto(response).heartbeat_timeout, JoinReply{}.heartbeat_timeout);
+  response.mutable_heartbeat_interval()->set_seconds(-kHuge);
+  response.mutable_heartbeat_timeout()->set_seconds(0);
+  EXPECT_EQ(FromProto(response).heartbeat_interval, std::chrono::milliseconds(10));
+  EXPECT_EQ(FromProto(response).heartbeat_timeout, std::chrono::milliseconds(20));
+  response.mutable_heartbeat_interval()->set_seconds(kHuge);
+  response.mutable_heartbeat_timeout()->set_seconds(kHuge);
+  EXPECT_EQ(FromProto(response).heartbeat_interval, std::chrono::minutes(30));
+  EXPECT_EQ(FromProto(response).heartbeat_timeout, std::chrono::hours(1));
+}
+
 TEST(HostileProgress, AStageThatIsNoneIsUnspecified) {
   v1::Progress progress;
   progress.set_stage(static_cast<v1::Stage>(77));

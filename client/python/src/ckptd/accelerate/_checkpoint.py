@@ -14,6 +14,7 @@ from torch import nn
 from .. import _client
 from .._errors import FailedPrecondition, Unimplemented
 from .._rpc import Deadline
+from .._source import absolute
 from ..torch import _agree, _lazy, _load, _module, _native, _state_dict
 from ..torch._spread import Options
 from . import _feed
@@ -179,7 +180,7 @@ def _run(call: _Call) -> None:
             return _feed.entries(own, found, call.files, _wishes(call), call.digest, call.deadline)
 
     def load_state_dict(file: str, device_map: Any = None) -> Mapping[str, Any]:
-        held = by_file()[os.path.abspath(file)]
+        held = by_file()[absolute(file)]
         return held if device_map is None else _lazy.LazyStateDict(held, **call.options())
 
     original = _native.original(_MODULE, _FUNCTION)

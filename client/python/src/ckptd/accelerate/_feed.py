@@ -1,6 +1,5 @@
 """The tensors of a checkpoint's files, as accelerate's own loading code takes them."""
 
-import os
 from typing import Any, Dict, List
 
 import torch
@@ -8,6 +7,7 @@ import torch
 from .. import _client, _cuda_driver, _dtypes
 from .._rpc import Deadline
 from .._shard import Shard
+from .._source import absolute
 from .._types import Source, SourceTensor
 from ..torch import _lazy, _load, _memory, _private
 from ._files import Files
@@ -44,7 +44,7 @@ def entries(
     in the file, for a LazyStateDict to load in groups and let go. Those that nobody looks
     at are on meta.
     """
-    by_file: Dict[str, Entries] = {os.path.abspath(path): {} for path in files.files}
+    by_file: Dict[str, Entries] = {absolute(path): {} for path in files.files}
     have = _device(own)
     stay: List[SourceTensor] = []
     for name, entry in names_in(found).items():

@@ -6,7 +6,7 @@ from typing import Any, ContextManager, List, Mapping, Optional, Tuple
 import torch
 from torch import nn
 
-from .. import _client
+from .. import _client, _source
 from . import _agree, _given, _lazy, _load, _module, _names, _native, _private, _result
 from ._spread import Asked, DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
@@ -95,7 +95,7 @@ def source_of(given: Any, wish: Any) -> str:
         return ""
     if isinstance(given, _lazy.LazyStateDict):
         return given.identity()
-    return os.path.abspath(given) if isinstance(given, (str, os.PathLike)) else ""
+    return _source.absolute(os.fspath(given)) if isinstance(given, (str, os.PathLike)) else ""
 
 
 def spread_over(model: nn.Module, given: Asked, wish: Any, options: Options) -> Any:

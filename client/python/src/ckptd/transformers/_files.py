@@ -11,6 +11,7 @@ from .. import _fallback
 from .._errors import Error, Unavailable, Unimplemented
 from .._safe_open import File, native_file, safe_open
 from .._safe_open_source import SafetensorError, Source
+from .._source import absolute
 from . import _together
 
 _SILENCE = 10.0  # seconds for which nobody is asked again: a checkpoint may have many files
@@ -41,7 +42,7 @@ class Files:
         def open_(filename, framework="pt", device="cpu", **named):
             if framework != "pt":
                 return original(filename, framework, device, **named)
-            path = os.path.abspath(os.fspath(filename))
+            path = absolute(os.fspath(filename))
             try:
                 source = self._source_of(path) if by_index else self._source(path)
             except Error as error:

@@ -98,6 +98,31 @@ TEST_F(BrokenStagingTest, IsMadeAnewForTheNextLane) {
   WriteBytes(view, 0, bytes);
   EXPECT_EQ(ReadBytes(view, 0, 5), bytes);
   EXPECT_EQ(CudaTraced("\"cuMemHostAlloc\""), 2);
+  EXPECT_EQ(CudaTraced("\"cuMemFreeHost\""), 1) << "the broken one";
+}
+
+// Copies run a while after they were queued, if nobody waits for them.
+class LateCopiesTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    UseTestCuda("gpus = 1\nlazy_ms = 300\nfault = cuMemcpyHtoDAsync nth=2 error=2\n");
+  }
+};
+
+TEST_F(LateCopiesTest, HaveEndedWhenALaneGoesThatFailedOtherwise) {
+  const std::shared_ptr<CudaDevice> device = TestGpu();
+  ASSERT_OK_AND_ASSIGN(const auto memory, CudaMemory::Create(device, {.budget_bytes = 64 << 20,
+                                                                      .staging_bytes = 8 << 20}));
+  ASSERT_OK_AND_ASSIGN(const auto slab, memory->Allocate(1 << 20, AttachMode::kShared));
+  const SlabView view = slab->view();
+  {
+    ASSERT_OK_AND_ASSIGN(const auto lane, view.staged->OpenLane());
+    for (const uint64_t offset : {0, 512 << 10}) {
+      const StagedPlace place = {view.staged.get(), offset};
+      std::fill_n(lane->Stage({&place, 1}, 0, 5).begin(), 5, std::byte{7});
+    }
+  }
+  EXPECT_FALSE(device->Busy());
 }
 
 }  // namespace

@@ -23,12 +23,13 @@ constexpr uint64_t kBytes = 32 << 20;  // half of the GPU
 class UnfinishedWorkTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    UseTestCuda("gpus = 1\nbytes = 0x4000000\ntrace = trace\ntwins = " CKPTD_TWINS "\n");
+    UseTestCuda("gpus = 2\nbytes = 0x4000000\ntrace = trace\ntwins = " CKPTD_TWINS "\n");
   }
   // Queued, and given up after a moment.
-  void GetStuck(CUdeviceptr address, uint64_t bytes) {
-    ASSERT_OK_AND_ASSIGN(const CudaStream stream, CudaStream::Make(device_));
-    work_.emplace(*device_, stream.get(), address, bytes);
+  void GetStuck(CUdeviceptr address, uint64_t bytes) { GetStuck(device_, address, bytes); }
+  void GetStuck(const std::shared_ptr<CudaDevice>& device, CUdeviceptr address, uint64_t bytes) {
+    ASSERT_OK_AND_ASSIGN(const CudaStream stream, CudaStream::Make(device));
+    work_.emplace(*device, stream.get(), address, bytes);
     EXPECT_THAT(stream.Wait(std::chrono::milliseconds(1)),
                 FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
   }
@@ -68,7 +69,7 @@ TEST_P(MemoryUnderWork, IsFreedWhenTheWorkHasEnded) {
 INSTANTIATE_TEST_SUITE_P(Kinds, MemoryUnderWork, ::testing::Bool(),
                          [](const auto& of) { return of.param ? "Plain" : "WithDescriptor"; });
 
-TEST_F(UnfinishedWorkTest, AContextStaysForItAndGoesWithTheNextUserOfTheGpu) {
+TEST_F(UnfinishedWorkTest, AContextStaysForItAndGoesAfterIt) {
   ASSERT_OK_AND_ASSIGN(std::optional<CudaAllocation> memory,
                        CudaAllocation::Create(device_, kBytes));
   GetStuck(memory->address(), kBytes);
@@ -77,10 +78,11 @@ TEST_F(UnfinishedWorkTest, AContextStaysForItAndGoesWithTheNextUserOfTheGpu) {
   EXPECT_EQ(CudaTraced("\"cuDevicePrimaryCtxRelease\""), 0);
   device_ = TestGpu();
   EXPECT_TRUE(device_->Busy());
-  work_->End();
   device_.reset();
+  EXPECT_EQ(CudaTraced("\"cuDevicePrimaryCtxRelease\""), 1) << "the other one keeps it";
+  work_->End();
   EXPECT_TRUE(Comes([] { return CudaTraced("\"cuDevicePrimaryCtxRelease\"") == 2; }))
-      << "one of each user";
+      << "by itself";
   EXPECT_EQ(CudaTraced("\"cuMemRelease\""), 1);
   work_.reset();
 }
@@ -117,6 +119,34 @@ TEST_F(UnfinishedWorkTest, PinnedMemoryIsNotFreedBesideItEither) {
   EXPECT_TRUE(Comes([] { return CudaTraced("\"cuMemFreeHost\"") == 1; }));
 }
 
+TEST_F(UnfinishedWorkTest, PinnedMemoryThatAnotherGpuReadIsNotFreedBesideThatOnesWork) {
+  const std::shared_ptr<CudaDevice> peer = TestGpu(1);
+  ASSERT_OK_AND_ASSIGN(std::shared_ptr<StagingPool> pool, StagingPool::Create(device_, 8 << 20));
+  {
+    ASSERT_OK_AND_ASSIGN(const CudaStream stream, CudaStream::Make(peer));
+    ASSERT_OK_AND_ASSIGN(StagingPool::Slot* const slot, pool->Take(this));
+    EXPECT_OK(pool->Record(*slot, peer, stream.get()));
+    pool->Give(slot);
+  }
+  GetStuck(peer, 0, 0);
+  pool.reset();
+  EXPECT_EQ(CudaTraced("\"cuEventDestroy\""), 1);
+  EXPECT_EQ(CudaTraced("\"cuMemFreeHost\""), 0);
+  work_->End();
+  EXPECT_TRUE(Comes([&] { return CudaTraced("\"cuMemFreeHost\"") == 1; }));
+}
+
+TEST_F(UnfinishedWorkTest, APeerIsNotStartedBesideIts) {
+  const std::shared_ptr<CudaDevice> peer = TestGpu(1);
+  ASSERT_OK_AND_ASSIGN(const auto engine, CudaEngine::Start(device_, {.staging_bytes = 8 << 20}));
+  GetStuck(peer, 0, 0);
+  EXPECT_THAT(engine->GpuOf(peer->info().uuid),
+              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+  EXPECT_EQ(engine->GpuOf(device_->info().uuid)->device, device_) << "has nothing to end";
+  work_->End();
+  EXPECT_OK(engine->GpuOf(peer->info().uuid));
+}
+
 TEST_F(UnfinishedWorkTest, NothingIsStartedBesideIt) {
   ASSERT_OK_AND_ASSIGN(const auto memory, CudaMemory::Create(device_, {.budget_bytes = 1 << 30,
                                                                        .staging_bytes = 8 << 20,
@@ -128,16 +158,28 @@ TEST_F(UnfinishedWorkTest, NothingIsStartedBesideIt) {
   EXPECT_OK(memory->Allocate(1, AttachMode::kShared));
 }
 
-TEST_F(UnfinishedWorkTest, AGpuThatSomebodyElseMayUseAtAnyTimeStaysBusy) {
+TEST_F(UnfinishedWorkTest, WhatSomebodyElseMayUseAtAnyTimeIsKeptAsLong) {
+  const uint64_t before = device_->FreeBytes().value();
+  std::optional<CudaClaim> claim(device_);
   {
-    ASSERT_OK_AND_ASSIGN(CudaStream stream, CudaStream::Make(device_));
-    EXPECT_FALSE(device_->Busy());
-    stream.Lose();
+    ASSERT_OK_AND_ASSIGN(const CudaAllocation memory, CudaAllocation::Create(device_, kBytes));
+    ASSERT_OK_AND_ASSIGN(const CudaStream stream, CudaStream::Make(device_));
   }
   EXPECT_TRUE(device_->Busy());
-  device_.reset();
+  device_->FreeKept();
+  EXPECT_EQ(device_->FreeBytes().value(), before - kBytes);
   EXPECT_EQ(CudaTraced("\"cuStreamDestroy\""), 0);
+  claim.reset();
+  EXPECT_TRUE(Comes([&] { return CudaTraced("\"cuStreamDestroy\"") == 1; }));
+  EXPECT_EQ(device_->FreeBytes().value(), before);
+}
+
+TEST_F(UnfinishedWorkTest, ItsContextGoesWithTheLastClaim) {
+  std::optional<CudaClaim> claim(device_);
+  device_.reset();
   EXPECT_EQ(CudaTraced("\"cuDevicePrimaryCtxRelease\""), 0);
+  claim.reset();
+  EXPECT_EQ(CudaTraced("\"cuDevicePrimaryCtxRelease\""), 1);
 }
 
 }  // namespace
