@@ -72,7 +72,7 @@ try:
     acquire()
     print("acquired")
 except ckptd.Error as error:
-    print(error.code, error.reason, "CUDA_ERROR_" in error.message, error.facts["device"][:4])
+    print(error.code, error.reason, "CUDA_ERROR_" in error.message, error.facts.get("device", error.message)[:4])
 gc.collect()
 daemon.wait_for(lambda: daemon.leases == 0 and "ReleaseShard" in daemon.calls)
 end()

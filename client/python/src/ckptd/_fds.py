@@ -16,7 +16,7 @@ import struct
 import weakref
 from typing import Callable
 
-from ._errors import DataLoss, ResourceExhausted, make
+from ._errors import DataLoss, Error, ResourceExhausted, make
 from ._rpc import GONE_SECONDS, Deadline
 
 _HEADER = struct.Struct("<4sIII")
@@ -161,6 +161,9 @@ def receive(
         _receive_all(connection, path, count, deadline, use)
         connection.settimeout(None)
         return Lease(connection)
+    except Error:  # some are a TimeoutError, too
+        connection.close()
+        raise
     except socket.timeout:
         connection.close()
         if not deadline.passed():

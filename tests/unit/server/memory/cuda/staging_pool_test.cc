@@ -113,14 +113,17 @@ TEST_F(LateCopiesTest, HaveEndedWhenALaneGoesThatFailedOtherwise) {
   const std::shared_ptr<CudaDevice> device = TestGpu();
   ASSERT_OK_AND_ASSIGN(const auto memory, CudaMemory::Create(device, {.budget_bytes = 64 << 20,
                                                                       .staging_bytes = 8 << 20}));
-  ASSERT_OK_AND_ASSIGN(const auto slab, memory->Allocate(1 << 20, AttachMode::kShared));
+  constexpr uint64_t kBytes = 3 * StagingPool::kSlotBytes;
+  ASSERT_OK_AND_ASSIGN(const auto slab, memory->Allocate(kBytes, AttachMode::kShared));
   const SlabView view = slab->view();
   {
     ASSERT_OK_AND_ASSIGN(const auto lane, view.staged->OpenLane());
-    for (const uint64_t offset : {0, 512 << 10}) {
-      const StagedPlace place = {view.staged.get(), offset};
-      std::fill_n(lane->Stage({&place, 1}, 0, 5).begin(), 5, std::byte{7});
+    const StagedPlace place = {view.staged.get(), 0};
+    // The second slot's copy is refused when a third one is needed.
+    for (uint64_t done = 0; done < kBytes && lane->status().ok();) {
+      done += lane->Stage({&place, 1}, done, kBytes - done).size();
     }
+    EXPECT_THAT(lane->status(), FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
   }
   EXPECT_FALSE(device->Busy());
 }
