@@ -10,6 +10,7 @@ unless PYTHONHASHSEED gives them servers of their own. ckptd is never among the 
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -25,6 +26,7 @@ import types
 TORCH = (
     "numpy", "torch", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict",
     "torch.distributed.tensor", "torch.distributed.device_mesh", "safetensors.torch",
+    "torch._dynamo",  # what FSDP2 and DTensor import when they are first used
 )  # fmt: skip
 TRANSFORMERS = (*TORCH, "accelerate", "transformers", "transformers.models.llama.modeling_llama")
 # What is read while libraries are loaded.
@@ -205,5 +207,7 @@ if __name__ == "__main__":
     for module in sys.argv[2:]:
         importlib.import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1, "a module has started a thread, which a fork would lose"
+    gc.collect()
+    gc.freeze()  # no program looks through these modules for garbage
     code, name, main = become(*serve(socket.socket(fileno=int(sys.argv[1]))))
     exec(compile(code, name, "exec"), main.__dict__)
