@@ -55,7 +55,8 @@ void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
       ->capture_default_str();
   launch.add_option("command", options.command, "Command to run once the daemons are ready");
   launch.footer(
-      "Every key that `ckptd config` prints is a flag here; `ckptd --help` explains them.\n"
+      "Every key that `ckptd config` prints is a flag here, but for the rank and the sizes, which\n"
+      "it gives to each daemon; `ckptd --help` explains them.\n"
       "Starts --nproc daemons and restarts those that end, in the version that it was started in:\n"
       "to upgrade, stop it and start the new one on every host. With a command after --, runs it\n"
       "with CKPTD_ADDRESS set, and ends when it ends, with its exit code; signals are passed on,\n"

@@ -74,6 +74,32 @@ def test_a_private_trainer_copies_and_keeps_nothing_open(cuda):
         assert trainers.end() == [0] and bench.fake.leaks(trainers.pids[0]) == 0
 
 
+# Takes a copy that does not end, and lives on.
+STANDS_STILL = """
+import sys, ckptd
+from ckptd import _cuda
+_cuda._PATIENCE = 0.1
+with ckptd.connect(sys.argv[1]) as client:
+    try:
+        client.acquire(client.load(sys.argv[2], layout="fsdp:1", handle="cuda_ipc"), "private")
+    except ckptd.Error as error:
+        print(error.reason, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_memory_that_a_copy_may_still_read_stays_leased_as_long_as_its_process_lives(cuda):
+    bench = cuda(1, "cuStreamQuery error=600 role=trainer")
+    own = {**bench.group.environment, **bench.fake.environment("trainer"),
+           "PYTHONPATH": os.pathsep.join(sys.path)}  # fmt: skip
+    with Program(STANDS_STILL, bench.group.address(0), bench.source, environment=own) as program:
+        assert program.hear() == "DEADLINE"
+        (checkpoint,) = bench.group.json("list")["checkpoints"]
+        assert bench.group.error("unload", checkpoint["name"])["reason"] == "LEASED"
+    wait_until(lambda: bench.leases() == 0, "its lease to end", 10)
+    bench.unload()
+
+
 def test_such_memory_cannot_be_taken_and_the_sentence_says_what_can(cuda):
     bench = cuda(1)
     with pytest.raises(ckptd.FailedPrecondition) as caught:

@@ -104,10 +104,28 @@ def test_a_driver_that_refuses_is_an_error_that_keeps_nothing(run, fault, mode, 
     assert len(retained) == len(fake.calls("cuDevicePrimaryCtxRelease", pid, result=0))
 
 
-def test_a_copy_that_stands_still_is_an_error_and_frees_nothing_that_it_may_reach(run):
-    shorter = "from ckptd import _cuda\n_cuda._PATIENCE = 0.05\n"
-    printed, fake, pid = run(shorter + REFUSED, "cuStreamQuery error=600", mode="private")
-    assert printed == ["DEADLINE_EXCEEDED", "DEADLINE", "False", "GPU-"]
+# Ctrl-C comes while it is waited for.
+INTERRUPTED = """
+def interrupt(seconds):
+    raise KeyboardInterrupt
+_cuda.time = types.SimpleNamespace(monotonic=time.monotonic, sleep=interrupt)
+"""
+
+
+@pytest.mark.parametrize(
+    "how, printed",
+    [
+        ("_cuda._PATIENCE = 0.05", ["DEADLINE_EXCEEDED", "DEADLINE", "False", "GPU-"]),
+        (INTERRUPTED, ["interrupted"]),
+    ],
+    ids=["deadline", "interrupted"],
+)
+def test_a_copy_that_stands_still_is_an_error_and_frees_nothing_that_it_may_reach(run, how, printed):
+    caught = "except KeyboardInterrupt:\n    print('interrupted')\n"
+    program = REFUSED.replace("except ckptd.Error", caught + "except ckptd.Error")
+    begin = f"import time, types\nfrom ckptd import _cuda\n{how}\n"
+    said, fake, pid = run(begin + program, "cuStreamQuery error=600", mode="private")
+    assert said == printed
     assert len(fake.calls("cuStreamDestroy", pid, result=0)) == 1
     # But for the daemon's, which has its slab in this process: neither the source, nor the copy.
     held = len(fake.calls("cuMemMap", pid, result=0)) - len(fake.calls("cuMemUnmap", pid, result=0))

@@ -3,6 +3,8 @@
 import gc
 import mmap
 import os
+import resource
+import socket
 import struct
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import sys
 import ckptd
 import numpy as np
 import pytest
+from ckptd import _fds
 
 
 def mapped_segments():
@@ -412,3 +415,32 @@ def test_a_further_name_on_a_later_page_refers_to_that_page():
         table.add_page(page)
     table.finish(4)
     assert [table.names[table.index[f"tied{first}"]] for first in (0, 1)] == ["t1", "t3"]
+
+
+def receive_cut(count, limit):
+    """What the client says of a message with `count` descriptors, of which `limit` find room."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ours, theirs, open(os.devnull) as file:
+        fds = struct.pack(f"{count}i", *[file.fileno()] * count)
+        theirs.sendmsg([b"x" * 16], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+        try:
+            _fds._receive_message(ours, "/fd.sock")
+        except ckptd.Error as error:
+            return error
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_descriptors_that_this_process_has_no_room_for_are_its_own_trouble():
+    error = receive_cut(1, 0)
+    assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", "NO_MEMORY")
+    assert "ulimit -n" in error.message
+
+
+def test_more_descriptors_than_a_message_may_have_are_the_daemon_s():
+    open_before = len(os.listdir("/proc/self/fd"))
+    assert receive_cut(129, None).reason == "INVALID_REPLY"
+    assert len(os.listdir("/proc/self/fd")) == open_before

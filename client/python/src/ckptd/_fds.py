@@ -90,6 +90,8 @@ def _receive_message(connection: socket.socket, path: str):
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     try:
+        if flags & socket.MSG_CTRUNC and len(fds) >= _MAX_PER_MESSAGE:
+            raise _garbled(path, f"more than {_MAX_PER_MESSAGE} descriptors came in one message")
         if flags & socket.MSG_CTRUNC:
             raise ResourceExhausted(
                 f"fetching a shard's memory at {path}: this process has no room for the "
