@@ -182,9 +182,29 @@ absl::StatusOr<LeasedSegments> FetchSegmentsFrom(UniqueFd connection, const Atta
   return out;
 }
 
+Attached& Attached::operator=(Attached&& other) noexcept {
+  if (this == &other) return *this;
+  Reset();
+  lease = std::move(other.lease);
+  mapping = std::move(other.mapping);
+  device = std::move(other.device);
+  slab_bytes = other.slab_bytes;
+  return *this;
+}
+
+void Attached::Reset() {
+  mapping.Reset();
+  slab_bytes = 0;
+  device.Reset(std::move(lease));
+  lease.Reset();
+}
+
 absl::StatusOr<Attached> MapSegments(LeasedSegments segments, const AttachRequest& request) {
   absl::StatusOr<Attached> out = Map(segments, request);
-  if (!out.ok()) return AsReply(out.status(), request);
+  if (!out.ok()) {
+    if (!request.device_uuid.empty()) EndLease(std::move(segments.lease), request.device_uuid);
+    return AsReply(out.status(), request);
+  }
   out->lease = std::move(segments.lease);
   return out;
 }

@@ -32,13 +32,20 @@ struct AttachRequest {
   std::chrono::milliseconds timeout{10'000};
 };
 
-// A mapped slab and the connection that holds it.
+// A mapped slab and the connection that holds it. Move-only.
 struct Attached {
   UniqueFd lease;
   // One of the two, or none when the slab is empty.
   Mapping mapping;
   DeviceMemory device;
   uint64_t slab_bytes = 0;
+
+  Attached() = default;
+  Attached(Attached&&) noexcept = default;
+  Attached& operator=(Attached&& other) noexcept;
+  ~Attached() { Reset(); }
+  // Lets go of the memory, then of the lease: with that the daemon may use the memory again.
+  void Reset();
 };
 
 // Descriptors of a slab, in segment order, and the connection that holds it.
@@ -58,7 +65,8 @@ absl::StatusOr<LeasedSegments> FetchSegmentsFrom(UniqueFd connection, const Atta
                                                  std::chrono::steady_clock::time_point deadline);
 
 // Second half: maps the segments back to back, or imports or opens the device memory. Each
-// descriptor must be as long as its segment, else nothing is mapped. Errors: DataLoss
+// descriptor must be as long as its segment, else nothing is mapped. The lease ends with an error,
+// once nothing is copied from the memory any more. Errors: DataLoss
 // INVALID_REPLY for what does not fit together, those of MapSlab and of DeviceMemory.
 absl::StatusOr<Attached> MapSegments(LeasedSegments segments, const AttachRequest& request);
 

@@ -96,8 +96,12 @@ struct Client::Impl {
   }
   Pages NewPages() const { return Pages(connection.call_timeout); }
   absl::StatusOr<ShardTable> FetchTable(const std::string& name, v1::AcquireShardResponse& first);
-  absl::StatusOr<Shard> AttachTo(const std::string& name, v1::AcquireShardResponse& acquired,
-                                 const AcquireOptions& options);
+  absl::StatusOr<LeasedSegments> Fetch(const std::string& name,
+                                       const v1::AcquireShardResponse& acquired,
+                                       const AcquireOptions& options, AttachRequest& attach);
+  absl::StatusOr<Shard> Map(const std::string& name, v1::AcquireShardResponse& acquired,
+                            LeasedSegments segments, const AttachRequest& attach);
+  void Release(const std::string& lease);
 
   Connection connection;
   Stub stub;
@@ -241,14 +245,16 @@ absl::StatusOr<ShardTable> Client::Impl::FetchTable(const std::string& name,
   return table;
 }
 
-absl::StatusOr<Shard> Client::Impl::AttachTo(const std::string& name,
-                                             v1::AcquireShardResponse& acquired,
-                                             const AcquireOptions& options) {
+// Shows the token. With an answer, the lease is held by a connection.
+absl::StatusOr<LeasedSegments> Client::Impl::Fetch(const std::string& name,
+                                                   const v1::AcquireShardResponse& acquired,
+                                                   const AcquireOptions& options,
+                                                   AttachRequest& attach) {
   // A lease bears the name of its checkpoint: one of another is of other memory.
   if (!acquired.lease().starts_with(name + "/leases/")) {
     return BadAnswer(fmt::format("asked for {} it leases {}", name, acquired.lease()));
   }
-  CKPTD_ASSIGN_OR_RETURN(AttachRequest attach, ToAttachRequest(acquired));
+  CKPTD_ASSIGN_OR_RETURN(attach, ToAttachRequest(acquired));
   if (attach.mode != options.mode) {
     return BadAnswer(fmt::format("it lends {} as {}, not as {}", name, NameOf(attach.mode),
                                  NameOf(options.mode)));
@@ -256,11 +262,25 @@ absl::StatusOr<Shard> Client::Impl::AttachTo(const std::string& name,
   attach.populate = options.populate;
   attach.timeout = connection.gone_timeout;
   if (!attach.device_uuid.empty()) CKPTD_RETURN_IF_ERROR(CheckDeviceVisible(attach.device_uuid));
-  // The token is short-lived, so the lease is taken before further pages.
-  CKPTD_ASSIGN_OR_RETURN(LeasedSegments segments, FetchSegments(attach));
+  return FetchSegments(attach);
+}
+
+absl::StatusOr<Shard> Client::Impl::Map(const std::string& name,
+                                        v1::AcquireShardResponse& acquired,
+                                        LeasedSegments segments, const AttachRequest& attach) {
   CKPTD_ASSIGN_OR_RETURN(ShardTable table, FetchTable(name, acquired));
   CKPTD_ASSIGN_OR_RETURN(Attached attached, MapSegments(std::move(segments), attach));
   return Shard::Create(std::move(attached), std::move(table), attach.mode, acquired.lease());
+}
+
+// The daemon need not wait for its token to expire.
+void Client::Impl::Release(const std::string& lease) {
+  v1::ReleaseShardRequest request;
+  request.set_lease(lease);
+  v1::ReleaseShardResponse response;
+  Call(connection, stub, &Stub::ReleaseShard, request, response, "releasing a lease",
+       kReleaseTimeout)
+      .IgnoreError();
 }
 
 absl::StatusOr<Shard> Client::Acquire(const std::string& name, const AcquireOptions& options) {
@@ -274,17 +294,17 @@ absl::StatusOr<Shard> Client::Acquire(const std::string& name, const AcquireOpti
   }
   v1::AcquireShardResponse acquired;
   CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::AcquireShard, request, acquired, "acquiring " + name));
-  absl::StatusOr<Shard> shard = impl_->AttachTo(name, acquired, options);
-  if (shard.ok()) return shard;
-  // Not held by a connection, maybe: the daemon need not wait for the token to
-  // expire. The first error is the one that matters.
-  v1::ReleaseShardRequest release;
-  release.set_lease(acquired.lease());
-  v1::ReleaseShardResponse released;
-  Call(impl_->connection, impl_->stub, &Stub::ReleaseShard, release, released, "releasing a lease",
-       kReleaseTimeout)
-      .IgnoreError();
-  return WithContext(shard.status(), "attaching to " + name);
+  const std::string doing = "attaching to " + name;
+  AttachRequest attach;
+  absl::StatusOr<LeasedSegments> segments = impl_->Fetch(name, acquired, options, attach);
+  if (!segments.ok()) {
+    impl_->Release(acquired.lease());
+    return WithContext(segments.status(), doing);
+  }
+  // The token is short-lived, so the lease is taken before further pages.
+  absl::StatusOr<Shard> shard = impl_->Map(name, acquired, *std::move(segments), attach);
+  if (!shard.ok()) return WithContext(shard.status(), doing);
+  return shard;
 }
 
 absl::StatusOr<VerifyResult> Client::Verify(const std::string& name, Timeout timeout) {

@@ -81,6 +81,13 @@ absl::StatusOr<CudaAllocation> CopyOf(const CudaAllocation& from) {
   return copy;
 }
 
+// After what the device keeps already.
+void CloseWhenIdle(CudaDevice& device, UniqueFd lease) {
+  // Functions can be copied, descriptors cannot.
+  const auto held = std::make_shared<const UniqueFd>(std::move(lease));
+  device.Keep([held](const CudaDriver&) {});
+}
+
 }  // namespace
 
 struct DeviceMemory::Impl {
@@ -132,6 +139,13 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Open(const std::string& ipc_handle,
   return DeviceMemory(std::move(impl));
 }
 
+void DeviceMemory::Reset(UniqueFd lease) {
+  if (impl_ == nullptr) return;
+  const std::shared_ptr<CudaDevice> device = impl_->memory->device();
+  impl_.reset();
+  CloseWhenIdle(*device, std::move(lease));
+}
+
 uint64_t DeviceMemory::address() const { return impl_ == nullptr ? 0 : impl_->memory->address(); }
 uint64_t DeviceMemory::bytes() const { return impl_ == nullptr ? 0 : impl_->memory->bytes(); }
 uint64_t DeviceMemory::copied_bytes() const { return impl_ == nullptr ? 0 : impl_->copied; }
@@ -158,6 +172,11 @@ absl::Status DeviceMemory::Read(uint64_t offset, std::span<std::byte> out) const
     out = out.subspan(n);
   }
   return absl::OkStatus();
+}
+
+void EndLease(UniqueFd lease, const std::string& device_uuid) {
+  const auto device = OpenDevice(device_uuid);
+  if (device.ok()) CloseWhenIdle(**device, std::move(lease));
 }
 
 bool HasDeviceMemory() { return CudaDriver::Present(); }

@@ -19,7 +19,8 @@ inline namespace client {
 // Move-only; unmaps on destruction, from any thread and at any time, which work of this
 // process on the memory must have ended by. What was imported stays while anybody has it:
 // neither the daemon's end nor ours takes it from the other. What was opened is the
-// daemon's: it must have gone before the lease, and is undefined once the daemon has ended.
+// daemon's: it must have gone before the lease (Reset), and is undefined once the daemon has
+// ended.
 class DeviceMemory {
  public:
   DeviceMemory();
@@ -41,6 +42,10 @@ class DeviceMemory {
   DeviceMemory& operator=(DeviceMemory&&) noexcept;
   ~DeviceMemory();
 
+  // Lets go of the memory, then of its lease: at once, or where work that was given up may still
+  // reach the memory, once that has ended.
+  void Reset(UniqueFd lease);
+
   bool valid() const { return impl_ != nullptr; }
   // Of the first byte, in this process's context of the device; 0 when not valid.
   uint64_t address() const;
@@ -55,6 +60,9 @@ class DeviceMemory {
   explicit DeviceMemory(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// Ends the lease of memory of that GPU which could not be imported or opened, as Reset does.
+void EndLease(UniqueFd lease, const std::string& device_uuid);
 
 // Whether this process can import device memory at all: a driver is there.
 bool HasDeviceMemory();

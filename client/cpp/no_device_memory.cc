@@ -24,6 +24,7 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Open(const std::string&, const std::s
   return CheckDeviceVisible(device_uuid);
 }
 
+void DeviceMemory::Reset(UniqueFd) {}
 uint64_t DeviceMemory::address() const { return 0; }
 uint64_t DeviceMemory::bytes() const { return 0; }
 uint64_t DeviceMemory::copied_bytes() const { return 0; }
@@ -34,6 +35,8 @@ const std::string& DeviceMemory::device_uuid() const {
 absl::Status DeviceMemory::Read(uint64_t, std::span<std::byte>) const {
   return absl::InternalError("there is no device memory");
 }
+void EndLease(UniqueFd, const std::string&) {}
+
 bool HasDeviceMemory() { return false; }
 
 absl::Status CheckDeviceVisible(const std::string& device_uuid) {

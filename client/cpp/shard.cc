@@ -109,11 +109,7 @@ std::span<std::byte> Shard::MutableBytes(const ShardTensor& tensor) const {
 void Shard::Release() {
   table_ = ShardTable();
   by_name_.clear();
-  // The mapping first: the daemon may reuse the memory when the lease ends.
-  attached_.mapping.Reset();
-  attached_.device = DeviceMemory();
-  attached_.slab_bytes = 0;
-  attached_.lease.Reset();
+  attached_.Reset();
 }
 
 }  // namespace client

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -94,6 +96,23 @@ void LeaseTable::End(const std::string& lease) {
   }
   Log(LogLevel::kDebug, "{}: ended", lease);
   catalog_.Release(checkpoint, generation);
+}
+
+absl::Status LeaseTable::Release(const std::string& lease) {
+  {
+    MutexLock lock(mutex_);
+    const auto at = leases_.find(lease);
+    if (at == leases_.end()) return absl::OkStatus();
+    if (at->second.info.connected) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
+                       fmt::format("releasing {}: the connection to process {} holds it; the lease "
+                                   "ends when that is closed",
+                                   lease, at->second.info.pid));
+    }
+    tokens_.erase(std::exchange(at->second.token, ""));  // nobody shows it meanwhile
+  }
+  End(lease);
+  return absl::OkStatus();
 }
 
 void LeaseTable::ExpireTokens() {

@@ -52,8 +52,11 @@ class LeaseTable {
   absl::StatusOr<Redeemed> Redeem(const std::string& token, int32_t pid, uint32_t uid);
   // Descriptors have left: an EXCLUSIVE client owns the memory from now on.
   void HandedOver(const std::string& lease);
-  // The connection closed, or the client released it. Idempotent.
+  // The connection closed. Idempotent.
   void End(const std::string& lease);
+  // Its client will not show the token. OK where it has ended; FailedPrecondition LEASED where a
+  // connection holds it: its client may still use the memory.
+  absl::Status Release(const std::string& lease);
   // Ends leases whose token was not shown in time.
   void ExpireTokens();
 

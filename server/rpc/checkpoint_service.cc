@@ -314,8 +314,7 @@ grpc::Status CheckpointServiceImpl::ListShardTensors(grpc::ServerContext*,
 grpc::Status CheckpointServiceImpl::ReleaseShard(grpc::ServerContext*,
                                                  const v1::ReleaseShardRequest* request,
                                                  v1::ReleaseShardResponse*) {
-  node_.leases().End(request->lease());
-  return grpc::Status::OK;
+  return ToGrpc(node_.leases().Release(request->lease()));
 }
 
 grpc::Status CheckpointServiceImpl::VerifyCheckpoint(grpc::ServerContext* context,

@@ -1,13 +1,19 @@
 // When and where a C++ client may let go of a GPU's memory: by any thread, in any order, before
 // and after the daemon's own part has gone, and at the end of its process.
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "client/cpp/attach.h"
 #include "client/cpp/device_memory.h"
 #include "server/memory/cuda/cuda_memory.h"
 #include "tests/testing/cuda.h"
@@ -89,6 +95,58 @@ TEST_F(ClientMemoryTest, IsLetGoOfBySeveralThreadsAtOnce) {
     for (std::thread& thread : threads) thread.join();
   }
   EXPECT_EQ(Free(), before);
+}
+
+// One end of a pipe is the lease, the other sees that end.
+class ClientLeaseTest : public ClientMemoryTest {
+ protected:
+  void SetUp() override {
+    ClientMemoryTest::SetUp();
+    int ends[2];
+    ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+    daemon_ = UniqueFd(ends[0]);
+    lease_ = UniqueFd(ends[1]);
+  }
+  bool Ended() const {
+    pollfd end = {daemon_.get(), 0, 0};
+    return ::poll(&end, 1, 0) == 1 && (end.revents & POLLHUP) != 0;
+  }
+
+  UniqueFd daemon_;
+  UniqueFd lease_;
+};
+
+TEST_F(ClientLeaseTest, EndsWithTheMemory) {
+  const auto slab = Filled(std::byte{9}, AttachMode::kShared);
+  DeviceMemory memory = Import(*slab, AttachMode::kShared);
+  memory.Reset(std::move(lease_));
+  EXPECT_TRUE(Ended());
+}
+
+// The daemon would use the memory again beside it.
+TEST_F(ClientLeaseTest, GoesOnWhileWorkThatWasGivenUpMayReachTheMemory) {
+  const auto slab = Filled(std::byte{9}, AttachMode::kShared);
+  DeviceMemory memory = Import(*slab, AttachMode::kShared);
+  std::optional<CudaClaim> work(TestGpu());
+  memory.Reset(std::move(lease_));
+  EXPECT_FALSE(memory.valid());
+  EXPECT_FALSE(Ended());
+  work.reset();
+  EXPECT_TRUE(Ended());
+}
+
+TEST_F(ClientLeaseTest, GoesOnAsLongWhereAttachingFails) {
+  AttachRequest request;
+  request.device_uuid = TestGpu()->info().uuid;
+  request.ipc_handle = std::string(64, 'x');
+  request.segment_bytes = {kBytes};
+  LeasedSegments segments;
+  segments.lease = std::move(lease_);
+  std::optional<CudaClaim> work(TestGpu());
+  EXPECT_FALSE(MapSegments(std::move(segments), request).ok());
+  EXPECT_FALSE(Ended());
+  work.reset();
+  EXPECT_TRUE(Ended());
 }
 
 using ClientMemoryDeathTest = ClientMemoryTest;

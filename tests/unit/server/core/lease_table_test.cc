@@ -100,6 +100,24 @@ TEST_F(LeaseTableTest, TheTokenOfAnEndedLeaseIsWorthless) {
               FailsWith(kUnauthenticated, reason::kTokenInvalid));
 }
 
+TEST_F(LeaseTableTest, ALeaseWhoseTokenWasNotShownIsReleased) {
+  Load();
+  ASSERT_OK_AND_ASSIGN(const auto ticket, leases_.Open(kName, AttachMode::kShared));
+  EXPECT_OK(leases_.Release(ticket.lease));
+  EXPECT_TRUE(leases_.Empty());
+  EXPECT_THAT(leases_.Redeem(ticket.token, 42, 7),
+              FailsWith(kUnauthenticated, reason::kTokenInvalid));
+  EXPECT_OK(leases_.Release(ticket.lease)) << "again";
+}
+
+TEST_F(LeaseTableTest, ALeaseThatAConnectionHoldsIsNotReleased) {
+  Load();
+  ASSERT_OK_AND_ASSIGN(const auto ticket, leases_.Open(kName, AttachMode::kShared));
+  ASSERT_OK(leases_.Redeem(ticket.token, 42, 7));
+  EXPECT_THAT(leases_.Release(ticket.lease), FailsWith(kFailedPrecondition, reason::kLeased));
+  EXPECT_EQ(LeasesOf(kName), 1U);
+}
+
 TEST_F(LeaseTableTest, AFreshTokenDoesNotExpire) {
   Load();
   ASSERT_OK(leases_.Open(kName, AttachMode::kShared));
