@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/transfer/transfer.h"
+#include "server/memory/slab_view.h"
 
 namespace ckptd {
 

@@ -53,8 +53,9 @@ absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode 
   if (entry->info.state != CheckpointState::kActive) return NotActive("acquiring", entry->info);
   if (entry->exclusive) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
-                     fmt::format("acquiring {}: a client is taking it EXCLUSIVE; load the source "
-                                 "again for yourself",
+                     fmt::format("acquiring {}: a client is taking it EXCLUSIVE; wait until its "
+                                 "lease ends (`ckptctl leases`), which is within 30 s where it does "
+                                 "not come for it, or unload it with --force and load again",
                                  name),
                      {{"checkpoint", name}});
   }
@@ -69,9 +70,10 @@ absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode 
     if (entry->memory->sealed()) {
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kExclusiveNeedsCopy,
                        fmt::format("acquiring {} EXCLUSIVE: its memory is sealed because it was "
-                                   "loaded for, or lent to, readers; load it with intended mode "
-                                   "EXCLUSIVE, or acquire it PRIVATE",
-                                   name),
+                                   "loaded for, or lent to, readers; unload it (`ckptctl unload "
+                                   "{}`) and load it with intended mode EXCLUSIVE, or acquire it "
+                                   "PRIVATE",
+                                   name, name),
                        {{"checkpoint", name}});
     }
   }

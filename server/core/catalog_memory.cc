@@ -64,14 +64,15 @@ bool Catalog::Evictable(const Entry& entry) {
 // What cannot fit even then costs nobody its checkpoint.
 bool Catalog::EvictionHelps(uint64_t bytes, uint64_t budget,
                             std::optional<uint64_t> device_free) const {
-  uint64_t held = 0;
   uint64_t evictable = 0;
   for (const auto& [name, entry] : entries_) {
-    if (entry.memory == nullptr) continue;
+    if (entry.memory == nullptr || !Evictable(entry)) continue;
     // Of a GPU, all that its allocation takes.
-    uint64_t& part = Evictable(entry) ? evictable : held;
-    for (const Segment& segment : entry.memory->Segments()) part += segment.bytes;
+    for (const Segment& segment : entry.memory->Segments()) evictable += segment.bytes;
   }
+  // Of what was unloaded by force while somebody used it, too.
+  const uint64_t used = backend_.Usage().used;
+  const uint64_t held = used - std::min(used, evictable);
   if (bytes > budget - std::min(budget, held)) return false;
   // Others may have what the budget would allow.
   return !device_free.has_value() || bytes <= *device_free + evictable;

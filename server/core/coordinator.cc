@@ -193,7 +193,7 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   for (auto& load : Gathering()) reply.loads.push_back(std::move(load));
   // Complete, so that a member can tell which of its loads nobody runs any more:
   // those that this rank does not see before it prepares them, too.
-  for (const std::string& name : rounds_.Running()) {
+  for (const std::string& name : rounds_.Names()) {
     const bool told = std::any_of(reply.loads.begin(), reply.loads.end(),
                                   [&name](const auto& load) { return load.first == name; });
     if (!told) reply.loads.emplace_back(name, Queued());
@@ -228,8 +228,7 @@ void Coordinator::Tick() {
 void Coordinator::FailForgotten() {
   const uint64_t since = parts_.catalog.Tick();
   std::set<std::string> known;
-  for (const std::string& name : rounds_.Running()) known.insert(name);
-  for (const Rounds::Expired& round : rounds_.Waiting()) known.insert(round.name);
+  for (const std::string& name : rounds_.Names()) known.insert(name);
   parts_.catalog.FailForgotten(known, since);
 }
 

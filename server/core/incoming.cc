@@ -6,6 +6,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/transfer/transfer.h"
 
 namespace ckptd {
 namespace {
@@ -75,13 +76,14 @@ absl::StatusOr<std::vector<uint64_t>> Incoming::Finish(const CommitCall& call) {
 
 absl::StatusOr<std::vector<uint64_t>> Incoming::DigestsOf(const CommitCall& call) {
   if (!request_.digests || !call.digests.empty()) return call.digests;
+  // Held while its bytes are read: the load may fail meanwhile.
+  const std::shared_ptr<ShardMemory> memory = memory_.lock();
+  if (memory == nullptr) return Over(name_);
   if (call.streamed_bytes == plan_.tensor_bytes) {
     MutexLock lock(mutex_);
     if (receiver_ != nullptr) return receiver_->Digests();
   }
   // Several readers shared the work: none of them has seen whole blocks.
-  const std::shared_ptr<ShardMemory> memory = memory_.lock();
-  if (memory == nullptr) return Over(name_);
   const SlabView view = memory->View();
   std::vector<uint64_t> digests;
   for (const PlannedTensor& tensor : plan_.tensors) {

@@ -120,8 +120,15 @@ void LeaseTable::ExpireTokens() {
   {
     MutexLock lock(mutex_);
     const auto now = Clock::now();
-    for (const auto& [token, lease] : tokens_) {
-      if (leases_.at(lease).token_expiry <= now) expired.push_back(lease);
+    for (auto at = tokens_.begin(); at != tokens_.end();) {
+      Lease& lease = leases_.at(at->second);
+      if (lease.token_expiry > now) {
+        ++at;
+        continue;
+      }
+      lease.token.clear();
+      expired.push_back(lease.info.name);
+      at = tokens_.erase(at);  // now: nobody shows it before the lease has ended
     }
   }
   for (const std::string& lease : expired) {

@@ -16,6 +16,7 @@
 #include "common/layout/unexpected.h"
 #include "server/core/execute_fanout.h"
 #include "server/core/rank_side.h"
+#include "server/core/tied.h"
 
 namespace ckptd {
 namespace {
@@ -147,6 +148,7 @@ absl::Status LoadRunner::PlanAll() {
   }
   // After the plans: where names only lack a prefix, what is missing says so.
   CKPTD_RETURN_IF_ERROR(CheckNames());
+  CKPTD_RETURN_IF_ERROR(CheckTied());
   return Interrupted();
 }
 
@@ -158,6 +160,14 @@ absl::Status LoadRunner::CheckNames() const {
     layouts.push_back(stated.get());
   }
   return CheckNothingUnexpected(*index_, layouts);
+}
+
+absl::Status LoadRunner::CheckTied() const {
+  std::vector<const RankLayout*> layouts;
+  for (const auto& stated : load_.stated) {
+    if (stated != nullptr) layouts.push_back(stated.get());
+  }
+  return ckptd::CheckTied(*index_, layouts, [this] { return Interrupted(); });
 }
 
 PrepareCall LoadRunner::CallFor(const Participant& participant) const {
@@ -201,13 +211,14 @@ absl::Status LoadRunner::PrepareAll() {
     participant.reply = std::move(reply).value();
     return absl::OkStatus();
   });
-  CKPTD_RETURN_IF_ERROR(prepared);
   {
+    // Those that have it hold it whatever becomes of the others.
     MutexLock lock(mutex_);
     for (const Participant& participant : participants_) {
       if (participant.reply.resident) holders_.insert(participant.rank);
     }
   }
+  CKPTD_RETURN_IF_ERROR(prepared);
   participants_.erase(std::remove_if(participants_.begin(), participants_.end(),
                                      [](const Participant& p) { return p.reply.resident; }),
                       participants_.end());

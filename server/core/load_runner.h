@@ -78,6 +78,8 @@ class LoadRunner {
   absl::StatusOr<std::vector<Cohort>> Cohorts() const;
   // Rank form: nothing in the source that no rank wants, if they say so.
   absl::Status CheckNames() const;
+  // Rank form: what is one tensor in a model is one in the source, or equal ones.
+  absl::Status CheckTied() const;
   absl::Status PrepareAll();
   absl::Status Transfer();
   // The leader's own share.

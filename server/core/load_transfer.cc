@@ -257,6 +257,7 @@ absl::Status LoadRunner::Transfer() {
     const absl::Status why = FindGone(status);
     return rank == 0 ? Blame(FindBehind(why)) : OfRank(rank, why);
   }
+  if (reads) own->Keep();
   return absl::OkStatus();
 }
 

@@ -114,6 +114,7 @@ absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, Incoming& i
   CKPTD_RETURN_IF_ERROR(report.status());
   incoming.NoteCarried(reader.carried_bytes());
   CKPTD_RETURN_IF_ERROR(CheckUnchanged(*index));
+  reader.Keep();
   return report;
 }
 

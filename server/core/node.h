@@ -89,7 +89,6 @@ class Node {
 
   // --- operators ---
   void Drain();
-  bool draining() const { return draining_; }
   absl::Status CheckNotDraining() const;
   struct Info {
     MemberIdentity identity;

@@ -121,7 +121,9 @@ absl::Status PartReader::ReachOne(const ReadTarget& target, TransferTarget& reac
   return absl::OkStatus();
 }
 
-void PartReader::LetGo() {
+PartReader::~PartReader() {
+  if (kept_ || reached_.empty()) return;  // empty also of one that was moved from
+  reached_.clear();
   for (const ReadTarget& target : targets_) {
     if (target.who.rank == parts_.rank) continue;
     std::vector<uint64_t> kept = target.prepared.owned_segments;
@@ -148,10 +150,7 @@ absl::StatusOr<ReadReport> PartReader::Read(const TransferOptions& options,
   absl::StatusOr<TransferResult> ended =
       scatter != nullptr ? Scatter(options, *scatter, progress)
                          : RunTransfer(*load_.plan, ranks_, reached_, options, progress);
-  if (!ended.ok()) {
-    LetGo();
-    return ended.status();
-  }
+  CKPTD_RETURN_IF_ERROR(ended.status());
   TransferResult result = *std::move(ended);
   ReadReport report = Begun();
   report.storage_bytes = result.storage_bytes;

@@ -44,6 +44,10 @@ class PartReader {
     std::shared_ptr<const GroupPlan> plan;
   };
   PartReader(Parts parts, Load load, std::vector<ReadTarget> targets);
+  // Where nobody has said Keep, lets go of what was mapped: what the targets had prepared is used
+  // for nothing else, and would stay allocated for as long as it is mapped here.
+  ~PartReader();
+  PartReader(PartReader&&) = default;
 
   // Maps, or opens streams to, every target; where a communicator may bring the bytes, those
   // that need it are left. Errors name the rank.
@@ -58,6 +62,8 @@ class PartReader {
   // left.
   absl::StatusOr<ReadReport> Read(const TransferOptions& options, const ScatterCall* scatter,
                                   TransferProgress& progress);
+  // The read is good: mappings are kept for later loads.
+  void Keep() { kept_ = true; }
   // After Read: bytes of tensors that a communicator brought to this rank.
   uint64_t carried_bytes() const { return carried_bytes_; }
 
@@ -67,9 +73,6 @@ class PartReader {
   absl::Status ReachFar(const std::map<size_t, std::string>& why);
   bool MayLeave(const ReadTarget& target) const;
   bool IsLeft(uint32_t rank) const;
-  // After a failure: what the targets had prepared is used for nothing else, and would stay
-  // allocated for as long as it is mapped here.
-  void LetGo();
   absl::StatusOr<TransferResult> Scatter(const TransferOptions& options, const ScatterCall& call,
                                          TransferProgress& progress);
 
@@ -82,6 +85,7 @@ class PartReader {
   std::vector<std::unique_ptr<TransferSink>> sinks_;
   std::vector<uint32_t> left_;
   uint64_t carried_bytes_ = 0;
+  bool kept_ = false;
 };
 
 }  // namespace ckptd

@@ -98,6 +98,8 @@ std::optional<std::string> Rounds::Propose(const Proposal& proposal, bool reuse,
     const KnownCheckpoint* known = FindKnown(proposal);
     if (known != nullptr && !reuse) {
       known_.erase(std::string(known->name));
+      // Another one of the same name and layout may be of the files as they are.
+      if (FindKnown(proposal) != nullptr) return std::nullopt;
       known = nullptr;
     }
     const bool join = known != nullptr && rounds_.count(known->name) == 0;
@@ -251,13 +253,11 @@ absl::Status Rounds::Cancelled(const std::string& name) const {
   return at == rounds_.end() ? absl::OkStatus() : at->second.cancelled;
 }
 
-std::vector<std::string> Rounds::Running() const {
+std::vector<std::string> Rounds::Names() const {
   MutexLock lock(mutex_);
-  std::vector<std::string> running;
-  for (const auto& [name, round] : rounds_) {
-    if (round.running) running.push_back(name);
-  }
-  return running;
+  std::vector<std::string> names;
+  for (const auto& [name, round] : rounds_) names.push_back(name);
+  return names;
 }
 
 void Rounds::Finished(const std::string& name, const LoadOutcome& outcome) {

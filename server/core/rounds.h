@@ -76,7 +76,8 @@ class Rounds {
   // Adds a proposal; returns the name of the checkpoint it leads to. `reuse` is
   // false when the known checkpoint's files have changed: a new one is begun.
   // Nothing while the load that it would join is being published: who asks then may
-  // mean other files already (WaitWhileEnding, then check them and ask again).
+  // mean other files already (WaitWhileEnding, then check them and ask again); nor where
+  // another known checkpoint may be of the files as they are now.
   std::optional<std::string> Propose(const Proposal& proposal, bool reuse, Clock::time_point now);
   // Waits while a load that the proposal would join is being published. False at the
   // deadline.
@@ -116,8 +117,8 @@ class Rounds {
   std::vector<std::string> Overdue(Clock::time_point now) const;
   // Why somebody has given that round up; OK: nobody has.
   absl::Status Cancelled(const std::string& name) const;
-  // Names of the rounds that were taken to run and have not finished.
-  std::vector<std::string> Running() const;
+  // Of all rounds that have not finished: those that wait, and those taken to run.
+  std::vector<std::string> Names() const;
 
   // The load of that name ended. Ranks that asked for it while it ran without
   // them get a round of their own under the same name, unless it failed.

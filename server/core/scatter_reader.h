@@ -55,7 +55,6 @@ class ScatterReader {
   // What is read once and broadcast.
   void AddWhole(std::vector<ScatterExchange::Outlet>& outlets);
   absl::StatusOr<RankPlan> WholePlan(const PlannedRank& rank) const;
-  absl::Status Carry(ScatterExchange& exchange);
   const Target* Own() const;
 
   const Parts parts_;

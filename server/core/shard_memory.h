@@ -12,7 +12,6 @@
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "server/memory/memory.h"
-#include "server/transfer/transfer.h"
 
 namespace ckptd {
 

@@ -33,10 +33,8 @@ class Daemon {
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
 
-  Node& node() { return *node_; }
   // As MemoryBackend::Health.
   absl::Status Health() const { return memory_.backend->Health(); }
-  const SocketPaths& paths() const { return paths_; }
   // Reports health, waits for the group, and writes the ready byte; returns when
   // the group is complete or `stop` says so.
   void AnnounceReady(const std::function<bool()>& stop);

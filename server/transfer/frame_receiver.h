@@ -18,8 +18,9 @@
 #include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/checkpoint/index.h"
+#include "common/layout/plan.h"
+#include "server/memory/slab_view.h"
 #include "server/transfer/frames.h"
-#include "server/transfer/transfer.h"
 
 namespace ckptd {
 

@@ -98,6 +98,23 @@ def test_names_that_only_lack_a_prefix_are_an_error_even_without_strict(pair, tm
         assert error.reason == "TENSOR_NOT_FOUND" and "add the prefix 'model.'" in error.message
 
 
+@pytest.mark.parametrize("equal", [True, False])
+def test_tied_weights_that_are_stored_twice_must_be_equal(pair, tmp_path, equal):
+    state = tensors("front", "back")
+    if equal:
+        state["back.weight"] = state["front.weight"].clone()
+    path = save(tmp_path / "m.safetensors", state)
+    stages = [stage("front", "back") for _ in range(2)]
+    for module in stages:
+        module.back.weight = module.front.weight
+    for result in load_together(pair, path, stages):
+        if not equal:
+            assert (result.code, result.reason) == ("INVALID_ARGUMENT", "LAYOUT_MISMATCH")
+            assert "'front.weight' and 'back.weight' are to share memory" in result.message
+    for module in stages:
+        assert module.front.weight.is_meta != equal and module.back.weight is module.front.weight
+
+
 def test_untied_weights_of_one_stored_tensor_do_not_share_memory(pair, tmp_path):
     """A checkpoint that stores tied weights once, into models whose weights are not tied."""
     from safetensors.torch import save_file

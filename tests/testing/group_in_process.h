@@ -50,11 +50,14 @@ class PeerMemoryInProcess final : public PeerMemory {
     return view;
   }
   void Forget(uint32_t, const std::string&) override {}
-  void KeepOnly(uint32_t, const std::vector<uint64_t>&) override {}
+  void KeepOnly(uint32_t rank, const std::vector<uint64_t>& ids) override { kept_[rank] = ids; }
+  // As KeepOnly was last told.
+  const std::vector<uint64_t>& kept(uint32_t rank) { return kept_[rank]; }
 
  private:
   const std::string host_;
   std::map<uint32_t, HostMemory*> memories_;
+  std::map<uint32_t, std::vector<uint64_t>> kept_;
   std::map<std::pair<uint32_t, uint64_t>, Mapping> mappings_;  // kept until the end
 };
 

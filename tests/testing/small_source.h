@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "common/checkpoint/safetensors_writer.h"
 #include "server/core/catalog.h"
+#include "tests/testing/safetensors_writer.h"
 #include "tests/testing/temp_folder.h"
 
 namespace ckptd {

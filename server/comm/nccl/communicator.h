@@ -92,7 +92,6 @@ class Communicator {
   }
 
   uint32_t rank() const { return options_.rank; }
-  uint32_t world_size() const { return options_.world_size; }
 
  private:
   Communicator(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<CudaDevice> device,

@@ -128,10 +128,12 @@ absl::StatusOr<SlabHandle> HostMemory::Export(Slab& slab, AttachMode mode) {
   handle.writable = mode == AttachMode::kExclusive;
   for (ArenaPiece& piece : ours->pieces()) {
     CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, OpenFor(piece, mode));
-    piece.lent = true;
-    piece.lent_writable = piece.lent_writable || handle.writable;
     handle.fds.push_back(std::move(fd));
     handle.segment_bytes.push_back(piece.bytes);
+  }
+  for (ArenaPiece& piece : ours->pieces()) {  // all of it is lent, or nothing
+    piece.lent = true;
+    piece.lent_writable = piece.lent_writable || handle.writable;
   }
   return handle;
 }

@@ -358,6 +358,16 @@ TEST_F(CatalogTest, RefusesWithTheNumbersWhenNothingCanBeEvicted) {
   EXPECT_THAT(refused, Says("2097152 bytes are leased, 2097152 pinned, 0 loading"));
 }
 
+TEST_F(CatalogTest, EvictsNothingForWhatCannotFitBesideMemoryThatWasUnloadedWhileInUse) {
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
+  ASSERT_OK_AND_ASSIGN(const Catalog::Held held,
+                       catalog_.Hold("checkpoints/a", AttachMode::kShared));
+  ASSERT_OK(catalog_.Unload("checkpoints/a", true));
+  ASSERT_OK(MakeActive(catalog_, "checkpoints/b", request_));
+  EXPECT_FALSE(MakeActive(catalog_, "checkpoints/c", request_, 2 * kSmallSegment).ok());
+  EXPECT_OK(catalog_.Get("checkpoints/b"));
+}
+
 TEST_F(CatalogTest, ARankThatReceivesNothingNeedsNoMemory) {
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_, 0));
   EXPECT_EQ(memory_->Usage().used, 0u);

@@ -335,6 +335,20 @@ TEST_F(LoadRunnerTest, AFileThatChangesMeanwhileFailsTheLoad) {
   };
   EXPECT_THAT(Run(ByRules("fsdp:3")).status,
               FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
+  // What is mapped stays allocated.
+  EXPECT_THAT(group_.peer_memory().kept(1), testing::IsEmpty());
+}
+
+TEST_F(LoadRunnerTest, WhatALoadHasMappedIsKeptForTheNextOne) {
+  ASSERT_OK(Run(ByRules("fsdp:3")).status);
+  EXPECT_THAT(group_.peer_memory().kept(1), testing::Not(testing::IsEmpty()));
+}
+
+TEST_F(LoadRunnerTest, RanksThatHaveTheirsHoldItThoughAnotherOneFails) {
+  ASSERT_OK(Run(ByRules("fsdp:3")).status);
+  ASSERT_OK(group_.rank(1).catalog.Unload(kName, false));
+  group_.rank(1).link->on_prepare = [] { return absl::InternalError("boom"); };
+  EXPECT_THAT(Run(ByRules("fsdp:3")).holders, ElementsAre(0, 2));
 }
 
 TEST_F(LoadRunnerTest, ACallToPrepareThatTheAbortOvertookTakesNoMemory) {

@@ -111,13 +111,14 @@ TEST_F(RoundsTest, WhoAsksWhileALoadIsPublishedHasToAskAgain) {
   EXPECT_EQ(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
-TEST_F(RoundsTest, NamesTheLoadsThatRun) {
+TEST_F(RoundsTest, NamesTheLoadsThatWaitOrRun) {
+  EXPECT_THAT(rounds_.Names(), IsEmpty());
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
-  EXPECT_THAT(rounds_.Running(), IsEmpty());
+  EXPECT_THAT(rounds_.Names(), ElementsAre(name));
   rounds_.TakeReady();
-  EXPECT_THAT(rounds_.Running(), ::testing::ElementsAre(name));
+  EXPECT_THAT(rounds_.Names(), ElementsAre(name));
   rounds_.Finished(name, {});
-  EXPECT_THAT(rounds_.Running(), IsEmpty());
+  EXPECT_THAT(rounds_.Names(), IsEmpty());
 }
 
 TEST_F(RoundsTest, ALoadThatIsCancelledBeforeItBeginsIsTakenWithTheReason) {
@@ -289,7 +290,7 @@ TEST_F(RoundsTest, ALoadThatRunsIsNotStoppedByATrainerThatHasGone) {
   for (uint32_t rank = 0; rank < 3; ++rank) Propose(rank, Named(RankRequest(rank, 3), "s"));
   rounds_.TakeReady();
   rounds_.Withdraw(0, {"s"}, now_);
-  EXPECT_EQ(rounds_.Running().size(), 1u);
+  EXPECT_EQ(rounds_.Names().size(), 1u);
   EXPECT_THAT(rounds_.TakeExpired(now_ + std::chrono::hours(1)), IsEmpty());
 }
 

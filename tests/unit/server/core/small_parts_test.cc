@@ -15,6 +15,7 @@
 #include "server/core/check_request.h"
 #include "server/core/presence.h"
 #include "server/core/progress_meter.h"
+#include "server/core/rounds.h"
 #include "server/core/worker.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
@@ -55,6 +56,36 @@ TEST(ProgressMeter, KeepsTheTimesOfFinishedStages) {
   EXPECT_EQ(progress.stage, Stage::kPlanning);
   ASSERT_EQ(progress.stages.size(), 1u);
   EXPECT_EQ(progress.stages[0].first, Stage::kOpening);
+}
+
+// As after a restart, when members tell the leader all that they hold.
+TEST(Rounds, OfSeveralCheckpointsTheOneWhoseFilesAreUnchangedIsJoined) {
+  Rounds rounds(1);
+  std::vector<ResidentCheckpoint> residents;
+  for (const char* const name : {"checkpoints/a", "checkpoints/b", "checkpoints/c"}) {
+    ResidentCheckpoint& one = residents.emplace_back();
+    one.name = name;
+    one.load_key = LoadKey(RankRequest(0, 1));
+    one.files = {{name, 1, 2, 3, 4, 5}};
+    one.request_digests = {RequestDigest(RankRequest(0, 1))};
+  }
+  rounds.SetResidents(0, residents);
+  const Proposal proposal(0, RankRequest(0, 1));
+  EXPECT_EQ(rounds.FilesToCheck(proposal).value()[0].path, "checkpoints/a");
+  EXPECT_FALSE(rounds.Propose(proposal, false, Clock::now()).has_value());
+  EXPECT_EQ(rounds.FilesToCheck(proposal).value()[0].path, "checkpoints/b");
+  EXPECT_EQ(rounds.Propose(proposal, true, Clock::now()), "checkpoints/b");
+}
+
+TEST(Rounds, WhereTheFilesOfAllHaveChangedANewOneIsBegun) {
+  Rounds rounds(1);
+  ResidentCheckpoint only;
+  only.name = "checkpoints/a";
+  only.load_key = LoadKey(RankRequest(0, 1));
+  only.request_digests = {RequestDigest(RankRequest(0, 1))};
+  rounds.SetResidents(0, {only});
+  const auto name = rounds.Propose(Proposal(0, RankRequest(0, 1)), false, Clock::now());
+  EXPECT_TRUE(name.has_value() && *name != "checkpoints/a");
 }
 
 // A report of rank `reader`, which has filled each of `ranks` with so many bytes.

@@ -1,6 +1,8 @@
 #include "server/memory/host/host_memory.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -51,6 +53,21 @@ TEST_F(HostMemoryTest, TheLastSegmentIsCutToSize) {
   Start();
   const auto slab = Allocate(kSegment + 3 * kMiB);
   EXPECT_EQ(Arena(), kSegment + 4 * kMiB);
+}
+
+TEST_F(HostMemoryTest, WhatCouldNotBeLentForWritingAltogetherIsLentToReadersYet) {
+  Start();
+  const auto slab = Allocate(3 * kSegment, AttachMode::kExclusive);
+  const UniqueFd next(::dup(STDIN_FILENO));
+  rlimit most = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &most), 0);
+  const rlimit few = {static_cast<rlim_t>(next.get()) + 2, most.rlim_max};  // room for one more
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  const auto refused = memory_->Export(*slab, AttachMode::kExclusive);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &most), 0);
+  EXPECT_FALSE(refused.ok());
+  EXPECT_OK(memory_->Seal(*slab));
+  EXPECT_OK(memory_->Export(*slab, AttachMode::kShared));
 }
 
 TEST_F(HostMemoryTest, AFreeSegmentThatWastesLittleServesAnotherSize) {

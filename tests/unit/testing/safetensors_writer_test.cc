@@ -1,4 +1,4 @@
-#include "common/checkpoint/safetensors_writer.h"
+#include "tests/testing/safetensors_writer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Writes safetensors files, byte for byte as the reference library does.
-#ifndef CKPTD_COMMON_CHECKPOINT_SAFETENSORS_WRITER_H_
-#define CKPTD_COMMON_CHECKPOINT_SAFETENSORS_WRITER_H_
+#ifndef CKPTD_TESTS_TESTING_SAFETENSORS_WRITER_H_
+#define CKPTD_TESTS_TESTING_SAFETENSORS_WRITER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -56,4 +56,4 @@ absl::Status WriteSafetensors(const std::string& path, const std::vector<TensorT
 
 }  // namespace ckptd
 
-#endif  // CKPTD_COMMON_CHECKPOINT_SAFETENSORS_WRITER_H_
+#endif  // CKPTD_TESTS_TESTING_SAFETENSORS_WRITER_H_
