@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fsdp_cases import Net, numbers, on_meta  # noqa: E402
+from fsdp_cases import Net, init_buffers, numbers, on_meta  # noqa: E402
 from torch import nn  # noqa: E402
 
 
@@ -109,3 +109,77 @@ def test_a_hugging_face_model_that_does_not_fill_them_is_an_error(make, monkeypa
     monkeypatch.setattr(Pretrained, "_init_weights", lambda self, module: None)
     with pytest.raises(ckptd.FailedPrecondition, match="rotary.inv_freq"):
         make.load(on_meta(Pretrained), numbers(Pretrained()), init_buffers=None)
+
+
+WRITTEN = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
+
+
+@pytest.mark.parametrize("shape", [(), (3, 2)])
+@pytest.mark.parametrize("dtype", WRITTEN, ids=str)
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_buffer_that_is_written_where_no_version_counts_is_filled(make, dtype, shape, value):
+    def build():
+        model = nn.Linear(2, 2)
+        model.register_buffer("table", torch.zeros(shape, dtype=dtype), persistent=False)
+        return model
+
+    model = on_meta(build)
+    make.load(model, numbers(build()), init_buffers=lambda m, names: m.table.data.fill_(value))
+    assert torch.equal(model.table, torch.full(shape, value, dtype=dtype))
+
+
+def test_a_buffer_that_is_filled_with_what_marks_empty_ones_is_filled(make):
+    def build():
+        model = nn.Linear(2, 2)
+        model.register_buffer("table", torch.zeros(3, dtype=torch.uint8), persistent=False)
+        return model
+
+    model = on_meta(build)
+    make.load(model, numbers(build()), init_buffers=lambda m, names: m.table.fill_(0xA5))
+    assert model.table.tolist() == [0xA5] * 3
+
+
+def test_a_buffer_whose_data_is_exchanged_is_filled(make):
+    def exchange(model, names):
+        model.freq.data = torch.arange(8.0)
+
+    model = on_meta()
+    make.load(model, numbers(Net()), init_buffers=exchange)
+    assert torch.equal(model.freq, torch.arange(8.0))
+
+
+def test_elements_of_a_buffer_that_nobody_wrote_are_not_numbers(make):
+    model = on_meta()
+    make.load(model, numbers(Net()), init_buffers=lambda m, names: m.freq[:3].zero_())
+    assert model.freq.isnan().tolist() == [False] * 3 + [True] * 5
+
+
+@pytest.mark.parametrize("replaced", ["first", "second"])
+def test_a_shared_buffer_that_is_replaced_at_one_place_only_is_left(make, replaced):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+            for module in (self.first, self.second):
+                module.register_buffer("table", torch.zeros(3), persistent=False)
+            self.second.table = self.first.table
+
+    def replace(model, names):
+        assert names == ["first.table", "second.table"]
+        getattr(model, replaced).table = torch.ones(3)
+
+    model = on_meta(Pair)
+    with pytest.raises(ckptd.FailedPrecondition, match="first.table"):
+        make.load(model, numbers(Pair()), init_buffers=replace)
+    assert model.first.table.is_meta and model.second.table.is_meta
+
+
+def test_buffers_that_are_made_in_inference_mode_are_none_of_it():
+    from ckptd.torch import _buffers, _load, _names
+
+    model = Net()
+    model.freq = torch.empty(8, device="meta")
+    left = [t for t in _load.list_targets(_names.modules_of(model)) if t.tensor.is_meta]
+    with torch.inference_mode():
+        made = _buffers.remake(model, left, init_buffers, torch.device("cpu"))
+    assert made == ["freq"] and not model.freq.is_inference()

@@ -1,11 +1,12 @@
 """Buffers that no checkpoint holds, such as rotary frequencies, left on meta.
 
 They are computed again by whoever knows how: Hugging Face models by their own
-_init_weights, other models by the caller's function. Never guessed, and never zeros but for
+initialisation, other models by the caller's function. Never guessed, and never zeros but for
 batch norms' counts, which torch starts there, too.
 """
 
-from typing import Callable, List, Optional
+import contextlib
+from typing import Any, Callable, Container, Iterator, List, Optional
 
 import torch
 from torch import nn
@@ -16,6 +17,9 @@ from ._targets import Target
 
 InitBuffers = Callable[[nn.Module, List[str]], None]
 
+# What transformers goes by, on tensors and on modules: this one has its values already.
+_FLAG = "_is_hf_initialized"
+
 
 class _Blank:
     """An empty buffer put in place of one on meta, and whether it has been filled."""
@@ -23,26 +27,54 @@ class _Blank:
     def __init__(self, target: Target, device: torch.device):
         self.target = target
         self.meta = target.tensor
-        self.empty = torch.empty(self.meta.shape, dtype=self.meta.dtype, device=device)
-        self.version = _private.version_of(self.empty)
+        self.device = device
+        self.failure: Optional[Exception] = None  # of the model's own initialisation
+        self._renew()
         if target.may_lack:
             self.empty.zero_()
+
+    def _renew(self) -> None:
+        meta = self.meta
+        self.empty = torch.empty(meta.shape, dtype=meta.dtype, device=self.device)
+        # Floats are NaNs by it; so an element that is never written does not go unnoticed.
+        self.pattern = 0xFF if meta.is_floating_point() or meta.is_complex() else 0xA5
+        _bytes_of(self.empty).fill_(self.pattern)
+        self.version = _private.version_of(self.empty)
+
+    def start_again(self, failure: Exception) -> None:
+        """What was written before `failure` may lack what would have been written after it."""
+        self.failure = failure
+        self._renew()
+        self.place(self.empty)
 
     def place(self, value) -> None:
         for module, name in self.target.slots:
             _private.buffers_of(module)[name] = value
 
     def filled(self) -> bool:
-        """Written in place, or replaced by another real tensor."""
-        module, name = self.target.slots[0]
-        now = _private.buffers_of(module).get(name)
-        if now is None or now.is_meta:
-            return False
-        if now is self.empty:
-            return _private.version_of(now) != self.version or now.numel() == 0
+        """Written, or replaced by another real tensor, in every module that holds it."""
+        for module, name in self.target.slots:
+            now = _private.buffers_of(module).get(name)
+            if now is None or now.is_meta or (now is self.empty and not self._written()):
+                return False
         return True
 
+    def _written(self) -> bool:
+        """By the version, else, as a write through .data counts none, by the bytes.
 
+        A write through .data of the very pattern counts as none: that is an error without need,
+        where trust in the writer would leave arbitrary values.
+        """
+        if self.empty.numel() == 0 or _private.version_of(self.empty) != self.version:
+            return True
+        return bool((_bytes_of(self.empty) != self.pattern).any())
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+@torch.inference_mode(False)  # in it writes are not counted
 def remake(
     model: nn.Module,
     left: List[Target],
@@ -67,53 +99,133 @@ def remake(
         unfilled = [blank for blank in blanks if not blank.filled()]
         for blank in unfilled if done else blanks:
             blank.place(blank.meta)
+        failures = [blank.failure for blank in unfilled if blank.failure]
+        for blank in blanks:
+            blank.failure = None  # whose traceback leads here, and so to the model
     if unfilled:
-        names = sorted(blank.target.name for blank in unfilled)
-        raise FailedPrecondition(
-            f"filling the model: {len(names)} buffers are in no checkpoint and still without "
-            "values "
-            f"({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}); pass init_buffers=, a "
-            "function "
-            "of (model, names) that computes them",
-            "BUFFERS_LEFT",
-            {"buffers": ",".join(names)},
-        )
+        raise _left_over(unfilled, failures)
     return sorted(blank.target.name for blank in blanks)
 
 
+def _left_over(unfilled: List[_Blank], failures: List[Exception]) -> FailedPrecondition:
+    """The error that says so, caused by the first of `failures`, which it takes out of there."""
+    names = sorted(blank.target.name for blank in unfilled)
+    cause = failures[0] if failures else None
+    failures.clear()
+    raised = ""
+    if cause is not None:
+        said = f"{type(cause).__name__}: {cause}"
+        said = said if len(said) <= 300 else f"{said[:300]}..."
+        raised = f"; the model's own initialisation raised {said}"
+    error = FailedPrecondition(
+        f"filling the model: {len(names)} buffers are in no checkpoint and still without "
+        f"values ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}); pass "
+        f"init_buffers=, a function of (model, names) that computes them{raised}",
+        "BUFFERS_LEFT",
+        {"buffers": ",".join(names)},
+    )
+    error.__cause__ = cause
+    return error
+
+
 def _by_hugging_face(model: nn.Module, blanks: List[_Blank]) -> None:
-    """Lets a transformers model compute the buffers of modules that own open ones."""
-    owners = {}
-    for blank in blanks:
-        if blank.filled():  # a count, which is no business of theirs
-            continue
-        for module, _ in blank.target.slots:
-            owners[id(module)] = module
-    roots = [
-        m
-        for m in model.modules()
-        if callable(getattr(m, "_init_weights", None)) and hasattr(m, "config")
+    """Lets transformers models compute the open buffers inside of them.
+
+    Only outermost ones are asked, for they know which of the models inside of them initialises
+    which module. What two of them share is left to the first.
+    """
+    rest = [blank for blank in blanks if not blank.filled()]  # counts are no business of theirs
+    reached: set = set()
+    for root in _roots(model) if rest else ():
+        fresh = {id(module) for module in root.modules()} - reached
+        own = [b for b in rest if any(id(module) in fresh for module, _ in b.target.slots)]
+        if own:
+            _ask(model, root, own, fresh)
+        asked = {id(blank) for blank in own}
+        rest = [blank for blank in rest if id(blank) not in asked]
+        reached |= fresh
+
+
+def _has(module: nn.Module, *names: str) -> bool:
+    """Of its own: wrappers pass on what they lack from the module that they wrap."""
+    return all(name in vars(module) or hasattr(type(module), name) for name in names)
+
+
+def _is_composite(module: nn.Module) -> bool:
+    """Whether it is of a transformers that can have a model's parts initialised by their owners."""
+    return _has(module, "initialize_weights", "_initialize_weights")
+
+
+def _roots(model: nn.Module) -> List[nn.Module]:
+    """The outermost models of transformers, then those that only look like its older ones."""
+    pretrained = [
+        module
+        for module in model.modules()
+        if _has(module, "_init_weights", "config") and callable(module._init_weights)
     ]
-    if not owners or not roots:
-        return
-    # The flag by which transformers knows weights that hold values already.
-    marked = [p for p in model.parameters() if not getattr(p, "_is_hf_initialized", False)]
-    for param in marked:
-        param._is_hf_initialized = True
-    buffers = (b for owner in owners.values() for b in _private.buffers_of(owner).values())
-    kept = {id(b): b for b in buffers if b is not None}
-    empties = {id(blank.empty) for blank in blanks}
-    real = [
-        b
-        for key, b in kept.items()
-        if key not in empties and not getattr(b, "_is_hf_initialized", False)
-    ]
-    for buffer in real:
-        buffer._is_hf_initialized = True
-    try:
-        with torch.no_grad(), _private.set_aside(owners.values(), empties):
+    found = []
+    for composite in (True, False):
+        kind = [module for module in pretrained if _is_composite(module) == composite]
+        inner = {id(sub) for module in kind for sub in module.modules() if sub is not module}
+        found += [module for module in kind if id(module) not in inner]
+    return found
+
+
+def _ask(model: nn.Module, root: nn.Module, own: List[_Blank], fresh: Container[int]) -> None:
+    """Has `root` fill the buffers `own`, if it can. What it raises is noted in them.
+
+    fresh: ids of the modules that it may initialise. In older transformers a model initialises
+    those that it is given, so these are the buffers' owners alone.
+    """
+    with torch.no_grad(), _protected(model, {id(blank.empty) for blank in own}, fresh):
+        try:
+            if _is_composite(root):
+                root.initialize_weights()
+                return
+            owners = {id(m): m for blank in own for m, _ in blank.target.slots if id(m) in fresh}
             for owner in owners.values():
-                roots[0]._init_weights(owner)
+                root._init_weights(owner)
+        except Exception as error:
+            for blank in own:
+                blank.start_again(error)
+
+
+@contextlib.contextmanager
+def _protected(model: nn.Module, but: Container[int], fresh: Container[int]) -> Iterator[None]:
+    """Meanwhile transformers finds all initialised but the tensors `but` and the modules `fresh`.
+
+    Tensors are set aside besides, for older code does not look at their flags; they have these
+    nevertheless, for a module may have them in its own lists, too.
+    """
+    modules = list(model.modules())
+    tensors = _tensors_of(modules)
+    facts_of = [vars(each) for each in (*modules, *tensors)]
+    before = [(facts, _FLAG in facts, facts.get(_FLAG)) for facts in facts_of]
+    try:
+        for module in modules:
+            _mark(module, id(module) not in fresh)
+        for tensor in tensors:
+            _mark(tensor, id(tensor) not in but)
+        with _private.set_aside(modules, but):
+            yield
     finally:
-        for tensor in (*marked, *real):
-            del tensor._is_hf_initialized
+        for tensor in _tensors_of(modules):  # new ones among them
+            _mark(tensor, False)
+        for facts, had, value in before:
+            facts.pop(_FLAG, None)
+            if had:
+                facts[_FLAG] = value
+
+
+def _mark(thing: Any, initialised: bool) -> None:
+    if initialised:
+        vars(thing)[_FLAG] = True
+    else:
+        vars(thing).pop(_FLAG, None)
+
+
+def _tensors_of(modules: List[nn.Module]) -> List[torch.Tensor]:
+    """Parameters and buffers, each once."""
+    held = (held for module in modules for held in _private.tensors_of(module))
+    found = (tensor for tensors in held for tensor in tensors.values() if tensor is not None)
+    return list({id(tensor): tensor for tensor in found}.values())

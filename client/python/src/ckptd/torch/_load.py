@@ -6,7 +6,7 @@ import gc
 import os
 import time
 from dataclasses import dataclass
-from typing import Callable, List, Optional, Tuple, Union
+from typing import Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from .._layout import RankLayout
 from .._rpc import Deadline
 from .._shard import Shard
 from .._types import Progress
-from . import _buffers, _hooks, _memory, _names, _place, _private, _private_fsdp1, _targets
+from . import _buffers, _extra_state, _hooks, _memory, _names, _place, _private, _private_fsdp1, _targets
 from ._result import LoadResult
 from ._targets import Target
 
@@ -56,10 +56,10 @@ def load_into(
     """Makes the daemon's memory the storage of every parameter and buffer of `model`.
 
     Call it once on each rank, after fully_shard (or parallelize_module, or nothing),
-    on a model built on meta or a real one, also one inside of DistributedDataParallel;
-    it opens no process group. Parameter
+    on a model built on meta or a real one, also a real one inside of DistributedDataParallel;
+    it opens no process group. Parameter and buffer
     objects stay the same, so optimizers built before keep working. Tied weights
-    stay tied. It may be called again between two steps, to go back to the
+    stay tied; tensors of a real model that only share storage keep theirs, by a copy. It may be called again between two steps, to go back to the
     checkpoint: gradients and optimizer state are then those of before. Never call
     it between a forward and its backward: FSDP2 does not notice and would mix the
     weights (plain modules raise in backward).
@@ -76,7 +76,8 @@ def load_into(
     "bfloat16" or "BF16".
     strict: missing and unexpected names are an error, as in load_state_dict; names
     are unexpected when no rank's model has them (pipeline stages make up one
-    model). Non-persistent buffers are never missing or unexpected.
+    model). Non-persistent buffers are never missing or unexpected. What modules give by
+    get_extra_state counts, too; a checkpoint holds it where it is a tensor.
     timeout: seconds for everything, waiting for other ranks included.
     init_buffers: function of (model, names) that computes buffers no checkpoint
     holds, in place or by replacing them; Hugging Face models need none.
@@ -121,7 +122,10 @@ def _load_into(
     clock.lap("model")
     rank, world_size = rank_and_size()
     with connected(address, client, deadline, rank) as own:
-        layout_of = functools.partial(_targets.state, targets, rank, world_size, strict)
+        extras = _extra_state.of(modules)
+        layout_of = functools.partial(
+            _targets.state, targets, rank, world_size, strict, _shapes_of(own, source, extras, deadline)
+        )
         how = How(mode, handle, digest)
         shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
         try:
@@ -130,14 +134,17 @@ def _load_into(
             shard.close()
             raise
     held, left, result.missing = _sort_out(targets, shard.table)
+    result.missing += [name for name, _ in extras if name not in shard.table.index]
     try:
         if strict and result.missing:
             raise _place.lacks(result.missing[0])
         entries = _place.prepare(held, shard)
+        values = _extra_state.read(extras, shard)
     except Error:
         shard.close()
         raise
     _place.fill(entries, shard, result)
+    _extra_state.give(extras, values)
     clock.lap("place")
     if left:
         result.made = _buffers.remake(model, left, init_buffers, _memory.device_of(shard))
@@ -301,6 +308,16 @@ def _sort_out(targets: List[Target], table) -> Tuple[List[Target], List[Target],
         elif target.tensor.is_meta:
             left.append(target)
     return held, left, sorted(missing)
+
+
+def _shapes_of(
+    own: _client.Client, source, extras: _extra_state.Extras, deadline: Deadline
+) -> List[Tuple[str, Sequence[int]]]:
+    """(name, shape) of modules' own values: of any shape, so the checkpoint's is stated; () if it lacks one."""
+    if not extras:
+        return []
+    held = own.inspect(source, timeout=max(deadline.left(), 1e-3)).tensors
+    return [(name, held[name].shape if name in held else ()) for name, _ in extras]
 
 
 def _check_counts(own: _client.Client, source, targets: List[Target], table) -> None:

@@ -35,13 +35,18 @@ def dtype_of(number: int, name: str) -> torch.dtype:
 
 
 def parse_dtype(dtype: Union[torch.dtype, str]) -> torch.dtype:
-    """Itself, or the one of that name, torch's or safetensors'. Raises InvalidArgument."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
+    """Itself, or the one of that name, torch's or safetensors'. Raises InvalidArgument for what is not cast to."""
     try:
-        return torch_dtype(_dtypes.parse(dtype), "dtype=")
-    except ValueError as error:
-        raise InvalidArgument(f"reading dtype=: {error}", "INVALID_REQUEST") from None
+        number = _dtypes.parse(dtype).number
+    except ValueError:
+        number = 0
+    if number not in _dtypes.CASTABLE:
+        raise InvalidArgument(
+            f"reading dtype={dtype!r}: weights can be cast to torch.float16, torch.bfloat16, "
+            "torch.float32 and torch.float64",
+            "INVALID_REQUEST",
+        )
+    return _FROM_NUMBER[number]
 
 
 def is_castable(dtype: torch.dtype) -> bool:
@@ -51,10 +56,10 @@ def is_castable(dtype: torch.dtype) -> bool:
 def torch_dtype(row: _dtypes.Dtype, name: str) -> torch.dtype:
     dtype = _FROM_NUMBER.get(row.number)
     if dtype is None:
+        advice = "update PyTorch" if row.torch else "read it by safe_open of this package"
         raise FailedPrecondition(
-            f"making a tensor of {name}: this PyTorch has no type for {row.name}; update "
-            "PyTorch, or "
-            "use the bytes by client.acquire(...).tensors[name].buffer",
+            f"making a tensor of {name}: this PyTorch has no type for single elements of {row.name}; "
+            f"{advice}, or use the bytes by client.acquire(...).tensors[name].buffer",
             "DTYPE_UNSUPPORTED",
         )
     return dtype

@@ -5,27 +5,15 @@ from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple
 import torch
 from torch import nn
 
-from . import _buffers, _hooks, _load, _memory, _names, _private
-from ._names import clean
+from . import _buffers, _extra_state, _hooks, _load, _memory, _names, _private
 from ._spread import Asked, Check, DtypeFor, Have, Options, Spread, Wanted, spread
 from ._targets import Target, stated
-
-_EXTRA = "_extra_state"
 
 
 def wanted_of(model: nn.Module, modules: _hooks.Modules) -> Wanted:
     """What a state dict of `model` holds. Puts FSDP2 between two steps. Raises ckptd.Error."""
     targets = [target for target in _load.list_targets(modules) if target.persistent]
-    return Wanted(targets, tuple(name for name, _ in _extra_states(model)))
-
-
-def _extra_states(model: nn.Module) -> List[Tuple[str, nn.Module]]:
-    """(name, module) of modules that put a value of their own into state dicts."""
-    return [
-        (clean(f"{path}.{_EXTRA}" if path else _EXTRA), module)
-        for path, module in model.named_modules()
-        if type(module).get_extra_state is not nn.Module.get_extra_state
-    ]
+    return Wanted(targets, tuple(name for name, _ in _extra_state.of(modules)))
 
 
 def spread_over(
@@ -51,9 +39,7 @@ def spread_over(
 
     made = spread(doing, plan, given, check, options)
     made.fill()
-    for name, module in _extra_states(model):
-        if name in made.objects:
-            module.set_extra_state(made.objects[name])
+    _extra_state.give(_extra_state.of(modules), made.objects)
     _start_counts(model, counts, made)
     return made
 

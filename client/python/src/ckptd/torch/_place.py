@@ -97,8 +97,11 @@ def _entry(target: Target, table, refusals: Dict[int, Optional[str]]) -> Entry:
         _differs(target, f"shape {list(shape)} instead of {list(local)}")
     if room < count * row.bits // 8:
         _differs(target, f"{room} bytes with padding, fewer than {count} elements need")
+    if target.beside is not None:
+        _check_copy(target)
     # An empty shape still gets storage: FSDP2 gathers its padding.
-    public = None if target.is_buffer else _public(target, refusals)
+    kept = target.is_buffer or target.beside is not None
+    public = None if kept else _public(target, refusals)
     return Entry(target, table.offsets[index], count, local, public)
 
 
@@ -108,6 +111,8 @@ def _public(target: Target, refusals: Dict[int, Optional[str]]) -> Optional[str]
     tensor = target.tensor
     if target.dtype != tensor.dtype:
         _check_dtype_change(target)
+    if tensor.is_meta or target.dtype != tensor.dtype:
+        _check_not_held(target)
     if target.spec is None and not tensor.is_contiguous():
         return "its memory order is not row-major"
     return refusals[id(target.arrangement)]
@@ -154,6 +159,28 @@ def _check_dtype_change(target: Target) -> None:
         )
 
 
+def _check_not_held(target: Target) -> None:
+    if _private.is_held(target.tensor):
+        now = "on meta" if target.tensor.is_meta else str(target.tensor.dtype)
+        raise FailedPrecondition(
+            f"filling {target.name}: it is {now}, becomes {target.dtype} in memory, and a wrapper such "
+            "as DistributedDataParallel, or a graph, holds it as it is and would not see the new one's "
+            "gradients; load before wrapping it and between two steps, or a real model in its own dtype",
+            "MODEL_IN_USE",
+            {"tensor": target.name},
+        )
+
+
+def _check_copy(target: Target) -> None:
+    if target.dtype != target.tensor.dtype:
+        raise FailedPrecondition(
+            f"filling {target.name}: it shares its storage with {target.beside}, so it cannot become "
+            f"{target.dtype}; load without dtype=, or make them one parameter",
+            "MODEL_UNSUPPORTED",
+            {"tensor": target.name},
+        )
+
+
 def _refuse_subclass(target: Target) -> None:
     kind = None
     if target.spec is not None:
@@ -177,7 +204,12 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
         for entry in entries:
             target = entry.target
             flat, view = entry.tensors(shard)
-            if target.is_buffer:
+            if target.beside is not None:
+                target.tensor.copy_(view)
+                changed.append(target.tensor)
+            elif target.is_buffer:
+                if not target.tensor.is_meta:
+                    changed.append(target.tensor)
                 _fill_buffer(target, view)
             elif target.flat is not None:
                 changed += target.flat.put(view, result.mode != "shared")
@@ -204,6 +236,8 @@ def _fill_buffer(target: Target, view: torch.Tensor) -> None:
         view = _private.dtensor_over(view, target.spec, False)
     if target.cast is not None:
         view = view.to(target.cast)
+    if target.spec is None:
+        view = _private.put_buffer(target.tensor, view)
     for module, name in target.slots:
         _private.buffers_of(module)[name] = view
     target.tensor = view
@@ -245,6 +279,8 @@ def _note_copies(entries: List[Entry], shard: Shard, result: LoadResult) -> None
             local = _private.local_of(target.tensor)
             if local.numel() and not low <= local.data_ptr() < high:
                 result.copied[target.name] = entry.public
+        elif target.beside is not None:
+            result.copied[target.name] = f"it shares its storage with {target.beside}"
         elif target.cast is not None:
             result.copied[target.name] = f"FSDP1's mixed precision keeps it as {target.cast}"
         elif target.flat is not None and target.flat.is_pinned:

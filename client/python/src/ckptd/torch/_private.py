@@ -60,25 +60,45 @@ def buffers_of(module: nn.Module) -> dict:
 def set_aside(modules: Iterable[nn.Module], but: Container[int]):
     """Puts tensors on meta in the place of the modules' own, but those of these ids, meanwhile.
 
-    Whoever initialises the modules then writes what is left alone.
+    Whoever initialises the modules then writes what is left alone; what it adds is dropped.
+    Real tensors that are plain attributes are set aside, too: FSDP1 leaves views there.
     """
-    kept = []
-    for module in modules:
-        for held in (module._parameters, module._buffers):
-            for name, tensor in held.items():
-                if tensor is None or id(tensor) in but:
-                    continue
-                kept.append((held, name, tensor))
-                blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-                if held is module._parameters:
-                    blank = nn.Parameter(blank, requires_grad=False)
-                    blank._is_hf_initialized = True
-                held[name] = blank
+    kept, plain, blanks = [], [], {}
     try:
+        for module in modules:
+            for held in (module._parameters, module._buffers):
+                before = dict(held)
+                kept.append((held, before))
+                for name, tensor in before.items():
+                    if tensor is not None and id(tensor) not in but:
+                        held[name] = _blank_of(tensor, blanks)
+            facts = vars(module)
+            for name, value in list(facts.items()):
+                if isinstance(value, torch.Tensor) and not value.is_meta:
+                    plain.append((facts, name, value))
+                    facts[name] = _blank_of(value, blanks)
         yield
     finally:
-        for held, name, tensor in kept:
-            held[name] = tensor
+        for held, before in kept:
+            now = dict(held)
+            if isinstance(held, dict):  # TorchScript's is none, and takes no additions
+                held.clear()
+            for name, tensor in before.items():
+                held[name] = now.get(name) if id(tensor) in but else tensor
+        for facts, name, value in plain:
+            facts[name] = value
+
+
+def _blank_of(tensor: torch.Tensor, blanks: Dict[int, torch.Tensor]) -> torch.Tensor:
+    """One on meta like it, which transformers takes for initialised; the same at each place."""
+    blank = blanks.get(id(tensor))
+    if blank is None:
+        blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        if isinstance(tensor, nn.Parameter):
+            blank = nn.Parameter(blank, requires_grad=False)
+        blank._is_hf_initialized = True
+        blanks[id(tensor)] = blank
+    return blank
 
 
 def holds_meta(module: nn.Module, buffer: str) -> bool:
@@ -306,6 +326,39 @@ def put(param, view: torch.Tensor, spec) -> None:
         exchange(param, dtensor_over(view, spec, param.requires_grad))
         param._spec = spec
     param._local_tensor = view
+
+
+def is_held(param: torch.Tensor) -> bool:
+    """Whether autograd or a library holds the implementation, and would go on with it after an exchange.
+
+    A graph that is alive does, and what waits for gradients at the parameter's own node, as
+    DistributedDataParallel; optimizers and hooks hold the object.
+    """
+    count = getattr(param, "_use_count", None)
+    return count is not None and count() > 1
+
+
+def shares_storage(tensors: Iterable[torch.Tensor]) -> Dict[int, torch.Tensor]:
+    """id of each tensor whose storage another one has, too -> the first one that has it."""
+    first: Dict[int, torch.Tensor] = {}
+    found: Dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        other = first.setdefault(tensor.untyped_storage()._cdata, tensor)
+        if other is not tensor:
+            found[id(tensor)] = found[id(other)] = other
+    return found
+
+
+def put_buffer(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """Makes `view` the memory of a buffer and keeps the object, where that is a plain one; what it is now."""
+    plain = type(buffer) is torch.Tensor and not buffer.requires_grad and not buffer.is_inference()
+    if not plain or not can_exchange():
+        return view
+    if buffer.device != view.device or buffer.dtype != view.dtype:
+        exchange(buffer, view)
+    else:
+        buffer.data = view
+    return buffer
 
 
 def put_plain(param: nn.Parameter, view: torch.Tensor) -> None:

@@ -68,6 +68,7 @@ class Spread:
     unexpected: List[str]
     parts: List[Tuple[List[Entry], Shard, LoadResult]] = field(default_factory=list)
 
+    @torch.inference_mode(False)  # else what is placed could never be trained
     def fill(self) -> None:
         """Puts all of it into the model the targets are of."""
         for entries, shard, result in self.parts:
@@ -97,6 +98,7 @@ class Wanted:
         return {name for names, _ in parts for name in names} | set(self.objects)
 
 
+@torch.inference_mode(False)
 def spread(
     doing: str,
     plan: Callable[[], Tuple[Wanted, DtypeFor]],
@@ -176,6 +178,9 @@ class _Source:
             self._staged = _stage.staged(staged, self._own)
         path = self._staged.path if self._staged else ""
         objects = {n: entries[n] for n in self._wanted.objects if n in entries}
+        # Of a checkpoint they are tensors; others than rank 0 may not even see its files.
+        on_host = dict.fromkeys(objects, "cpu")
+        objects = dict(_lazy.LazyStateDict(objects, client=self._own, devices=on_host).items())
         said = {
             "doing": doing,
             "model": _signature(self._wanted),
@@ -191,7 +196,8 @@ class _Source:
 def _names_of(doing: str, target: Target, entries: Mapping[str, Any]) -> List[str]:
     """The names under which rank 0 has a target; none, or one per member of a flat parameter."""
     parts = _targets.stated(target)
-    found = [next((n for n in names if n in entries), None) for names, _ in parts]
+    # Of several names of one tensor the last one's values are there in the end, as with torch.
+    found = [next((n for n in reversed(names) if n in entries), None) for names, _ in parts]
     lacks = [names[0] for (names, _), name in zip(parts, found) if name is None]
     if lacks and len(lacks) < len(parts):
         raise FailedPrecondition(

@@ -6,7 +6,7 @@ the daemon's business.
 
 import sys
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, List, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -97,6 +97,8 @@ class Target:
     # Starts at zero where the checkpoint lacks it.
     may_lack: bool = False
     cast: Optional[torch.dtype] = None  # to which it is cast when it is placed, by a copy
+    # Another tensor of the model in the same storage: its memory stays, and is copied into.
+    beside: Optional[str] = None
 
     @property
     def name(self) -> str:
@@ -158,7 +160,15 @@ def collect(
                 target, counts = found[id(buffer)], _private.counts_batches(module, name)
                 target.may_lack = counts and (target.may_lack or len(target.slots) == 1)
     _check_all_managed(found, groups)
+    _note_shared_storage(found)
     return list(found.values()) + [_of_flat(flat) for flat in flats]
+
+
+def _note_shared_storage(found: Dict[int, Target]) -> None:
+    real = (t.tensor for t in found.values() if t.spec is None and not t.tensor.is_meta)
+    for key, other in _private.shares_storage(real).items():
+        names = found[id(other)].names
+        found[key].beside = names[0] if key != id(other) else "others"
 
 
 def _of_flat(flat: _private_fsdp1.Flat) -> Target:
@@ -212,17 +222,11 @@ def _check_all_managed(reached: Dict[int, Target], groups: _private.Groups) -> N
 def choose_dtypes(
     targets: List[Target], dtype: Optional[torch.dtype], before: Dict[int, torch.dtype]
 ) -> None:
-    """The model's own dtypes, or `dtype` for floating tensors a checkpoint may hold.
+    """The model's own dtypes, or `dtype`, a castable one, for floating tensors a checkpoint may hold.
 
     before: of buffers that FSDP1 has cast since; they are stated as they were, so that a
     second load asks for the same, and cast again when they are placed.
     """
-    if dtype is not None and not _memory.is_castable(dtype):
-        raise InvalidArgument(
-            f"reading dtype={dtype!r}: weights can be cast to torch.float16, torch.bfloat16, "
-            "torch.float32 and torch.float64",
-            "INVALID_REQUEST",
-        )
     for target in targets:
         held = target.tensor.dtype
         own = before.get(id(target.tensor), held) if before else held
@@ -231,9 +235,10 @@ def choose_dtypes(
         else:
             target.dtype = own
             target.cast = held if own != held else None
-        if not _memory.number_of(own):
+        if not _memory.number_of(own) and target.persistent:
             raise Unimplemented(
-                f"filling {target.name}: checkpoints hold no {own}",
+                f"filling {target.name}: it is {own}, which is filled from no checkpoint; load before "
+                "it becomes that, or with a model that has another type there",
                 "DTYPE_UNSUPPORTED",
                 {"tensor": target.name},
             )
@@ -254,6 +259,10 @@ class _Statement:
             index = self.shardings[key] = self._add(self._sharding(target))
         return index
 
+    def plain(self) -> int:
+        """Of what is whole on every rank."""
+        return self._add(Sharding())
+
     def _sharding(self, target: Target) -> Sharding:
         spec, fsdp = target.arrangement.spec, target.arrangement.fsdp
         if spec is None:
@@ -272,7 +281,7 @@ class _Statement:
 
     def add_flat(self, target: Target) -> None:
         """States a flat parameter by its members, at the places where FSDP1 has them."""
-        flat, plain, members = target.flat, self._add(Sharding()), []
+        flat, plain, members = target.flat, self.plain(), []
         for member in flat.members:
             members.append((len(self.layout.names), member.begin))
             self.layout.add(
@@ -326,8 +335,14 @@ def _placement(placement, target: Target) -> Tuple[int, int, int]:
     )
 
 
-def state(targets: List[Target], rank: int, world_size: int, strict: bool) -> RankLayout:
-    """The layout of this rank: every target, sorted by name.
+def state(
+    targets: List[Target],
+    rank: int,
+    world_size: int,
+    strict: bool,
+    extras: Iterable[Tuple[str, Sequence[int]]] = (),
+) -> RankLayout:
+    """The layout of this rank: every target, sorted by name, and (name, shape) of what else is to be had.
 
     It says the same for a model on meta and a filled one, so that a trainer is
     matched with what it loaded before.
@@ -347,4 +362,6 @@ def state(targets: List[Target], rank: int, world_size: int, strict: bool) -> Ra
             names[1:] if len(names) > 1 else (),
             not persistent or target.may_lack,
         )
+    for name, shape in extras:
+        layout.add(name, shape, statement.plain())
     return layout
