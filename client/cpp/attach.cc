@@ -196,7 +196,6 @@ void Attached::Reset() {
   mapping.Reset();
   slab_bytes = 0;
   device.Reset(std::move(lease));
-  lease.Reset();
 }
 
 absl::StatusOr<Attached> MapSegments(LeasedSegments segments, const AttachRequest& request) {

@@ -42,8 +42,8 @@ class DeviceMemory {
   DeviceMemory& operator=(DeviceMemory&&) noexcept;
   ~DeviceMemory();
 
-  // Lets go of the memory, then of its lease: at once, or where work that was given up may still
-  // reach the memory, once that has ended.
+  // Lets go of the memory, if there is any, then of its lease: at once, or where work that was
+  // given up may still reach the memory, once that has ended.
   void Reset(UniqueFd lease);
 
   bool valid() const { return impl_ != nullptr; }

@@ -64,17 +64,6 @@ absl::StatusOr<Shard> Shard::Create(Attached attached, ShardTable table, AttachM
   return shard;
 }
 
-Shard& Shard::operator=(Shard&& other) noexcept {
-  if (this == &other) return *this;
-  Release();
-  attached_ = std::move(other.attached_);
-  table_ = std::move(other.table_);
-  by_name_ = std::move(other.by_name_);
-  mode_ = other.mode_;
-  lease_ = std::move(other.lease_);
-  return *this;
-}
-
 const ShardTensor* Shard::Find(std::string_view name) const {
   const auto& tensors = table_.tensors;
   const auto at = std::lower_bound(

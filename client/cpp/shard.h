@@ -62,7 +62,7 @@ class Shard {
                                       std::string lease);
 
   Shard(Shard&&) noexcept = default;
-  Shard& operator=(Shard&& other) noexcept;
+  Shard& operator=(Shard&&) noexcept = default;
   ~Shard() { Release(); }
 
   // In the daemon's order.

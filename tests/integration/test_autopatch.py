@@ -134,6 +134,24 @@ def test_two_libraries_are_patched_in_one_program(start, installed, path):
     assert len(group.json("list")["checkpoints"]) == 1
 
 
+@pytest.mark.parametrize("imports", ["import accelerate, ckptd.accelerate", "import ckptd.accelerate"])
+def test_a_block_in_a_program_ends_and_the_patch_of_the_environment_goes_on(installed, matrix, imports):
+    program = f"{imports}\nwith ckptd.accelerate.patch():\n    pass\nimport accelerate\n"
+    program += "print(accelerate.load_checkpoint_in_model.__module__)"
+    done = train(installed, matrix, program, CKPTD_PATCH="accelerate")
+    assert done.stdout.strip() == "ckptd.accelerate._checkpoint", done.stderr
+
+
+def test_the_block_of_the_documents_runs_under_the_patch_of_the_environment(start, installed, path):
+    groups = [start(1), start(1)]
+    program = "import ckptd, sys\nfrom transformers import AutoModelForCausalLM\n"
+    program += f"with ckptd.patch(address='{groups[0].address(0)}'):\n    AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
+    program += "AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+    done = train(installed, path, program, CKPTD_PATCH="transformers", CKPTD_ADDRESS=groups[1].address(0))
+    assert done.returncode == 0, done.stderr
+    assert [len(group.json("list")["checkpoints"]) for group in groups] == [1, 1]
+
+
 def test_an_import_that_fails_says_why_and_no_more(installed, matrix, tmp_path):
     """A library that ends in the middle of its import is not patched."""
     broken = tmp_path / "accelerate"

@@ -47,12 +47,14 @@ def test_after_the_block_transformers_is_as_it_was(start, path):
     assert not patched.active and {n: v for n, v in vars(modeling).items() if n in before} == before
 
 
-def test_a_second_patch_is_refused(tmp_path):
-    ckptd.patch(address=str(tmp_path / "a.sock"))
-    with pytest.raises(ckptd.FailedPrecondition, match="patched already"):
-        ckptd.patch()
-    ckptd.unpatch()
-    ckptd.patch(address=str(tmp_path / "b.sock"))
+def test_a_block_inside_of_another_has_its_own_daemon_and_the_outer_one_s_comes_back(start, path):
+    groups = [start(1), start(1)]
+    ckptd.patch(address=groups[0].address(0))
+    with ckptd.patch(address=groups[1].address(0)):
+        CASE.load(path, 1)
+    assert [len(listed(group)) for group in groups] == [0, 1]
+    CASE.load(path, 1)
+    assert [len(listed(group)) for group in groups] == [1, 1]
 
 
 def test_weights_are_the_daemon_s_memory_and_stay_when_it_is_gone(start, path):

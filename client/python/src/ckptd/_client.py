@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("ckptd")
 _SAY_AFTER = 6.0  # seconds; daemons send progress every two, changed or not
 _CALL_SECONDS = 30.0
+# What callers can do where they gave no timeout: the daemon answers from its memory.
+_AT_ONCE = (
+    "a daemon answers this at once, unless it is stopped or kept from running: see its log and try "
+    "again"
+)
 _LOAD_SECONDS = 600.0
 _MAX_LOAD_SECONDS = 86400.0
 
@@ -100,7 +105,8 @@ class Client:
         self._connection.close()
 
     def _call(self, method: str, request, doing: str, deadline: Optional[Deadline] = None):
-        return self._connection.call(method, request, doing, deadline or Deadline(_CALL_SECONDS))
+        deadline = deadline or Deadline(_CALL_SECONDS, _AT_ONCE)
+        return self._connection.call(method, request, doing, deadline)
 
     def load(
         self,
@@ -214,10 +220,15 @@ class Client:
                 return found
             request.page_token = reply.next_page_token
 
-    def device(self) -> Optional[str]:
-        """UUID of the GPU in whose memory this daemon keeps shards; None for host memory."""
+    def device(self, timeout: Optional[float] = None) -> Optional[str]:
+        """UUID of the GPU in whose memory this daemon keeps shards; None for host memory.
+
+        Raises DeadlineExceeded after `timeout` seconds, after 30 without one.
+        """
+        deadline = None if timeout is None else Deadline(timeout)
         request = _proto.message("ListCheckpointsRequest")(page_size=1)
-        return self._call("ListCheckpoints", request, "asking for the GPU").device_uuid or None
+        reply = self._call("ListCheckpoints", request, "asking for the GPU", deadline)
+        return reply.device_uuid or None
 
     def inspect(self, source: Path, timeout: float = _CALL_SECONDS) -> Source:
         """Names, dtypes and shapes of a source, as the daemon reads its headers."""
@@ -260,16 +271,20 @@ class Client:
         layout: Layout = None,
         dtype: Union[None, str, "torch.dtype"] = None,
         keep_fp32: Sequence[str] = (),
+        timeout: float = _CALL_SECONDS,
     ) -> Plan:
         """Dry run: bytes per rank and file, and peak memory. Nothing is loaded.
 
-        layout, dtype, keep_fp32: as in `load`. Raises ckptd.Error for what could not be loaded.
+        layout, dtype, keep_fp32: as in `load`. Raises ckptd.Error for what could not be loaded,
+        DeadlineExceeded after `timeout` seconds.
         """
+        deadline = Deadline(timeout)
         path = source_text(source)
         request = _proto.message("PlanLoadRequest")(source=path)
         _layout.fill_layout(request.layout, layout)
         _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)
-        return _types.plan_of(self._call("PlanLoad", request, f"planning a load of {path}"))
+        reply = self._call("PlanLoad", request, f"planning a load of {path}", deadline)
+        return _types.plan_of(reply)
 
     def plan_devices(
         self,
@@ -282,6 +297,7 @@ class Client:
         tied: Optional[Mapping[str, str]] = None,
         dtype: Union[None, str, "torch.dtype"] = None,
         keep_fp32: Sequence[str] = (),
+        timeout: float = _CALL_SECONDS,
     ) -> DeviceMap:
         """On which device of one process each module would be. Nothing is loaded or built.
 
@@ -289,12 +305,15 @@ class Client:
         way: "auto", "balanced", "balanced_low_0" or "sequential". no_split: patterns of modules
         that stay in one piece. order: patterns of modules, first to last, where their names do
         not tell. tied: further names of tensors. dtype, keep_fp32: as in `load`. Raises
-        InvalidArgument INVALID_REQUEST for what cannot be planned.
+        InvalidArgument INVALID_REQUEST for what cannot be planned, DeadlineExceeded after
+        `timeout` seconds.
         """
+        deadline = Deadline(timeout)
         request = _device_map.request_for(
             source, way, max_memory, no_split, order, tied, dtype, keep_fp32
         )
-        reply = self._call("PlanLoad", request, f"planning devices for {request.source}")
+        doing = f"planning devices for {request.source}"
+        reply = self._call("PlanLoad", request, doing, deadline)
         return _device_map.device_map_of(reply.device_map)
 
     def verify(

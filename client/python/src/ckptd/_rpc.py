@@ -50,13 +50,17 @@ _ADMIN_SOCKET = ".admin.sock"
 
 
 _LONGEST = 1e8  # seconds; more than gRPC can count to is "no end", too
+_RAISE = "raise timeout=, or see `ckptctl list` and the daemon's log"
 
 
 class Deadline:
-    """A point in time that all steps of one operation share."""
+    """A point in time that all steps of one operation share.
 
-    def __init__(self, timeout: float):
-        self.timeout = min(float(timeout), _LONGEST)
+    advice: what to do where it was not enough, for its error's sentence.
+    """
+
+    def __init__(self, timeout: float, advice: str = _RAISE):
+        self.timeout, self._advice = min(float(timeout), _LONGEST), advice
         self._end = time.monotonic() + self.timeout
 
     def left(self) -> float:
@@ -68,7 +72,7 @@ class Deadline:
     def exceeded(self, doing: str, waits_for: str) -> DeadlineExceeded:
         return DeadlineExceeded(
             f"{doing}: not done after {in_seconds(self.timeout)}, still waiting for {waits_for}; "
-            "raise timeout=, or see `ckptctl list` and the daemon's log",
+            + self._advice,
             "DEADLINE",
             {"waits_for": waits_for, "timeout": f"{self.timeout:g}"},
         )

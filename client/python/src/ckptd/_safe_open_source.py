@@ -5,6 +5,7 @@ from typing import Dict, List, Optional
 
 from . import _client
 from ._errors import Error, FailedPrecondition, NotFound, source_changed
+from ._rpc import Deadline
 from ._shard import Shard
 from ._types import SourceTensor
 
@@ -22,19 +23,20 @@ _CONNECT_SECONDS = 5.0  # other ranks may wait for this one, and hear of it with
 class Source:
     """A checkpoint as this process's daemon reads it. Thread-safe.
 
-    path: a .safetensors file or an index file. timeout: seconds for a load. Raises
-    FileNotFoundError and SafetensorError as safetensors does for a file that is not
-    there and one that is none; ckptd.Error for all else. The connection is closed after
-    each use, so that processes may fork in between.
+    path: a .safetensors file or an index file. timeout: seconds for opening it, and again
+    for its load. Raises FileNotFoundError and SafetensorError as safetensors does for a file
+    that is not there and one that is none; ckptd.Error for all else. The connection is
+    closed after each use, so that processes may fork in between.
     """
 
     def __init__(self, path: str, address: Optional[str] = None, timeout: float = 600.0):
         self.path, self.address, self.timeout = path, address, timeout
         self._lock = threading.Lock()
         self._shards: Dict[str, Shard] = {}
+        deadline = Deadline(timeout)
         try:
             with self.connect() as client:
-                self.contents = client.inspect(path, min(timeout, 60.0))
+                self.contents = client.inspect(path, max(deadline.left(), 1e-3))
         except NotFound as error:
             if error.reason != "SOURCE_NOT_FOUND":
                 raise
@@ -57,12 +59,15 @@ class Source:
         mode = "private" if device == "cpu" else "shared"
         with self._lock:
             if mode not in self._shards:
+                deadline = Deadline(self.timeout)
                 with self.connect() as client:
-                    checkpoint = client.load(self.path, mode=mode, timeout=self.timeout)
+                    left = max(deadline.left(), 1e-3)
+                    checkpoint = client.load(self.path, mode=mode, timeout=left)
                     # The header that callers have seen is of other bytes.
                     if checkpoint.source_identity != self.contents.identity:
                         raise source_changed(self.path, "since it was opened", "open it again")
-                    self._shards[mode] = client.acquire(checkpoint, mode)
+                    left = max(deadline.left(), 1e-3)
+                    self._shards[mode] = client.acquire(checkpoint, mode, timeout=left)
             return self._shards[mode]
 
     def files(self) -> List[str]:

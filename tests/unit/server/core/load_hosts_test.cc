@@ -76,6 +76,22 @@ INSTANTIATE_TEST_SUITE_P(Readers, LoadHostsTest,
                          ::testing::Values(ReaderPolicy::kRank0, ReaderPolicy::kPerNode,
                                            ReaderPolicy::kAll));
 
+// A leader that is lost while this rank hashes what was streamed ends the load here.
+TEST_F(LoadHostsTest, MemoryThatWentWithItsLoadIsNotHashed) {
+  RankInProcess& far = group_.rank(2);
+  absl::StatusOr<std::vector<uint64_t>> digests = absl::UnknownError("nobody has asked");
+  far.link->on_commit = [&] {
+    const auto incoming = far.side.Receive(group_.membership().epoch(), kName);
+    CommitCall call;
+    call.tensor_bytes = call.streamed_bytes = kAllBytes;
+    far.catalog.Fail(kName, absl::CancelledError("given up meanwhile"));
+    if (incoming.ok()) digests = (*incoming)->Finish(call);
+    return incoming.status();
+  };
+  EXPECT_FALSE(Run("replicate:4", ReaderPolicy::kRank0).status.ok());
+  EXPECT_THAT(digests, FailsWith(absl::StatusCode::kAborted, reason::kEpochChanged));
+}
+
 TEST_F(LoadHostsTest, Rank0ReadsOnceAndStreamsToTheOtherHost) {
   ASSERT_OK(Run("replicate:4", ReaderPolicy::kRank0).status);
   EXPECT_EQ(ProgressOf(1).storage_bytes, kAllBytes);

@@ -33,6 +33,15 @@ class TiedTest : public testing::Test {
     EXPECT_OK(WriteSafetensors(folder_ / "m.safetensors", tensors, {}, data));
     return OpenCheckpoint(folder_ / "m.safetensors").value();
   }
+  // In two, after so many elements.
+  static void Split(std::vector<Piece>& pieces, uint64_t after) {
+    Piece second = pieces.at(0);
+    pieces[0].bytes = pieces[0].box.extents[0] = after;
+    second.offset += after;
+    second.bytes = second.box.extents[0] = kBytes - after;
+    second.box.offsets[0] = after;
+    pieces.push_back(second);
+  }
   absl::Status Check(const CheckpointIndex& index, const std::string& name,
                      std::vector<std::string> aliases) {
     RankLayout layout;
@@ -80,14 +89,17 @@ TEST_F(TiedTest, AnAliasOfTheSourceIsTheSameTensor) {
 
 TEST_F(TiedTest, OnesThatAreSplitInDifferentWaysAreRefused) {
   CheckpointIndex index = Source(0);
-  std::vector<Piece>& pieces = index.tensors[1].pieces;
-  Piece second = pieces[0];
-  pieces[0].bytes = pieces[0].box.extents[0] = 5;
-  second.offset += 5;
-  second.bytes = second.box.extents[0] = kBytes - 5;
-  second.box.offsets[0] = 5;
-  pieces.push_back(second);
+  Split(index.tensors[1].pieces, 5);
   EXPECT_THAT(std::string(Check(index, "a", {"b"}).message()), HasSubstr("different ways"));
+  Split(index.tensors[0].pieces, 7);
+  EXPECT_THAT(std::string(Check(index, "a", {"b"}).message()), HasSubstr("different ways"));
+}
+
+TEST_F(TiedTest, OnesThatAreSplitAlikeAreCompared) {
+  CheckpointIndex index = Source(kBytes - 1);
+  for (TensorEntry& tensor : index.tensors) Split(tensor.pieces, 5);
+  EXPECT_OK(Check(index, "a", {"b"}));
+  EXPECT_THAT(std::string(Check(index, "a", {"c"}).message()), HasSubstr("different values"));
 }
 
 TEST_F(TiedTest, WhoeverNeedsItNoMoreEndsIt) {

@@ -7,6 +7,7 @@ from typing import Dict, Optional, Sequence, Union
 import torch
 
 from .. import _client
+from .._rpc import Deadline
 from .._shard import Shard
 from . import _load, _memory, _private
 
@@ -32,6 +33,7 @@ def load_file(
     "shared" writing a tensor ends the process with SIGSEGV, or the GPU's context with
     a fault, because torch has no read-only tensors. With a `layout` of rules each rank
     gets its local parts. Every rank of the daemon's group gets its shard of one load.
+    timeout: seconds for everything, waiting for other ranks included.
     """
     how = _How(torch.device(device), mode, dtype, keep_fp32, layout, digest)
     with _load.no_collection():
@@ -51,10 +53,11 @@ class _How:
 
 
 def _attach(source, how: _How, timeout: float, address, client) -> Shard:
+    deadline = Deadline(timeout)
     own = client or _client.connect(address, min(10.0, timeout))
     mode = how.mode
     try:
-        if how.device.type != "cpu" and own.device() is None:
+        if how.device.type != "cpu" and own.device(max(deadline.left(), 1e-3)) is None:
             _memory.check_device(str(source), how.device, torch.device("cpu"), None)
         if mode == "auto":
             mode = "private" if how.device.type == "cpu" else "shared"
@@ -64,10 +67,10 @@ def _attach(source, how: _How, timeout: float, address, client) -> Shard:
             mode=mode,
             dtype=how.dtype,
             keep_fp32=how.keep_fp32,
-            timeout=timeout,
+            timeout=max(deadline.left(), 1e-3),
             digest=how.digest,
         )
-        shard = own.acquire(checkpoint, mode)
+        shard = own.acquire(checkpoint, mode, timeout=max(deadline.left(), 1e-3))
     finally:
         if client is None:
             own.close()

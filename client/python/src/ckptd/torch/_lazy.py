@@ -46,9 +46,11 @@ class InFile:
     nbytes: int
 
 
-def entries_of(client: _client.Client, source: Union[str, os.PathLike]) -> Dict[str, InFile]:
+def entries_of(
+    client: _client.Client, source: Union[str, os.PathLike], deadline: _load.Deadline
+) -> Dict[str, InFile]:
     """What `source` holds, by name, further names of tied tensors included; in file order."""
-    return _entries(client.inspect(source))
+    return _entries(client.inspect(source, timeout=max(deadline.left(), 1e-3)))
 
 
 def _entries(found) -> Dict[str, InFile]:
@@ -198,8 +200,8 @@ class LazyStateDict(collections.abc.MutableMapping):
         deadline = _load.Deadline(self._timeout)
         with _load.connected(self._address, self._client, deadline, rank) as own:
             options = {"layout": json.dumps(layout), "mode": "private", "digest": False}
-            checkpoint = own.load(source, timeout=deadline.left(), **options)
-            return own.acquire(checkpoint, "private", timeout=deadline.left())
+            checkpoint = own.load(source, timeout=max(deadline.left(), 1e-3), **options)
+            return own.acquire(checkpoint, "private", timeout=max(deadline.left(), 1e-3))
 
 
 class _Values(collections.abc.ValuesView):

@@ -1,14 +1,16 @@
 """The names that checkpoints have for a model's tensors, where module paths say more."""
 
-from typing import List, Tuple
+from typing import Container, List, Tuple
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from . import _private
 
-# Wrappers that put themselves into module paths but not into checkpoint names.
-_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+# Wrappers that put themselves into module paths but not into checkpoint names. Torch leaves the
+# first ones out of state dicts, too; not torch.compile's, of which only few checkpoints have it.
+_LEFT_OUT_BY_TORCH = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_WRAPPERS = (*_LEFT_OUT_BY_TORCH, "_orig_mod")
 _COMMON = "_mod"  # is in each of them
 # By it modules whose hooks leave a child's name out of state dicts tell torch's functions so.
 _LEFT_OUT = "_fqn_modifiers"
@@ -23,12 +25,19 @@ def without_ddp(model: nn.Module) -> nn.Module:
 
 def clean(name: str) -> str:
     """A module path's name as a checkpoint has it."""
+    return _without_parts(name, _WRAPPERS)
+
+
+def as_saved(name: str) -> str:
+    """A module path's name as the model's own state dict has it: compiled modules are in it."""
+    return _without_parts(name, _LEFT_OUT_BY_TORCH)
+
+
+def _without_parts(name: str, wrappers: Container[str]) -> str:
     if _COMMON not in name:
         return name
-    for wrapper in _WRAPPERS:
-        if wrapper in name:
-            name = name.replace(wrapper, "")
-    return name
+    *path, last = name.split(".")
+    return ".".join([part for part in path if part not in wrappers] + [last])
 
 
 def modules_of(model: nn.Module) -> List[Tuple[str, nn.Module]]:

@@ -3,9 +3,10 @@
 import functools
 import importlib
 import os
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from .._autopatch import switched_off
+from .._patches import Patch, Patches
 from . import _buffers, _fsdp2, _lazy, _native, _state_dict
 from ._spread import Given
 
@@ -33,14 +34,24 @@ _PLACES: Dict[str, Tuple[str, ...]] = {
 _RAM_EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"  # what accelerate's enable_ and disable_ set
 
 
-class Patched:
-    """What patch() returns: a context manager at whose end all is as it was before."""
+# (module, name there, what it was, what takes its place)
+_Changes = List[Tuple[Any, str, Any, Any]]
 
-    def __enter__(self) -> "Patched":
-        return self
 
-    def __exit__(self, *_: Any) -> None:
-        unpatch()
+def _exchange(before: Optional[_Changes], after: Optional[_Changes]) -> None:
+    for module, name, original, _ in before or ():
+        setattr(module, name, original)
+    for module, name, _, ours in after or ():
+        setattr(module, name, ours)
+    _native.replaced.clear()
+    _native.replaced.update({(m.__name__, name): original for m, name, original, _ in after or ()})
+
+
+_patches = Patches(_exchange)
+
+
+class Patched(Patch):
+    """What patch() returns: a context manager at whose end all is as it was when patch() was called."""
 
 
 def patch(
@@ -53,7 +64,7 @@ def patch(
     client: Any = None,
     fallback: Optional[str] = None,
 ) -> Patched:
-    """Has accelerate call this package instead of its own functions, until unpatch().
+    """From now on, accelerate calls this package instead of its own functions.
 
     Replaced, in this process: accelerate's load_state_dict, load_checkpoint_in_model (and
     with it load_checkpoint_and_dispatch), fsdp2_load_full_state_dict, fsdp2_prepare_model
@@ -62,16 +73,17 @@ def patch(
     enable_fsdp_ram_efficient_loading(); otherwise every rank gets a LazyStateDict, as
     other ways of loading need one everywhere. source, init_buffers: see
     fsdp2_prepare_model. The other arguments are those of the functions. Modules that took
-    a function into names of their own before keep the one they took. A second patch()
-    takes the place of the first. Imports accelerate; not thread-safe. With CKPTD_PATCH=0 in
-    the environment nothing is changed, which is said in the log.
+    a function into names of their own before keep the one they took. In force for the whole
+    process, until unpatch(), or to the end of a `with` block. A patch inside another takes
+    its place; the end of its block restores what was in force when it began. Imports
+    accelerate. With CKPTD_PATCH=0 in the environment nothing is changed, which is said in
+    the log.
     """
     if switched_off("accelerate"):
         return Patched()
     from ..accelerate import _checkpoint  # which imports this package
 
     _native.check(fallback)
-    unpatch()
     near = {"timeout": timeout, "address": address, "client": client}
     common = {**near, "digest": digest, "fallback": fallback}
     new = {
@@ -84,19 +96,19 @@ def patch(
         "fsdp2_switch_optimizer_parameters": _fsdp2.fsdp2_switch_optimizer_parameters,
         "set_model_state_dict": _with(_state_dict.set_model_state_dict, common),
     }
-    for name, places in _PLACES.items():
-        for place in places:
-            module = importlib.import_module(place)
-            _native.replaced[place, name] = getattr(module, name)
-            setattr(module, name, new[name])
-    return Patched()
+    with _patches.lock:
+        # Nothing is changed until all are known to be there.
+        changes = [
+            (importlib.import_module(place), name, _native.original(place, name), new[name])
+            for name, places in _PLACES.items()
+            for place in places
+        ]
+        return Patched(_patches, changes)
 
 
 def unpatch() -> None:
-    """Puts back what patch() replaced. Without a patch() it does nothing."""
-    for (place, name), before in _native.replaced.items():
-        setattr(importlib.import_module(place), name, before)
-    _native.replaced.clear()
+    """Puts back what every patch() replaced. Without a patch() it does nothing."""
+    _patches.end_all()
 
 
 def _with(function: Any, options: Dict[str, Any]) -> Any:

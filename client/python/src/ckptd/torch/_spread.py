@@ -123,7 +123,7 @@ def spread(
     with _load.no_collection(), _agree.agree(doing, deadline, options.of) as group:
         wanted, dtype_for = plan()
         with _load.connected(options.address, options.client, deadline, group.rank) as own:
-            with contextlib.closing(_Source(wanted, own)) as source:
+            with contextlib.closing(_Source(wanted, own, deadline)) as source:
                 word = json.loads(group.word(lambda: source.word(doing, given, check)))
                 _compare(doing, word, wanted)
                 group.vote(1)
@@ -142,8 +142,8 @@ def spread(
 class _Source:
     """Rank 0's part: names what is to be read, and holds what had to be copied for it."""
 
-    def __init__(self, wanted: Wanted, own: _client.Client):
-        self._wanted, self._own = wanted, own
+    def __init__(self, wanted: Wanted, own: _client.Client, deadline: Deadline):
+        self._wanted, self._own, self._deadline = wanted, own, deadline
         self._staged: Union[None, _stage.OfferedMemory, _stage.MemoryFile] = None
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class _Source:
 
     def word(self, doing: str, given: Asked, check: Check) -> str:
         """What the others have to know, as JSON."""
-        entries = {_names.clean(name): e for name, e in _entries(given, self._own).items()}
+        entries = {_names.clean(n): e for n, e in _entries(given, self._own, self._deadline).items()}
         missing, unexpected = check({n: _have(e) for n, e in entries.items()}, self._wanted)
         parts: Dict[Tuple[str, int], set] = {}
         take, staged = {}, {}
@@ -227,10 +227,10 @@ def _part_of(
     return list(parts).index((source, again))
 
 
-def _entries(given: Asked, own: _client.Client) -> Mapping[str, Any]:
+def _entries(given: Asked, own: _client.Client, deadline: Deadline) -> Mapping[str, Any]:
     """name -> InFile, tensor or other value."""
     if isinstance(given, (str, os.PathLike)):
-        return _lazy.entries_of(own, given)
+        return _lazy.entries_of(own, given, deadline)
     if callable(given):
         return given(own)
     if isinstance(given, _lazy.LazyStateDict):

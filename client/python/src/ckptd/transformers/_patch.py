@@ -1,42 +1,27 @@
 """patch() and unpatch(): puts the seams of the installed transformers in place and takes them out."""
 
 import importlib
-import threading
 from typing import Callable, List, Optional, Tuple
 
 from .._autopatch import switched_off
 from .._errors import FailedPrecondition
+from .._patches import Patch, Patches
 
-_lock = threading.RLock()
-_active: List["Patch"] = []
+# (module or class, name there, what it was, what takes its place)
+_Changes = List[Tuple[object, str, Callable, Callable]]
 
 
-class Patch:
-    """What `patch` did. A context manager: leaving it takes the change back."""
+def _exchange(before: Optional[_Changes], after: Optional[_Changes]) -> None:
+    """What others have put in the meantime stays."""
+    for owner, name, original, ours in before or ():
+        if vars(owner)[name] is ours:
+            setattr(owner, name, original)
+    for owner, name, original, ours in after or ():
+        if vars(owner)[name] is original:
+            setattr(owner, name, ours)
 
-    def __init__(self, replaced: List[Tuple[object, str, Callable, Callable]]) -> None:
-        self._replaced = replaced
 
-    def __enter__(self) -> "Patch":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.undo()
-
-    @property
-    def active(self) -> bool:
-        """Whether it is in force."""
-        return self in _active
-
-    def undo(self) -> None:
-        """Puts the original functions back; does nothing when that was done before."""
-        with _lock:
-            if self not in _active:
-                return
-            _active.remove(self)
-            for owner, name, original, ours in self._replaced:
-                if vars(owner)[name] is ours:
-                    setattr(owner, name, original)
+_patches = Patches(_exchange)
 
 
 def patch(
@@ -47,45 +32,37 @@ def patch(
     What is loaded, where it goes, its dtypes and reports stay transformers' own; only the
     source of the bytes changes. A model that is sharded (tp_plan, distributed_config) has
     each rank's daemon load just what that rank keeps. Imports transformers. In force for
-    the whole process, until `unpatch`, or to the end of a `with` block.
+    the whole process, until `unpatch`, or to the end of a `with` block. A patch inside another
+    takes its place; the end of its block restores what was in force when it began.
 
     address: the daemon, as in ckptd.connect. timeout: seconds for a load, waiting for
     other ranks included. fallback="native": where the daemons cannot serve, transformers
     reads the files itself, which is said once in the log; else that is an error.
     With CKPTD_PATCH=0 in the environment nothing is changed, which is said in the log.
-    Raises FailedPrecondition: a second patch (PATCHED), or a transformers that this
-    ckptd does not know (TRANSFORMERS_UNSUPPORTED).
+    Raises FailedPrecondition (TRANSFORMERS_UNSUPPORTED) for a transformers that this ckptd
+    does not know.
     """
     if switched_off("transformers"):
-        return Patch([])
+        return Patch()
     from ._files import Files
 
-    with _lock:
-        if _active:
-            raise FailedPrecondition(
-                "patching transformers: it is patched already; call ckptd.unpatch() before, or "
-                "use one `with ckptd.patch()` around the other calls",
-                "PATCHED",
-            )
-        files = Files(address, timeout, fallback)
-        replaced = []
-        for place, name, make in _seams(files):
+    files = Files(address, timeout, fallback)
+    with _patches.lock:
+        seams = _seams(files)  # whose import of transformers may patch it: see _autopatch
+        ours = {id(new): original for _, _, original, new in _patches.in_force or ()}
+        changes = []
+        for place, name, make in seams:
             owner = _owner(place)
-            original = vars(owner)[name]  # of a class what it holds, which getattr would bind
-            replaced.append((owner, name, original, make(original)))
+            held = vars(owner)[name]  # of a class what it holds, which getattr would bind
+            original = ours.get(id(held), held)
+            changes.append((owner, name, original, make(original)))
         # Nothing was changed until all are known to be there.
-        for owner, name, _, ours in replaced:
-            setattr(owner, name, ours)
-        done = Patch(replaced)
-        _active.append(done)
-        return done
+        return Patch(_patches, changes)
 
 
 def unpatch() -> None:
-    """Takes `patch` back. Models that were loaded stay as they are."""
-    with _lock:
-        for active in list(_active):
-            active.undo()
+    """Takes every `patch` back. Models that were loaded stay as they are."""
+    _patches.end_all()
 
 
 def _seams(files):

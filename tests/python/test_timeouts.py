@@ -1,0 +1,196 @@
+"""timeout= of an operation is that of each call it makes: neither less nor more than what is left of it."""
+
+import time
+
+import ckptd
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ckptd.torch  # noqa: E402
+from ckptd import _client, _rpc  # noqa: E402
+from fsdp_cases import Net, numbers  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from torch import nn  # noqa: E402
+
+SLOW = 0.3  # seconds that each call takes, so that the next one has less
+UNTIMED = 30  # seconds of calls that are given none
+
+
+@pytest.fixture
+def asked(daemon, monkeypatch):
+    """[(method, seconds its caller waits)], of every call since; each takes a while."""
+    calls, callable_of = [], _rpc.Connection._callable
+    daemon.page = 100  # names in one reply
+
+    def noting(connection, method):
+        call = callable_of(connection, method)
+
+        def timed(request, timeout):
+            calls.append((method, timeout))
+            time.sleep(SLOW)
+            return call(request, timeout=timeout)
+
+        return timed
+
+    monkeypatch.setattr(_rpc.Connection, "_callable", noting)
+    return calls
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Of a Net."""
+    save_file(numbers(Net()), tmp_path / "net.safetensors", metadata={"format": "pt"})
+    return str(tmp_path / "net.safetensors")
+
+
+def assert_kept(asked, timeout, *methods):
+    """That just these calls were made, each with what was left of `timeout`."""
+    assert [method for method, _ in asked] == list(methods)
+    for number, (_, seconds) in enumerate(asked):
+        assert timeout - 5 < seconds <= timeout - number * SLOW, asked
+
+
+LOAD = ("LoadCheckpoint", "AcquireShard")
+BOTH = pytest.mark.parametrize("timeout", [8, 600])
+
+
+@BOTH
+def test_a_path_that_is_spread(daemon, asked, path, timeout):
+    ckptd.torch.set_model_state_dict(Net(), path, address=daemon.path, timeout=timeout)
+    assert_kept(asked, timeout, "InspectCheckpoint", *LOAD)
+
+
+@BOTH
+def test_a_path_that_is_spread_over_a_dist_module(daemon, asked, path, timeout):
+    ckptd.torch.DistModule(Net(), address=daemon.path, timeout=timeout).load_state_dict(path)
+    assert_kept(asked, timeout, "InspectCheckpoint", *LOAD)
+
+
+@BOTH
+def test_load_file(daemon, asked, path, timeout):
+    ckptd.torch.load_file(path, address=daemon.path, timeout=timeout)
+    assert_kept(asked, timeout, *LOAD)
+
+
+@BOTH
+def test_load_file_that_is_refused_for_its_device(daemon, asked, path, timeout):
+    with pytest.raises(ckptd.FailedPrecondition):
+        ckptd.torch.load_file(path, "cuda", address=daemon.path, timeout=timeout)
+    assert_kept(asked, timeout, "ListCheckpoints")
+
+
+@BOTH
+def test_safe_open(daemon, asked, path, timeout):
+    with ckptd.safe_open(path, "pt", address=daemon.path, timeout=timeout) as file:
+        assert_kept(asked, timeout, "InspectCheckpoint")
+        asked.clear()
+        file.get_tensor("up.bias")
+    assert_kept(asked, timeout, *LOAD)
+
+
+@BOTH
+def test_a_value_of_a_lazy_dict(daemon, asked, path, timeout):
+    lazy = ckptd.torch.load_state_dict(path, address=daemon.path, timeout=timeout)
+    assert_kept(asked, timeout, "InspectCheckpoint")
+    asked.clear()
+    assert lazy["up.bias"].numel()
+    assert_kept(asked, timeout, *LOAD)
+
+
+@BOTH
+def test_counts_of_batch_norms_that_are_looked_for(daemon, asked, tmp_path, timeout):
+    model = nn.BatchNorm1d(3)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != "num_batches_tracked"}
+    save_file(state, tmp_path / "norm.safetensors")
+    ckptd.torch.load_into(model, tmp_path / "norm.safetensors", address=daemon.path, timeout=timeout)
+    assert_kept(asked, timeout, *LOAD, "InspectCheckpoint")
+
+
+@BOTH
+def test_plans(client, asked, path, timeout):
+    client.plan(path, timeout=timeout)
+    assert_kept(asked, timeout, "PlanLoad")
+    asked.clear()
+    client.plan_devices(path, max_memory={0: "1GiB"}, timeout=timeout)
+    assert_kept(asked, timeout, "PlanLoad")
+
+
+def test_calls_that_are_given_no_timeout(client, asked, path):
+    for call in (lambda: client.plan(path), client.list, client.device):
+        call()
+    for _, seconds in asked:
+        assert UNTIMED - 1 < seconds <= UNTIMED
+
+
+def answers_slowly(daemon, monkeypatch):
+    enter = daemon._enter_call
+    monkeypatch.setattr(daemon, "_enter_call", lambda *call: time.sleep(SLOW) or enter(*call))
+
+
+UNTIMED_CALLS = [lambda c: c.get("1"), lambda c: c.list(), lambda c: c.device()]
+
+
+@pytest.mark.parametrize("call", UNTIMED_CALLS, ids=["get", "list", "device"])
+def test_who_cannot_raise_a_timeout_is_not_told_to(daemon, client, monkeypatch, call):
+    answers_slowly(daemon, monkeypatch)
+    monkeypatch.setattr(_client, "_CALL_SECONDS", SLOW / 3)
+    with pytest.raises(ckptd.DeadlineExceeded, match="not done after 0.1 s, .* see its log and try again") as caught:
+        call(client)
+    assert "timeout=" not in caught.value.message
+
+
+TIMED_CALLS = [lambda c, p: c.plan(p, timeout=0.1), lambda c, p: c.device(timeout=0.1),
+               lambda c, p: c.plan_devices(p, max_memory={0: "1GiB"}, timeout=0.1)]
+
+
+@pytest.mark.parametrize("call", TIMED_CALLS, ids=["plan", "device", "plan_devices"])
+def test_who_can_raise_a_timeout_is_told_so(daemon, client, path, monkeypatch, call):
+    answers_slowly(daemon, monkeypatch)
+    with pytest.raises(ckptd.DeadlineExceeded, match="not done after 0.1 s, .*; raise timeout=, or see"):
+        call(client, path)
+
+
+def opened(path, address, timeout):
+    file = ckptd.safe_open(path, "pt", address=address)
+    file.file.source.timeout = timeout
+    return file.get_tensor("up.bias")
+
+
+def looked_up(path, address, timeout):
+    entries = ckptd.torch.load_state_dict(path, address=address).entries
+    return ckptd.torch.LazyStateDict(entries, address=address, timeout=timeout)["up.bias"]
+
+
+def filed(path, address, timeout):
+    return ckptd.torch.load_file(path, address=address, timeout=timeout)
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("late", ["load", "acquire"])
+@pytest.mark.parametrize("read", [opened, looked_up, filed])
+def test_what_is_left_is_never_nothing(daemon, path, monkeypatch, read, late):
+    """A load without a timeout would have the daemon's."""
+    said, connect, load = [], _client.connect, _client.Client.load
+
+    def note(*_, timeout, **__):
+        said.append(timeout)
+        raise Stopped
+
+    def connect_late(address, timeout, **named):
+        time.sleep(0 if timeout > 1 else 2 * timeout)  # till the time of the read is up
+        return connect(address, **named)
+
+    def load_late(own, source, timeout, **named):
+        time.sleep(2 * timeout)
+        return load(own, source, **named)
+
+    monkeypatch.setattr(_client, "connect", connect_late if late == "load" else connect)
+    monkeypatch.setattr(_client.Client, "load", note if late == "load" else load_late)
+    monkeypatch.setattr(_client.Client, "acquire", note)
+    with pytest.raises(Stopped):
+        read(path, daemon.path, 0.2)
+    assert said == [1e-3]
