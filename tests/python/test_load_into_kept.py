@@ -1,5 +1,7 @@
 """What others hold of a model goes on to be the model's: objects, storages, graphs, wrappers, values."""
 
+import gc
+
 import ckptd
 import pytest
 
@@ -148,6 +150,16 @@ def test_a_module_is_given_the_value_of_its_own_that_the_checkpoint_has(make, st
     model[0].seen += 1  # it is the module's, not the daemon's
     make.load(model, state)
     assert torch.equal(model[0].seen, torch.tensor([3, 4]))
+
+
+def test_a_module_s_own_value_is_no_memory_of_the_daemon_s(make, daemon):
+    model = Extra()
+    make.load(model, {**state_of(model), "_extra_state": torch.tensor([3, 4])})
+    seen = model.seen
+    del model
+    gc.collect()
+    daemon.wait_for(lambda: daemon.leases == 0)
+    assert torch.equal(seen, torch.tensor([3, 4]))
 
 
 def test_a_value_of_a_module_s_own_that_the_checkpoint_lacks_is_missing_as_with_torch(make):

@@ -7,8 +7,8 @@ import ckptd
 import pytest
 
 torch = pytest.importorskip("torch")
-accelerate = pytest.importorskip("accelerate")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+pytest.importorskip("transformers")
 
 import accelerate.accelerator  # noqa: E402
 import accelerate.utils.modeling  # noqa: E402

@@ -13,12 +13,30 @@ from fsdp_cases import Net, numbers  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
-SLOW = 0.3  # seconds that each call takes, so that the next one has less
+SLOW = 1  # seconds that each call takes by the clock of deadlines, so that the next one has less
 UNTIMED = 30  # seconds of calls that are given none
 
 
+class Clock:
+    """In the place of deadlines' own: goes on as told, besides."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self):
+        self.ahead = 0
+
+    def monotonic(self):
+        return time.monotonic() + self.ahead
+
+
 @pytest.fixture
-def asked(daemon, monkeypatch):
+def clock(monkeypatch):
+    monkeypatch.setattr(_rpc, "time", Clock())
+    return _rpc.time
+
+
+@pytest.fixture
+def asked(daemon, monkeypatch, clock):
     """[(method, seconds its caller waits)], of every call since; each takes a while."""
     calls, callable_of = [], _rpc.Connection._callable
     daemon.page = 100  # names in one reply
@@ -28,7 +46,7 @@ def asked(daemon, monkeypatch):
 
         def timed(request, timeout):
             calls.append((method, timeout))
-            time.sleep(SLOW)
+            clock.ahead += SLOW
             return call(request, timeout=timeout)
 
         return timed
@@ -48,11 +66,38 @@ def assert_kept(asked, timeout, *methods):
     """That just these calls were made, each with what was left of `timeout`."""
     assert [method for method, _ in asked] == list(methods)
     for number, (_, seconds) in enumerate(asked):
-        assert timeout - 5 < seconds <= timeout - number * SLOW, asked
+        left = timeout - number * SLOW
+        assert left - 5 < seconds <= left, asked  # the test itself takes some of it
 
 
 LOAD = ("LoadCheckpoint", "AcquireShard")
 BOTH = pytest.mark.parametrize("timeout", [8, 600])
+
+
+@BOTH
+def test_load_into_of_a_model_that_is_nowhere_yet(daemon, asked, tmp_path, timeout):
+    model = nn.Linear(2, 2, device="meta")
+    save_file(numbers(nn.Linear(2, 2)), tmp_path / "m.safetensors")
+    ckptd.torch.load_into(model, tmp_path / "m.safetensors", address=daemon.path, timeout=timeout)
+    assert_kept(asked, timeout, "ListCheckpoints", *LOAD)
+
+
+class Extra(nn.Linear):
+    seen = torch.tensor([1])
+
+    def get_extra_state(self):
+        return self.seen
+
+    def set_extra_state(self, value):
+        self.seen = value
+
+
+@BOTH
+def test_a_module_s_own_value_that_is_read_for_a_spread(daemon, asked, tmp_path, timeout):
+    model = Extra(2, 2)
+    save_file(numbers(model), tmp_path / "own.safetensors", metadata={"format": "pt"})
+    ckptd.torch.set_model_state_dict(model, tmp_path / "own.safetensors", address=daemon.path, timeout=timeout)
+    assert_kept(asked, timeout, "InspectCheckpoint", *LOAD, *LOAD)
 
 
 @BOTH
@@ -123,9 +168,12 @@ def test_calls_that_are_given_no_timeout(client, asked, path):
         assert UNTIMED - 1 < seconds <= UNTIMED
 
 
+SHORT = 0.1  # seconds
+
+
 def answers_slowly(daemon, monkeypatch):
     enter = daemon._enter_call
-    monkeypatch.setattr(daemon, "_enter_call", lambda *call: time.sleep(SLOW) or enter(*call))
+    monkeypatch.setattr(daemon, "_enter_call", lambda *call: time.sleep(3 * SHORT) or enter(*call))
 
 
 UNTIMED_CALLS = [lambda c: c.get("1"), lambda c: c.list(), lambda c: c.device()]
@@ -134,7 +182,7 @@ UNTIMED_CALLS = [lambda c: c.get("1"), lambda c: c.list(), lambda c: c.device()]
 @pytest.mark.parametrize("call", UNTIMED_CALLS, ids=["get", "list", "device"])
 def test_who_cannot_raise_a_timeout_is_not_told_to(daemon, client, monkeypatch, call):
     answers_slowly(daemon, monkeypatch)
-    monkeypatch.setattr(_client, "_CALL_SECONDS", SLOW / 3)
+    monkeypatch.setattr(_client, "_CALL_SECONDS", SHORT)
     with pytest.raises(ckptd.DeadlineExceeded, match="not done after 0.1 s, .* see its log and try again") as caught:
         call(client)
     assert "timeout=" not in caught.value.message
@@ -172,7 +220,7 @@ class Stopped(Exception):
 
 @pytest.mark.parametrize("late", ["load", "acquire"])
 @pytest.mark.parametrize("read", [opened, looked_up, filed])
-def test_what_is_left_is_never_nothing(daemon, path, monkeypatch, read, late):
+def test_what_is_left_is_never_nothing(daemon, path, monkeypatch, clock, read, late):
     """A load without a timeout would have the daemon's."""
     said, connect, load = [], _client.connect, _client.Client.load
 
@@ -181,16 +229,17 @@ def test_what_is_left_is_never_nothing(daemon, path, monkeypatch, read, late):
         raise Stopped
 
     def connect_late(address, timeout, **named):
-        time.sleep(0 if timeout > 1 else 2 * timeout)  # till the time of the read is up
+        clock.ahead += 200  # till the time of the read is up, not that of opening before it
         return connect(address, **named)
 
     def load_late(own, source, timeout, **named):
-        time.sleep(2 * timeout)
-        return load(own, source, **named)
+        done = load(own, source, timeout=timeout, **named)
+        clock.ahead += 200
+        return done
 
     monkeypatch.setattr(_client, "connect", connect_late if late == "load" else connect)
     monkeypatch.setattr(_client.Client, "load", note if late == "load" else load_late)
     monkeypatch.setattr(_client.Client, "acquire", note)
     with pytest.raises(Stopped):
-        read(path, daemon.path, 0.2)
+        read(path, daemon.path, 100)
     assert said == [1e-3]

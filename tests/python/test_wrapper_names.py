@@ -15,6 +15,12 @@ def compiled(module):
     return torch.compile(module, backend="eager")
 
 
+INTO = pytest.mark.parametrize("into", [
+    lambda model, path, **how: ckptd.torch.load_into(model, path, **how),
+    lambda model, path, **how: ckptd.torch.set_model_state_dict(model, path, **how),
+], ids=["load_into", "set_model_state_dict"])
+
+
 class Named(nn.Module):
     """Its parts are called as wrappers call theirs, but for some letters."""
 
@@ -43,15 +49,29 @@ def test_whole_parts_of_a_path_are_left_out(name, cleaned):
     assert _names.clean(name) == cleaned
 
 
-@pytest.mark.parametrize("into", [
-    lambda model, path, **how: ckptd.torch.load_into(model, path, **how),
-    lambda model, path, **how: ckptd.torch.set_model_state_dict(model, path, **how),
-], ids=["load_into", "set_model_state_dict"])
+@INTO
 def test_parts_that_are_called_almost_as_wrappers_are_filled_by_their_names(daemon, tmp_path, into):
     state, model = Named().state_dict(), Named()
     save_file(state, tmp_path / "m.safetensors", metadata={"format": "pt"})
     into(model, tmp_path / "m.safetensors", address=daemon.path)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("saved", ["its own", "a plain one's"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@INTO
+def test_a_model_with_compiled_parts_is_filled_from_its_own_state_dict_and_a_plain_one(
+    daemon, tmp_path, into, device, saved
+):
+    plain = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with torch.device(device):
+        model = nn.Sequential(compiled(nn.Linear(2, 2)), compiled(nn.BatchNorm1d(2)))
+    own = dict(zip(model.state_dict(), plain.state_dict().values()))
+    assert "0._orig_mod.weight" in own
+    state = own if saved == "its own" else plain.state_dict()
+    save_file(state, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    into(model, tmp_path / "m.safetensors", address=daemon.path)
+    assert all(torch.equal(tensor, own[name]) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize("wrap", [

@@ -66,6 +66,10 @@ class Deadline:
     def left(self) -> float:
         return max(0.0, self._end - time.monotonic())
 
+    def for_call(self) -> float:
+        """What is left, for a call, which says itself when time is up: never nothing at all."""
+        return max(self.left(), 1e-3)
+
     def passed(self) -> bool:
         return self.left() <= 0
 
@@ -180,7 +184,7 @@ class Connection:
         pause, gone = _FIRST_PAUSE, Deadline(min(GONE_SECONDS, deadline.left()))
         while True:
             try:
-                return self._callable(method)(request, timeout=max(deadline.left(), 1e-3))
+                return self._callable(method)(request, timeout=deadline.for_call())
             except grpc.RpcError as raw:
                 error = self._translate(raw, doing, deadline)
             if not (retry and is_transient(error)) or gone.left() <= pause:
@@ -192,7 +196,7 @@ class Connection:
         """Yields the messages of a server stream; cancels it when abandoned."""
         import grpc
 
-        replies = self._callable(method)(request, timeout=max(deadline.left(), 1e-3))
+        replies = self._callable(method)(request, timeout=deadline.for_call())
         try:
             for reply in replies:
                 yield reply

@@ -36,7 +36,7 @@ class Source:
         deadline = Deadline(timeout)
         try:
             with self.connect() as client:
-                self.contents = client.inspect(path, max(deadline.left(), 1e-3))
+                self.contents = client.inspect(path, deadline.for_call())
         except NotFound as error:
             if error.reason != "SOURCE_NOT_FOUND":
                 raise
@@ -61,12 +61,12 @@ class Source:
             if mode not in self._shards:
                 deadline = Deadline(self.timeout)
                 with self.connect() as client:
-                    left = max(deadline.left(), 1e-3)
+                    left = deadline.for_call()
                     checkpoint = client.load(self.path, mode=mode, timeout=left)
                     # The header that callers have seen is of other bytes.
                     if checkpoint.source_identity != self.contents.identity:
                         raise source_changed(self.path, "since it was opened", "open it again")
-                    left = max(deadline.left(), 1e-3)
+                    left = deadline.for_call()
                     self._shards[mode] = client.acquire(checkpoint, mode, timeout=left)
             return self._shards[mode]
 

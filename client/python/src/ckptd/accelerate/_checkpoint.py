@@ -117,7 +117,7 @@ class _Call:
 
     def options(self) -> Dict[str, Any]:
         """address=, client= and timeout= of what is still to be asked for."""
-        return {**self.near, "timeout": max(self.deadline.left(), 1e-3)}
+        return {**self.near, "timeout": self.deadline.for_call()}
 
 
 def _can_spread(model: nn.Module, full_state_dict: bool) -> bool:

@@ -45,7 +45,7 @@ def entries(
     at are on meta.
     """
     by_file: Dict[str, Entries] = {absolute(path): {} for path in files.files}
-    have = _device(own)
+    have = _device(own, deadline)
     stay: List[SourceTensor] = []
     for name, entry in names_in(found).items():
         tensor = found.tensors[name]
@@ -73,9 +73,9 @@ def _put(file: Entries, name: str, asked: int, shard: Shard) -> None:
             file[name] = _memory.whole(shard, index)
 
 
-def _device(own: _client.Client) -> torch.device:
+def _device(own: _client.Client, deadline: Deadline) -> torch.device:
     """Where the daemon's memory is in this process."""
-    uuid = own.device()
+    uuid = own.device(deadline.for_call())
     if uuid is None:
         return torch.device("cpu")
     return torch.device("cuda", _cuda_driver.find_device(uuid).ordinal)
@@ -112,9 +112,9 @@ def _attach(
     # Models may be trained: memory of the host is private, that of a GPU is taken.
     mode = "private" if have.type == "cpu" else "exclusive"
     options = _options(found, asked, _load.rank_and_size()[1])
-    left = max(deadline.left(), 1e-3)
+    left = deadline.for_call()
     loaded = own.load(found.source, mode=mode, timeout=left, digest=digest, **options)
-    return own.acquire(loaded, mode, timeout=max(deadline.left(), 1e-3))
+    return own.acquire(loaded, mode, timeout=deadline.for_call())
 
 
 def _options(found: Source, asked: Dict[str, int], world_size: int) -> Dict[str, Any]:

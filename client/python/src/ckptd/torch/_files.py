@@ -57,7 +57,7 @@ def _attach(source, how: _How, timeout: float, address, client) -> Shard:
     own = client or _client.connect(address, min(10.0, timeout))
     mode = how.mode
     try:
-        if how.device.type != "cpu" and own.device(max(deadline.left(), 1e-3)) is None:
+        if how.device.type != "cpu" and own.device(deadline.for_call()) is None:
             _memory.check_device(str(source), how.device, torch.device("cpu"), None)
         if mode == "auto":
             mode = "private" if how.device.type == "cpu" else "shared"
@@ -67,10 +67,10 @@ def _attach(source, how: _How, timeout: float, address, client) -> Shard:
             mode=mode,
             dtype=how.dtype,
             keep_fp32=how.keep_fp32,
-            timeout=max(deadline.left(), 1e-3),
+            timeout=deadline.for_call(),
             digest=how.digest,
         )
-        shard = own.acquire(checkpoint, mode, timeout=max(deadline.left(), 1e-3))
+        shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())
     finally:
         if client is None:
             own.close()

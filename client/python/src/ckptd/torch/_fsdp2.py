@@ -74,7 +74,7 @@ def _spread(model: nn.Module, given: Given, cpu_offload: bool, options: Options)
         if missing:
             raise KeyError(
                 f"loading a full state dict: it lacks the model's {_module.shown(missing)}; it has "
-                f"{len(have)} names and the model {len(wanted.names)}: pass that of the same model"
+                f"{len(have)} names and the model {len(wanted.targets)} tensors: pass that of the same model"
             )
         _result.raise_as_torch(model, [], [], _module.mismatched(have, wanted.targets))
         return [], unexpected

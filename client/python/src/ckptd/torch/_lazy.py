@@ -50,7 +50,7 @@ def entries_of(
     client: _client.Client, source: Union[str, os.PathLike], deadline: _load.Deadline
 ) -> Dict[str, InFile]:
     """What `source` holds, by name, further names of tied tensors included; in file order."""
-    return _entries(client.inspect(source, timeout=max(deadline.left(), 1e-3)))
+    return _entries(client.inspect(source, timeout=deadline.for_call()))
 
 
 def _entries(found) -> Dict[str, InFile]:
@@ -200,8 +200,8 @@ class LazyStateDict(collections.abc.MutableMapping):
         deadline = _load.Deadline(self._timeout)
         with _load.connected(self._address, self._client, deadline, rank) as own:
             options = {"layout": json.dumps(layout), "mode": "private", "digest": False}
-            checkpoint = own.load(source, timeout=max(deadline.left(), 1e-3), **options)
-            return own.acquire(checkpoint, "private", timeout=max(deadline.left(), 1e-3))
+            checkpoint = own.load(source, timeout=deadline.for_call(), **options)
+            return own.acquire(checkpoint, "private", timeout=deadline.for_call())
 
 
 class _Values(collections.abc.ValuesView):
@@ -277,7 +277,7 @@ def _open(path, device_map, rank: int, timeout: float, address, client) -> LazyS
 def inspect(own: _client.Client, path: str, deadline: _load.Deadline) -> Source:
     """What `path` holds. Raises as accelerate does for files that it refuses."""
     try:
-        found = own.inspect(path, timeout=max(deadline.left(), 1e-3))
+        found = own.inspect(path, timeout=deadline.for_call())
     except NotFound as error:
         if error.reason != "SOURCE_NOT_FOUND":
             raise

@@ -80,7 +80,8 @@ def load_into(
     get_extra_state counts, too; a checkpoint holds it where it is a tensor.
     timeout: seconds for everything, waiting for other ranks included.
     init_buffers: function of (model, names) that computes buffers no checkpoint
-    holds, in place or by replacing them; Hugging Face models need none.
+    holds, in place or by replacing them; Hugging Face models need none, unless their
+    own initialisation raises, which leaves all of their buffers to it.
     Hooks after load_state_dict are run, when strict errors have been raised already; those
     before it are named in a warning.
 
@@ -188,11 +189,11 @@ def attach(
 
     layout_of states the targets; it is called when the daemon is known to fit them.
     """
-    mode = _settle_mode(how.mode, targets, own)
+    mode = _settle_mode(how.mode, targets, own, deadline)
     clock.lap("connect")
     layout = layout_of()
     clock.lap("layout")
-    left = max(deadline.left(), 1e-3)
+    left = deadline.for_call()
     checkpoint = own.load(
         source,
         layout=layout,
@@ -203,7 +204,7 @@ def attach(
         progress=how.progress,
     )
     clock.lap("load")
-    shard = own.acquire(checkpoint, mode, timeout=max(deadline.left(), 1e-3))
+    shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())
     clock.lap("acquire")
     return shard, LoadResult(
         checkpoint.name,
@@ -261,7 +262,9 @@ def _check_mode(mode: str, targets: List[Target]) -> None:
         )
 
 
-def _settle_mode(mode: str, targets: List[Target], client: _client.Client) -> str:
+def _settle_mode(
+    mode: str, targets: List[Target], client: _client.Client, deadline: Deadline
+) -> str:
     """What "auto" means here. Refuses a daemon in host memory for a model on a GPU before it loads.
 
     A model that belongs on the host gets what is right there; where it belongs on no
@@ -273,7 +276,7 @@ def _settle_mode(mode: str, targets: List[Target], client: _client.Client) -> st
     auto = mode == "auto"
     if not on_gpu and (homes or not auto):
         return "private" if auto else mode
-    if client.device() is None:
+    if client.device(deadline.for_call()) is None:
         for target in on_gpu:
             _memory.check_device(target.name, target.device, torch.device("cpu"), None)
         return "private" if auto else mode
@@ -316,7 +319,7 @@ def _shapes_of(
     """(name, shape) of modules' own values: of any shape, so the checkpoint's is stated; () if it lacks one."""
     if not extras:
         return []
-    held = own.inspect(source, timeout=max(deadline.left(), 1e-3)).tensors
+    held = own.inspect(source, timeout=deadline.for_call()).tensors
     return [(name, held[name].shape if name in held else ()) for name, _ in extras]
 
 
@@ -325,7 +328,7 @@ def _check_counts(
 ) -> None:
     """Refuses batch norms' counts of another shape, which the daemon left out like missing ones."""
     counts = [t for t in targets if t.may_lack and t.name not in table.index]
-    left = max(deadline.left(), 1e-3)
+    left = deadline.for_call()
     held = own.inspect(source, timeout=left).tensors if counts else {}
     for name in (name for target in counts for name in target.names):
         if name in held:

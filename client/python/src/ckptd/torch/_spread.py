@@ -180,7 +180,8 @@ class _Source:
         objects = {n: entries[n] for n in self._wanted.objects if n in entries}
         # Of a checkpoint they are tensors; others than rank 0 may not even see its files.
         on_host = dict.fromkeys(objects, "cpu")
-        objects = dict(_lazy.LazyStateDict(objects, client=self._own, devices=on_host).items())
+        near = {"client": self._own, "timeout": self._deadline.for_call()}
+        objects = dict(_lazy.LazyStateDict(objects, devices=on_host, **near).items())
         said = {
             "doing": doing,
             "model": _signature(self._wanted),

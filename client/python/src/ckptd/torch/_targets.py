@@ -22,7 +22,7 @@ from .._layout import (
     Sharding,
 )
 from . import _memory, _private, _private_fsdp1
-from ._names import clean
+from ._names import as_saved, clean
 
 # There are as many of some objects as tensors: fewer dictionaries are fewer pages of memory.
 SLOTS = {"slots": True} if sys.version_info >= (3, 10) else {}
@@ -130,18 +130,17 @@ def collect(
     in_flats = {key for flat in flats for key in flat.held}
     arrangements = Arrangements()
 
-    def note(tensor, full_name: str, slot, is_buffer: bool, persistent: bool) -> None:
-        target = found.get(id(tensor))
+    def note(tensor, names: List[str], slot, is_buffer: bool, persistent: bool) -> None:
+        target, full_name = found.get(id(tensor)), names[0]
         if target is None:
             fsdp, spec, arrangement = _attribute(full_name, tensor, slot, groups, arrangements)
             found[id(tensor)] = Target(
-                [full_name], tensor, [slot], is_buffer, persistent, arrangement, fsdp, spec
+                names, tensor, [slot], is_buffer, persistent, arrangement, fsdp, spec
             )
             return
         if target.spec is not None and target.fsdp is None:
             _check_managed_here(full_name, slot)
-        if full_name not in target.names:
-            target.names.append(full_name)
+        target.names += [name for name in names if name not in target.names]
         target.slots.append(slot)
         target.persistent = target.persistent or persistent
 
@@ -149,14 +148,17 @@ def collect(
         parameters, buffers = _private.tensors_of(module)
         if not parameters and not buffers:
             continue
-        prefix = clean(f"{path}.") if path else ""
+        path = f"{path}." if path else ""
+        # A model's own state dict has compiled modules in its names, which other checkpoints lack.
+        prefixes = list(dict.fromkeys((clean(path), as_saved(path))))
         for name, param in parameters.items():
             if param is not None and id(param) not in in_flats:
-                note(param, prefix + name, (module, name), False, True)
+                note(param, [prefix + name for prefix in prefixes], (module, name), False, True)
         for name, buffer in buffers.items():
             if buffer is not None:
                 persistent = _private.is_persistent(module, name)
-                note(buffer, prefix + name, (module, name), True, persistent)
+                names = [prefix + name for prefix in prefixes[: None if persistent else 1]]
+                note(buffer, names, (module, name), True, persistent)
                 target, counts = found[id(buffer)], _private.counts_batches(module, name)
                 target.may_lack = counts and (target.may_lack or len(target.slots) == 1)
     _check_all_managed(found, groups)

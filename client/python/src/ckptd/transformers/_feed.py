@@ -180,15 +180,15 @@ class Feed:
     def _attach(self, question: _statement.Question, path: str, look: Optional[Look]) -> Shard:
         source, deadline = question.source, Deadline(self.timeout)
         with source.connect() as client:
-            mode = self._mode(client, path)
+            mode = self._mode(client, path, deadline)
             asked = question.as_arguments(*rank_and_size(), self.by_rank)
-            options = {"mode": mode, "timeout": self.timeout, "progress": look, **asked}
+            options = {"mode": mode, "timeout": deadline.for_call(), "progress": look, **asked}
             loaded = client.load(source.path, **options)
-            return client.acquire(loaded, mode, timeout=max(deadline.left(), 1e-3))
+            return client.acquire(loaded, mode, timeout=deadline.for_call())
 
-    def _mode(self, client: _client.Client, path: str) -> str:
+    def _mode(self, client: _client.Client, path: str, deadline: Deadline) -> str:
         """Models may be trained: memory of the host is private, that of a GPU is taken."""
-        daemon = client.device()
+        daemon = client.device(deadline.for_call())
         if daemon is None:
             return "private"
         have = torch.device("cuda")
