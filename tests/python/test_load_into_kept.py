@@ -89,6 +89,23 @@ def test_parameters_in_one_storage_stay_tied_in_training(make):
     assert torch.equal(model[1].weight, state["1.weight"] + 1)
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_sparse_buffer_has_no_storage_to_share(make, persistent):
+    model = nn.Linear(2, 2)
+    model.register_buffer("edges", torch.eye(3).to_sparse(), persistent=persistent)
+    state = {**state_of(nn.Linear(2, 2)), **({"edges": torch.ones(3, 3)} if persistent else {})}
+    make.load(model, state)
+    assert torch.equal(model.weight, state["weight"]) and model.edges.is_sparse != persistent
+
+
+def test_expanded_parameters_of_one_storage_which_cannot_be_written_get_their_own(make):
+    model, one = nn.Module(), torch.zeros(1)
+    model.a, model.b = nn.Parameter(one.expand(3)), nn.Parameter(one.expand(2, 2))
+    state = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
+    make.load(model, state)
+    assert torch.equal(model.a, state["a"]) and torch.equal(model.b, state["b"])
+
+
 def test_what_was_loaded_once_is_not_taken_for_shared_storage(make):
     model = Kept()
     make.load(model, state_of(Kept()))

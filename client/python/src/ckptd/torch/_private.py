@@ -339,10 +339,17 @@ def is_held(param: torch.Tensor) -> bool:
 
 
 def shares_storage(tensors: Iterable[torch.Tensor]) -> Dict[int, torch.Tensor]:
-    """id of each tensor whose storage another one has, too -> the first one that has it."""
+    """id of each tensor whose storage another one has, too -> the first one that has it.
+
+    Without those that nothing can be copied into: sparse, expanded and inference tensors.
+    """
     first: Dict[int, torch.Tensor] = {}
     found: Dict[int, torch.Tensor] = {}
     for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.is_inference():
+            continue
+        if any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride())):
+            continue
         other = first.setdefault(tensor.untyped_storage()._cdata, tensor)
         if other is not tensor:
             found[id(tensor)] = found[id(other)] = other
@@ -351,8 +358,8 @@ def shares_storage(tensors: Iterable[torch.Tensor]) -> Dict[int, torch.Tensor]:
 
 def put_buffer(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
     """Makes `view` the memory of a buffer and keeps the object, where that is a plain one; what it is now."""
-    plain = type(buffer) is torch.Tensor and not buffer.requires_grad and not buffer.is_inference()
-    if not plain or not can_exchange():
+    plain = type(buffer) is torch.Tensor and buffer.layout is torch.strided
+    if not plain or buffer.requires_grad or buffer.is_inference() or not can_exchange():
         return view
     if buffer.device != view.device or buffer.dtype != view.dtype:
         exchange(buffer, view)
