@@ -8,6 +8,7 @@ import types
 
 import ckptd
 import pytest
+from ckptd._rpc import Deadline
 from fake_daemon import FakeDaemon
 
 torch = pytest.importorskip("torch")
@@ -119,7 +120,8 @@ class OfDaemon:
     def __init__(self, device):
         self.answer, self.asked = device, 0
 
-    def device(self):
+    def device(self, timeout):
+        assert 0 < timeout <= 30
         self.asked += 1
         return self.answer
 
@@ -148,13 +150,14 @@ def test_the_mode_follows_from_where_model_and_shards_are(
 ):
     client = OfDaemon(daemon_gpu)
     targets = [target(device, trainable), target("cpu", is_buffer=True)]
-    assert _load._settle_mode(mode, targets, client) == settled and client.asked == asked
+    found = _load._settle_mode(mode, targets, client, Deadline(30))
+    assert found == settled and client.asked == asked
 
 
 @pytest.mark.parametrize("mode", ["auto", "exclusive"])
 def test_a_model_on_a_gpu_is_refused_before_a_daemon_in_host_memory_loads(mode):
     with pytest.raises(ckptd.FailedPrecondition, match="host memory") as caught:
-        _load._settle_mode(mode, [target("cuda")], OfDaemon(None))
+        _load._settle_mode(mode, [target("cuda")], OfDaemon(None), Deadline(30))
     assert caught.value.reason == "DEVICE_MISMATCH"
 
 
