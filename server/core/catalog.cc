@@ -179,7 +179,9 @@ absl::Status Catalog::Publish(const CommitCall& call) {
   if (!exclusive) CKPTD_RETURN_IF_ERROR(memory->Seal());
   MutexLock lock(mutex_);
   Entry* entry = Find(call.name);
-  if (entry == nullptr || entry->info.state != CheckpointState::kLoading) {
+  // It may have failed, and one of the same name have begun, which has no memory yet or other.
+  if (entry == nullptr || entry->info.state != CheckpointState::kLoading ||
+      entry->memory != memory) {
     return CheckpointNotFound(call.name);
   }
   Shard shard = *entry->shard;

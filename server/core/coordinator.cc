@@ -123,9 +123,9 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
   while (!name.has_value()) {
     if (!rounds_.WaitWhileEnding(proposal, deadline)) {
       return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                       fmt::format("loading {}: its load of just now is still being published; try "
-                                   "again",
-                                   request.source));
+                       fmt::format("loading {}: a load of it is about to end and has not ended in "
+                                   "{} s (`ckptctl list` shows it); try again",
+                                   request.source, kEndingDeadline.count()));
     }
     CKPTD_ASSIGN_OR_RETURN(const bool reuse, CanReuse(proposal));
     since = parts_.catalog.Tick();
@@ -171,7 +171,7 @@ absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
                                             const std::vector<ResidentCheckpoint>& residents) {
   const uint64_t before = parts_.membership.epoch();
   CKPTD_ASSIGN_OR_RETURN(JoinReply reply, parts_.membership.Join(identity));
-  if (reply.epoch != before) rounds_.SetResidents(identity.rank, residents);
+  if (reply.epoch != before) rounds_.SetResidents(identity.rank, reply.epoch, residents);
   MutexLock lock(mutex_);
   wake_ = true;
   changed_.NotifyAll();
@@ -233,9 +233,11 @@ void Coordinator::FailForgotten() {
 }
 
 void Coordinator::ForgetDeparted() {
+  // Before its members: who joins meanwhile has told what it holds in a later one.
+  const uint64_t epoch = parts_.membership.epoch();
   const Presence::Members now = Incarnations(parts_.membership.Members());
   for (const auto& departed : present_.Update(now)) {
-    if (now.count(departed.first) == 0) rounds_.SetResidents(departed.first, {});
+    if (now.count(departed.first) == 0) rounds_.SetResidents(departed.first, epoch, {});
     parts_.load_worker.Post(
         [this, departed] { parts_.peers.memory.Forget(departed.first, departed.second); });
   }

@@ -65,6 +65,12 @@ bool Follower::WaitReady(Deadline deadline) const {
 
 bool Follower::IsCurrent(uint64_t epoch) const {
   MutexLock lock(mutex_);
+  if (epoch >= state_.epoch) return true;
+  // A leader that has just taken this rank in may call before its answer has been read here.
+  changed_.WaitUntil(mutex_, Clock::now() + kJoinDeadline,
+                     [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                       return state_.joined || stopping_;
+                     });
   return epoch >= state_.epoch;
 }
 

@@ -54,7 +54,8 @@ class Follower {
   // True once the group is complete.
   bool WaitReady(Deadline deadline) const;
   // Whether a call of that epoch is one of the group as we know it. Only the
-  // leader's own answers move our epoch: anybody can reach the port.
+  // leader's own answers move our epoch: anybody can reach the port. Waits for seconds at
+  // most while this rank is about to join again.
   bool IsCurrent(uint64_t epoch) const;
   absl::StatusOr<std::string> Propose(const LoadRequest& request, Deadline deadline);
   // As LeaderLink::CancelLoad.

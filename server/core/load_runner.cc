@@ -194,22 +194,43 @@ absl::Status LoadRunner::ForEach(const std::function<absl::Status(Participant&)>
   return first;
 }
 
+absl::Status LoadRunner::Prepare(Participant& participant) {
+  auto reply = session_.links[participant.rank]->Prepare(CallFor(participant),
+                                                         Sooner(load_.deadline, kPrepareDeadline));
+  CKPTD_RETURN_IF_ERROR(reply.status());
+  if (reply->rank_digest != participant.plan->digest) {
+    return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
+                     fmt::format("preparing {}: its plan digest is {}, the leader's {}; run the "
+                                 "same ckptd on every rank",
+                                 load_.name, HexDigest(reply->rank_digest),
+                                 HexDigest(participant.plan->digest)));
+  }
+  participant.reply = std::move(reply).value();
+  return absl::OkStatus();
+}
+
 absl::Status LoadRunner::PrepareAll() {
   CKPTD_RETURN_IF_ERROR(parts_.touching());
   Enter(Stage::kAllocating);
-  const absl::Status prepared = ForEach([this](Participant& participant) -> absl::Status {
-    auto reply = session_.links[participant.rank]->Prepare(
-        CallFor(participant), Sooner(load_.deadline, kPrepareDeadline));
-    CKPTD_RETURN_IF_ERROR(reply.status());
-    if (reply->rank_digest != participant.plan->digest) {
-      return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
-                       fmt::format("preparing {}: its plan digest is {}, the leader's {}; run the "
-                                   "same ckptd on every rank",
-                                   load_.name, HexDigest(reply->rank_digest),
-                                   HexDigest(participant.plan->digest)));
+  Mutex first_mutex;
+  absl::Status prepared;  // the first error in time: what ranks answer after it may be of it
+  const auto failed = [&] {
+    MutexLock lock(first_mutex);
+    return !prepared.ok();
+  };
+  AtOnce(participants_.size(), kMostCalls, [&](size_t i) {
+    if (failed()) return;  // of thousands the last ones have not been asked yet
+    absl::Status why = Prepare(participants_[i]);
+    if (why.ok()) return;
+    why = OfRank(participants_[i].rank, why);
+    {
+      MutexLock lock(first_mutex);
+      if (!prepared.ok()) return;
+      prepared = why;
     }
-    participant.reply = std::move(reply).value();
-    return absl::OkStatus();
+    // Others may take memory for minutes: nobody waits for that to hear of it. Who begins only
+    // now is told again at the end.
+    AbortAll(why);
   });
   {
     // Those that have it hold it whatever becomes of the others.
@@ -334,6 +355,7 @@ absl::Status LoadRunner::Blame(const absl::Status& status) {
 }
 
 void LoadRunner::AbortAll(const absl::Status& why) {
+  if (parts_.ending) parts_.ending(true);
   AtOnce(session_.links.size(), kMostCalls, [&](size_t rank) {
     const absl::Status status =
         session_.links[rank]->Abort(load_.name, why, Clock::now() + kAbortDeadline);

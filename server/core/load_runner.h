@@ -104,6 +104,8 @@ class LoadRunner {
   void NoteExchanges(uint32_t rank, uint64_t exchanges, bool busy);
   bool NothingExchanged() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CommitAll();
+  absl::Status Prepare(Participant& participant);
+  // Tells every rank that the load has failed; of several reasons the first counts there.
   void AbortAll(const absl::Status& why);
   // Error of `rank`, for everybody: its code and reason, its number in front. A
   // rank that does not answer leaves the group.

@@ -68,10 +68,17 @@ bool Rounds::Takes(const std::string& name, const Round& round, const Proposal& 
 }
 
 bool Rounds::IsEnding(const Proposal& proposal) const {
+  bool taken = false;
   for (const auto& [name, round] : rounds_) {
-    if (round.ending && Takes(name, round, proposal)) return true;
+    if (!Takes(name, round, proposal)) continue;
+    if (round.ending) return true;
+    taken = true;
   }
-  return false;
+  if (taken) return false;
+  // Under another name it would wait for ranks that hold theirs and state nothing.
+  const KnownCheckpoint* known = FindKnown(proposal);
+  const auto held = known == nullptr ? rounds_.end() : rounds_.find(known->name);
+  return held != rounds_.end() && held->second.failing;
 }
 
 bool Rounds::WaitWhileEnding(const Proposal& proposal, Deadline deadline) const {
@@ -145,18 +152,32 @@ std::vector<int32_t> Rounds::MissingOf(const std::string& name, const Round& rou
 
 Rounds::Expired Rounds::Seen(const std::string& name, const Round& round) const {
   Expired out{name, MissingOf(name, round), {}, round.cancelled};
+  out.elsewhere = Elsewhere(name, round, out.waiting);
+  return out;
+}
+
+std::string Rounds::Elsewhere(const std::string& name, const Round& round,
+                              const std::vector<int32_t>& waiting) const {
+  const auto first = [&waiting](const auto& is_there) -> std::optional<int32_t> {
+    const auto at = std::find_if(waiting.begin(), waiting.end(), is_there);
+    return at == waiting.end() ? std::nullopt : std::optional(*at);
+  };
   for (const auto& [other, open] : rounds_) {
     if (other == name || open.running || !IsRankForm(open.request)) continue;
-    const auto there = std::find_if(
-        out.waiting.begin(), out.waiting.end(),
-        [&open](int32_t rank) { return open.digests[static_cast<size_t>(rank)] != 0; });
-    if (there == out.waiting.end()) continue;
+    const auto rank = first(
+        [&open](int32_t one) { return open.digests[static_cast<size_t>(one)] != 0; });
+    if (!rank.has_value()) continue;
     const bool same = open.request.source == round.request.source;
-    out.elsewhere = fmt::format("rank {} loads {}{}", *there, open.request.source,
-                                same ? " with other options" : "");
-    break;
+    return fmt::format("rank {} loads {}{}", *rank, open.request.source,
+                       same ? " with other options" : "");
   }
-  return out;
+  for (const auto& [other, known] : known_) {
+    if (other == name || known.load_key != round.load_key) continue;
+    const auto rank = first(
+        [&known](int32_t one) { return known.holders.count(static_cast<uint32_t>(one)) > 0; });
+    if (rank.has_value()) return fmt::format("rank {} holds its shard of {}", *rank, other);
+  }
+  return "";
 }
 
 std::vector<ReadyLoad> Rounds::TakeReady() {
@@ -189,6 +210,7 @@ std::vector<Rounds::Expired> Rounds::TakeExpired(Clock::time_point now) {
     if (!round.running && (round.deadline <= now || !round.cancelled.ok())) {
       expired.push_back(Seen(at->first, round));
       at = rounds_.erase(at);
+      ended_.NotifyAll();
     } else {
       ++at;
     }
@@ -304,8 +326,11 @@ void Rounds::NoteHolders(const std::string& name, const Round& round,
   known.order = ++noted_;
 }
 
-void Rounds::SetResidents(uint32_t rank, const std::vector<ResidentCheckpoint>& residents) {
+void Rounds::SetResidents(uint32_t rank, uint64_t epoch,
+                          const std::vector<ResidentCheckpoint>& residents) {
   MutexLock lock(mutex_);
+  if (epoch < told_[rank]) return;
+  told_[rank] = epoch;
   for (auto at = known_.begin(); at != known_.end();) {
     at->second.holders.erase(rank);
     at = at->second.holders.empty() ? known_.erase(at) : std::next(at);

@@ -66,7 +66,7 @@ struct Proposal {
 
 class Rounds {
  public:
-  explicit Rounds(uint32_t world_size) : world_size_(world_size) {}
+  explicit Rounds(uint32_t world_size) : world_size_(world_size), told_(world_size) {}
 
   // The files of the known checkpoint that a proposal would join, so that the caller
   // can check that they are unchanged (outside any lock).
@@ -76,11 +76,11 @@ class Rounds {
   // Adds a proposal; returns the name of the checkpoint it leads to. `reuse` is
   // false when the known checkpoint's files have changed: a new one is begun.
   // Nothing while the load that it would join is being published: who asks then may
-  // mean other files already (WaitWhileEnding, then check them and ask again); nor where
+  // mean other files already (WaitWhileEnding, then check them and ask again); nor while
+  // one fails whose shards other ranks hold, which are not asked for again; nor where
   // another known checkpoint may be of the files as they are now.
   std::optional<std::string> Propose(const Proposal& proposal, bool reuse, Clock::time_point now);
-  // Waits while a load that the proposal would join is being published. False at the
-  // deadline.
+  // Waits while such a load ends. False at the deadline.
   bool WaitWhileEnding(const Proposal& proposal, Deadline deadline) const;
 
   // The rank's trainers of these statements have gone: rounds that have not begun wait for
@@ -123,8 +123,10 @@ class Rounds {
   // The load of that name ended. Ranks that asked for it while it ran without
   // them get a round of their own under the same name, unless it failed.
   void Finished(const std::string& name, const LoadOutcome& outcome);
-  // A rank joined and told what it holds; or left, holding nothing.
-  void SetResidents(uint32_t rank, const std::vector<ResidentCheckpoint>& residents);
+  // A rank joined and told what it holds; or left, holding nothing. `epoch` is the group's
+  // then: of two that come in the wrong order, the later one counts.
+  void SetResidents(uint32_t rank, uint64_t epoch,
+                    const std::vector<ResidentCheckpoint>& residents);
   // Ranks do not tell when they let go of a shard: of more than kMostKnown checkpoints those
   // noted first are forgotten, but none that is `resident`, which is rank 0's, or has a round.
   // Who asks for one again loads it anew, by rule; by rank, those who hold theirs state nothing.
@@ -172,6 +174,10 @@ class Rounds {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Expired Seen(const std::string& name, const Round& round) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Where one of the `waiting` ranks is instead, for people; empty: nothing is known of it.
+  std::string Elsewhere(const std::string& name, const Round& round,
+                        const std::vector<int32_t>& waiting) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   bool IsEnding(const Proposal& proposal) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -183,6 +189,7 @@ class Rounds {
   uint64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t noted_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, KnownCheckpoint> known_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint64_t> told_ ABSL_GUARDED_BY(mutex_);  // by rank, the epoch of its residents
 };
 
 }  // namespace ckptd

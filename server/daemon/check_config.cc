@@ -12,11 +12,15 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/base/utf8.h"
+#include "common/layout/layout.h"
 #include "server/core/reading.h"
 #include "server/daemon/sizes.h"
 
 namespace ckptd {
 namespace {
+
+// Far more than there are cores, or requests that storage answers at once.
+constexpr uint32_t kMostReaderThreads = 1024;
 
 absl::Status Invalid(const std::string& why) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, why);
@@ -39,9 +43,9 @@ absl::Status CheckRank(const Config& config) {
                                "world-size - 1",
                                config.rank, config.world_size));
   }
-  if (config.world_size > kMaxWorldSize) {
+  if (config.world_size > LayoutRules::kMaxWorldSize) {
     return Invalid(fmt::format("checking --world-size {}: at most {}", config.world_size,
-                               kMaxWorldSize));
+                               LayoutRules::kMaxWorldSize));
   }
   if (config.local_size == 0) return Invalid("checking --local-size: at least 1");
   return absl::OkStatus();
@@ -111,6 +115,10 @@ absl::Status CheckGroup(const Config& config) {
 }
 
 absl::Status CheckSizes(const Config& config) {
+  if (config.reader_threads > kMostReaderThreads) {
+    return Invalid(fmt::format("checking --reader-threads {}: at most {}, or 0 for one per core",
+                               config.reader_threads, kMostReaderThreads));
+  }
   CKPTD_RETURN_IF_ERROR(ParseBytes(config.segment_bytes).status());
   CKPTD_RETURN_IF_ERROR(ParseBytes(config.staging).status());
   CKPTD_RETURN_IF_ERROR(ParseShare(config.memory_budget, 1).status());

@@ -14,7 +14,6 @@
 namespace ckptd {
 
 inline constexpr uint16_t kDefaultPort = 29511;
-inline constexpr uint32_t kMaxWorldSize = 1 << 20;
 
 struct Config {
   std::string job = "default";

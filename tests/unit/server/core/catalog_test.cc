@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -14,6 +18,32 @@ namespace ckptd {
 namespace {
 
 constexpr absl::StatusCode kNotFound = absl::StatusCode::kNotFound;
+
+// That memory, which calls a hook when a slab is complete.
+class MemoryWithHook final : public MemoryBackend {
+ public:
+  MemoryWithHook(MemoryBackend& memory, const std::function<void()>& hook)
+      : memory_(memory), hook_(hook) {}
+  void Filled(Slab&) override { hook_(); }
+  std::vector<HandleKind> kinds() const override { return memory_.kinds(); }
+  absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
+                                                 HandleKind kind) override {
+    return memory_.Allocate(bytes, intended, kind);
+  }
+  absl::Status Seal(Slab& slab) override { return memory_.Seal(slab); }
+  absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) override {
+    return memory_.Export(slab, mode);
+  }
+  void GiveUp(std::unique_ptr<Slab> slab) override { memory_.GiveUp(std::move(slab)); }
+  void NewReader() override { memory_.NewReader(); }
+  std::vector<uint64_t> OwnedSegments() const override { return memory_.OwnedSegments(); }
+  MemoryUsage Usage() const override { return memory_.Usage(); }
+  std::string tier() const override { return memory_.tier(); }
+
+ private:
+  MemoryBackend& memory_;
+  const std::function<void()>& hook_;
+};
 
 class CatalogTest : public ::testing::Test {
  protected:
@@ -115,6 +145,20 @@ TEST_F(CatalogTest, PublishingAnAbortedLoadIsRefused) {
   catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
   EXPECT_THAT(catalog_.Publish(CommitOf("checkpoints/a")),
               FailsWith(kNotFound, reason::kCheckpointNotFound));
+}
+
+TEST_F(CatalogTest, OneThatBeginsAnewWhileItIsPublishedIsNotPublished) {
+  std::function<void()> while_published;
+  MemoryWithHook memory(*memory_, while_published);
+  Catalog catalog(memory, 0, 1);
+  catalog.Begin("checkpoints/a", request_);
+  ASSERT_OK(catalog.Allocate(CallOf("checkpoints/a", request_), ShardOf(512)));
+  while_published = [&] {
+    catalog.Fail("checkpoints/a", absl::AbortedError("given up"));
+    catalog.Begin("checkpoints/a", request_);
+  };
+  EXPECT_EQ(catalog.Publish(CommitOf("checkpoints/a")).code(), kNotFound);
+  EXPECT_EQ(catalog.Get("checkpoints/a").value().state, CheckpointState::kLoading);
 }
 
 TEST_F(CatalogTest, AllocatingForAnAbortedLoadIsRefusedAndKeepsNothing) {

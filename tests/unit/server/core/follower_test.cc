@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -369,6 +370,19 @@ TEST_F(FollowerTest, TheLeaderIsToldWhichLoadThisRankCancels) {
   const auto follower = Start();
   EXPECT_OK(follower->CancelLoad("checkpoints/a", Soon()));
   EXPECT_EQ(leader_->cancelled(), "1 checkpoints/a");
+}
+
+TEST_F(FollowerTest, ACallOfALeaderWhoseAnswerToTheJoinIsOnItsWayIsOfThisGroup) {
+  const auto follower = Start();
+  ASSERT_TRUE(follower->WaitReady(Soon()));
+  leader_->RefuseJoins(absl::UnavailableError("on its way"));
+  leader_->Restart();
+  const Deadline end = Soon();
+  while (follower->state().joined && Clock::now() < end) continue;
+  ASSERT_EQ(follower->state().epoch, 6u) << "calls of the leader that is gone are of the past";
+  auto current = std::async(std::launch::async, [&] { return follower->IsCurrent(5); });
+  leader_->RefuseJoins(absl::OkStatus());
+  EXPECT_TRUE(current.get());
 }
 
 TEST_F(FollowerTest, RefusesCallsOfAnOlderEpoch) {

@@ -3,12 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <set>
 #include <string>
 #include <vector>
 
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/rounds_fixture.h"
 
 namespace ckptd {
 namespace {
@@ -16,36 +16,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-
-class RoundsTest : public ::testing::Test {
- protected:
-  std::string Propose(uint32_t rank, const LoadRequest& request, bool reuse = true) {
-    return rounds_.Propose({rank, request}, reuse, now_).value_or("none yet");
-  }
-  std::string State(uint32_t rank, const std::string& tensor = "w") {
-    return Propose(rank, RankRequest(rank, 3, tensor));
-  }
-  // All three state "w" and the load ends with these holders.
-  std::string Load(const std::set<uint32_t>& holders) {
-    for (uint32_t rank = 0; rank < 3; ++rank) State(rank);
-    const std::vector<ReadyLoad> ready = rounds_.TakeReady();
-    rounds_.Finished(ready.at(0).name,
-                     {absl::OkStatus(), {{"/models/m/a", 1, 2, 3, 4, 5}}, holders, {}});
-    return ready[0].name;
-  }
-  ResidentCheckpoint Resident(const std::string& name) {
-    ResidentCheckpoint resident;
-    resident.name = name;
-    resident.load_key = LoadKey(RankRequest(0, 3));
-    for (uint32_t rank = 0; rank < 3; ++rank) {
-      resident.request_digests.push_back(RequestDigest(RankRequest(rank, 3)));
-    }
-    return resident;
-  }
-
-  Rounds rounds_{3};
-  const Clock::time_point now_ = Clock::now();
-};
 
 TEST_F(RoundsTest, OneProposalOfRulesIsEnough) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
@@ -343,156 +313,6 @@ TEST_F(RoundsTest, ALoadThatRunsDoesNotExpire) {
   Propose(1, RuleRequest("fsdp:3"));
   rounds_.TakeReady();
   EXPECT_THAT(rounds_.TakeExpired(now_ + std::chrono::hours(1)), IsEmpty());
-}
-
-TEST_F(RoundsTest, RanksThatHoldTheirShardNeedNotStateAgain) {
-  const std::string name = Load({0, 2});
-  EXPECT_EQ(State(1), name);
-  const auto ready = rounds_.TakeReady();
-  ASSERT_EQ(ready.size(), 1u);
-  EXPECT_EQ(ready[0].stated[0], nullptr);
-  EXPECT_NE(ready[0].stated[1], nullptr);
-}
-
-TEST_F(RoundsTest, ALoadOfOneRankKeepsWhatTheHoldersAskedFor) {
-  Load({0, 2});
-  State(1);
-  const uint64_t digest = RequestDigest(RankRequest(0, 3));
-  EXPECT_EQ(rounds_.TakeReady().at(0).request_digests.at(0), digest);
-}
-
-TEST_F(RoundsTest, ARankThatTurnsOutToHoldNothingIsWaitedFor) {
-  const std::string name = Load({0, 2});
-  State(1);
-  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
-  LoadOutcome outcome;
-  outcome.lost = {2};
-  rounds_.Finished(name, outcome);
-  ASSERT_EQ(rounds_.Waiting().size(), 1u);
-  EXPECT_THAT(rounds_.Waiting()[0].waiting, ElementsAre(2));
-  EXPECT_EQ(State(2), name);
-  EXPECT_EQ(rounds_.TakeReady().size(), 1u);
-}
-
-TEST_F(RoundsTest, ARankThatAsksWhileItsLoadRunsWithoutItIsLoadedNext) {
-  const std::string name = Load({0, 2});
-  State(1);
-  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
-  EXPECT_EQ(State(2), name);
-  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
-  LoadOutcome outcome;
-  outcome.holders = {1};
-  rounds_.Finished(name, outcome);
-  const auto next = rounds_.TakeReady();
-  ASSERT_EQ(next.size(), 1u);
-  EXPECT_EQ(next[0].name, name);
-  EXPECT_EQ(next[0].stated[1], nullptr);
-  EXPECT_NE(next[0].stated[2], nullptr);
-}
-
-TEST_F(RoundsTest, ARankThatAskedLateIsPartOfARoundThatIsPutBack) {
-  const std::string name = Load({0, 2});
-  State(1);
-  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
-  State(2);
-  LoadOutcome outcome;
-  outcome.lost = {2};
-  rounds_.Finished(name, outcome);
-  const auto ready = rounds_.TakeReady();
-  ASSERT_EQ(ready.size(), 1u);
-  EXPECT_NE(ready[0].stated[1], nullptr);
-  EXPECT_NE(ready[0].stated[2], nullptr);
-}
-
-TEST_F(RoundsTest, ALateRequestEndsWithALoadThatFails) {
-  const std::string name = Load({0, 2});
-  State(1);
-  rounds_.TakeReady();
-  State(2);
-  LoadOutcome outcome;
-  outcome.status = absl::InternalError("boom");
-  rounds_.Finished(name, outcome);
-  EXPECT_THAT(rounds_.Waiting(), IsEmpty());
-  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
-}
-
-TEST_F(RoundsTest, AFailedLoadLeavesNothingToJoin) {
-  const std::string name = Load({});
-  EXPECT_NE(State(1), name);
-  EXPECT_EQ(rounds_.Waiting().size(), 1u);
-}
-
-TEST_F(RoundsTest, GivesTheFilesOfTheCheckpointThatARequestWouldJoin) {
-  Load({0, 2});
-  const auto files = rounds_.FilesToCheck({1, RankRequest(1, 3)});
-  ASSERT_TRUE(files.has_value());
-  EXPECT_EQ(files->at(0).path, "/models/m/a");
-}
-
-TEST_F(RoundsTest, ARankThatWantsSomethingElseHasNoFilesToCheck) {
-  Load({0, 2});
-  EXPECT_FALSE(rounds_.FilesToCheck({1, RankRequest(1, 3, "v")}).has_value());
-}
-
-TEST_F(RoundsTest, ChangedFilesBeginANewCheckpointForAllRanks) {
-  const std::string name = Load({0, 2});
-  EXPECT_NE(Propose(1, RankRequest(1, 3), false), name);
-  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(0, 2));
-}
-
-TEST_F(RoundsTest, WhatAJoiningRankHoldsCanBeJoined) {
-  rounds_.SetResidents(0, {Resident("checkpoints/old")});
-  rounds_.SetResidents(2, {Resident("checkpoints/old")});
-  EXPECT_EQ(State(1), "checkpoints/old");
-  EXPECT_EQ(rounds_.TakeReady().size(), 1u);
-}
-
-TEST_F(RoundsTest, WhatOnlySomeRanksHoldMustBeStatedByTheOthers) {
-  rounds_.SetResidents(2, {Resident("checkpoints/old")});
-  State(1);
-  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(0));
-}
-
-TEST_F(RoundsTest, ResidentsOfAnotherGroupSizeAreIgnored) {
-  ResidentCheckpoint resident = Resident("checkpoints/old");
-  resident.request_digests.pop_back();
-  rounds_.SetResidents(2, {resident});
-  EXPECT_NE(State(1), "checkpoints/old");
-}
-
-TEST_F(RoundsTest, ResidentsOfOneNameMustAgreeOnWhatTheyAre) {
-  rounds_.SetResidents(0, {Resident("checkpoints/old")});
-  ResidentCheckpoint other = Resident("checkpoints/old");
-  other.request_digests[0] ^= 1;
-  rounds_.SetResidents(2, {other});
-  State(1);
-  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(2));
-}
-
-TEST_F(RoundsTest, ARoundThatHasToWaitAgainIsJoinedAlsoWhenItsRunnerWasOutOfDate) {
-  const std::string name = Load({0, 2});
-  EXPECT_EQ(State(1), name);
-  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
-  rounds_.WillFail(name);
-  rounds_.Finished(name, {absl::OkStatus(), {}, {}, {0}});
-  EXPECT_EQ(State(0), name);
-  EXPECT_THAT(rounds_.TakeReady(), SizeIs(1));
-}
-
-TEST_F(RoundsTest, ARoundThatWasGivenUpIsNotJoinedThoughItHasToWaitAgain) {
-  const std::string name = Load({0, 2});
-  State(1);
-  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
-  rounds_.Cancel(name, absl::AbortedError("unloaded"));
-  rounds_.Finished(name, {absl::OkStatus(), {}, {}, {0}});
-  EXPECT_NE(State(0), name);
-}
-
-TEST_F(RoundsTest, ARankThatLeftHoldsNothing) {
-  const std::string name = Load({0, 1, 2});
-  rounds_.SetResidents(2, {});
-  EXPECT_EQ(State(1), name);
-  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(2));
 }
 
 }  // namespace

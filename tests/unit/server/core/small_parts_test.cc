@@ -69,7 +69,7 @@ TEST(Rounds, OfSeveralCheckpointsTheOneWhoseFilesAreUnchangedIsJoined) {
     one.files = {{name, 1, 2, 3, 4, 5}};
     one.request_digests = {RequestDigest(RankRequest(0, 1))};
   }
-  rounds.SetResidents(0, residents);
+  rounds.SetResidents(0, 1, residents);
   const Proposal proposal(0, RankRequest(0, 1));
   EXPECT_EQ(rounds.FilesToCheck(proposal).value()[0].path, "checkpoints/a");
   EXPECT_FALSE(rounds.Propose(proposal, false, Clock::now()).has_value());
@@ -83,7 +83,7 @@ TEST(Rounds, WhereTheFilesOfAllHaveChangedANewOneIsBegun) {
   only.name = "checkpoints/a";
   only.load_key = LoadKey(RankRequest(0, 1));
   only.request_digests = {RequestDigest(RankRequest(0, 1))};
-  rounds.SetResidents(0, {only});
+  rounds.SetResidents(0, 1, {only});
   const auto name = rounds.Propose(Proposal(0, RankRequest(0, 1)), false, Clock::now());
   EXPECT_TRUE(name.has_value() && *name != "checkpoints/a");
 }

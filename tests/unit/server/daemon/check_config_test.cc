@@ -55,6 +55,7 @@ INSTANTIATE_TEST_SUITE_P(
         Spoiled{[](Config& c) { c.huge_pages = "on"; }, "--huge-pages on"},
         Spoiled{[](Config& c) { c.peer_auth = "maybe"; }, "--peer-auth maybe"},
         Spoiled{[](Config& c) { c.local_size = 0; }, "--local-size"},
+        Spoiled{[](Config& c) { c.reader_threads = 1025; }, "--reader-threads"},
         Spoiled{[](Config& c) { c.rendezvous = "host"; }, "--rendezvous host"},
         Spoiled{[](Config& c) { c.rendezvous = ":1"; }, "--rendezvous"},
         Spoiled{[](Config& c) { c.rendezvous = "host:"; }, "--rendezvous"},

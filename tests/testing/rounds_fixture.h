@@ -1,0 +1,48 @@
+// Rounds of three ranks.
+#ifndef CKPTD_TESTS_TESTING_ROUNDS_FIXTURE_H_
+#define CKPTD_TESTS_TESTING_ROUNDS_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/core/rounds.h"
+#include "tests/testing/core_values.h"
+
+namespace ckptd {
+
+class RoundsTest : public ::testing::Test {
+ protected:
+  std::string Propose(uint32_t rank, const LoadRequest& request, bool reuse = true) {
+    return rounds_.Propose({rank, request}, reuse, now_).value_or("none yet");
+  }
+  std::string State(uint32_t rank, const std::string& tensor = "w") {
+    return Propose(rank, RankRequest(rank, 3, tensor));
+  }
+  // All three state "w" and the load ends with these holders.
+  std::string Load(const std::set<uint32_t>& holders) {
+    for (uint32_t rank = 0; rank < 3; ++rank) State(rank);
+    const std::vector<ReadyLoad> ready = rounds_.TakeReady();
+    rounds_.Finished(ready.at(0).name,
+                     {absl::OkStatus(), {{"/models/m/a", 1, 2, 3, 4, 5}}, holders, {}});
+    return ready[0].name;
+  }
+  ResidentCheckpoint Resident(const std::string& name) {
+    ResidentCheckpoint resident;
+    resident.name = name;
+    resident.load_key = LoadKey(RankRequest(0, 3));
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      resident.request_digests.push_back(RequestDigest(RankRequest(rank, 3)));
+    }
+    return resident;
+  }
+
+  Rounds rounds_{3};
+  const Clock::time_point now_ = Clock::now();
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_TESTS_TESTING_ROUNDS_FIXTURE_H_

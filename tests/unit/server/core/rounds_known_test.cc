@@ -1,0 +1,208 @@
+// Rounds that begin beside what ranks hold already.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/testing/core_values.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/rounds_fixture.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+TEST_F(RoundsTest, RanksThatHoldTheirShardNeedNotStateAgain) {
+  const std::string name = Load({0, 2});
+  EXPECT_EQ(State(1), name);
+  const auto ready = rounds_.TakeReady();
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_EQ(ready[0].stated[0], nullptr);
+  EXPECT_NE(ready[0].stated[1], nullptr);
+}
+
+TEST_F(RoundsTest, ALoadOfOneRankKeepsWhatTheHoldersAskedFor) {
+  Load({0, 2});
+  State(1);
+  const uint64_t digest = RequestDigest(RankRequest(0, 3));
+  EXPECT_EQ(rounds_.TakeReady().at(0).request_digests.at(0), digest);
+}
+
+TEST_F(RoundsTest, ARankThatTurnsOutToHoldNothingIsWaitedFor) {
+  const std::string name = Load({0, 2});
+  State(1);
+  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  LoadOutcome outcome;
+  outcome.lost = {2};
+  rounds_.Finished(name, outcome);
+  ASSERT_EQ(rounds_.Waiting().size(), 1u);
+  EXPECT_THAT(rounds_.Waiting()[0].waiting, ElementsAre(2));
+  EXPECT_EQ(State(2), name);
+  EXPECT_EQ(rounds_.TakeReady().size(), 1u);
+}
+
+TEST_F(RoundsTest, ARankThatAsksWhileItsLoadRunsWithoutItIsLoadedNext) {
+  const std::string name = Load({0, 2});
+  State(1);
+  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  EXPECT_EQ(State(2), name);
+  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
+  LoadOutcome outcome;
+  outcome.holders = {1};
+  rounds_.Finished(name, outcome);
+  const auto next = rounds_.TakeReady();
+  ASSERT_EQ(next.size(), 1u);
+  EXPECT_EQ(next[0].name, name);
+  EXPECT_EQ(next[0].stated[1], nullptr);
+  EXPECT_NE(next[0].stated[2], nullptr);
+}
+
+TEST_F(RoundsTest, ARankThatAskedLateIsPartOfARoundThatIsPutBack) {
+  const std::string name = Load({0, 2});
+  State(1);
+  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  State(2);
+  LoadOutcome outcome;
+  outcome.lost = {2};
+  rounds_.Finished(name, outcome);
+  const auto ready = rounds_.TakeReady();
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_NE(ready[0].stated[1], nullptr);
+  EXPECT_NE(ready[0].stated[2], nullptr);
+}
+
+TEST_F(RoundsTest, ALateRequestEndsWithALoadThatFails) {
+  const std::string name = Load({0, 2});
+  State(1);
+  rounds_.TakeReady();
+  State(2);
+  LoadOutcome outcome;
+  outcome.status = absl::InternalError("boom");
+  rounds_.Finished(name, outcome);
+  EXPECT_THAT(rounds_.Waiting(), IsEmpty());
+  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
+}
+
+TEST_F(RoundsTest, AFailedLoadLeavesNothingToJoin) {
+  const std::string name = Load({});
+  EXPECT_NE(State(1), name);
+  EXPECT_EQ(rounds_.Waiting().size(), 1u);
+}
+
+TEST_F(RoundsTest, GivesTheFilesOfTheCheckpointThatARequestWouldJoin) {
+  Load({0, 2});
+  const auto files = rounds_.FilesToCheck({1, RankRequest(1, 3)});
+  ASSERT_TRUE(files.has_value());
+  EXPECT_EQ(files->at(0).path, "/models/m/a");
+}
+
+TEST_F(RoundsTest, ARankThatWantsSomethingElseHasNoFilesToCheck) {
+  Load({0, 2});
+  EXPECT_FALSE(rounds_.FilesToCheck({1, RankRequest(1, 3, "v")}).has_value());
+}
+
+TEST_F(RoundsTest, ChangedFilesBeginANewCheckpointForAllRanks) {
+  const std::string name = Load({0, 2});
+  EXPECT_NE(Propose(1, RankRequest(1, 3), false), name);
+  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(0, 2));
+}
+
+TEST_F(RoundsTest, WhatAJoiningRankHoldsCanBeJoined) {
+  rounds_.SetResidents(0, 1, {Resident("checkpoints/old")});
+  rounds_.SetResidents(2, 1, {Resident("checkpoints/old")});
+  EXPECT_EQ(State(1), "checkpoints/old");
+  EXPECT_EQ(rounds_.TakeReady().size(), 1u);
+}
+
+TEST_F(RoundsTest, WhatOnlySomeRanksHoldMustBeStatedByTheOthers) {
+  rounds_.SetResidents(2, 1, {Resident("checkpoints/old")});
+  State(1);
+  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(0));
+}
+
+TEST_F(RoundsTest, ResidentsOfAnotherGroupSizeAreIgnored) {
+  ResidentCheckpoint resident = Resident("checkpoints/old");
+  resident.request_digests.pop_back();
+  rounds_.SetResidents(2, 1, {resident});
+  EXPECT_NE(State(1), "checkpoints/old");
+}
+
+TEST_F(RoundsTest, ResidentsOfOneNameMustAgreeOnWhatTheyAre) {
+  rounds_.SetResidents(0, 1, {Resident("checkpoints/old")});
+  ResidentCheckpoint other = Resident("checkpoints/old");
+  other.request_digests[0] ^= 1;
+  rounds_.SetResidents(2, 1, {other});
+  State(1);
+  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(2));
+}
+
+TEST_F(RoundsTest, ARoundThatHasToWaitAgainIsJoinedAlsoWhenItsRunnerWasOutOfDate) {
+  const std::string name = Load({0, 2});
+  EXPECT_EQ(State(1), name);
+  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  rounds_.WillFail(name);
+  rounds_.Finished(name, {absl::OkStatus(), {}, {}, {0}});
+  EXPECT_EQ(State(0), name);
+  EXPECT_THAT(rounds_.TakeReady(), SizeIs(1));
+}
+
+TEST_F(RoundsTest, ARoundThatWasGivenUpIsNotJoinedThoughItHasToWaitAgain) {
+  const std::string name = Load({0, 2});
+  State(1);
+  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  rounds_.Cancel(name, absl::AbortedError("unloaded"));
+  rounds_.Finished(name, {absl::OkStatus(), {}, {}, {0}});
+  EXPECT_NE(State(0), name);
+}
+
+TEST_F(RoundsTest, WhoJoinsWhileItsPredecessorIsForgottenHoldsWhatItTold) {
+  rounds_.SetResidents(0, 2, {Resident("checkpoints/old")});
+  rounds_.SetResidents(0, 1, {});
+  State(1);
+  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(2));
+}
+
+TEST_F(RoundsTest, WhoAsksWhileALoadOfWhatOthersHoldFailsHasToAskAgainWhenItHasEnded) {
+  const std::string name = Load({0, 2});
+  State(1);
+  rounds_.TakeReady();
+  rounds_.WillFail(name);
+  EXPECT_FALSE(rounds_.Propose({1, RankRequest(1, 3)}, true, now_).has_value());
+  EXPECT_FALSE(rounds_.WaitWhileEnding({1, RankRequest(1, 3)}, now_));
+  rounds_.Finished(name, {absl::AbortedError("boom"), {}, {}, {}});
+  EXPECT_TRUE(rounds_.WaitWhileEnding({1, RankRequest(1, 3)}, now_));
+  EXPECT_EQ(State(1), name);
+  EXPECT_THAT(rounds_.TakeReady(), SizeIs(1)) << "the others hold theirs";
+}
+
+TEST_F(RoundsTest, WhoAsksAgainWaitsUntilARoundThatWasGivenUpIsTaken) {
+  const std::string name = Load({0, 2});
+  rounds_.SetResidents(2, 1, {});
+  State(1);
+  rounds_.Cancel(name, absl::AbortedError("unloaded"));
+  EXPECT_FALSE(rounds_.WaitWhileEnding({1, RankRequest(1, 3)}, now_));
+  EXPECT_THAT(rounds_.TakeExpired(now_), SizeIs(1));
+  EXPECT_TRUE(rounds_.WaitWhileEnding({1, RankRequest(1, 3)}, now_));
+}
+
+TEST_F(RoundsTest, WaitingSaysThatARankHoldsAShardOfAnEarlierLoad) {
+  const std::string name = Load({0, 2});
+  State(1, "v");
+  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(0, 2));
+  EXPECT_EQ(rounds_.Waiting().at(0).elsewhere, "rank 0 holds its shard of " + name);
+}
+
+TEST_F(RoundsTest, ARankThatLeftHoldsNothing) {
+  const std::string name = Load({0, 1, 2});
+  rounds_.SetResidents(2, 1, {});
+  EXPECT_EQ(State(1), name);
+  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(2));
+}
+
+}  // namespace
+}  // namespace ckptd
