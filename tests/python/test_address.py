@@ -37,6 +37,30 @@ def test_slurm_s_ranks_are_taken_without_torchrun(monkeypatch):
     assert _address.resolve("/x/{rank}-{local_rank}.sock").path == "/x/5-1.sock"
 
 
+@pytest.fixture
+def process_group():
+    dist = pytest.importorskip("torch.distributed")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+def test_the_process_group_s_rank_beats_the_launcher_s(monkeypatch, process_group):
+    monkeypatch.setenv("RANK", "11")
+    monkeypatch.setenv("WORLD_SIZE", "12")
+    assert _address.resolve("/x/{rank}.sock").path == "/x/2.sock"
+    assert (_address.rank(), _address.world_size()) == (2, 4)
+
+
+def test_where_no_process_group_was_made_the_launcher_s_rank_counts(monkeypatch):
+    pytest.importorskip("torch.distributed")
+    monkeypatch.setenv("RANK", "11")
+    monkeypatch.setenv("WORLD_SIZE", "12")
+    assert (_address.rank(), _address.world_size()) == (11, 12)
+
+
 def test_placeholders_are_zero_alone():
     assert _address.resolve("/x/{rank}-{local_rank}.sock").path == "/x/0-0.sock"
 

@@ -12,6 +12,7 @@ from ckptd import _client, _rpc  # noqa: E402
 from fsdp_cases import Net, numbers  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.checkpoint import state_dict as torch_state_dict  # noqa: E402
 
 SLOW = 1  # seconds that each call takes by the clock of deadlines, so that the next one has less
 UNTIMED = 30  # seconds of calls that are given none
@@ -104,6 +105,12 @@ def test_a_module_s_own_value_that_is_read_for_a_spread(daemon, asked, tmp_path,
 def test_a_path_that_is_spread(daemon, asked, path, timeout):
     ckptd.torch.set_model_state_dict(Net(), path, address=daemon.path, timeout=timeout)
     assert_kept(asked, timeout, "InspectCheckpoint", *LOAD)
+
+
+def test_a_state_dict_in_memory_that_is_spread(daemon, asked):
+    spread = torch_state_dict.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    ckptd.torch.set_model_state_dict(Net(), numbers(Net()), options=spread, address=daemon.path, timeout=4)
+    assert_kept(asked, 4, "InspectCheckpoint", *LOAD)
 
 
 @BOTH

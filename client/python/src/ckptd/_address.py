@@ -8,6 +8,7 @@ import glob
 import os
 import socket
 import struct
+import sys
 import time
 from typing import NamedTuple, Optional
 
@@ -47,9 +48,20 @@ def _number(*names: str) -> Optional[int]:
     return None
 
 
+def _process_group():
+    """torch.distributed, where this program has made a process group; else None.
+
+    Never imports torch: who has not cannot have a group.
+    """
+    dist = sys.modules.get("torch.distributed")
+    initialized = getattr(dist, "is_initialized", None)  # builds without it have none
+    return dist if initialized is not None and initialized() else None
+
+
 def rank() -> int:
-    """Global rank by torchrun's or Slurm's environment; 0 alone."""
-    return _number("RANK", "SLURM_PROCID") or 0
+    """Global rank: the process group's, else by torchrun's or Slurm's environment; 0 alone."""
+    group = _process_group()
+    return group.get_rank() if group else _number("RANK", "SLURM_PROCID") or 0
 
 
 def local_rank() -> int:
@@ -57,7 +69,9 @@ def local_rank() -> int:
 
 
 def world_size() -> int:
-    return _number("WORLD_SIZE", "SLURM_NTASKS") or 1
+    """Ranks of the job, found as rank() is; 1 alone."""
+    group = _process_group()
+    return group.get_world_size() if group else _number("WORLD_SIZE", "SLURM_NTASKS") or 1
 
 
 def _run_dir() -> str:
@@ -99,7 +113,7 @@ def _socket_path(text: str, chosen_by: str) -> str:
 def resolve(address: Optional[str] = None, of_rank: Optional[int] = None) -> Address:
     """The workload socket: argument, CKPTD_ADDRESS, or the default place.
 
-    {rank} and {local_rank} are replaced. `of_rank` beats the environment's rank.
+    {rank} and {local_rank} are replaced. `of_rank` beats rank().
     """
     if address:
         text, chosen_by = os.fspath(address), "given as address"

@@ -240,8 +240,6 @@ def list_targets(modules: _hooks.Modules, dtype: Optional[torch.dtype] = None) -
 
 def rank_and_size() -> Tuple[int, int]:
     """Those of the process group if there is one, else of the launcher's environment."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return _address.rank(), _address.world_size()
 
 

@@ -175,7 +175,7 @@ class _Source:
             part = _part_of(doing, target, parts, found)
             take[target.name] = [part, [entry.name for entry in found], found[0].dtype]
         if staged:
-            self._staged = _stage.staged(staged, self._own)
+            self._staged = _stage.staged(staged, self._own, self._deadline)
         path = self._staged.path if self._staged else ""
         objects = {n: entries[n] for n in self._wanted.objects if n in entries}
         # Of a checkpoint they are tensors; others than rank 0 may not even see its files.

@@ -21,6 +21,7 @@ import torch
 
 from .. import _client, _dtypes
 from .._errors import Error, FailedPrecondition, ResourceExhausted, Unimplemented
+from .._rpc import Deadline
 from . import _memory, _private
 
 _BLOCK = 16 << 20  # bytes written, or copied to be in row-major order, at once
@@ -70,7 +71,7 @@ def _image(tensors: Dict[str, torch.Tensor]) -> _Image:
 
 
 def staged(
-    tensors: Dict[str, torch.Tensor], own: _client.Client
+    tensors: Dict[str, torch.Tensor], own: _client.Client, deadline: Deadline
 ) -> Union["OfferedMemory", "MemoryFile"]:
     """What the daemon of `own`, and those of its host, read `tensors` from until close()."""
     image = _image(tensors)
@@ -78,7 +79,7 @@ def staged(
         return MemoryFile(image)
     offered = OfferedMemory(image)
     try:
-        own.check_readable(offered.path, _PATIENCE)
+        own.check_readable(offered.path, min(_PATIENCE, deadline.for_call()))
         return offered
     except BaseException as error:
         offered.close()
