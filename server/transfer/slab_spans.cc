@@ -23,6 +23,10 @@ absl::StatusOr<SlabSpans> SlabSpans::Of(const RankPlan& plan, const CopyFilter& 
   for (uint32_t i = 0; i < plan.tensors.size(); ++i) {
     if (plan.tensors[i].bytes > 0) spans.by_offset_.push_back(i);
   }
+  for (const PlannedFlat& flat : plan.flats) {
+    const uint64_t bytes = flat.elements * BitsOf(flat.dtype) / 8;
+    spans.flats_end_ = std::max(spans.flats_end_, flat.offset + bytes);
+  }
   std::sort(spans.by_offset_.begin(), spans.by_offset_.end(), [&plan](uint32_t a, uint32_t b) {
     return plan.tensors[a].offset < plan.tensors[b].offset;
   });
@@ -71,7 +75,9 @@ void SlabSpans::Append(const CopyOp& op, const ScatterStep& step,
   }
 }
 
-// Whether [from, to) is between two tensors that follow each other in the slab.
+// Whether [from, to) is between two tensors that follow each other in the slab. A tensor between
+// them may be in another window, so only where none has room: members of flat parameters need no
+// room that could be seen.
 bool SlabSpans::OnlyPadding(uint64_t from, uint64_t to) const {
   const auto& tensors = plan_->tensors;
   const auto next = std::partition_point(by_offset_.begin(), by_offset_.end(), [&](uint32_t i) {
@@ -79,7 +85,9 @@ bool SlabSpans::OnlyPadding(uint64_t from, uint64_t to) const {
   });
   if (next == by_offset_.begin() || next == by_offset_.end()) return false;
   const PlannedTensor& before = tensors[*std::prev(next)];
-  return tensors[*next].offset == to && before.offset + before.bytes == from;
+  if (before.offset < flats_end_ || before.offset + before.bytes != from) return false;
+  const uint64_t end = before.offset + before.padded_bytes;
+  return tensors[*next].offset == to && to - end < kSlabAlignment;
 }
 
 std::vector<SlabSpan> SlabSpans::Join(std::vector<SlabSpan> parts) const {

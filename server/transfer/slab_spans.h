@@ -1,5 +1,6 @@
 // Where in a rank's slab the bytes of one step land: what is sent to that rank, and what
-// it receives. Both sides ask the same question of the same plan.
+// it receives. Both sides ask the same question, the receiver of its plan, the sender of the
+// part of it that a window has: what follows from neither alone is not taken into account.
 #ifndef CKPTD_SERVER_TRANSFER_SLAB_SPANS_H_
 #define CKPTD_SERVER_TRANSFER_SLAB_SPANS_H_
 
@@ -49,6 +50,7 @@ class SlabSpans {
   std::vector<uint32_t> ops_;        // those that are meant
   std::vector<uint64_t> reach_;      // per one of these, the furthest end among its file's up to it
   std::vector<uint32_t> by_offset_;  // tensors that have bytes, in the order of the slab
+  uint64_t flats_end_ = 0;           // in the slab, of the last flat parameter
 };
 
 }  // namespace ckptd

@@ -105,6 +105,7 @@ RankPlan TwoTensors(uint64_t gap) {
     tensor.name = std::string(1, static_cast<char>('a' + i));
     tensor.offset = i * (1000 + gap);
     tensor.bytes = 1000;
+    tensor.padded_bytes = 1000 + gap;
     plan.tensors.push_back(tensor);
     CopyOp op;
     op.tensor = static_cast<uint32_t>(i);
@@ -122,6 +123,40 @@ TEST(SlabSpans, ShortPaddingBetweenWholeTensorsIsSentAlong) {
   const RankPlan far = TwoTensors(SlabSpans::kJoinGap + 1);
   EXPECT_EQ(SlabSpans::Of(near)->In({0, 0, 0, 2000}).spans.size(), 1u);
   EXPECT_EQ(SlabSpans::Of(far)->In({0, 0, 0, 2000}).spans.size(), 2u);
+}
+
+// Of which a window that lacks the one in the middle sees the others alone.
+RankPlan ThreeTensors(uint64_t middle, uint64_t last) {
+  RankPlan plan = TwoTensors(0);
+  plan.tensors[1].offset = plan.ops[1].slab_offset = last;
+  PlannedTensor& added = plan.tensors.emplace_back(plan.tensors[0]);
+  added.name = "c";
+  added.offset = middle;
+  added.bytes = added.padded_bytes = 16;
+  CopyOp& op = plan.ops.emplace_back(plan.ops[0]);
+  op.file = 1;
+  op.tensor = 2;
+  op.slab_offset = middle;
+  op.run_bytes = 16;
+  return plan;
+}
+
+void ExpectTheSameWithoutTheMiddleOne(RankPlan plan) {
+  const auto whole = SlabSpans::Of(plan)->In({0, 0, 0, 2000}).spans;
+  EXPECT_EQ(whole.size(), 2u);
+  plan.tensors.pop_back();
+  plan.ops.pop_back();
+  EXPECT_EQ(SlabSpans::Of(plan)->In({0, 0, 0, 2000}).spans, whole);
+}
+
+TEST(SlabSpans, ATensorThatOnlyTheWholePlanShowsIsNoPadding) {
+  ExpectTheSameWithoutTheMiddleOne(ThreeTensors(1024, 1536));
+}
+
+TEST(SlabSpans, AMemberOfAFlatParameterThatOnlyTheWholePlanShowsIsNoPadding) {
+  RankPlan plan = ThreeTensors(1004, 1024);
+  plan.flats.push_back({"flat", Dtype::kU8, 0, 2024});
+  ExpectTheSameWithoutTheMiddleOne(plan);
 }
 
 TEST(SlabSpans, BytesOfAnotherStepAreNeverSentAlong) {
