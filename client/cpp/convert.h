@@ -27,7 +27,6 @@ v1::AttachMode ToProto(AttachMode mode);
 // contract cannot say.
 absl::Status CheckLayout(const LayoutSpec& layout);
 v1::Layout ToProto(const LayoutSpec& layout);
-v1::DtypePolicy ToProto(const DtypePolicy& policy);
 v1::PlanLoadRequest ToProto(const PlanRequest& request);
 v1::PlanLoadRequest ToProto(const DeviceMapRequest& request);
 v1::LoadCheckpointRequest ToProto(const LoadRequest& request, const std::string& request_id);

@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 
 set(sdk_include ${CMAKE_INSTALL_INCLUDEDIR}/ckptd)
 set(sdk_archives ${CMAKE_INSTALL_LIBDIR}/ckptd)
-install(TARGETS ckptd_client ckptd_attach ckptd_proto ckptd_messages ckptd_checkpoint ckptd_base
+install(TARGETS ckptd_client ckptd_attach ckptd_wire ckptd_proto ckptd_messages ckptd_checkpoint ckptd_base
   ARCHIVE DESTINATION ${sdk_archives} COMPONENT sdk)
 if(TARGET ckptd_cuda)
   install(TARGETS ckptd_cuda ARCHIVE DESTINATION ${sdk_archives} COMPONENT sdk)

@@ -37,9 +37,7 @@ v1::AttachMode ToProto(AttachMode mode);
 absl::StatusOr<std::optional<HandleKind>> FromProto(v1::HandleKind kind);
 v1::HandleKind ToProto(std::optional<HandleKind> kind);
 
-v1::RankLayout ToProto(const RankLayout& layout);
 absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& layout);
-v1::DtypePolicy ToProto(const DtypePolicy& policy);
 absl::StatusOr<DtypePolicy> FromProto(const v1::DtypePolicy& policy);
 v1::Layout ToProto(const LayoutRequest& layout);
 absl::StatusOr<LayoutRequest> FromProto(const v1::Layout& layout);

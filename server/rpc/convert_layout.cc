@@ -1,4 +1,4 @@
-// Layouts between proto and domain.
+// Layouts of requests, which may say anything.
 #include <algorithm>
 #include <utility>
 
@@ -6,6 +6,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/wire/layout.h"
 #include "server/rpc/convert.h"
 
 namespace ckptd {
@@ -44,27 +45,6 @@ absl::StatusOr<Sharding> ShardingFrom(const v1::Sharding& in) {
   return out;
 }
 
-v1::Sharding ToProtoSharding(const Sharding& in) {
-  v1::Sharding out;
-  if (in.mesh.has_value()) out.set_mesh(*in.mesh);
-  for (const Placement& placement : in.placements) {
-    auto* one = out.add_placements();
-    one->set_kind(placement.kind == Placement::Kind::kReplicate ? v1::Placement::KIND_REPLICATE
-                  : placement.kind == Placement::Kind::kShard
-                      ? v1::Placement::KIND_SHARD
-                      : v1::Placement::KIND_STRIDED_SHARD);
-    one->set_dim(placement.dim);
-    one->set_split_factor(placement.split_factor);
-  }
-  if (in.padded_dim.has_value()) out.set_padded_dim(*in.padded_dim);
-  for (const Box& box : in.boxes) {
-    auto* one = out.add_boxes();
-    one->mutable_offsets()->Add(box.offsets.begin(), box.offsets.end());
-    one->mutable_extents()->Add(box.extents.begin(), box.extents.end());
-  }
-  return out;
-}
-
 // After the targets, whose members it marks.
 absl::Status ReadFlats(const v1::RankLayout& in, RankLayout& out) {
   if (in.flat_parameters_size() > in.names_size()) {
@@ -88,22 +68,6 @@ absl::Status ReadFlats(const v1::RankLayout& in, RankLayout& out) {
     out.flats.push_back({flat.name(), flat.sharding(), flat.elements()});
   }
   return absl::OkStatus();
-}
-
-void WriteFlats(const RankLayout& in, v1::RankLayout& out) {
-  for (const FlatParameter& flat : in.flats) {
-    auto* one = out.add_flat_parameters();
-    one->set_name(flat.name);
-    one->set_sharding(flat.sharding);
-    one->set_elements(flat.elements);
-  }
-  for (size_t i = 0; i < in.targets.size(); ++i) {
-    const auto& place = in.targets[i].flat;
-    if (!place.has_value()) continue;
-    auto* flat = out.mutable_flat_parameters(static_cast<int>(place->flat));
-    flat->add_tensors(static_cast<uint32_t>(i));
-    flat->add_begins(place->begin);
-  }
 }
 
 absl::StatusOr<Dtype> DtypeFrom(int value) {
@@ -196,48 +160,6 @@ absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& in) {
   if (!std::is_sorted(out.targets.begin(), out.targets.end(), by_name)) {
     std::stable_sort(out.targets.begin(), out.targets.end(), by_name);
   }
-  return out;
-}
-
-v1::RankLayout ToProto(const RankLayout& in) {
-  v1::RankLayout out;
-  out.set_rank(static_cast<int32_t>(in.rank));
-  out.set_world_size(static_cast<int32_t>(in.world_size));
-  for (const Mesh& mesh : in.meshes) {
-    auto* one = out.add_meshes();
-    one->mutable_shape()->Add(mesh.shape.begin(), mesh.shape.end());
-    for (const std::string& name : mesh.dim_names) one->add_dim_names(name);
-    one->mutable_ranks()->Add(mesh.ranks.begin(), mesh.ranks.end());
-  }
-  for (const Sharding& sharding : in.shardings) *out.add_shardings() = ToProtoSharding(sharding);
-  // Shapes are a column of their own: all targets state one, or none does.
-  bool shapes = true;
-  for (const TargetSpec& target : in.targets) shapes = shapes && target.expected_shape.has_value();
-  for (size_t i = 0; i < in.targets.size(); ++i) {
-    const TargetSpec& target = in.targets[i];
-    out.add_names(target.name);
-    out.add_sharding_of(target.sharding);
-    out.add_dtypes(static_cast<v1::Dtype>(target.dtype));
-    if (shapes) {
-      out.add_ranks_of_shape(static_cast<uint32_t>(target.expected_shape->size()));
-      out.mutable_dims()->Add(target.expected_shape->begin(), target.expected_shape->end());
-    }
-    for (const std::string& alias : target.aliases) {
-      out.add_alias_names(alias);
-      out.add_alias_tensors(static_cast<uint32_t>(i));
-    }
-    if (target.optional) out.add_optional_tensors(static_cast<uint32_t>(i));
-  }
-  WriteFlats(in, out);
-  out.set_skip_missing(in.skip_missing);
-  out.set_refuse_unexpected(in.refuse_unexpected);
-  return out;
-}
-
-v1::DtypePolicy ToProto(const DtypePolicy& policy) {
-  v1::DtypePolicy out;
-  out.set_cast_to(static_cast<v1::Dtype>(policy.cast_to));
-  for (const std::string& pattern : policy.keep_f32) out.add_keep_f32(pattern);
   return out;
 }
 

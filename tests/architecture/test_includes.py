@@ -18,6 +18,7 @@ ALLOWED = {
     "common/base": ["common/base"],
     "common/checkpoint": ["common/checkpoint", "common/base"],
     "common/layout": ["common/layout", "common/checkpoint", "common/base"],
+    "common/wire": ["common/wire", "common/layout", "common/checkpoint", "common/base", "ckptd/v1"],
     "server/memory": [*MEMORY, "common"],
     "server/memory/host": ["server/memory/host", *MEMORY, "common"],
     "common/cuda": ["common/cuda", "common/base"],

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "common/base/reasons.h"
+#include "common/wire/layout.h"
 #include "server/rpc/inspect_page.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
