@@ -119,7 +119,7 @@ void Follower::Loop() {
     last_answer_ = Clock::now();
     while (Beat()) {
       // News is worth it: until the group is complete, and while others wait for our part.
-      const bool often = !state().missing_ranks.empty() || parts_.reading().has_value();
+      const bool often = !state().missing_ranks.empty() || parts_.reading.Now().has_value();
       if (!Pause(often ? std::min(interval_, kOften) : interval_)) return;
     }
     if (!Pause(kFirstRetry)) return;
@@ -197,10 +197,11 @@ bool Follower::Beat() {
   for (std::string& statement : parts_.catalog.TakeAbandoned(Clock::now())) {
     abandoned_.push_back(std::move(statement));
   }
+  const std::optional<ReadingNow> reading = parts_.reading.Now();
   auto reply = parts_.leader->Heartbeat(
-      {identity_.rank, identity_.incarnation, members_epoch_, parts_.reading(), abandoned_},
-      deadline);
+      {identity_.rank, identity_.incarnation, members_epoch_, reading, abandoned_}, deadline);
   if (!reply.ok()) return StillKnown(reply.status(), begun);
+  if (reading.has_value()) parts_.reading.Told(*reading);
   last_answer_ = Clock::now();
   abandoned_.clear();
   std::set<std::string> known;

@@ -27,8 +27,7 @@ class Follower {
     MemoryBackend& backend;
     std::shared_ptr<LeaderLink> leader;
     std::function<void(const std::string&)> on_secret;
-    // What this rank reads at the moment.
-    std::function<std::optional<ReadingNow>()> reading = [] { return std::nullopt; };
+    OwnReading& reading;
     // That process is gone: what we have of it can go.
     std::function<void(uint32_t rank, const std::string& incarnation)> on_departed =
         [](uint32_t, const std::string&) {};

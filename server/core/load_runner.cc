@@ -54,13 +54,13 @@ LoadOutcome LoadRunner::Run() {
   if (outcome.status.ok() && !outcome.lost.empty()) return outcome;
   if (outcome.status.ok()) outcome.status = Load();
   if (!outcome.status.ok()) {
-    if (parts_.ending) parts_.ending(true);
-    // Somebody may have given it up who had not done its part.
+    AbortAll(outcome.status);
+    // Somebody may have given it up who had not done its part. After they were told: NCCL may wait
+    // for its neighbours to end theirs.
     if (!scatters_.empty()) {
       parts_.peers.comms.Drop();
       NoteNoWay(outcome.status);
     }
-    AbortAll(outcome.status);
   }
   fanout_.reset();  // its broken streams would tell the members less
   if (index_ != nullptr) outcome.files = index_->files;
@@ -303,19 +303,26 @@ absl::Status LoadRunner::FindBehind(const absl::Status& status) {
   const ScatterCall& call = (own != scatters_.end() ? own : scatters_.begin())->second;
   MutexLock lock(mutex_);
   uint64_t most = 0;
+  bool others_ended = false;  // with fewer, where the last steps are not for them
   std::map<uint64_t, std::vector<uint32_t>> by_exchanges;
   for (const uint32_t rank : call.ranks) {
     // Who sends to a rank that is behind may seem so itself.
     if (rank == 0) continue;
+    if (ended_.count(rank) > 0) {
+      others_ended = true;
+      continue;
+    }
     most = std::max(most, exchanges_[rank]);
     by_exchanges[exchanges_[rank]].push_back(rank);
   }
+  if (by_exchanges.empty()) return status;
   const auto& [least, ranks] = *by_exchanges.begin();
-  if (least == most) return status;
+  if (least == most && !others_ended) return status;
   const bool one = ranks.size() == 1;  // of several, who holds up the others is not known
+  const std::string others = least == most ? "ended" : fmt::format("done {}", most);
   absl::Status named =
-      WithContext(status, fmt::format("{} {}: behind at {} exchanges, others have done {}",
-                                      one ? "rank" : "ranks", fmt::join(ranks, ", "), least, most));
+      WithContext(status, fmt::format("{} {}: behind at {} exchanges, others have {}",
+                                      one ? "rank" : "ranks", fmt::join(ranks, ", "), least, others));
   return one ? WithFact(named, "rank", std::to_string(ranks.front())) : named;
 }
 

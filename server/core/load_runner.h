@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
+#include "common/layout/layout.h"
 #include "server/core/catalog.h"
 #include "server/core/execute_fanout.h"
 #include "server/core/membership.h"
@@ -92,7 +93,9 @@ class LoadRunner {
   // A rank that would take part in collectives while its GPU may be at work.
   std::optional<uint32_t> AtWork() const;
   PartReader MakeReader(const ReaderShare& share) const;
-  ReadOrder OrderFor(const ReaderShare& share) const;
+  ReadOrder OrderFor(const ReaderShare& share, const std::vector<Cohort>& cohorts) const;
+  // Rank form: what the ranks of a share stated, what is alike once; rule form: nothing.
+  std::vector<Cohort> StatedBy(const std::vector<uint32_t>& ranks) const;
   // What a communicator carries: of the leader's own share what it could not reach, and, where
   // it is for all bytes, of all shares. Fills scatters_.
   absl::Status PlanScatters(const std::vector<ReaderShare>& shares, const PartReader* own);
@@ -146,6 +149,7 @@ class LoadRunner {
   Mutex mutex_;
   std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, uint64_t> exchanges_ ABSL_GUARDED_BY(mutex_);  // by rank, so far
+  std::set<uint32_t> ended_ ABSL_GUARDED_BY(mutex_);  // ranks that have done all of theirs
   Clock::time_point moved_ ABSL_GUARDED_BY(mutex_) = Clock::now();  // when one last went on
 };
 

@@ -86,7 +86,7 @@ PartReader LoadRunner::MakeReader(const ReaderShare& share) const {
   std::vector<ReadTarget> targets;
   for (const Participant& participant : participants_) {
     const uint32_t rank = participant.rank;
-    if (std::count(share.targets.begin(), share.targets.end(), rank) == 0) continue;
+    if (!std::binary_search(share.targets.begin(), share.targets.end(), rank)) continue;
     targets.push_back({session_.identities[rank], participant.plan, participant.reply,
                        session_.links[rank]});
   }
@@ -94,15 +94,23 @@ PartReader LoadRunner::MakeReader(const ReaderShare& share) const {
                     {session_.epoch, load_.name, load_.deadline, plan_}, std::move(targets));
 }
 
-ReadOrder LoadRunner::OrderFor(const ReaderShare& share) const {
+std::vector<Cohort> LoadRunner::StatedBy(const std::vector<uint32_t>& ranks) const {
+  if (!IsRankForm(load_.request)) return {};
+  std::vector<std::shared_ptr<const RankLayout>> stated;
+  for (const uint32_t rank : ranks) stated.push_back(load_.stated[rank]);
+  return JoinAlike(stated);
+}
+
+ReadOrder LoadRunner::OrderFor(const ReaderShare& share, const std::vector<Cohort>& cohorts) const {
   ReadOrder order;
   order.part = share.part;
   order.parts = share.parts;
+  order.cohorts = cohorts;
   for (const Participant& participant : participants_) {
     const uint32_t rank = participant.rank;
-    if (std::count(share.targets.begin(), share.targets.end(), rank) == 0) continue;
-    order.targets.push_back({session_.identities[rank], participant.plan->digest,
-                             CallFor(participant).request.layout, participant.reply});
+    if (!std::binary_search(share.targets.begin(), share.targets.end(), rank)) continue;
+    order.targets.push_back(
+        {session_.identities[rank], participant.plan->digest, participant.reply});
   }
   return order;
 }
@@ -178,9 +186,13 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
     const auto scatter = scatters_.find(participant.rank);
     if (scatter != scatters_.end()) members.back().scatter = scatter->second;
   }
+  const std::vector<uint32_t>* last = nullptr;  // readers of parts have the same targets
+  std::vector<Cohort> cohorts;
   for (const ReaderShare& share : shares) {
+    if (last == nullptr || *last != share.targets) cohorts = StatedBy(share.targets);
+    last = &share.targets;
     for (ExecuteFanout::Member& member : members) {
-      if (member.rank == share.rank && share.rank != 0) member.read = OrderFor(share);
+      if (member.rank == share.rank && share.rank != 0) member.read = OrderFor(share, cohorts);
     }
   }
   ExecuteFanout::Load load{session_.epoch, load_.name, load_.deadline};
@@ -267,6 +279,9 @@ void LoadRunner::NoteReading(uint32_t rank, const ReadingNow& reading) {
   report.reader = rank;
   meter_.Update(report);
   NoteExchanges(rank, report.exchanges, report.busy);
+  if (!reading.ended) return;
+  MutexLock lock(mutex_);
+  ended_.insert(rank);
 }
 
 void LoadRunner::NoteExchanges(uint32_t rank, uint64_t exchanges, bool busy) {

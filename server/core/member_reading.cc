@@ -39,15 +39,12 @@ absl::Status CheckSameFiles(const CheckpointIndex& ours, const CheckpointIndex& 
 absl::StatusOr<std::shared_ptr<const GroupPlan>> PlanTargets(
     const Incoming& incoming, std::shared_ptr<const CheckpointIndex> index,
     const ReadOrder& order) {
-  std::vector<uint32_t> ranks;
-  std::vector<std::shared_ptr<const RankLayout>> stated;
-  for (const ReadOrder::Target& target : order.targets) {
-    ranks.push_back(target.who.rank);
-    const auto* own = std::get_if<std::shared_ptr<const RankLayout>>(&target.layout);
-    stated.push_back(own == nullptr ? nullptr : *own);
+  std::vector<Cohort> cohorts = order.cohorts;
+  if (!IsRankForm(incoming.request())) {
+    std::vector<uint32_t> ranks;
+    for (const ReadOrder::Target& target : order.targets) ranks.push_back(target.who.rank);
+    CKPTD_ASSIGN_OR_RETURN(cohorts, CohortsOf(incoming.request(), *index, ranks, {}));
   }
-  CKPTD_ASSIGN_OR_RETURN(const std::vector<Cohort> cohorts,
-                         CohortsOf(incoming.request(), *index, ranks, stated));
   CKPTD_ASSIGN_OR_RETURN(GroupPlan plan,
                          GroupPlan::Make(std::move(index), cohorts, incoming.request().policy));
   for (const ReadOrder::Target& target : order.targets) {

@@ -75,7 +75,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
   } else {
     follower_ = std::make_unique<Follower>(
         Follower::Parts{catalog_, backend_, options_.leader, options_.on_secret,
-                        [this] { return own_reading_.Now(); },
+                        own_reading_,
                         [this](uint32_t rank, const std::string& incarnation) {
                           load_worker_.Post([this, rank, incarnation] {
                             peer_memory_.Forget(rank, incarnation);

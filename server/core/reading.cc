@@ -73,17 +73,23 @@ void OwnReading::Begin(const std::string& name, ReadReport begun,
   name_ = name;
   begun_ = std::move(begun);
   counters_ = std::move(counters);
+  ended_ = false;
 }
 
 void OwnReading::End() {
   MutexLock lock(mutex_);
-  counters_ = nullptr;
+  ended_ = true;
+}
+
+void OwnReading::Told(const ReadingNow& now) {
+  MutexLock lock(mutex_);
+  if (ended_ && now.ended && now.name == name_) counters_ = nullptr;
 }
 
 std::optional<ReadingNow> OwnReading::Now() const {
   MutexLock lock(mutex_);
   if (counters_ == nullptr) return std::nullopt;
-  return ReadingNow{name_, Counted(begun_, *counters_)};
+  return ReadingNow{name_, Counted(begun_, *counters_), ended_};
 }
 
 }  // namespace ckptd

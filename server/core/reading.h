@@ -49,7 +49,7 @@ struct ReaderShare {
   uint32_t rank = 0;
   uint32_t part = 0;
   uint32_t parts = 1;
-  std::vector<uint32_t> targets;  // ranks
+  std::vector<uint32_t> targets;  // ranks, ascending
 };
 // `hosts` are those of the ranks in `ranks`, which lack the shard. Rank 0 reads
 // under kRank0 even if it has its own.
@@ -61,12 +61,12 @@ struct ReadOrder {
   struct Target {
     MemberIdentity who;
     uint64_t rank_digest = 0;
-    LayoutRequest layout;  // rank form: its statement; rule form: the rules
     PrepareReply prepared;
   };
   uint32_t part = 0;
   uint32_t parts = 1;
   std::vector<Target> targets;
+  std::vector<Cohort> cohorts;  // rank form: of the targets, in their order; rule form: none
 
   bool empty() const { return targets.empty(); }
 };
@@ -94,6 +94,7 @@ ReadReport Counted(const ReadReport& begun, const TransferProgress& counters);
 struct ReadingNow {
   std::string name;  // of the checkpoint
   ReadReport done;   // so far, without digests
+  bool ended = false;
 };
 
 // How far this rank has come with the share it reads, or with what a communicator brings. Thread-safe.
@@ -102,11 +103,15 @@ class OwnReading {
   // `begun` as Counted takes it.
   void Begin(const std::string& name, ReadReport begun,
              std::shared_ptr<const TransferProgress> counters);
+  // The end is shown until somebody was Told of it: that it has come to less than others would
+  // look as if it were behind.
   void End();
   std::optional<ReadingNow> Now() const;
+  void Told(const ReadingNow& now);
 
  private:
   mutable Mutex mutex_;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::string name_ ABSL_GUARDED_BY(mutex_);
   ReadReport begun_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const TransferProgress> counters_ ABSL_GUARDED_BY(mutex_);

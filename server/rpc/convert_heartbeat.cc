@@ -39,6 +39,7 @@ v1::HeartbeatRequest ToProto(const HeartbeatCall& call) {
   if (call.reading.has_value()) {
     out.mutable_reading()->set_name(call.reading->name);
     *out.mutable_reading()->mutable_done() = ToProto(call.reading->done);
+    out.mutable_reading()->set_ended(call.reading->ended);
   }
   for (const std::string& statement : call.abandoned) out.add_abandoned(statement);
   return out;
@@ -50,7 +51,8 @@ HeartbeatCall FromProto(const v1::HeartbeatRequest& request) {
   call.incarnation = request.incarnation();
   call.members_epoch = request.members_epoch();
   if (!request.reading().name().empty()) {
-    call.reading = {request.reading().name(), FromProto(request.reading().done())};
+    call.reading = {request.reading().name(), FromProto(request.reading().done()),
+                    request.reading().ended()};
   }
   call.abandoned.assign(request.abandoned().begin(), request.abandoned().end());
   return call;

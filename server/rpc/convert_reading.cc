@@ -1,10 +1,12 @@
 // Reading by members: proto and domain.
+#include <memory>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/wire/layout.h"
 #include "server/rpc/convert.h"
 
 namespace ckptd {
@@ -26,8 +28,12 @@ v1::ReadOrder ToProto(const ReadOrder& order) {
     one.set_address(target.who.address);
     one.set_host(target.who.host);
     one.set_rank_digest(target.rank_digest);
-    *one.mutable_layout() = ToProto(target.layout);
     *one.mutable_prepared() = ToProto(target.prepared);
+  }
+  for (const Cohort& cohort : order.cohorts) {
+    v1::Cohort& one = *out.add_cohorts();
+    *one.mutable_layout() = ToProto(*cohort.layout);
+    one.mutable_ranks()->Add(cohort.ranks.begin(), cohort.ranks.end());
   }
   return out;
 }
@@ -49,9 +55,20 @@ absl::StatusOr<ReadOrder> FromProto(const v1::ReadOrder& order) {
     one.who.address = target.address();
     one.who.host = target.host();
     one.rank_digest = target.rank_digest();
-    CKPTD_ASSIGN_OR_RETURN(one.layout, FromProto(target.layout()));
     one.prepared = FromProto(target.prepared());
     out.targets.push_back(std::move(one));
+  }
+  for (const v1::Cohort& cohort : order.cohorts()) {
+    CKPTD_ASSIGN_OR_RETURN(RankLayout layout, FromProto(cohort.layout()));
+    for (const int32_t rank : cohort.ranks()) {
+      if (rank >= 0 && static_cast<uint32_t>(rank) < layout.world_size) continue;
+      return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                       fmt::format("reading the leader's order: it has a statement of rank {} of "
+                                   "{}; run the same ckptd on every rank",
+                                   rank, layout.world_size));
+    }
+    out.cohorts.push_back({std::make_shared<const RankLayout>(std::move(layout)),
+                           {cohort.ranks().begin(), cohort.ranks().end()}});
   }
   return out;
 }

@@ -136,6 +136,10 @@ class FakeLeader final : public LeaderLink {
     MutexLock lock(mutex_);
     return residents_;
   }
+  bool read_to_the_end() const {
+    MutexLock lock(mutex_);
+    return read_.has_value() && read_->ended;
+  }
 
  private:
   mutable Mutex mutex_;
@@ -168,7 +172,7 @@ class FollowerTest : public ::testing::Test {
                           MutexLock lock(mutex_);
                           secret_ = secret;
                         },
-                        [this] { return reading_.Now(); },
+                        reading_,
                         [this](uint32_t rank, const std::string& incarnation) {
                           MutexLock lock(mutex_);
                           departed_[rank] = incarnation;
@@ -307,6 +311,17 @@ TEST_F(FollowerTest, TellsTheLeaderHowFarItHasRead) {
   EXPECT_TRUE(leader_->WaitForReading(1));
   counters->storage_bytes = 2;
   EXPECT_TRUE(leader_->WaitForReading(2));
+}
+
+TEST_F(FollowerTest, TellsTheLeaderThatItHasReadItsPart) {
+  const auto follower = Start();
+  ASSERT_TRUE(follower->WaitReady(Soon()));
+  reading_.Begin("checkpoints/a", {}, std::make_shared<TransferProgress>(0));
+  reading_.End();
+  const Deadline end = Soon();
+  while (reading_.Now().has_value() && Clock::now() < end) continue;
+  EXPECT_FALSE(reading_.Now().has_value()) << "the leader was told";
+  EXPECT_TRUE(leader_->read_to_the_end());
 }
 
 TEST_F(FollowerTest, HearsThatTheProcessOfARankIsGone) {

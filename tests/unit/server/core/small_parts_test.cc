@@ -190,8 +190,36 @@ TEST(OwnReading, ShowsHowFarItIsWhileItLasts) {
   EXPECT_EQ(now->done.reader, 3u);
   EXPECT_EQ(now->done.storage_bytes, 9u);
   EXPECT_EQ(now->done.filled.at(0).bytes, 7u);
+  EXPECT_FALSE(now->ended);
+  reading.Told(*now);
+  EXPECT_TRUE(reading.Now().has_value());
+}
+
+TEST(OwnReading, ShowsItsEndUntilThatWasTold) {
+  OwnReading reading;
+  const auto counters = std::make_shared<TransferProgress>(1);
+  reading.Begin("checkpoints/a", Report(3, 0, {{5, 0}}), counters);
+  const ReadingNow before = reading.Now().value();
+  counters->exchanges = 4;
   reading.End();
+  reading.Told(before);
+  const std::optional<ReadingNow> end = reading.Now();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_TRUE(end->ended);
+  EXPECT_EQ(end->done.exchanges, 4u);
+  reading.Told(*end);
   EXPECT_FALSE(reading.Now().has_value());
+}
+
+TEST(OwnReading, OfAnotherLoadNothingWasToldYet) {
+  OwnReading reading;
+  reading.Begin("checkpoints/a", {}, std::make_shared<TransferProgress>(0));
+  reading.End();
+  const ReadingNow first = reading.Now().value();
+  reading.Begin("checkpoints/b", {}, std::make_shared<TransferProgress>(0));
+  reading.End();
+  reading.Told(first);
+  EXPECT_TRUE(reading.Now().has_value());
 }
 
 TEST(CheckRequest, AcceptsRulesForThisGroup) {

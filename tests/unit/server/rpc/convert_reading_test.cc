@@ -2,6 +2,7 @@
 
 #include "common/base/reasons.h"
 #include "server/rpc/convert.h"
+#include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
 
 namespace ckptd {
@@ -17,10 +18,11 @@ ReadOrder Order() {
   target.who.address = "10.0.0.7:4000";
   target.who.host = "host";
   target.rank_digest = 0xabc;
-  target.layout = std::string("fsdp:8");
   target.prepared.memory_endpoint = "/run/seven.sock";
   target.prepared.segments = {{5, 4096}};
   order.targets.push_back(target);
+  order.cohorts.push_back(
+      {std::get<std::shared_ptr<const RankLayout>>(RankRequest(7, 8).layout), {7, 5}});
   return order;
 }
 
@@ -35,7 +37,9 @@ TEST(ConvertReading, AnOrderArrivesAsItWasGiven) {
   EXPECT_EQ(target.who.address, "10.0.0.7:4000");
   EXPECT_EQ(target.who.host, "host");
   EXPECT_EQ(target.rank_digest, 0xabcu);
-  EXPECT_EQ(std::get<std::string>(target.layout), "fsdp:8");
+  ASSERT_EQ(order.cohorts.size(), 1u);
+  EXPECT_EQ(order.cohorts[0].ranks, (std::vector<uint32_t>{7, 5}));
+  EXPECT_EQ(LayoutDigest(*order.cohorts[0].layout), LayoutDigest(*Order().cohorts[0].layout));
   EXPECT_EQ(target.prepared.memory_endpoint, "/run/seven.sock");
   EXPECT_EQ(target.prepared.segments[0].id, 5u);
 }
@@ -48,6 +52,15 @@ TEST(ConvertReading, APartThatIsNotOneOfThePartsIsRefused) {
   order.set_part(0);
   order.set_parts(0);
   EXPECT_THAT(FromProto(order), Says("part 0 of 0"));
+}
+
+TEST(ConvertReading, AStatementOfARankThatCannotBeIsRefused) {
+  v1::ReadOrder order = ToProto(Order());
+  order.mutable_cohorts(0)->add_ranks(8);
+  EXPECT_THAT(FromProto(order), Says("rank 8 of 8"));
+  order.mutable_cohorts(0)->set_ranks(2, -1);
+  EXPECT_THAT(FromProto(order),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
 }
 
 TEST(ConvertReading, AReportArrivesAsItWasGiven) {

@@ -335,7 +335,7 @@ TEST(ConvertDeviceMap, RefusesWhatItDoesNotKnow) {
 }
 
 TEST(ConvertHeartbeat, KeepsWhatAMemberReads) {
-  HeartbeatCall call{3, "one", 8, ReadingNow{"checkpoints/a", {}}};
+  HeartbeatCall call{3, "one", 8, ReadingNow{"checkpoints/a", {}, true}};
   call.reading->done.storage_bytes = 70;
   call.reading->done.filled = {{2, 40, true, {}}};
   const HeartbeatCall back = FromProto(ToProto(call));
