@@ -5,7 +5,6 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "common/base/at_once.h"
 #include "common/base/digest.h"
@@ -300,30 +299,7 @@ absl::Status LoadRunner::FindGone(const absl::Status& status) {
 absl::Status LoadRunner::FindBehind(const absl::Status& status) {
   if (scatters_.empty() || ReasonOf(status) != reason::kDeadline) return status;
   const auto own = scatters_.find(0);
-  const ScatterCall& call = (own != scatters_.end() ? own : scatters_.begin())->second;
-  MutexLock lock(mutex_);
-  uint64_t most = 0;
-  bool others_ended = false;  // with fewer, where the last steps are not for them
-  std::map<uint64_t, std::vector<uint32_t>> by_exchanges;
-  for (const uint32_t rank : call.ranks) {
-    // Who sends to a rank that is behind may seem so itself.
-    if (rank == 0) continue;
-    if (ended_.count(rank) > 0) {
-      others_ended = true;
-      continue;
-    }
-    most = std::max(most, exchanges_[rank]);
-    by_exchanges[exchanges_[rank]].push_back(rank);
-  }
-  if (by_exchanges.empty()) return status;
-  const auto& [least, ranks] = *by_exchanges.begin();
-  if (least == most && !others_ended) return status;
-  const bool one = ranks.size() == 1;  // of several, who holds up the others is not known
-  const std::string others = least == most ? "ended" : fmt::format("done {}", most);
-  absl::Status named =
-      WithContext(status, fmt::format("{} {}: behind at {} exchanges, others have {}",
-                                      one ? "rank" : "ranks", fmt::join(ranks, ", "), least, others));
-  return one ? WithFact(named, "rank", std::to_string(ranks.front())) : named;
+  return exchanges_.NameBehind(status, (own != scatters_.end() ? own : scatters_.begin())->second.ranks);
 }
 
 absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {

@@ -18,6 +18,7 @@
 #include "common/base/mutex.h"
 #include "common/layout/layout.h"
 #include "server/core/catalog.h"
+#include "server/core/exchange_watch.h"
 #include "server/core/execute_fanout.h"
 #include "server/core/membership.h"
 #include "server/core/part_reader.h"
@@ -104,8 +105,6 @@ class LoadRunner {
   absl::StatusOr<std::string> CommunicatorFor(const std::vector<uint32_t>& ranks);
   void StartMembers(const std::vector<ReaderShare>& shares);
   void Count(const ReadReport& report);
-  void NoteExchanges(uint32_t rank, uint64_t exchanges, bool busy);
-  bool NothingExchanged() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CommitAll();
   absl::Status Prepare(Participant& participant);
   // Tells every rank that the load has failed; of several reasons the first counts there.
@@ -116,8 +115,7 @@ class LoadRunner {
   // An error of a communicator, which knows that somebody is gone or missing and not who: that of
   // the rank that does not answer. Where all answer, NCCL itself cannot connect them.
   absl::Status FindGone(const absl::Status& status);
-  // When a wait for a communicator has passed its deadline: says which ranks have done fewer
-  // exchanges than others, and names the rank where it is one.
+  // When a wait for a communicator has passed its deadline: as ExchangeWatch::NameBehind.
   absl::Status FindBehind(const absl::Status& status);
   // Where the choice is left to the daemons: the next load of this group goes in streams when
   // this one has failed by NCCL before any exchange was done.
@@ -148,9 +146,7 @@ class LoadRunner {
   std::unique_ptr<ExecuteFanout> fanout_;
   Mutex mutex_;
   std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint32_t, uint64_t> exchanges_ ABSL_GUARDED_BY(mutex_);  // by rank, so far
-  std::set<uint32_t> ended_ ABSL_GUARDED_BY(mutex_);  // ranks that have done all of theirs
-  Clock::time_point moved_ ABSL_GUARDED_BY(mutex_) = Clock::now();  // when one last went on
+  ExchangeWatch exchanges_;
 };
 
 }  // namespace ckptd

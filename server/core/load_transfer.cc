@@ -222,7 +222,7 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   options.digests = load_.request.digests && share.parts == 1;
   options.interrupted = [this, &counters]() -> absl::Status {
     CKPTD_RETURN_IF_ERROR(fanout_->broken().second);
-    if (scatters_.count(0) > 0) NoteExchanges(0, counters.exchanges, counters.busy);
+    if (scatters_.count(0) > 0) exchanges_.Note(0, counters.exchanges, counters.busy);
     CKPTD_RETURN_IF_ERROR(StandsStill({}));
     return Interrupted();
   };
@@ -262,14 +262,15 @@ absl::Status LoadRunner::Transfer() {
   }
   CKPTD_RETURN_IF_ERROR(Interrupted());
   Enter(Stage::kTransferring);
-  NoteExchanges(0, 0, /*busy=*/true);  // from now on nobody stands still
+  exchanges_.Note(0, 0, /*busy=*/true);  // from now on nobody stands still
   StartMembers(shares);
   if (reads) CKPTD_RETURN_IF_ERROR(Read(shares.front(), *own));
   if (const auto [rank, status] = fanout_->Finish(); !status.ok()) {
     const absl::Status why = FindGone(status);
     return rank == 0 ? Blame(FindBehind(why)) : OfRank(rank, why);
   }
-  if (reads) own->Keep();
+  // What clients are to own is never filled again: a mapping would outlive them.
+  if (reads && load_.request.intended != AttachMode::kExclusive) own->Keep();
   return absl::OkStatus();
 }
 
@@ -278,21 +279,8 @@ void LoadRunner::NoteReading(uint32_t rank, const ReadingNow& reading) {
   ReadReport report = reading.done;
   report.reader = rank;
   meter_.Update(report);
-  NoteExchanges(rank, report.exchanges, report.busy);
-  if (!reading.ended) return;
-  MutexLock lock(mutex_);
-  ended_.insert(rank);
-}
-
-void LoadRunner::NoteExchanges(uint32_t rank, uint64_t exchanges, bool busy) {
-  MutexLock lock(mutex_);
-  if (busy || exchanges_[rank] != exchanges) moved_ = Clock::now();
-  exchanges_[rank] = exchanges;
-}
-
-bool LoadRunner::NothingExchanged() const {
-  return std::all_of(exchanges_.begin(), exchanges_.end(),
-                     [](const auto& of_rank) { return of_rank.second == 0; });
+  exchanges_.Note(rank, report.exchanges, report.busy);
+  if (reading.ended) exchanges_.Ended(rank);
 }
 
 void LoadRunner::NoteNoWay(const absl::Status& why) {
@@ -302,10 +290,7 @@ void LoadRunner::NoteNoWay(const absl::Status& why) {
   const bool hung = reason == reason::kDeadline && Clock::now() < load_.deadline;
   const bool may = reason == reason::kNcclFailed || reason == reason::kNoMemory || hung;
   if (parts_.reading.comm != CommChoice::kAuto || !may) return;
-  {
-    MutexLock lock(mutex_);
-    if (!NothingExchanged()) return;
-  }
+  if (!exchanges_.Nothing()) return;
   parts_.peers.comms.Distrust(session_.epoch);
   Log(LogLevel::kWarn, "{}: nothing was exchanged by NCCL; until the group changes, loads go in "
       "streams, unless --comm nccl asks for it", load_.name);
@@ -317,11 +302,10 @@ absl::Status LoadRunner::StandsStill(std::chrono::nanoseconds grace) {
   // Of others it is known by their heartbeats.
   auto patience = std::max<std::chrono::nanoseconds>(
       ScatterExchange::kStepPatience, 3 * parts_.membership.heartbeat_interval());
-  MutexLock lock(mutex_);
-  if (NothingExchanged()) {
+  if (exchanges_.Nothing()) {
     patience += ScatterExchange::kConnectPatience * scatters_.begin()->second.ranks.size();
   }
-  if (Clock::now() - moved_ < patience + grace) return absl::OkStatus();
+  if (Clock::now() - exchanges_.moved() < patience + grace) return absl::OkStatus();
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("exchanging bytes by NCCL: no rank has read or received anything for "
                                "{:.0f} s; look at the GPUs and links between them, then load again, "

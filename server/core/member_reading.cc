@@ -107,11 +107,11 @@ absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, Incoming& i
   parts.own.Begin(call.name, reader.Begun(), counters);
   auto report =
       reader.Read(options, call.scatter.has_value() ? &*call.scatter : nullptr, *counters);
-  parts.own.End();
+  parts.own.End(report.ok());
   CKPTD_RETURN_IF_ERROR(report.status());
   incoming.NoteCarried(reader.carried_bytes());
   CKPTD_RETURN_IF_ERROR(CheckUnchanged(*index));
-  reader.Keep();
+  if (incoming.request().intended != AttachMode::kExclusive) reader.Keep();
   return report;
 }
 
@@ -137,7 +137,7 @@ absl::Status ReceiveScatter(const MemberReading& parts, Incoming& incoming,
   parts.own.Begin(call.name, ReadReport(), counters);
   const absl::Status carried =
       CarryOut(parts.peers.comms, scatter, call.name, call.deadline, exchange);
-  parts.own.End();
+  parts.own.End(carried.ok());
   CKPTD_RETURN_IF_ERROR(carried);
   incoming.NoteCarried(exchange.received_bytes());
   return absl::OkStatus();

@@ -76,9 +76,10 @@ void OwnReading::Begin(const std::string& name, ReadReport begun,
   ended_ = false;
 }
 
-void OwnReading::End() {
+void OwnReading::End(bool done) {
   MutexLock lock(mutex_);
-  ended_ = true;
+  ended_ = done;
+  if (!done) counters_ = nullptr;
 }
 
 void OwnReading::Told(const ReadingNow& now) {

@@ -103,9 +103,9 @@ class OwnReading {
   // `begun` as Counted takes it.
   void Begin(const std::string& name, ReadReport begun,
              std::shared_ptr<const TransferProgress> counters);
-  // The end is shown until somebody was Told of it: that it has come to less than others would
-  // look as if it were behind.
-  void End();
+  // The end, where all was done, is shown until somebody was Told of it: who has come to less
+  // than others would look as if it were behind.
+  void End(bool done);
   std::optional<ReadingNow> Now() const;
   void Told(const ReadingNow& now);
 

@@ -317,7 +317,7 @@ TEST_F(FollowerTest, TellsTheLeaderThatItHasReadItsPart) {
   const auto follower = Start();
   ASSERT_TRUE(follower->WaitReady(Soon()));
   reading_.Begin("checkpoints/a", {}, std::make_shared<TransferProgress>(0));
-  reading_.End();
+  reading_.End(true);
   const Deadline end = Soon();
   while (reading_.Now().has_value() && Clock::now() < end) continue;
   EXPECT_FALSE(reading_.Now().has_value()) << "the leader was told";

@@ -358,6 +358,13 @@ TEST_F(LoadRunnerTest, WhatALoadHasMappedIsKeptForTheNextOne) {
   EXPECT_THAT(group_.peer_memory().kept(1), testing::Not(testing::IsEmpty()));
 }
 
+TEST_F(LoadRunnerTest, WhatClientsAreToOwnIsNotKeptMapped) {
+  ReadyLoad load = ByRules("fsdp:3");
+  load.request.intended = AttachMode::kExclusive;
+  ASSERT_OK(Run(load).status);
+  EXPECT_THAT(group_.peer_memory().kept(1), testing::IsEmpty());
+}
+
 TEST_F(LoadRunnerTest, RanksThatHaveTheirsHoldItThoughAnotherOneFails) {
   ASSERT_OK(Run(ByRules("fsdp:3")).status);
   ASSERT_OK(group_.rank(1).catalog.Unload(kName, false));

@@ -201,7 +201,7 @@ TEST(OwnReading, ShowsItsEndUntilThatWasTold) {
   reading.Begin("checkpoints/a", Report(3, 0, {{5, 0}}), counters);
   const ReadingNow before = reading.Now().value();
   counters->exchanges = 4;
-  reading.End();
+  reading.End(true);
   reading.Told(before);
   const std::optional<ReadingNow> end = reading.Now();
   ASSERT_TRUE(end.has_value());
@@ -211,13 +211,20 @@ TEST(OwnReading, ShowsItsEndUntilThatWasTold) {
   EXPECT_FALSE(reading.Now().has_value());
 }
 
+TEST(OwnReading, WhatFailedIsShownNoLonger) {
+  OwnReading reading;
+  reading.Begin("checkpoints/a", {}, std::make_shared<TransferProgress>(0));
+  reading.End(false);
+  EXPECT_FALSE(reading.Now().has_value());
+}
+
 TEST(OwnReading, OfAnotherLoadNothingWasToldYet) {
   OwnReading reading;
   reading.Begin("checkpoints/a", {}, std::make_shared<TransferProgress>(0));
-  reading.End();
+  reading.End(true);
   const ReadingNow first = reading.Now().value();
   reading.Begin("checkpoints/b", {}, std::make_shared<TransferProgress>(0));
-  reading.End();
+  reading.End(true);
   reading.Told(first);
   EXPECT_TRUE(reading.Now().has_value());
 }
