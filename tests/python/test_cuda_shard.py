@@ -102,6 +102,28 @@ def test_private_memory_is_a_copy_that_is_reported(client, source, calls):
         assert content(other.tensors["big"]) == source[1]["big"].tobytes()
 
 
+def test_nothing_is_read_from_a_driver_s_struct_that_has_gone(client, source, calls, monkeypatch):
+    from cuda.bindings import driver as cu
+
+    class Properties(cu.CUmemAllocationProp):
+        """As cuda-bindings up to 13.3: its member does not keep it. What has gone, something overwrites."""
+
+        def __init__(self):
+            """Not that of newer bindings, which ties the two together."""
+
+        @property
+        def location(self):
+            return cu.CUmemLocation(int(self.getPtr()) + 8)
+
+        def __del__(self):
+            self.location.id = -1
+
+    checkpoint = client.load(source[0])
+    monkeypatch.setattr(cu, "CUmemAllocationProp", Properties)
+    with client.acquire(checkpoint, "private") as shard:
+        assert content(shard.tensors["big"]) == source[1]["big"].tobytes()
+
+
 def test_exclusive_memory_is_the_daemon_s_own(client, source, calls):
     checkpoint = client.load(source[0], mode="exclusive")
     with client.acquire(checkpoint, "exclusive") as one, client.acquire(checkpoint, "exclusive") as two:
