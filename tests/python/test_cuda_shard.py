@@ -281,6 +281,30 @@ def test_dlpack_carries_type_shape_address_and_device(typed, name):
     assert bytes(tensor.view(torch.uint8).flatten().tolist()) == content(view)
 
 
+@pytest.mark.parametrize("name", DTYPES)
+def test_torch_s_tensors_need_no_type_code_that_pytorch_2_6_does_not_know(typed, name, monkeypatch):
+    import torch
+    from ckptd import _dlpack, _dtypes
+    from ckptd.torch import _memory
+
+    take = torch.utils.dlpack.from_dlpack
+
+    def as_pytorch_2_6_takes_it(capsule):
+        code = ctypes.c_uint8.from_address(_dlpack._tensor_at(capsule) + 20).value
+        if code > 6:  # the boolean; floats of 8 bits follow
+            raise RuntimeError(f"Unsupported code {code}")
+        return take(on_the_host(capsule).__dlpack__())
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.utils.dlpack, "from_dlpack", as_pytorch_2_6_takes_it)
+    view, dtype = typed.tensors[name], getattr(torch, _dtypes.BY_NAME[name].torch)
+    tensor = _memory.over_device(view._mapping, dtype, 6, view.offset)
+    assert tensor.dtype == dtype and tensor.shape == (6,) and tensor.data_ptr() == view.pointer
+    assert bytes(tensor.view(torch.uint8).tolist()) == content(view)
+    none = _memory.over_device(view._mapping, dtype, 0, view.offset)
+    assert none.dtype == dtype and none.shape == (0,)
+
+
 @pytest.mark.parametrize("name", ["BF16", "F8_E4M3"])
 def test_types_without_a_type_string_have_no_array_interface(typed, name):
     assert not hasattr(typed.tensors[name], "__cuda_array_interface__")
