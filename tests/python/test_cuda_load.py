@@ -111,6 +111,29 @@ def test_load_file_to_the_host_is_refused(make, daemon, monkeypatch):
         ckptd.torch.load_file(make.save(numbers(Net())), address=daemon.path)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, BufferError])  # as torch's release is
+def test_a_type_that_this_pytorch_cannot_make_is_refused_before_anything_is_touched(
+    make, daemon, monkeypatch, error
+):
+    def makes_all_but_fp8(memory, dtype, count, offset):
+        if dtype == torch.float8_e4m3fn:
+            raise error("Unsupported code 10")
+        return as_on_the_host(memory, dtype, count, offset)
+
+    as_on_the_host = _memory.over_device
+    monkeypatch.setattr(_memory, "over_device", makes_all_but_fp8)
+    model = torch.nn.Linear(4, 4, device="meta")
+    model.register_buffer("scales", torch.empty(4, dtype=torch.float8_e4m3fn, device="meta"))
+    state = {**torch.nn.Linear(4, 4).state_dict(), "scales": torch.ones(4).to(torch.float8_e4m3fn)}
+    with pytest.raises(ckptd.FailedPrecondition, match="scales: .*float8_e4m3fn") as caught:
+        make.load(model, state)
+    assert caught.value.reason == "DTYPE_UNSUPPORTED" and "Unsupported code 10" in caught.value.message
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    del caught
+    gc.collect()
+    daemon.wait_for(lambda: daemon.leases == 0)
+
+
 # -- where a model belongs ----------------------------------------------------
 
 

@@ -102,6 +102,28 @@ def test_private_memory_is_a_copy_that_is_reported(client, source, calls):
         assert content(other.tensors["big"]) == source[1]["big"].tobytes()
 
 
+def test_nothing_is_read_from_a_driver_s_struct_that_has_gone(client, source, calls, monkeypatch):
+    from cuda.bindings import driver as cu
+
+    class Properties(cu.CUmemAllocationProp):
+        """As cuda-bindings up to 13.3: its member does not keep it. What has gone, something overwrites."""
+
+        def __init__(self):
+            """Not that of newer bindings, which ties the two together."""
+
+        @property
+        def location(self):
+            return cu.CUmemLocation(int(self.getPtr()) + 8)
+
+        def __del__(self):
+            self.location.id = -1
+
+    checkpoint = client.load(source[0])
+    monkeypatch.setattr(cu, "CUmemAllocationProp", Properties)
+    with client.acquire(checkpoint, "private") as shard:
+        assert content(shard.tensors["big"]) == source[1]["big"].tobytes()
+
+
 def test_exclusive_memory_is_the_daemon_s_own(client, source, calls):
     checkpoint = client.load(source[0], mode="exclusive")
     with client.acquire(checkpoint, "exclusive") as one, client.acquire(checkpoint, "exclusive") as two:
@@ -257,6 +279,30 @@ def test_dlpack_carries_type_shape_address_and_device(typed, name):
     tensor = torch.utils.dlpack.from_dlpack(on_the_host(plain).__dlpack__())
     assert tensor.dtype == getattr(torch, row.torch) and tuple(tensor.shape) == (2, 3)
     assert bytes(tensor.view(torch.uint8).flatten().tolist()) == content(view)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_torch_s_tensors_need_no_type_code_that_pytorch_2_6_does_not_know(typed, name, monkeypatch):
+    import torch
+    from ckptd import _dlpack, _dtypes
+    from ckptd.torch import _memory
+
+    take = torch.utils.dlpack.from_dlpack
+
+    def as_pytorch_2_6_takes_it(capsule):
+        code = ctypes.c_uint8.from_address(_dlpack._tensor_at(capsule) + 20).value
+        if code > 6:  # the boolean; floats of 8 bits follow
+            raise RuntimeError(f"Unsupported code {code}")
+        return take(on_the_host(capsule).__dlpack__())
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.utils.dlpack, "from_dlpack", as_pytorch_2_6_takes_it)
+    view, dtype = typed.tensors[name], getattr(torch, _dtypes.BY_NAME[name].torch)
+    tensor = _memory.over_device(view._mapping, dtype, 6, view.offset)
+    assert tensor.dtype == dtype and tensor.shape == (6,) and tensor.data_ptr() == view.pointer
+    assert bytes(tensor.view(torch.uint8).tolist()) == content(view)
+    none = _memory.over_device(view._mapping, dtype, 0, view.offset)
+    assert none.dtype == dtype and none.shape == (0,)
 
 
 @pytest.mark.parametrize("name", ["BF16", "F8_E4M3"])

@@ -57,7 +57,9 @@ class _Allocation:
         ask(cu.cuMemMap(self.address, self.nbytes, 0, self._handle, 0), doing)
         self._mapped = True
         access = cu.CUmemAccessDesc()
-        access.location = _properties(self._context.device).location
+        # A member does not keep its struct (cuda-bindings up to 13.3.1), so a name does.
+        properties = _properties(self._context.device)
+        access.location = properties.location
         flags = cu.CUmemAccess_flags
         access.flags = (
             flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE

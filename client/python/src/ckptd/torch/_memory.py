@@ -78,9 +78,13 @@ def over_device(memory, dtype: torch.dtype, count: int, offset: int) -> torch.Te
             {"daemon": memory.device},
         )
     row = _dtypes.BY_NUMBER[number_of(dtype)]
-    return torch.utils.dlpack.from_dlpack(
-        _dlpack.device_capsule(memory, offset, row, (count,), read_only=False)
+    # PyTorch has 8-bit floats that its DLPack has not: 2.6 to 2.9 refuse the codes of all of them.
+    has_code = row.exact or row.bits > 8
+    sent = row if has_code else _dtypes.BY_NAME["U8"]
+    made = torch.utils.dlpack.from_dlpack(
+        _dlpack.device_capsule(memory, offset, sent, (count,), read_only=False)
     )
+    return made if has_code else made.view(dtype)
 
 
 def flat(shard: Shard, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
@@ -99,6 +103,19 @@ def flat(shard: Shard, dtype: torch.dtype, count: int, offset: int) -> torch.Ten
 def device_of(shard: Shard) -> torch.device:
     """Where torch sees the shard's memory."""
     return flat(shard, torch.uint8, 0, 0).device
+
+
+def check_dtype(what: str, dtype: torch.dtype, shard: Shard) -> None:
+    """Refuses a type of which this PyTorch makes no tensors over the shard's memory."""
+    try:
+        flat(shard, dtype, 0, 0)
+    except (RuntimeError, BufferError) as error:  # torch's and NumPy's
+        raise FailedPrecondition(
+            f"filling {what}: PyTorch {torch.__version__} makes no tensor of {dtype} over the memory of "
+            f"{shard.device or 'the host'}: {error}; update PyTorch, or use a model with another type there",
+            "DTYPE_UNSUPPORTED",
+            {"tensor": what},
+        ) from error
 
 
 def check_device(

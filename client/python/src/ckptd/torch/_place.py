@@ -41,10 +41,13 @@ def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
     _check_devices(targets, shard)
     table, refusals = shard.table, _refusals(targets)
     with _private.plain_reads():
-        return [
+        entries = [
             _entry(target, table, refusals) if target.flat is None else _flat_entry(target, table)
             for target in targets
         ]
+    for dtype, target in {target.dtype: target for target in targets}.items():
+        _memory.check_dtype(target.name, dtype, shard)
+    return entries
 
 
 def _check_devices(targets: List[Target], shard: Shard) -> None:
