@@ -134,6 +134,7 @@ struct PrepareCall {
   uint64_t rank_digest = 0;
   uint64_t plan_digest = 0;
   std::vector<uint64_t> request_digests;
+  bool members_read = false;  // and map each other's memory
 };
 
 struct PrepareReply {

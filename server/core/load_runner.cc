@@ -179,6 +179,7 @@ PrepareCall LoadRunner::CallFor(const Participant& participant) const {
   call.rank_digest = participant.plan->digest;
   call.plan_digest = plan_->digest();
   call.request_digests = load_.request_digests;
+  call.members_read = parts_.reader != ReaderPolicy::kRank0;
   return call;
 }
 

@@ -72,6 +72,11 @@ void RankSide::ForgetOver() {
   }
 }
 
+void RankSide::NoteReaders(const PrepareCall& call) {
+  const bool another = std::exchange(epoch_, call.epoch) != call.epoch;
+  if (another && call.members_read) backend_.NewReader();
+}
+
 absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t since) {
   PrepareReply reply;
   reply.rank_digest = call.rank_digest;
@@ -81,6 +86,7 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
     return reply;
   }
   ForgetOver();  // what a failed load still holds of its memory, this one may need
+  NoteReaders(call);
   catalog_.Begin(call.name, call.request, since);
   CKPTD_ASSIGN_OR_RETURN(Shard shard, Plan(call));
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,

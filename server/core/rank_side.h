@@ -56,12 +56,16 @@ class RankSide {
   // Whether the host tier had the shard, which is ACTIVE then.
   absl::StatusOr<bool> Restore(const PrepareCall& call, const RankPlan& plan,
                                const ShardMemory& memory);
+  // Where members read, another group is another reader: who was restarted has mapped nothing, and
+  // cannot map what was sealed. A restarted leader is noticed when it is joined.
+  void NoteReaders(const PrepareCall& call);
   void KeepPristine(const std::string& name, const Incoming& incoming, const RankPlan& plan,
                     const std::vector<uint64_t>& digests);
 
   Catalog& catalog_;
   MemoryBackend& backend_;
   const Options options_;
+  uint64_t epoch_ = 0;  // of the last load; the load worker's
   Mutex mutex_;
   // Loads from Prepare to their end; those that failed go with the next Prepare.
   std::map<std::string, std::shared_ptr<Incoming>> incoming_ ABSL_GUARDED_BY(mutex_);

@@ -72,8 +72,8 @@ const Setting kSettings[] = {
      "GPU, so that they come back without storage: a size, or a share of what is available at "
      "start, divided among the daemons; 0: none"},
     {"memory-budget", &Config::memory_budget,
-     "Most memory for shards: a size (16GiB), or a share of what is available at start, "
-     "divided among the daemons that share it"},
+     "Most memory for shards: a size (16GiB), or a share of what is available at start, divided "
+     "among the daemons that share it (not of a GPU that is the only one they see)"},
     {"arena", &Config::arena,
      "Memory faulted in the background at start and reused by loads: a size or a share of the "
      "budget; 0 lets it grow with the first load"},

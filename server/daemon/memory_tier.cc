@@ -112,6 +112,13 @@ absl::StatusOr<GpuInfo> ChooseGpu(const CudaDriver& driver, const Config& config
                                index, gpus.size()));
 }
 
+// Daemons that the memory of one GPU is divided among. Where one alone is to be seen, schedulers
+// have most likely given each daemon its own (one per task, slices of MIG): several that share it
+// are held apart by what is really free.
+uint64_t SharersOf(const Config& config, size_t gpus) {
+  return gpus == 1 ? 1 : (config.local_size + gpus - 1) / gpus;
+}
+
 #ifdef CKPTD_WITH_NCCL
 auto OpenNccl(const Config& config) {
   NcclSearch search;
@@ -167,8 +174,7 @@ absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& 
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> device,
                          CudaDevice::Open(driver, std::move(gpu)));
   CKPTD_ASSIGN_OR_RETURN(const uint64_t free, device->FreeBytes());
-  const uint64_t sharers =
-      std::max<uint64_t>((config.local_size + gpus.size() - 1) / gpus.size(), 1);
+  const uint64_t sharers = SharersOf(config, gpus.size());
   CudaMemoryOptions options;
   CKPTD_ASSIGN_OR_RETURN(options.budget_bytes, ParseShare(config.memory_budget, free / sharers));
   CKPTD_ASSIGN_OR_RETURN(options.staging_bytes, ParseBytes(config.staging));

@@ -94,6 +94,7 @@ v1::PrepareRequest ToProto(const PrepareCall& call) {
   out.set_skip_digests(!call.request.digests);
   out.set_rank_digest(call.rank_digest);
   out.set_plan_digest(call.plan_digest);
+  out.set_members_read(call.members_read);
   out.mutable_request_digests()->Add(call.request_digests.begin(), call.request_digests.end());
   return out;
 }
@@ -113,6 +114,7 @@ absl::StatusOr<PrepareCall> FromProto(const v1::PrepareRequest& in) {
   call.index = std::make_shared<const CheckpointIndex>(std::move(index));
   call.rank_digest = in.rank_digest();
   call.plan_digest = in.plan_digest();
+  call.members_read = in.members_read();
   call.request_digests = {in.request_digests().begin(), in.request_digests().end()};
   return call;
 }

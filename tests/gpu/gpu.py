@@ -68,7 +68,8 @@ class Gpu:
         address = int(ask(cu.cuMemAddressReserve(nbytes, 0, 0, 0), "reserving addresses"))
         ask(cu.cuMemMap(address, nbytes, 0, handle, 0), "mapping")
         access = cu.CUmemAccessDesc()
-        access.location = self.properties().location
+        properties = self.properties()  # a member does not keep its struct
+        access.location = properties.location
         flags = cu.CUmemAccess_flags
         access.flags = (
             flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE

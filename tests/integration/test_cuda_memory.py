@@ -42,6 +42,18 @@ def test_trainers_take_the_memory_and_train_in_place(cuda, ranks):
     assert len(bench.fake.calls("cuMemExportToShareableHandle")) == ranks
 
 
+@pytest.mark.parametrize("visible,part", [("0,1", 0.8 / 2), ("0", 0.8)])
+def test_daemons_divide_gpus_that_all_of_them_see_and_have_one_that_is_the_only_one_for_themselves(
+    cuda, visible, part
+):
+    def group(*arguments, environment):
+        return Group(*arguments, environment={**environment, "CUDA_VISIBLE_DEVICES": visible})
+
+    gpu = 64 << 20
+    bench = cuda(4, gpu_bytes=gpu, group=group)
+    assert [int(bench.info(rank)["budget_bytes"]) for rank in range(4)] == [int(gpu * part)] * 4
+
+
 # An image of another kind, PTX of a newer toolkit, no compiler for it, and one that must not be used.
 @pytest.mark.parametrize("error", [200, 222, 221, 223])
 def test_a_driver_too_old_for_the_kernels_leaves_their_work_to_the_processor(cuda, error):

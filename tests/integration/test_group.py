@@ -77,6 +77,18 @@ def test_a_member_that_reads_lets_go_of_the_memory_of_a_rank_that_left(start, pa
     map_all(group, path, "replicate:3")
 
 
+def test_a_reader_that_was_restarted_maps_the_memory_of_its_peers_again(start, path):
+    group = start(3, "--reader", "all")
+    map_all(group, path, "replicate:3")  # which seals it
+    for rank in range(3):
+        group.json("unload", group.json("list", rank=rank)["checkpoints"][0]["name"], rank=rank)
+    os.kill(group.pid(1), signal.SIGKILL)
+    group.wait_ready()
+    map_all(group, path, "replicate:3")
+    loaded = group.json("list", rank=0)["checkpoints"][0]
+    assert group.json("get", loaded["name"], rank=0)["progress"].get("streamed_ranks", []) == []
+
+
 def test_a_trainer_keeps_its_memory_when_every_daemon_dies(start, path):
     group = start(1)
     with ckptd.connect(group.address(0)) as client:

@@ -138,6 +138,7 @@ TEST(ConvertProposal, KeepsTheRules) {
 
 PrepareCall RichCall() {
   PrepareCall call = CallOf("checkpoints/a", RankRequest(1, 2));
+  call.members_read = true;
   CheckpointIndex index = *call.index;
   index.tensors = {{"a", Dtype::kF32, {2, 3}, {{0, 8, 24, {{0, 0}, {2, 3}}}}},
                    {"b", Dtype::kF4, {4}, {{0, 32, 2, {{0}, {4}}}}},
