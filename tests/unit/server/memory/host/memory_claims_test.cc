@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <thread>
@@ -105,11 +107,22 @@ TEST_F(TwoDaemons, LookAtClaimsBeforeTheyLookAtTheSystem) {
 }
 
 TEST_F(TwoDaemons, ClaimOneAfterTheOther) {
-  // Without the order, each would look before either had claimed.
-  std::vector<std::optional<MemoryClaim>> claims(8);
+  // Who looks while another one has looked and not claimed finds its memory free.
+  std::atomic<int> looking = 0;
+  std::atomic<bool> together = false;
+  const auto look = [&]() -> absl::StatusOr<uint64_t> {
+    if (++looking > 1) together = true;
+    for (int i = 0; i < 100; ++i) std::this_thread::yield();
+    --looking;
+    return 100;
+  };
+  std::vector<std::optional<MemoryClaim>> claims(16);
   std::vector<std::thread> threads;
-  for (auto& claim : claims) threads.emplace_back([&] { claim = Claim(one_, 30); });
+  for (auto& claim : claims) {
+    threads.emplace_back([&] { claim = Claim(MemoryClaims(path_, look), 30); });
+  }
   for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(together);
   EXPECT_EQ(std::count_if(claims.begin(), claims.end(), [](auto& c) { return c.has_value(); }), 3);
 }
 
