@@ -11,6 +11,8 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/daemon/environment.h"
+#include "server/daemon/network.h"
+#include "server/daemon/run_directory.h"
 #include "server/daemon/sizes.h"
 #include "server/memory/host/available_memory.h"
 #include "server/memory/host/host_memory.h"
@@ -44,6 +46,11 @@ absl::StatusOr<std::optional<unsigned>> NumaNodeFor(const Config& config) {
   return std::nullopt;
 }
 
+// Also where hosts share the folder, each has its own.
+std::string ClaimsPath(const Config& config) {
+  return fmt::format("{}/memory-{}.claims", PathsOf(config).directory, BootId());
+}
+
 constexpr char kOnHost[] = "shards live in host memory";
 
 absl::Status NoNcclOnHost(const std::string& reason) {
@@ -70,6 +77,7 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
   options.huge_pages = config.huge_pages == "auto";
   CKPTD_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFor(config));
   options.filled_by_peers = config.world_size > 1;
+  options.claims_path = ClaimsPath(config);
   options.note = [](const std::string& line) { Log(LogLevel::kWarn, "memory: {}", line); };
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory,
                          HostMemory::Create(std::move(options)));
@@ -94,6 +102,7 @@ absl::StatusOr<std::unique_ptr<MemoryBackend>> MakeBehind(const Config& config) 
   CKPTD_ASSIGN_OR_RETURN(options.segment_bytes, ParseBytes(config.segment_bytes));
   options.huge_pages = config.huge_pages == "auto";
   CKPTD_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFor(config));
+  options.claims_path = ClaimsPath(config);
   options.note = [](const std::string& line) { Log(LogLevel::kWarn, "host tier: {}", line); };
   return HostMemory::Create(std::move(options));
 }

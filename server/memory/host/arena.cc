@@ -33,6 +33,7 @@ HostMemoryOptions WithDefaults(HostMemoryOptions options) {
 
 Arena::Arena(HostMemoryOptions options)
     : options_(WithDefaults(std::move(options))),
+      claims_(options_.claims_path, options_.available_memory),
       ownership_check_works_(options_.ownership_check && OwnershipCheckWorks()) {}
 
 Arena::~Arena() { StopFilling(); }
@@ -134,6 +135,23 @@ absl::Status Arena::MakeRoom(uint64_t asked, const Draft& draft, Pieces& doomed)
   return absl::OkStatus();
 }
 
+// The fill makes no other segment while anyone waits: it would be back at the lock
+// before whoever it has just woken. What slabs give back meanwhile may do as well.
+Arena::Draft Arena::PickAfterFill(uint64_t bytes, bool unsealed_only) {
+  Draft draft;
+  const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    draft = Pick(bytes, unsealed_only);
+    if (draft.fresh == 0 || filling_ == 0) return true;
+    PutBack(draft);
+    return false;
+  };
+  ++waiting_;
+  const auto deadline = std::chrono::steady_clock::now() + kFillPatience;
+  if (!changed_.WaitUntil(mutex_, deadline, ready)) draft = Pick(bytes, unsealed_only);
+  --waiting_;
+  return draft;
+}
+
 absl::StatusOr<Arena::Draft> Arena::Reserve(uint64_t bytes, bool unsealed_only) {
   Pieces doomed;  // destroyed after the lock
   MutexLock lock(mutex_);
@@ -143,13 +161,7 @@ absl::StatusOr<Arena::Draft> Arena::Reserve(uint64_t bytes, bool unsealed_only) 
                     "more than its whole budget; raise the budget or use more ranks");
   }
   Recheck(doomed);
-  Draft draft = Pick(bytes, unsealed_only);
-  if (draft.fresh > 0 && filling_ > 0) {
-    PutBack(draft);
-    changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kFillPatience,
-                       [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return filling_ == 0; });
-    draft = Pick(bytes, unsealed_only);
-  }
+  Draft draft = PickAfterFill(bytes, unsealed_only);
   if (const absl::Status room = MakeRoom(bytes, draft, doomed); !room.ok()) {
     PutBack(draft);
     return room;
@@ -158,27 +170,14 @@ absl::StatusOr<Arena::Draft> Arena::Reserve(uint64_t bytes, bool unsealed_only) 
   return draft;
 }
 
-// Frees pool memory until the system has `fresh` bytes, or refuses.
-absl::Status Arena::EnsureAvailable(uint64_t asked, uint64_t fresh) {
-  CKPTD_ASSIGN_OR_RETURN(uint64_t available, options_.available_memory());
-  if (available >= fresh) return absl::OkStatus();
-  {
-    Pieces doomed;
-    MutexLock lock(mutex_);
-    TrimFree(fresh - available, doomed);
-  }
-  CKPTD_ASSIGN_OR_RETURN(available, options_.available_memory());
-  if (available >= fresh) return absl::OkStatus();
-  return NoMemory(asked, available,
-                  "this machine or its container has no more memory; free some or raise the limit");
-}
-
-absl::Status Arena::MakeFresh(Draft& draft) {
+absl::Status Arena::MakeFresh(Draft& draft, MemoryClaim claim) {
+  uint64_t left = draft.fresh;
   for (size_t i = 0; i < draft.pieces.size(); ++i) {
     if (draft.capacity[i] == 0) continue;
     ArenaPiece& piece = draft.pieces[i];
     CKPTD_ASSIGN_OR_RETURN(piece.segment,
                            MakeSegment(draft.capacity[i], options_.populate_threads));
+    claim.Lower(left -= draft.capacity[i]);
   }
   return absl::OkStatus();
 }
@@ -196,15 +195,15 @@ void Arena::CancelTake(Draft draft) {
   changed_.NotifyAll();
 }
 
-absl::StatusOr<std::vector<ArenaPiece>> Arena::Take(uint64_t bytes, bool unsealed_only) {
-  CKPTD_ASSIGN_OR_RETURN(Draft draft, Reserve(bytes, unsealed_only));
-  if (draft.fresh > 0) {
-    absl::Status made = EnsureAvailable(bytes, draft.fresh);
-    if (made.ok()) made = MakeFresh(draft);
-    if (!made.ok()) {
-      CancelTake(std::move(draft));
-      return made;
-    }
+absl::Status Arena::TakeFresh(uint64_t asked, Draft& draft) {
+  absl::StatusOr<MemoryClaim> claim = ClaimFresh(asked, draft.fresh);
+  absl::Status made = claim.status();
+  if (made.ok()) made = MakeFresh(draft, *std::move(claim));
+  if (!made.ok()) {
+    CancelTake(std::move(draft));
+    return made;
+  }
+  {
     MutexLock lock(mutex_);
     for (size_t i = 0; i < draft.pieces.size(); ++i) {
       if (draft.capacity[i] == 0) continue;
@@ -214,8 +213,19 @@ absl::StatusOr<std::vector<ArenaPiece>> Arena::Take(uint64_t bytes, bool unseale
     }
     pending_ -= draft.fresh;
     used_ += draft.fresh;
+    given_up_ -= std::min(given_up_, draft.fresh);
   }
   changed_.NotifyAll();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<ArenaPiece>> Arena::Take(uint64_t bytes, bool unsealed_only) {
+  absl::StatusOr<Draft> reserved = Reserve(bytes, unsealed_only);
+  // Whoever waited held the fill up, also where nothing came of it.
+  changed_.NotifyAll();
+  if (!reserved.ok()) return reserved.status();
+  Draft draft = *std::move(reserved);
+  if (draft.fresh > 0) CKPTD_RETURN_IF_ERROR(TakeFresh(bytes, draft));
   for (ArenaPiece& piece : draft.pieces) {
     // A client maps whole pages and could map the whole segment: no byte of an
     // earlier checkpoint may be left behind the slab's own.
@@ -275,6 +285,7 @@ void Arena::Forget(std::vector<ArenaPiece> pieces) {
     MutexLock lock(mutex_);
     for (ArenaPiece& piece : pieces) {
       used_ -= piece.segment->bytes();
+      given_up_ = std::min(given_up_ + piece.segment->bytes(), options_.arena_target_bytes);
       Doom(std::move(piece), doomed);
     }
     fill_stalled_ = false;

@@ -7,6 +7,12 @@
 // in the budget, is asked again whenever memory is wanted or usage is shown, and
 // is let go when the budget is needed for something else (the memory itself then
 // goes when the last client lets go of it).
+//
+// The background fill gives way: to loads of this daemon, whose waits end with the
+// segment it is making; to other processes, for which it leaves a reserve; and to clients
+// that were given memory for good (Forget): that counts as filled, up to the target, until
+// loads have made as much anew themselves. They need it beside what they were given, and
+// nobody asked for more.
 #ifndef CKPTD_SERVER_MEMORY_HOST_ARENA_H_
 #define CKPTD_SERVER_MEMORY_HOST_ARENA_H_
 
@@ -24,6 +30,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "common/base/posix.h"
+#include "server/memory/host/memory_claims.h"
 #include "server/memory/host/segment.h"
 #include "server/memory/memory.h"
 
@@ -47,8 +54,13 @@ struct HostMemoryOptions {
   // on when it goes on, however long ago its load was given up: that memory is never used
   // again.
   bool filled_by_peers = false;
+  // Bytes that the background fill leaves to others; none: a tenth of TotalMemory.
+  std::optional<uint64_t> fill_reserve_bytes = {};
   // What the system still has; AvailableMemory unless a test says otherwise.
   std::function<absl::StatusOr<uint64_t>()> available_memory = nullptr;
+  // Where the daemons of this host claim what they fault in, see MemoryClaims; empty: each
+  // takes what it finds.
+  std::string claims_path = {};
   // Told, in a sentence, what went wrong in the background. Called by the fill
   // thread with no lock held.
   std::function<void(std::string)> note = nullptr;
@@ -78,12 +90,15 @@ class Arena {
   absl::Status StartFilling();
   // Joins the fill thread; idempotent. No fill happens afterwards.
   void StopFilling();
-  // Waits until the arena has its target size, or cannot get there now (false),
-  // or the deadline has passed (false).
+  // Waits until nothing is left to be filled (true), or cannot be now (false), or
+  // the deadline has passed (false).
   bool WaitUntilFilled(std::chrono::steady_clock::time_point deadline);
 
   // Segments for a slab of `bytes` > 0, back to back. With `unsealed_only`,
-  // none that was ever sealed. ResourceExhausted NO_MEMORY leaves all as it was.
+  // none that was ever sealed. Waits, each at most half a minute, for the segment
+  // that the fill is making, and where there would be enough but for what other
+  // daemons are faulting in, until that is clear. ResourceExhausted NO_MEMORY and
+  // DeadlineExceeded DEADLINE (see MemoryClaims) leave all as it was.
   absl::StatusOr<std::vector<ArenaPiece>> Take(uint64_t bytes, bool unsealed_only);
   // Gives them back: to the pool, to the lingering ones, or to the system.
   void Return(std::vector<ArenaPiece> pieces);
@@ -115,6 +130,7 @@ class Arena {
   Draft Pick(uint64_t bytes, bool unsealed_only) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool PickOne(ArenaPiece& piece, bool unsealed_only) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PutBack(Draft& draft) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Draft PickAfterFill(uint64_t bytes, bool unsealed_only) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status MakeRoom(uint64_t asked, const Draft& draft, Pieces& doomed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Recheck(Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -127,15 +143,20 @@ class Arena {
 
   // Without it.
   absl::StatusOr<Draft> Reserve(uint64_t bytes, bool unsealed_only);
-  absl::Status EnsureAvailable(uint64_t asked, uint64_t fresh);
-  absl::Status MakeFresh(Draft& draft);
+  // Makes the fresh part of `draft`, whose pieces go back if that fails.
+  absl::Status TakeFresh(uint64_t asked, Draft& draft);
+  absl::StatusOr<MemoryClaim> ClaimFresh(uint64_t asked, uint64_t fresh);
+  absl::Status MakeFresh(Draft& draft, MemoryClaim claim);
+  absl::Status NoneLeft(uint64_t asked, const MemoryClaims::Answer& answer) const;
   void CancelTake(Draft draft);
   absl::StatusOr<std::unique_ptr<HostSegment>> MakeSegment(uint64_t bytes, unsigned threads);
   absl::Status NoMemory(uint64_t asked, uint64_t free, const std::string& why) const;
   void FillLoop();
   void FillOnce(uint64_t bytes);
+  absl::StatusOr<std::unique_ptr<HostSegment>> MakeFilling(uint64_t bytes);
 
   const HostMemoryOptions options_;
+  const MemoryClaims claims_;
   const bool ownership_check_works_;
 
   mutable Mutex mutex_;
@@ -146,9 +167,11 @@ class Arena {
   std::map<uint64_t, const HostSegment*> owned_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t reader_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t used_ ABSL_GUARDED_BY(mutex_) = 0;     // bytes of segments in slabs
-  uint64_t pending_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes being made for slabs
-  uint64_t filling_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes being made for the pool
+  uint64_t used_ ABSL_GUARDED_BY(mutex_) = 0;      // bytes of segments in slabs
+  uint64_t pending_ ABSL_GUARDED_BY(mutex_) = 0;   // bytes being made for slabs
+  uint64_t filling_ ABSL_GUARDED_BY(mutex_) = 0;   // bytes being made for the pool
+  uint64_t given_up_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes that count as filled
+  unsigned waiting_ ABSL_GUARDED_BY(mutex_) = 0;   // loads, for what is being filled
   bool fill_stalled_ ABSL_GUARDED_BY(mutex_) = false;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread filler_;

@@ -10,6 +10,15 @@
 #include "server/memory/host/arena.h"
 
 namespace ckptd {
+namespace {
+
+// How long a load waits for other daemons to fault in what they claim. They are at it, a
+// gigabyte or more a second.
+constexpr auto kClaimPatience = std::chrono::seconds(30);
+// Others tell nobody how far they are.
+constexpr auto kClaimPollInterval = std::chrono::milliseconds(2);
+
+}  // namespace
 
 absl::Status Arena::NoMemory(uint64_t asked, uint64_t free, const std::string& why) const {
   return MakeError(
@@ -45,11 +54,11 @@ void Arena::StopFilling() {
 }
 
 // Bytes of the next segment for the pool; 0: none now. A load that is making
-// memory of its own goes first.
+// memory of its own, or waits to, goes first.
 uint64_t Arena::NextFill() const {
-  if (fill_stalled_ || pending_ > 0) return 0;
+  if (fill_stalled_ || pending_ > 0 || waiting_ > 0) return 0;
   const uint64_t held = Held();
-  uint64_t arena = held;
+  uint64_t arena = held + given_up_;
   for (const ArenaPiece& piece : lingering_) arena -= piece.segment->bytes();
   if (arena >= options_.arena_target_bytes || held >= options_.budget_bytes) return 0;
   const uint64_t room = std::min(
@@ -60,7 +69,7 @@ uint64_t Arena::NextFill() const {
 bool Arena::WaitUntilFilled(std::chrono::steady_clock::time_point deadline) {
   MutexLock lock(mutex_);
   const auto settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stop_ || (filling_ == 0 && pending_ == 0 && NextFill() == 0);
+    return stop_ || (filling_ == 0 && pending_ == 0 && waiting_ == 0 && NextFill() == 0);
   };
   return changed_.WaitUntil(mutex_, deadline, settled) && !stop_ && !fill_stalled_;
 }
@@ -80,6 +89,36 @@ void Arena::FillLoop() {
   }
 }
 
+absl::Status Arena::NoneLeft(uint64_t asked, const MemoryClaims::Answer& answer) const {
+  std::string why =
+      "this machine or its container has no more memory; free some or raise the limit";
+  if (answer.claimed > 0) {
+    why = fmt::format("other daemons here are just taking {} bytes, and {}", answer.claimed, why);
+  }
+  return NoMemory(asked, answer.available - std::min(answer.available, answer.claimed), why);
+}
+
+// Frees pool memory until the system has `fresh` bytes that nobody claims, or refuses. What
+// others have faulted in of their claims already is counted twice for a while: as long as
+// that could be all that is missing, it waits.
+absl::StatusOr<MemoryClaim> Arena::ClaimFresh(uint64_t asked, uint64_t fresh) {
+  const auto deadline = std::chrono::steady_clock::now() + kClaimPatience;
+  for (bool trimmed = false;; trimmed = true) {
+    CKPTD_ASSIGN_OR_RETURN(MemoryClaims::Answer answer, claims_.Claim(fresh));
+    if (answer.claim.has_value()) return *std::move(answer.claim);
+    if (!trimmed) {
+      const uint64_t wanted = fresh + answer.claimed;
+      Pieces doomed;
+      MutexLock lock(mutex_);
+      TrimFree(wanted - std::min(wanted, answer.available), doomed);
+      continue;
+    }
+    const bool never = answer.available < fresh;
+    if (never || std::chrono::steady_clock::now() >= deadline) return NoneLeft(asked, answer);
+    std::this_thread::sleep_for(kClaimPollInterval);
+  }
+}
+
 absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeSegment(uint64_t bytes, unsigned threads) {
   uint64_t id = 0;
   {
@@ -91,13 +130,20 @@ absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeSegment(uint64_t bytes, 
       {.huge_pages = options_.huge_pages, .threads = threads, .numa_node = options_.numa_node});
 }
 
-void Arena::FillOnce(uint64_t bytes) {
+// Loads wait for it, so it waits for nobody.
+absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeFilling(uint64_t bytes) {
+  const uint64_t reserve = options_.fill_reserve_bytes.value_or(0);
+  CKPTD_ASSIGN_OR_RETURN(const MemoryClaims::Answer answer, claims_.Claim(bytes, reserve));
+  if (!answer.claim.has_value()) {
+    return WithContext(NoneLeft(bytes, answer),
+                       fmt::format("leaving {} bytes to others", reserve));
+  }
   // Half the threads: loads and trainers start at the same time.
-  const unsigned threads = std::max(1U, options_.populate_threads / 2);
-  const absl::StatusOr<uint64_t> available = options_.available_memory();
-  absl::StatusOr<std::unique_ptr<HostSegment>> made =
-      NoMemory(bytes, available.value_or(0), "the system has no more memory");
-  if (available.ok() && *available >= bytes) made = MakeSegment(bytes, threads);
+  return MakeSegment(bytes, std::max(1U, options_.populate_threads / 2));
+}
+
+void Arena::FillOnce(uint64_t bytes) {
+  absl::StatusOr<std::unique_ptr<HostSegment>> made = MakeFilling(bytes);
   {
     MutexLock lock(mutex_);
     filling_ = 0;

@@ -33,42 +33,49 @@ constexpr Names kV2 = {"memory.max", "memory.current", "inactive_file ", "active
 constexpr Names kV1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ",
                        "total_active_file "};
 
-// What one group leaves: `directory` ends in '/'.
-uint64_t LeftInGroup(const std::string& directory, const Names& names) {
+struct Room {
+  uint64_t limit = kUnlimited;
+  uint64_t left = kUnlimited;
+  void Narrow(const Room& other) {
+    limit = std::min(limit, other.limit);
+    left = std::min(left, other.left);
+  }
+};
+
+// What one group has: `directory` ends in '/'.
+Room RoomInGroup(const std::string& directory, const Names& names) {
   const std::optional<std::string> limit_text = ReadProcFile(directory + names.limit);
   const std::optional<std::string> usage_text = ReadProcFile(directory + names.usage);
-  if (!limit_text.has_value() || !usage_text.has_value()) return kUnlimited;
+  if (!limit_text.has_value() || !usage_text.has_value()) return {};
   const std::optional<uint64_t> limit = LeadingNumber(*limit_text);
   const uint64_t usage = LeadingNumber(*usage_text).value_or(0);
-  if (!limit.has_value()) return kUnlimited;
+  if (!limit.has_value()) return {};
   const std::string stat = ReadProcFile(directory + "memory.stat").value_or("");
   const uint64_t cache = Field(stat, names.inactive_file) + Field(stat, names.active_file);
   const uint64_t used = usage - std::min(usage, cache);
-  return *limit - std::min(*limit, used);
+  return {*limit, *limit - std::min(*limit, used)};
 }
 
 // The smallest over the group at `path` ("/a/b") below `mount` and its parents.
 // In a container the path may be the host's while the mount shows only ours: the
 // groups that are not there are skipped, the top of the mount is always asked.
-uint64_t LeftInHierarchy(const std::string& mount, std::string path, const Names& names) {
+Room RoomInHierarchy(const std::string& mount, std::string path, const Names& names) {
   if (path.find("..") != std::string::npos) path.clear();
-  uint64_t left = kUnlimited;
+  Room room;
   for (;;) {
     while (!path.empty() && path.back() == '/') path.pop_back();
-    left = std::min(left, LeftInGroup(mount + path + "/", names));
-    if (path.empty()) return left;
+    room.Narrow(RoomInGroup(mount + path + "/", names));
+    if (path.empty()) return room;
     path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
   }
 }
 
-}  // namespace
-
-absl::StatusOr<uint64_t> AvailableMemory(const std::string& root) {
+absl::StatusOr<Room> ReadRoom(const std::string& root) {
   const std::optional<std::string> meminfo = ReadProcFile(root + "proc/meminfo");
   if (!meminfo.has_value()) {
     return absl::InternalError("reading " + root + "proc/meminfo: is /proc mounted here?");
   }
-  uint64_t left = Field(*meminfo, "MemAvailable:") * 1024;
+  Room room = {Field(*meminfo, "MemTotal:") * 1024, Field(*meminfo, "MemAvailable:") * 1024};
   const std::string groups = ReadProcFile(root + "proc/self/cgroup").value_or("");
   for (const std::string_view line : SplitText(groups, '\n')) {
     // "hierarchy:controllers:path"; v2 is "0::path".
@@ -78,16 +85,28 @@ absl::StatusOr<uint64_t> AvailableMemory(const std::string& root) {
     const std::string_view controllers = line.substr(first + 1, second - first - 1);
     const std::string path(line.substr(second + 1));
     if (controllers.empty()) {
-      left = std::min(left, LeftInHierarchy(root + "sys/fs/cgroup", path, kV2));
-      left = std::min(left, LeftInHierarchy(root + "sys/fs/cgroup/unified", path, kV2));
+      room.Narrow(RoomInHierarchy(root + "sys/fs/cgroup", path, kV2));
+      room.Narrow(RoomInHierarchy(root + "sys/fs/cgroup/unified", path, kV2));
       continue;
     }
     for (const std::string_view controller : SplitText(controllers, ',')) {
       if (controller != "memory") continue;
-      left = std::min(left, LeftInHierarchy(root + "sys/fs/cgroup/memory", path, kV1));
+      room.Narrow(RoomInHierarchy(root + "sys/fs/cgroup/memory", path, kV1));
     }
   }
-  return left;
+  return room;
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> AvailableMemory(const std::string& root) {
+  CKPTD_ASSIGN_OR_RETURN(const Room room, ReadRoom(root));
+  return room.left;
+}
+
+absl::StatusOr<uint64_t> TotalMemory(const std::string& root) {
+  CKPTD_ASSIGN_OR_RETURN(const Room room, ReadRoom(root));
+  return room.limit;
 }
 
 }  // namespace ckptd

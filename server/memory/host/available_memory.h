@@ -1,4 +1,4 @@
-// How much memory this process can really still get.
+// How much memory this process can really get, and still get.
 #ifndef CKPTD_SERVER_MEMORY_HOST_AVAILABLE_MEMORY_H_
 #define CKPTD_SERVER_MEMORY_HOST_AVAILABLE_MEMORY_H_
 
@@ -16,6 +16,8 @@ namespace ckptd {
 // tests). Limits that cannot be read are none. Thread-safe. Errors: Internal
 // when /proc/meminfo is not there.
 absl::StatusOr<uint64_t> AvailableMemory(const std::string& root = "/");
+// The same of all there is: the smaller of MemTotal and those groups' limits.
+absl::StatusOr<uint64_t> TotalMemory(const std::string& root = "/");
 
 }  // namespace ckptd
 

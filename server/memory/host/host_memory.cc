@@ -83,6 +83,9 @@ absl::StatusOr<std::unique_ptr<HostMemory>> HostMemory::Create(HostMemoryOptions
   if (options.available_memory == nullptr) {
     options.available_memory = [] { return AvailableMemory(); };
   }
+  if (!options.fill_reserve_bytes.has_value()) {
+    options.fill_reserve_bytes = TotalMemory().value_or(0) / 10;
+  }
   auto arena = std::make_shared<Arena>(std::move(options));
   CKPTD_RETURN_IF_ERROR(arena->StartFilling());
   return std::unique_ptr<HostMemory>(new HostMemory(std::move(arena)));

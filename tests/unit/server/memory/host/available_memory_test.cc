@@ -35,6 +35,12 @@ class FakeMachine : public testing::Test {
     return bytes.value_or(0);
   }
 
+  uint64_t Total() {
+    const auto bytes = TotalMemory(root_);
+    EXPECT_OK(bytes);
+    return bytes.value_or(0);
+  }
+
   const TempFolder folder_;
   const std::string root_ = folder_ / "";
 };
@@ -99,9 +105,27 @@ TEST_F(FakeMachine, GarbledFilesAreNoLimit) {
   EXPECT_EQ(Available(), 8'192'000U);
 }
 
+TEST_F(FakeMachine, AllThereIsIsTheMachinesWithoutGroups) { EXPECT_EQ(Total(), 9'216'000U); }
+
+TEST_F(FakeMachine, AllThereIsIsTheTightestLimit) {
+  Put("proc/self/cgroup", "0::/pod/container\n");
+  PutV2("/pod/container", "700000", "1");
+  PutV2("/pod", "500000", "100000");
+  EXPECT_EQ(Total(), 500'000U);
+}
+
+TEST_F(FakeMachine, AllThereIsMayBeInAnotherGroupThanWhatIsLeft) {
+  Put("proc/self/cgroup", "0::/pod/container\n");
+  PutV2("/pod/container", "700000", "600000");
+  PutV2("/pod", "500000", "100000");
+  EXPECT_EQ(Total(), 500'000U);
+  EXPECT_EQ(Available(), 100'000U);
+}
+
 TEST_F(FakeMachine, WithoutMeminfoThereIsAnError) {
   std::filesystem::remove(root_ + "proc/meminfo");
   EXPECT_FALSE(AvailableMemory(root_).ok());
+  EXPECT_FALSE(TotalMemory(root_).ok());
 }
 
 TEST(AvailableMemory, ThisMachineHasSome) {
