@@ -17,7 +17,7 @@ bool BlockReader::Ahead(const WorkItem& item) {
   const ReadWay way = files_.WayOf(**source, item);
   found_ahead_.push_back({item.file, item.begin, way});
   if (way != ReadWay::kDirect) return false;
-  return Start(item, *std::move(source)) && started_.size() < most_ahead_;
+  return AskDirect(item, *std::move(source), std::nullopt) && direct_->HasRoom();
 }
 
 // Looking at the page cache takes microseconds: what was found ahead still counts.
@@ -30,43 +30,39 @@ ReadWay BlockReader::WayOf(const OpenSource& source, const WorkItem& item) {
   return files_.WayOf(source, item);
 }
 
-bool BlockReader::Start(const WorkItem& item, std::shared_ptr<OpenSource> source) {
+bool BlockReader::AskDirect(const WorkItem& item, std::shared_ptr<OpenSource> source,
+                            NeededRanges needed) {
   if (most_ahead_ > 0 && !tried_direct_) {
     tried_direct_ = true;
-    direct_ = DirectReads::Create(most_ahead_, kItemBytes);
+    direct_ = DirectItems::Create(most_ahead_, kItemBytes);
   }
-  if (direct_ == nullptr) return false;
-  const auto slot = direct_->Start(source->direct.get(), item.begin, item.end);
-  if (!slot.has_value()) return false;
-  started_.push_back({item, std::move(source), *slot});
-  return true;
+  return direct_ != nullptr && direct_->Ask(item, std::move(source), needed);
 }
 
-absl::Status BlockReader::Begin(const WorkItem& item, bool elsewhere) {
+absl::Status BlockReader::Begin(const WorkItem& item, bool elsewhere, NeededRanges needed) {
   CKPTD_ASSIGN_OR_RETURN(source_, files_.Acquire(item.file));
-  file_ = item.file;
-  begin_ = item.begin;
-  const auto begun = [&] {
-    return !started_.empty() && started_.front().item.file == item.file &&
-           started_.front().item.begin == item.begin;
-  };
+  item_ = item;
   way_ = WayOf(*source_, item);
-  if (begun()) way_ = ReadWay::kDirect;
-  if (way_ == ReadWay::kDirect && (begun() || (started_.empty() && Start(item, source_)))) {
-    slot_ = started_.front().slot;
-    started_.pop_front();
-    direct_data_ = direct_->Wait(*slot_);
-    if (!direct_data_.empty()) return absl::OkStatus();
-    direct_->Release(*slot_);
-    slot_.reset();
+  const bool asked = direct_ != nullptr && direct_->IsNext(item);
+  if (asked) way_ = ReadWay::kDirect;
+  if (way_ == ReadWay::kDirect) {
+    const bool others = direct_ != nullptr && !direct_->none_asked();
+    if (asked || (!others && AskDirect(item, source_, needed))) {
+      if (direct_->Begin(needed)) return absl::OkStatus();
+      direct_->End();
+    }
   }
   if (way_ == ReadWay::kMap) {  // cached
     if (files_.MayBuffer() && (elsewhere || BetterCopied(item))) way_ = ReadWay::kBuffer;
     return absl::OkStatus();
   }
-  if (way_ == ReadWay::kDirect) way_ = ReadWay::kBuffer;
-  if (!files_.Cached(*source_, item)) ReadAhead(*source_, item.begin);
+  ReadByBuffer(item);
   return absl::OkStatus();
+}
+
+void BlockReader::ReadByBuffer(const WorkItem& rest) {
+  way_ = ReadWay::kBuffer;
+  if (!files_.Cached(*source_, rest)) ReadAhead(*source_, rest.begin);
 }
 
 bool BlockReader::BetterCopied(const WorkItem& item) {
@@ -78,18 +74,25 @@ bool BlockReader::BetterCopied(const WorkItem& item) {
 absl::Status BlockReader::Use(uint64_t offset, size_t bytes,
                               absl::FunctionRef<void(std::span<const std::byte>)> use) {
   if (way_ == ReadWay::kMap) return UseMapped(offset, bytes, use);
-  if (way_ == ReadWay::kDirect) {
-    use(direct_data_.subspan(offset - begin_, bytes));
-    return absl::OkStatus();
-  }
   const std::span<std::byte> buffer(buffer_.get(), bytes);
-  CKPTD_RETURN_IF_ERROR(source_->file.Read(offset, buffer, files_.path(file_)));
+  if (way_ == ReadWay::kDirect) {
+    const std::span<const std::byte> data = direct_->Get(offset, buffer);
+    if (!data.empty()) {
+      use(data);
+      return absl::OkStatus();
+    }
+    direct_->End();
+    WorkItem rest = item_;
+    rest.begin = offset;
+    ReadByBuffer(rest);
+  }
+  CKPTD_RETURN_IF_ERROR(source_->file.Read(offset, buffer, files_.path(item_.file)));
   use(buffer);
   return absl::OkStatus();
 }
 
 absl::Status BlockReader::ReadTo(uint64_t offset, std::span<std::byte> place) {
-  return source_->file.Read(offset, place, files_.path(file_));
+  return source_->file.Read(offset, place, files_.path(item_.file));
 }
 
 absl::Status BlockReader::UseMapped(uint64_t offset, size_t bytes,
@@ -98,20 +101,18 @@ absl::Status BlockReader::UseMapped(uint64_t offset, size_t bytes,
   if (RunGuarded(mapped, [&use, mapped] { use(mapped); })) return absl::OkStatus();
   // Reading it the other way says why.
   const std::span<std::byte> buffer(buffer_.get(), bytes);
-  CKPTD_RETURN_IF_ERROR(source_->file.Read(offset, buffer, files_.path(file_)));
+  CKPTD_RETURN_IF_ERROR(source_->file.Read(offset, buffer, files_.path(item_.file)));
   return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
                    fmt::format("reading {}: bytes at {} went away and came back; let the writer "
                                "finish and load again",
-                               files_.path(file_), offset),
-                   {{"file", files_.path(file_)}});
+                               files_.path(item_.file), offset),
+                   {{"file", files_.path(item_.file)}});
 }
 
 void BlockReader::End() {
-  if (slot_.has_value()) direct_->Release(*slot_);
-  slot_.reset();
-  direct_data_ = {};
+  if (way_ == ReadWay::kDirect) direct_->End();
   source_.reset();
-  files_.ItemDone(file_);
+  files_.ItemDone(item_.file);
 }
 
 }  // namespace ckptd

@@ -50,7 +50,8 @@ absl::Status ItemWorker::Begin(const WorkItem& item) {
     CKPTD_RETURN_IF_ERROR(tools_->sender.Begin(item.file, item.begin, item.end));
   }
   tools_->placer.Begin();
-  return Blame(reader_.Begin(item, !sends() && tools_->placer.plain()), item.begin);
+  const bool elsewhere = !sends() && tools_->placer.plain();
+  return Blame(reader_.Begin(item, elsewhere, tools_->wanted.ranges()), item.begin);
 }
 
 absl::Status ItemWorker::DoBlock(uint64_t begin, uint64_t end) {

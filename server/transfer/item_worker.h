@@ -29,6 +29,8 @@ class ItemWorker {
 
   // Before `item` is done; see BlockReader::Ahead.
   bool Ahead(const WorkItem& item) { return reader_.Ahead(item); }
+  // While one is done; see BlockReader::HasRoom.
+  bool HasRoom() const { return reader_.HasRoom(); }
 
   // `item` is of `window`. Adds each target's bytes to done[target]. `poll` is called
   // about once per MiB; its error ends the item. Errors name file and tensor.

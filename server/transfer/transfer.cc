@@ -155,7 +155,14 @@ class Job {
       }
       ++stay.items;
       std::fill(done.begin(), done.end(), 0);
-      CKPTD_RETURN_IF_ERROR(worker.Do(next.window, *next.item, done, [this] { return Poll(); }));
+      // While the end of a long item is placed, what comes next is in flight.
+      const auto poll = [&]() -> absl::Status {
+        if (agenda.items.empty() && worker.HasRoom()) {
+          CKPTD_RETURN_IF_ERROR(Claim(worker, direct_reads, agenda));
+        }
+        return Poll();
+      };
+      CKPTD_RETURN_IF_ERROR(worker.Do(next.window, *next.item, done, poll));
       CKPTD_RETURN_IF_ERROR(slabs.status());
       Count(worker, done);
       if (next.window->items_left.fetch_sub(1, std::memory_order_acq_rel) == 1) {

@@ -1,11 +1,12 @@
 """By which way bytes come from storage: chosen by what is cached, forced by a setting, and shown."""
 
+import json
 import os
 import subprocess
 
 import ckptd
 import pytest
-from group import BINARIES, Daemon, save
+from group import BINARIES, Daemon, Group, save
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +35,19 @@ def knows_o_direct(path):
     return True
 
 
-def read(group, large):
-    """(bytes mapped, direct, through buffers) of a load whose bytes are right."""
+def read(group, large, layout="replicate:1", local=lambda tensor, rank: tensor, **options):
+    """(bytes mapped, direct, through buffers) of a load whose bytes are right: local(tensor, rank)."""
+    import torch
     path, tensors = large
-    with ckptd.connect(group.address(0)) as client:
-        checkpoint = client.load(path, layout="replicate:1")
-        with client.acquire(checkpoint) as shard:
-            for name, tensor in tensors.items():
-                assert bytes(shard.tensors[name].buffer) == tensor.numpy().tobytes()
-        progress = client.get(checkpoint).progress
+    for rank in range(group.ranks):
+        with ckptd.connect(group.address(rank)) as client:
+            if rank == 0:
+                checkpoint = client.load(path, layout=layout, **options)
+            with client.acquire(checkpoint) as shard:
+                for name, tensor in tensors.items():
+                    expected = local(tensor, rank).contiguous().view(torch.uint8)
+                    assert bytes(shard.tensors[name].buffer) == expected.numpy().tobytes()
+            progress = client.get(checkpoint).progress
     total = sum(t.numel() * t.element_size() for t in tensors.values())
     assert progress.storage_bytes == total
     return progress.mapped_bytes, progress.direct_bytes, total - progress.mapped_bytes - progress.direct_bytes
@@ -68,6 +73,32 @@ def test_what_is_not_cached_is_read_past_the_page_cache(tmp_path, large):
         shown = subprocess.run([BINARIES / "ckptctl", "get", name], env=group.environment, capture_output=True,
                                text=True, timeout=20, check=True)
         assert "past the page cache" in shown.stdout, shown.stdout
+        drop_from_page_cache(large[0])
+
+
+COLUMNS = json.dumps({"mesh": {"shape": [2]}, "default": {"placements": ["shard(1)"]}})
+
+
+def cast(tensor, rank):
+    import torch
+    return tensor.to(torch.bfloat16)
+
+
+# What items are longer for than one direct read may be.
+@pytest.mark.parametrize("way", ["auto", "direct"])
+@pytest.mark.parametrize("layout, local, options", [
+    ("replicate:2", cast, {"dtype": "bfloat16"}),
+    (COLUMNS, lambda tensor, rank: tensor.chunk(2, 1)[rank], {}),
+    (COLUMNS, lambda tensor, rank: cast(tensor.chunk(2, 1)[rank], rank), {"dtype": "bfloat16"}),
+], ids=["cast", "columns", "columns cast"])
+def test_what_is_cast_or_dealt_out_is_read_past_the_page_cache_too(tmp_path, large, layout, local, options, way):
+    if not knows_o_direct(large[0]):
+        pytest.skip(f"the file system of {large[0]} knows no O_DIRECT")
+    with Group(tmp_path, 2, "--read", way) as group:
+        drop_from_page_cache(large[0])
+        mapped, direct, buffered = read(group, large, layout, local, **options)
+        assert buffered == 0 and direct > 0.9 * (mapped + direct)
+        assert way == "auto" or mapped == 0
         drop_from_page_cache(large[0])
 
 

@@ -235,6 +235,92 @@ TEST(DirectReading, HappensWhereTheSystemOffersIt) {
   EXPECT_EQ(reader.way(), offered ? ReadWay::kDirect : ReadWay::kBuffer);
 }
 
+// One file of some MiB, in one item that is longer than a direct read may be, from an odd
+// offset to the end of the file.
+class LongItem : public ::testing::TestWithParam<ReadWay> {
+ protected:
+  static constexpr uint64_t kBegin = 1001;
+  static constexpr uint64_t kEnd = 3 * kItemBytes + 100'001;
+
+  void SetUp() override {
+    world_.AddBytes(0, kEnd, 1);
+    world_.Finish(kItemBytes);
+    items_[0].begin = kBegin;
+    items_[0].end = kEnd;
+    files_ = std::make_unique<SourceFiles>(world_.index, items_, GetParam());
+    source_ = files_->Acquire(0).value();
+    if (GetParam() == ReadWay::kMap) offered_ = source_->mapping.valid();
+    if (GetParam() == ReadWay::kDirect) {
+      offered_ = source_->direct.valid() && DirectReads::Create(1, kItemBytes) != nullptr;
+    }
+  }
+  // Uses all of it in blocks that some pieces end within; whether it is right.
+  absl::StatusOr<bool> UseAll(BlockReader& reader) {
+    constexpr size_t kBlock = kReadBlockBytes - 24;
+    uint64_t right = 0;
+    for (uint64_t at = kBegin; at < kEnd; at += kBlock) {
+      const size_t bytes = std::min<uint64_t>(kBlock, kEnd - at);
+      const auto compare = [&](std::span<const std::byte> data) {
+        if (!std::equal(data.begin(), data.end(), world_.Content(0).begin() + at)) return;
+        right += data.size();
+      };
+      CKPTD_RETURN_IF_ERROR(reader.Use(at, bytes, compare));
+    }
+    return right == kEnd - kBegin;
+  }
+
+  World world_{1, 1};
+  std::vector<WorkItem> items_ = std::vector<WorkItem>(1);
+  std::unique_ptr<SourceFiles> files_;
+  std::shared_ptr<OpenSource> source_;
+  bool offered_ = true;  // by the system: this way
+};
+
+TEST_P(LongItem, IsShownWhole) {
+  for (const size_t direct_reads : {1, 2, 8}) {
+    for (const bool ahead : {false, true}) {
+      BlockReader reader(*files_, direct_reads);
+      if (ahead) reader.Ahead(items_[0]);
+      ASSERT_OK(reader.Begin(items_[0]));
+      ASSERT_OK_AND_ASSIGN(const bool equal, UseAll(reader));
+      EXPECT_TRUE(equal) << direct_reads << ahead;
+    }
+  }
+}
+
+TEST_P(LongItem, IsReadInOneWayToItsEnd) {
+  BlockReader reader(*files_, 2);
+  ASSERT_OK(reader.Begin(items_[0]));
+  ASSERT_OK(UseAll(reader));
+  EXPECT_EQ(reader.way(), offered_ ? GetParam() : ReadWay::kBuffer);
+}
+
+TEST_P(LongItem, GoesOnThroughTheBufferWhereDirectReadsFail) {
+  BlockReader reader(*files_, 1);
+  ASSERT_OK(reader.Begin(items_[0]));
+  const bool direct = reader.way() == ReadWay::kDirect;
+  source_->direct = UniqueFd();  // read ahead is nothing with one slot
+  ASSERT_OK_AND_ASSIGN(const bool equal, UseAll(reader));
+  EXPECT_TRUE(equal);
+  EXPECT_EQ(reader.way(), direct ? ReadWay::kBuffer : GetParam());
+  reader.End();
+}
+
+TEST_P(LongItem, OfAFileThatIsCutMeanwhileIsAChangedSource) {
+  BlockReader reader(*files_, 1);
+  ASSERT_OK(reader.Begin(items_[0]));
+  std::filesystem::resize_file(world_.index.files[0].path, 2 * kItemBytes);
+  EXPECT_EQ(ReasonOf(UseAll(reader).status()), reason::kSourceChanged);
+}
+
+TEST_P(LongItem, LeavesRoomForTheNextOneOnceItsEndIsInFlight) {
+  BlockReader reader(*files_, 2);
+  ASSERT_OK(reader.Begin(items_[0]));
+  EXPECT_FALSE(reader.HasRoom());
+  ASSERT_OK(UseAll(reader));
+  EXPECT_EQ(reader.HasRoom(), reader.way() == ReadWay::kDirect);
+}
+
 TEST_P(BlockReaderTest, ClosesAFileAfterItsLastItem) {
   SourceFiles files(world_.index, items_, GetParam());
   std::weak_ptr<OpenSource> open;
@@ -253,6 +339,9 @@ std::string NameOf(const ::testing::TestParamInfo<ReadWay>& test) {
 }
 
 INSTANTIATE_TEST_SUITE_P(By, BlockReaderTest,
+                         ::testing::Values(ReadWay::kMap, ReadWay::kBuffer, ReadWay::kDirect),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(By, LongItem,
                          ::testing::Values(ReadWay::kMap, ReadWay::kBuffer, ReadWay::kDirect),
                          NameOf);
 

@@ -1,15 +1,19 @@
 // Plans that cannot be, and small parts of a transfer; the rest is in tests/contract/transfer.
 #include "server/transfer/transfer.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "common/base/digest.h"
 #include "common/base/reasons.h"
+#include "server/transfer/direct_reads.h"
 #include "tests/testing/comms_in_process.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/transfer_world.h"
@@ -75,6 +79,43 @@ TEST_P(BigFile, WithASlabTooSmallIsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(ReadThrough, BigFile, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "Mapping" : "Buffer"; });
+
+// Whether this process has the file open.
+bool IsOpen(const std::string& path) {
+  std::error_code ended;  // a descriptor that the folder had
+  for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
+    if (std::filesystem::read_symlink(fd.path(), ended) == path) return true;
+  }
+  return false;
+}
+
+// An item of 23 MB, more than direct reads may have in flight, and one of another file.
+TEST(LongDirectItem, HasTheNextOneReadAheadBeforeItIsDone) {
+  World world(2, 1);
+  const uint64_t wide = world.AddBytes(0, 1300 * 18'000, 1);
+  world.AddTensor(0, 0, wide, Dtype::kU8, Dtype::kU8, {1, 1300, 18'000}, {{}, {1, 1300, 3000}});
+  const uint64_t next = world.AddBytes(1, 5000, 2);
+  world.AddTensor(0, 1, next, Dtype::kU8, Dtype::kU8, {1, 1, 5000}, {{}, {1, 1, 5000}});
+  world.Finish(64 * kMiB);
+  const UniqueFd direct(::open(world.index.files[0].path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+  if (!direct.valid() || DirectReads::Create(1, 4096) == nullptr) {
+    GTEST_SKIP() << "no O_DIRECT, or no io_uring";
+  }
+  TransferProgress progress(1);
+  TransferOptions options;
+  options.threads = 1;
+  options.way = ReadWay::kDirect;
+  bool ahead = false;
+  options.interrupted = [&] {
+    const bool first_is_done = progress.storage_bytes > 0;
+    ahead = ahead || (!first_is_done && IsOpen(world.index.files[1].path));
+    return absl::OkStatus();
+  };
+  ASSERT_OK(RunTransfer(world.index, world.targets, options, progress));
+  EXPECT_TRUE(ahead);
+  EXPECT_TRUE(world.Tensor(0, 0) == world.expected[0][0]);
+  EXPECT_TRUE(world.Tensor(0, 1) == world.expected[0][1]);
+}
 
 TEST(DigestInSlab, EqualsTheDigestOfTheTensorAcrossSegments) {
   World world(1, 1);
