@@ -85,7 +85,8 @@ absl::StatusOr<CudaAllocation> CopyOf(const CudaAllocation& from) {
 void CloseWhenIdle(CudaDevice& device, UniqueFd lease) {
   // Functions can be copied, descriptors cannot.
   const auto held = std::make_shared<const UniqueFd>(std::move(lease));
-  device.Keep([held](const CudaDriver&) {});
+  // Idle: nobody keeps the lease, and what was kept before it may still be there.
+  if (!device.Keep([held](const CudaDriver&) {})) device.FreeKept();
 }
 
 }  // namespace

@@ -56,7 +56,11 @@ absl::StatusOr<GpuInfo> Describe(const CudaDriver& driver, int ordinal) {
 // Errors of which the driver API's reference says that "the process must be terminated and
 // relaunched", and those of hardware that does not correct itself.
 bool EndsAllUse(CUresult result) {
-  constexpr auto kContained = static_cast<CUresult>(226);  // CUDA 12.8 and later name it
+  // By number those that not every toolkit names: a contained error, a leak of tensor memory, a
+  // client that MPS has ended, an external device.
+  for (const int number : {226, 721, 810, 911}) {
+    if (result == static_cast<CUresult>(number)) return true;
+  }
   switch (result) {
     case CUDA_ERROR_ECC_UNCORRECTABLE:
     case CUDA_ERROR_NVLINK_UNCORRECTABLE:
@@ -71,7 +75,7 @@ bool EndsAllUse(CUresult result) {
     case CUDA_ERROR_LAUNCH_FAILED:
       return true;
     default:
-      return result == kContained;
+      return false;
   }
 }
 

@@ -2,13 +2,23 @@
 
 #include <unistd.h>
 
+#include "common/base/at_once.h"
 #include "common/base/logging.h"
+#include "common/base/status.h"
 #include "server/daemon/commands.h"
 
 namespace ckptd {
 
-StopDeadline::StopDeadline(std::chrono::milliseconds patience)
-    : thread_([this, patience] { Watch(patience); }) {}
+StopDeadline::StopDeadline(std::chrono::milliseconds patience) {
+  auto thread = StartThread("watching how long stopping takes", [this, patience] { Watch(patience); });
+  if (thread.ok()) {
+    thread_ = *std::move(thread);
+    return;
+  }
+  // The kernel's clock ends the process then, without a word in the log.
+  Log(LogLevel::kWarn, "{}", MessageOf(thread.status()));
+  ::alarm(static_cast<unsigned>(std::chrono::ceil<std::chrono::seconds>(patience).count()));
+}
 
 StopDeadline::~StopDeadline() {
   {
@@ -16,7 +26,11 @@ StopDeadline::~StopDeadline() {
     done_ = true;
   }
   changed_.NotifyAll();
-  thread_.join();
+  if (thread_.joinable()) {
+    thread_.join();
+  } else {
+    ::alarm(0);
+  }
 }
 
 void StopDeadline::Watch(std::chrono::milliseconds patience) {

@@ -16,7 +16,7 @@ from faults import (
     resources,
     sparse,
 )
-from group import Daemon, sanitized, wait_until
+from group import Daemon, Group, sanitized, wait_until
 from noise import callers, doors
 from tiers import both
 
@@ -108,12 +108,31 @@ def memory_group(limit):
         own.rmdir()
 
 
+JOIN = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+
+
+@pytest.mark.skipif(sanitized(), reason="a sanitized daemon's shadow memory is most of what it has")
+def test_what_fits_each_daemon_alone_and_not_all_of_them_is_refused_and_kills_nobody(tmp_path):
+    with memory_group(320 * MIB) as own:
+        group = Group(tmp_path, 2, "--memory-budget", "1GiB", wrapper=("sh", "-c", JOIN, str(own)))
+        try:
+            group.wait_ready()
+            pids = [group.pid(rank) for rank in range(2)]
+            with ckptd.connect(group.address(0)) as client:
+                with pytest.raises(ckptd.ResourceExhausted) as caught:
+                    client.load(sparse(tmp_path / "large.safetensors", 200 * MIB), layout="replicate:2")
+                assert caught.value.reason == "NO_MEMORY"
+                client.load(sparse(tmp_path / "small.safetensors", 100 * MIB), layout="replicate:2")
+            assert [group.pid(rank) for rank in range(2)] == pids
+        finally:
+            group.end()
+
+
 def test_a_control_groups_limit_refuses_a_load_and_kills_nobody(tmp_path):
-    join = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
     # A sanitized daemon's shadow memory counts, too.
     limit = (400 if sanitized() else 160) * MIB
     with memory_group(limit) as own:
-        with Daemon(tmp_path, "--memory-budget", "1GiB", wrapper=("sh", "-c", join, own)) as daemon:
+        with Daemon(tmp_path, "--memory-budget", "1GiB", wrapper=("sh", "-c", JOIN, own)) as daemon:
             pid = daemon.pid(0)
             with ckptd.connect(daemon.address(0)) as client:
                 error = refused(client, sparse(tmp_path / "large.safetensors", limit + 140 * MIB))

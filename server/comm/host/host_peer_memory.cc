@@ -47,9 +47,12 @@ absl::Status OfRank(const absl::Status& error, const PeerSlab& slab) {
   }
 }
 
-// A driver that refuses another process's memory is no reason to fail: bytes can be sent.
+// A driver that refuses another process's memory, or has no room on that GPU for what mapping it
+// takes, is no reason to fail: bytes can be sent.
 absl::Status NotImported(const absl::Status& error, const PeerSlab& slab) {
-  if (error.code() != absl::StatusCode::kUnavailable) return OfRank(error, slab);
+  const bool refused = error.code() == absl::StatusCode::kUnavailable ||
+                       error.code() == absl::StatusCode::kResourceExhausted;
+  if (!refused) return OfRank(error, slab);
   Facts facts = FactsOf(error);
   facts["rank"] = std::to_string(slab.rank);
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRankFailed,
