@@ -212,26 +212,8 @@ absl::Status LoadRunner::Prepare(Participant& participant) {
 absl::Status LoadRunner::PrepareAll() {
   CKPTD_RETURN_IF_ERROR(parts_.touching());
   Enter(Stage::kAllocating);
-  Mutex first_mutex;
-  absl::Status prepared;  // the first error in time: what ranks answer after it may be of it
-  const auto failed = [&] {
-    MutexLock lock(first_mutex);
-    return !prepared.ok();
-  };
-  AtOnce(participants_.size(), kMostCalls, [&](size_t i) {
-    if (failed()) return;  // of thousands the last ones have not been asked yet
-    absl::Status why = Prepare(participants_[i]);
-    if (why.ok()) return;
-    why = OfRank(participants_[i].rank, why);
-    {
-      MutexLock lock(first_mutex);
-      if (!prepared.ok()) return;
-      prepared = why;
-    }
-    // Others may take memory for minutes: nobody waits for that to hear of it. Who begins only
-    // now is told again at the end.
-    AbortAll(why);
-  });
+  const absl::Status prepared =
+      ForEach([this](Participant& participant) { return Prepare(participant); });
   {
     // Those that have it hold it whatever becomes of the others.
     MutexLock lock(mutex_);

@@ -107,7 +107,7 @@ class LoadRunner {
   void Count(const ReadReport& report);
   absl::Status CommitAll();
   absl::Status Prepare(Participant& participant);
-  // Tells every rank that the load has failed; of several reasons the first counts there.
+  // Tells every rank that the load has failed.
   void AbortAll(const absl::Status& why);
   // Error of `rank`, for everybody: its code and reason, its number in front. A
   // rank that does not answer leaves the group.
