@@ -54,6 +54,15 @@ function(ckptd_library name)
   endif()
 endfunction()
 
+# ckptd_travels(program): it runs on other machines, of the system's C library alone, and is small:
+# the package has it. Relocations in their compact form (glibc 2.36 and later) save a twentieth.
+include(CheckLinkerFlag)
+check_linker_flag(CXX -Wl,-z,pack-relative-relocs CKPTD_LINKS_COMPACT_RELOCATIONS)
+function(ckptd_travels name)
+  target_link_options(${name} PRIVATE -static-libstdc++ -static-libgcc -Wl,--gc-sections
+    $<$<BOOL:${CKPTD_LINKS_COMPACT_RELOCATIONS}>:-Wl,-z,pack-relative-relocs>)
+endfunction()
+
 # ckptd_test(name DIRECTORY dir LABEL label DEPENDS lib...): one gtest binary of every *_test.cc in dir.
 function(ckptd_test name)
   cmake_parse_arguments(ARG "" "LABEL" "DIRECTORY;DEPENDS" ${ARGN})

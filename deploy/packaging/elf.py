@@ -38,7 +38,10 @@ def needed(path: pathlib.Path) -> List[str]:
 
 def glibc(path: pathlib.Path) -> Tuple[int, int]:
     """The oldest C library that has every symbol it uses."""
-    found = re.findall(r"\bGLIBC_(\d+)\.(\d+)", _readelf("-V", path))
+    versions = _readelf("-V", path)
+    found = re.findall(r"\bGLIBC_(\d+)\.(\d+)", versions)
+    if "GLIBC_ABI_DT_RELR" in versions:  # compact relocations, which 2.36 was the first to read
+        found.append(("2", "36"))
     return max(((int(major), int(minor)) for major, minor in found), default=(2, 0))
 
 
