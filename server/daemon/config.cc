@@ -76,7 +76,8 @@ const Setting kSettings[] = {
      "among the daemons that share it (not of a GPU that is the only one they see)"},
     {"arena", &Config::arena,
      "Memory faulted in the background at start and reused by loads: a size or a share of the "
-     "budget; 0 lets it grow with the first load"},
+     "budget, less what would leave the machine less than a tenth; 0 lets it grow with the first "
+     "load"},
     {"segment-bytes", &Config::segment_bytes,
      "Size of the arena's memfd segments, a multiple of 2MiB"},
     {"huge-pages", &Config::huge_pages, "Gather the arena into huge pages: auto or off"},

@@ -97,12 +97,7 @@ TEST_P(NarrowColumns, AreInTheirPlacesWithDigests) {
   Finish();
   ASSERT_OK_AND_ASSIGN(const TransferResult result, Run());
   ExpectAllPlaced();
-  for (size_t rank = 0; rank < 3; ++rank) {
-    ASSERT_OK_AND_ASSIGN(const std::vector<uint64_t> digests, reached_->Digests(rank, result));
-    for (size_t t = 0; t < digests.size(); ++t) {
-      ASSERT_EQ(digests[t], TensorDigest(world_->expected[rank][t])) << rank << " " << t;
-    }
-  }
+  ExpectDigests(result);
 }
 
 TEST_P(NarrowColumns, AreInTheirPlacesWithoutDigests) {

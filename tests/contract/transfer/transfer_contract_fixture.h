@@ -90,6 +90,14 @@ class TransferContract : public testing::TestWithParam<TransferCase> {
 
   // All memory of a rank, and one tensor of it.
   std::vector<std::byte> Slab(size_t rank) { return ReadBytes(reached_->Owned(rank)); }
+  void ExpectDigests(const TransferResult& result) {
+    for (size_t rank = 0; rank < targets_.size(); ++rank) {
+      ASSERT_OK_AND_ASSIGN(const std::vector<uint64_t> digests, reached_->Digests(rank, result));
+      for (size_t t = 0; t < digests.size(); ++t) {
+        ASSERT_EQ(digests[t], TensorDigest(world_->expected[rank][t])) << rank << " " << t;
+      }
+    }
+  }
   void ExpectAllPlaced() {
     for (size_t rank = 0; rank < targets_.size(); ++rank) {
       const std::vector<std::byte> slab = Slab(rank);

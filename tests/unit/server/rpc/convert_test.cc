@@ -162,6 +162,7 @@ TEST(ConvertPrepare, KeepsTheCall) {
   EXPECT_EQ(back.rank_digest, call.rank_digest);
   EXPECT_EQ(back.plan_digest, call.plan_digest);
   EXPECT_EQ(back.request_digests, call.request_digests);
+  EXPECT_TRUE(back.members_read);
 }
 
 TEST(ConvertPrepare, KeepsTheIndex) {
@@ -349,6 +350,7 @@ TEST(ConvertHeartbeat, KeepsWhatAMemberReads) {
   ASSERT_EQ(back.reading->done.filled.size(), 1u);
   EXPECT_EQ(back.reading->done.filled[0].bytes, 40u);
   EXPECT_TRUE(back.reading->done.filled[0].streamed);
+  EXPECT_TRUE(back.reading->ended);
   call.reading.reset();
   EXPECT_FALSE(FromProto(ToProto(call)).reading.has_value());
 }
