@@ -116,6 +116,8 @@ absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
   for (;;) {
     auto slab = backend_.Allocate(bytes, request.intended, KindFor(request));
     if (slab.ok() || slab.status().code() != absl::StatusCode::kResourceExhausted) return slab;
+    // What lacks is no memory that shards are in.
+    if (Said(slab.status(), "host_bytes").has_value()) return slab;
     // Free on its device, for whoever takes it; and what it would take, in whole allocations.
     const std::optional<uint64_t> device_free = Said(slab.status(), "device_free_bytes");
     const uint64_t taken = std::max(bytes, Said(slab.status(), "asked_bytes").value_or(0));

@@ -91,7 +91,9 @@ PartReader LoadRunner::MakeReader(const ReaderShare& share) const {
                        session_.links[rank]});
   }
   return PartReader({parts_.catalog, parts_.peers, 0, parts_.membership.secret(), comm_, no_comm_},
-                    {session_.epoch, load_.name, load_.deadline, plan_}, std::move(targets));
+                    {session_.epoch, load_.name, load_.deadline, plan_,
+                     [this] { return Interrupted(); }},
+                    std::move(targets));
 }
 
 std::vector<Cohort> LoadRunner::StatedBy(const std::vector<uint32_t>& ranks) const {

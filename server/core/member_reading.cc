@@ -77,10 +77,8 @@ absl::Status Interrupted(const MemberReading& parts, const ExecuteCall& call) {
                    "reading for " + call.name + ": the timeout passed; load again with a longer one");
 }
 
-}  // namespace
-
-absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, Incoming& incoming,
-                                         const ExecuteCall& call) {
+absl::StatusOr<ReadReport> OpenAndRead(const MemberReading& parts, Incoming& incoming,
+                                       const ExecuteCall& call) {
   CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(incoming.request().source));
   CKPTD_RETURN_IF_ERROR(CheckSameFiles(opened, incoming.index()));
   const auto index = std::make_shared<const CheckpointIndex>(std::move(opened));
@@ -94,7 +92,9 @@ absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, Incoming& i
   // The leader has said what a communicator carries.
   const CommChoice comm = call.scatter.has_value() ? CommChoice::kNccl : CommChoice::kHost;
   PartReader reader({parts.catalog, parts.peers, parts.rank, parts.secret, comm},
-                    {call.epoch, call.name, call.deadline, plan}, std::move(targets));
+                    {call.epoch, call.name, call.deadline, plan,
+                     [&parts, &call] { return Interrupted(parts, call); }},
+                    std::move(targets));
   CKPTD_RETURN_IF_ERROR(reader.Reach());
   TransferOptions options;
   options.part = call.read.part;
@@ -112,6 +112,19 @@ absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, Incoming& i
   incoming.NoteCarried(reader.carried_bytes());
   CKPTD_RETURN_IF_ERROR(CheckUnchanged(*index));
   if (incoming.request().intended != AttachMode::kExclusive) reader.Keep();
+  return report;
+}
+
+}  // namespace
+
+absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, Incoming& incoming,
+                                         const ExecuteCall& call) {
+  // From now on others wait for this rank, not it for them: storage may take a while to open files.
+  const auto opening = std::make_shared<TransferProgress>(0);
+  opening->busy = true;
+  parts.own.Begin(call.name, ReadReport(), opening);
+  absl::StatusOr<ReadReport> report = OpenAndRead(parts, incoming, call);
+  if (!report.ok()) parts.own.End(false);
   return report;
 }
 

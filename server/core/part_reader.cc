@@ -39,6 +39,7 @@ PartReader::PartReader(Parts parts, Load load, std::vector<ReadTarget> targets)
 absl::Status PartReader::Reach() {
   std::map<size_t, std::string> far;
   for (size_t i = 0; i < targets_.size(); ++i) {
+    if (load_.interrupted) CKPTD_RETURN_IF_ERROR(load_.interrupted());
     const ReadTarget& target = targets_[i];
     const uint32_t rank = target.who.rank;
     reached_.emplace_back();

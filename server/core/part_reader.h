@@ -42,6 +42,8 @@ class PartReader {
     std::string name;
     Deadline deadline;
     std::shared_ptr<const GroupPlan> plan;
+    // Why to give up between ranks that are mapped, each of which may take seconds; null: never.
+    std::function<absl::Status()> interrupted = nullptr;
   };
   PartReader(Parts parts, Load load, std::vector<ReadTarget> targets);
   // Where nobody has said Keep, lets go of what was mapped: what the targets had prepared is used

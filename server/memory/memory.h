@@ -73,7 +73,8 @@ class MemoryBackend {
   // Memory of unspecified content (see ZeroPadding of transfer.h) for `bytes` > 0, and zeros
   // behind them, to be handed out as `kind`, one of kinds(). kExclusive takes only memory
   // that was never handed out. Errors: ResourceExhausted NO_MEMORY with the numbers (asked,
-  // free, budget), DeadlineExceeded DEADLINE where other daemons keep it waiting.
+  // free, budget), or with host_bytes where a device's memory needs some of the host, which no
+  // eviction gives; DeadlineExceeded DEADLINE when other daemons keep it waiting.
   virtual absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
                                                          HandleKind kind) = 0;
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended) {

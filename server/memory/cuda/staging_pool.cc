@@ -44,10 +44,12 @@ absl::StatusOr<std::shared_ptr<StagingPool>> StagingPool::Create(std::shared_ptr
   void* memory = nullptr;
   {
     const CudaScope scope(*home);
-    CKPTD_RETURN_IF_ERROR(home->Check(
+    const absl::Status pinned = home->Check(
         home->driver().MemHostAlloc(&memory, slots * kSlotBytes, CU_MEMHOSTALLOC_PORTABLE),
         fmt::format("pinning {} MiB of staging memory (ulimit -l, the container's memory limit)",
-                    slots * kSlotBytes >> 20)));
+                    slots * kSlotBytes >> 20));
+    // Nothing on the GPU can make room for it.
+    if (!pinned.ok()) return WithFact(pinned, "host_bytes", std::to_string(slots * kSlotBytes));
   }
   return std::shared_ptr<StagingPool>(
       new StagingPool(std::move(home), static_cast<std::byte*>(memory), slots, patience));
