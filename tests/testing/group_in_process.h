@@ -31,8 +31,11 @@ class PeerMemoryInProcess final : public PeerMemory {
   explicit PeerMemoryInProcess(std::string host = "") : host_(std::move(host)) {}
 
   void Add(uint32_t rank, HostMemory& memory) { memories_[rank] = &memory; }
+  // Runs first whenever memory of a rank is mapped.
+  std::function<void(uint32_t rank)> on_map;
 
   absl::StatusOr<SlabView> Map(const PeerSlab& slab, Deadline) override {
+    if (on_map) on_map(slab.rank);
     if (slab.host != host_) return absl::FailedPreconditionError("on another host");
     SlabView view;
     for (const PeerSlab::PeerSegment& segment : slab.segments) {
@@ -226,6 +229,8 @@ class GroupInProcess {
   PeerMemoryInProcess& peer_memory() { return peer_memory_; }
   // Rank 0's.
   PeerAccess peers() { return {peer_memory_, *ranks_[0]->memory, comms_}; }
+  // Runs whenever a rank other than 0 maps another's memory, with what it then tells about itself.
+  std::function<void(const std::optional<ReadingNow>&)> on_member_maps;
 
  private:
   std::function<absl::StatusOr<ReadReport>(const ExecuteCall&)> ReaderOf(uint32_t rank) {
@@ -236,6 +241,9 @@ class GroupInProcess {
       for (uint32_t i = 0; i < size(); ++i) peers.Add(i, *ranks_[i]->memory);
       const auto connect = [this](const MemberIdentity& who) { return ranks_[who.rank]->link; };
       OwnReading reading;
+      peers.on_map = [&](uint32_t) {
+        if (on_member_maps) on_member_maps(reading.Now());
+      };
       const PeerAccess access{peers, *own.memory, comms_};
       return ReadForLeader({own.catalog, access, connect, rank, "", {.threads = 2}, stopping_, reading},
                            *incoming, call);

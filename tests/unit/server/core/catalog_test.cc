@@ -19,15 +19,18 @@ namespace {
 
 constexpr absl::StatusCode kNotFound = absl::StatusCode::kNotFound;
 
-// That memory, which calls a hook when a slab is complete.
+// That memory, which calls a hook when a slab is complete, and gives none while `refusal` is set.
 class MemoryWithHook final : public MemoryBackend {
  public:
   MemoryWithHook(MemoryBackend& memory, const std::function<void()>& hook)
       : memory_(memory), hook_(hook) {}
+  absl::Status refusal;
+
   void Filled(Slab&) override { hook_(); }
   std::vector<HandleKind> kinds() const override { return memory_.kinds(); }
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
                                                  HandleKind kind) override {
+    CKPTD_RETURN_IF_ERROR(refusal);
     return memory_.Allocate(bytes, intended, kind);
   }
   absl::Status Seal(Slab& slab) override { return memory_.Seal(slab); }
@@ -410,6 +413,23 @@ TEST_F(CatalogTest, EvictsNothingForWhatCannotFitBesideMemoryThatWasUnloadedWhil
   ASSERT_OK(MakeActive(catalog_, "checkpoints/b", request_));
   EXPECT_FALSE(MakeActive(catalog_, "checkpoints/c", request_, 2 * kSmallSegment).ok());
   EXPECT_OK(catalog_.Get("checkpoints/b"));
+}
+
+TEST_F(CatalogTest, EvictsNothingForMemoryOfTheHostThatADeviceNeeds) {
+  const std::function<void()> nothing = [] {};
+  MemoryWithHook memory(*memory_, nothing);
+  Catalog catalog(memory, 0, 1);
+  ASSERT_OK(MakeActive(catalog, "checkpoints/a", request_));
+  const auto refused = [&](const Facts& facts) {
+    memory.refusal = MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+                               "pinning 8 MiB", facts);
+    return MakeActive(catalog, "checkpoints/b", request_);
+  };
+  EXPECT_THAT(refused({{"host_bytes", "8388608"}}),
+              FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+  EXPECT_OK(catalog.Get("checkpoints/a"));
+  EXPECT_FALSE(refused({}).ok());
+  EXPECT_FALSE(catalog.Get("checkpoints/a").ok()) << "memory of shards would have helped";
 }
 
 TEST_F(CatalogTest, ARankThatReceivesNothingNeedsNoMemory) {

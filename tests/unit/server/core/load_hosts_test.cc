@@ -105,6 +105,15 @@ TEST_F(LoadHostsTest, AReaderPerHostReadsOncePerHostAndStreamsNothing) {
   EXPECT_THAT(ProgressOf(1).streamed_ranks, IsEmpty());
 }
 
+TEST_F(LoadHostsTest, AReaderThatOpensFilesAndMapsMemoryIsBusyAndKeepsNobodyWaiting) {
+  std::vector<bool> busy;
+  group_.on_member_maps = [&](const std::optional<ReadingNow>& now) {
+    busy.push_back(now.has_value() && now->name == kName && now->done.busy);
+  };
+  ASSERT_OK(Run("replicate:4", ReaderPolicy::kPerNode).status);
+  EXPECT_THAT(busy, ElementsAre(true)) << "rank 2 maps the memory of rank 3";
+}
+
 TEST_F(LoadHostsTest, AllReadersTogetherReadOnce) {
   ASSERT_OK(Run("replicate:4", ReaderPolicy::kAll).status);
   EXPECT_EQ(ProgressOf(1).storage_bytes, kAllBytes);

@@ -276,6 +276,17 @@ TEST_F(LoadRunnerTest, ALeaderThatStopsAbortsTheLoad) {
               FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
 }
 
+TEST_F(LoadRunnerTest, ALeaderThatStopsMapsNoFurtherRank) {
+  std::vector<uint32_t> mapped;
+  group_.peer_memory().on_map = [&](uint32_t rank) {
+    mapped.push_back(rank);
+    stopping_ = true;
+  };
+  EXPECT_THAT(Run(ByRules("fsdp:3")).status,
+              FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
+  EXPECT_THAT(mapped, ElementsAre(1));
+}
+
 TEST_F(LoadRunnerTest, AMissingSourceReachesAllRanks) {
   ReadyLoad load = ByRules("fsdp:3");
   load.request.source = "/nonexistent/model.safetensors";

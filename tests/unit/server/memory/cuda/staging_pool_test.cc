@@ -73,6 +73,19 @@ TEST_F(StagingPoolTest, ALaneHasASlotToFillAndOneThatIsEmptied) {
   EXPECT_EQ(least->Lanes(), 1U);
 }
 
+// The host has no memory to pin.
+class NoPinnedMemoryTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { UseTestCuda("gpus = 1\nfault = cuMemHostAlloc error=2\n"); }
+};
+
+TEST_F(NoPinnedMemoryTest, IsSaidToLackOnTheHost) {
+  const auto pool = StagingPool::Create(TestGpu(), 2 * StagingPool::kSlotBytes);
+  EXPECT_THAT(pool, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+  EXPECT_EQ(FactsOf(pool.status()).at("host_bytes"),
+            std::to_string(2 * StagingPool::kSlotBytes));
+}
+
 // The driver has no event for the first copy: who waits for that copy is not known.
 class BrokenStagingTest : public ::testing::Test {
  protected:
