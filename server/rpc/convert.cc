@@ -170,11 +170,22 @@ v1::HandleKind ToProto(std::optional<HandleKind> kind) {
   return kind.has_value() ? static_cast<v1::HandleKind>(*kind) : v1::HANDLE_KIND_UNSPECIFIED;
 }
 
-absl::StatusOr<LoadRequest> FromProto(const v1::LoadCheckpointRequest& request) {
+namespace {
+
+// What any message says of what is to be planned.
+template <typename Message>
+absl::StatusOr<LoadRequest> Planned(const Message& request) {
   LoadRequest out;
   out.source = SourceOfText(request.source());
   CKPTD_ASSIGN_OR_RETURN(out.layout, FromProto(request.layout()));
   CKPTD_ASSIGN_OR_RETURN(out.policy, FromProto(request.dtype_policy()));
+  return out;
+}
+
+// What any message says of a load.
+template <typename Message>
+absl::StatusOr<LoadRequest> Requested(const Message& request) {
+  CKPTD_ASSIGN_OR_RETURN(LoadRequest out, Planned(request));
   CKPTD_ASSIGN_OR_RETURN(out.intended, FromProto(request.intended_mode()));
   CKPTD_ASSIGN_OR_RETURN(out.kind, FromProto(request.handle_kind()));
   out.digests = !request.skip_digests();
@@ -182,12 +193,14 @@ absl::StatusOr<LoadRequest> FromProto(const v1::LoadCheckpointRequest& request) 
   return out;
 }
 
+}  // namespace
+
 absl::StatusOr<LoadRequest> FromProto(const v1::PlanLoadRequest& request) {
-  LoadRequest out;
-  out.source = SourceOfText(request.source());
-  CKPTD_ASSIGN_OR_RETURN(out.layout, FromProto(request.layout()));
-  CKPTD_ASSIGN_OR_RETURN(out.policy, FromProto(request.dtype_policy()));
-  return out;
+  return Planned(request);
+}
+
+absl::StatusOr<LoadRequest> FromProto(const v1::LoadCheckpointRequest& request) {
+  return Requested(request);
 }
 
 v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request) {
@@ -205,14 +218,7 @@ v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request) {
 }
 
 absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request) {
-  LoadRequest out;
-  out.source = SourceOfText(request.source());
-  CKPTD_ASSIGN_OR_RETURN(out.layout, FromProto(request.layout()));
-  CKPTD_ASSIGN_OR_RETURN(out.policy, FromProto(request.dtype_policy()));
-  CKPTD_ASSIGN_OR_RETURN(out.intended, FromProto(request.intended_mode()));
-  CKPTD_ASSIGN_OR_RETURN(out.kind, FromProto(request.handle_kind()));
-  out.digests = !request.skip_digests();
-  out.timeout = TimeoutFrom(request.timeout(), request.has_timeout());
+  CKPTD_ASSIGN_OR_RETURN(LoadRequest out, Requested(request));
   out.statement = request.statement();
   return out;
 }
