@@ -1,7 +1,10 @@
 #include "server/daemon/stop_deadline.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <future>
 
 #include "server/daemon/commands.h"
@@ -22,6 +25,22 @@ TEST(StopDeadlineDeathTest, EndsAProcessThatStillWaitsForSomethingAfterIt) {
         storage_answers.get_future().wait();
       },
       testing::ExitedWithCode(kExitFailed), "stopping: still at work after 0.0 s");
+}
+
+TEST(StopDeadlineDeathTest, EndsAlsoAProcessThatCanStartNoThread) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer needs address space of its own";
+#endif
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        rlimit no_stack_fits;
+        no_stack_fits.rlim_cur = no_stack_fits.rlim_max = 1;
+        ::setrlimit(RLIMIT_AS, &no_stack_fits);
+        const StopDeadline deadline(std::chrono::milliseconds(10));
+        ::pause();
+      },
+      testing::KilledBySignal(SIGALRM), "watching how long stopping takes");
 }
 
 }  // namespace
