@@ -45,8 +45,9 @@ class PeerMemory {
   // is that rank now stay.
   virtual void Forget(uint32_t rank, const std::string& incarnation) = 0;
   // Drops cached mappings of `rank` except those of the given segment ids (what
-  // that daemon still owns): its released memory must not be held by us.
-  virtual void KeepOnly(uint32_t rank, const std::vector<uint64_t>& segment_ids) = 0;
+  // that daemon still owns): its released memory must not be held by us. Bytes that were
+  // mapped of it.
+  virtual uint64_t KeepOnly(uint32_t rank, const std::vector<uint64_t>& segment_ids) = 0;
 };
 
 }  // namespace ckptd

@@ -135,6 +135,7 @@ struct PrepareCall {
   uint64_t plan_digest = 0;
   std::vector<uint64_t> request_digests;
   bool members_read = false;  // and map each other's memory
+  bool unmapped = false;      // the leader has let go of all that it had mapped of this rank
 };
 
 struct PrepareReply {

@@ -194,9 +194,22 @@ absl::Status LoadRunner::ForEach(const std::function<absl::Status(Participant&)>
   return first;
 }
 
+bool LoadRunner::Unmap(uint32_t rank) {
+  if (rank == 0) return false;  // its own
+  MutexLock lock(unmapping_);
+  return parts_.peers.memory.KeepOnly(rank, {}) > 0;
+}
+
 absl::Status LoadRunner::Prepare(Participant& participant) {
-  auto reply = session_.links[participant.rank]->Prepare(CallFor(participant),
-                                                         Sooner(load_.deadline, kPrepareDeadline));
+  PrepareCall call = CallFor(participant);
+  const Deadline deadline = Sooner(load_.deadline, kPrepareDeadline);
+  MemberLink& link = *session_.links[participant.rank];
+  auto reply = link.Prepare(call, deadline);
+  // What that rank has let go of is not free while it is mapped here.
+  if (reply.status().code() == absl::StatusCode::kResourceExhausted && Unmap(participant.rank)) {
+    call.unmapped = true;
+    reply = link.Prepare(call, deadline);
+  }
   CKPTD_RETURN_IF_ERROR(reply.status());
   if (reply->rank_digest != participant.plan->digest) {
     return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,

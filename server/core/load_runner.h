@@ -107,6 +107,8 @@ class LoadRunner {
   void Count(const ReadReport& report);
   absl::Status CommitAll();
   absl::Status Prepare(Participant& participant);
+  // Lets go of all that is mapped of that rank; whether there was any.
+  bool Unmap(uint32_t rank);
   // Tells every rank that the load has failed.
   void AbortAll(const absl::Status& why);
   // Error of `rank`, for everybody: its code and reason, its number in front. A
@@ -146,6 +148,7 @@ class LoadRunner {
   std::unique_ptr<ExecuteFanout> fanout_;
   Mutex mutex_;
   std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);
+  Mutex unmapping_;
   ExchangeWatch exchanges_;
 };
 

@@ -74,7 +74,7 @@ void RankSide::ForgetOver() {
 
 void RankSide::NoteReaders(const PrepareCall& call) {
   const bool another = std::exchange(epoch_, call.epoch) != call.epoch;
-  if (another && call.members_read) backend_.NewReader();
+  if (call.unmapped || (another && call.members_read)) backend_.NewReader();
 }
 
 absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t since) {

@@ -95,6 +95,7 @@ v1::PrepareRequest ToProto(const PrepareCall& call) {
   out.set_rank_digest(call.rank_digest);
   out.set_plan_digest(call.plan_digest);
   out.set_members_read(call.members_read);
+  out.set_unmapped(call.unmapped);
   out.mutable_request_digests()->Add(call.request_digests.begin(), call.request_digests.end());
   return out;
 }
@@ -115,6 +116,7 @@ absl::StatusOr<PrepareCall> FromProto(const v1::PrepareRequest& in) {
   call.rank_digest = in.rank_digest();
   call.plan_digest = in.plan_digest();
   call.members_read = in.members_read();
+  call.unmapped = in.unmapped();
   call.request_digests = {in.request_digests().begin(), in.request_digests().end()};
   return call;
 }

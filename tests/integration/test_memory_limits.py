@@ -15,6 +15,7 @@ from faults import (
     content,
     resources,
     sparse,
+    unload_everywhere,
 )
 from group import Daemon, Group, sanitized, wait_until
 from noise import callers, doors
@@ -124,6 +125,22 @@ def test_what_fits_each_daemon_alone_and_not_all_of_them_is_refused_and_kills_no
                 assert caught.value.reason == "NO_MEMORY"
                 client.load(sparse(tmp_path / "small.safetensors", 100 * MIB), layout="replicate:2")
             assert [group.pid(rank) for rank in range(2)] == pids
+        finally:
+            group.end()
+
+
+@pytest.mark.skipif(sanitized(), reason="a sanitized daemon's shadow memory is most of what it has")
+def test_memory_that_only_the_leader_still_maps_is_free_for_a_load_that_needs_it(tmp_path):
+    path = sparse(tmp_path / "model.safetensors", 100 * MIB)
+    with memory_group(320 * MIB) as own:
+        group = Group(tmp_path, 2, "--memory-budget", "1GiB", wrapper=("sh", "-c", JOIN, str(own)))
+        try:
+            group.wait_ready()
+            with ckptd.connect(group.address(0)) as client:
+                client.load(path, layout="replicate:2")
+                unload_everywhere(group)
+                # Memory that was sealed is of no use for it.
+                client.load(path, layout="replicate:2", mode="exclusive")
         finally:
             group.end()
 

@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <future>
@@ -53,7 +54,20 @@ class PeerMemoryInProcess final : public PeerMemory {
     return view;
   }
   void Forget(uint32_t, const std::string&) override {}
-  void KeepOnly(uint32_t rank, const std::vector<uint64_t>& ids) override { kept_[rank] = ids; }
+  uint64_t KeepOnly(uint32_t rank, const std::vector<uint64_t>& ids) override {
+    kept_[rank] = ids;
+    return std::erase_if(mappings_, [&](const auto& mapped) {
+             const auto& [of, id] = mapped.first;
+             return of == rank && std::find(ids.begin(), ids.end(), id) == ids.end();
+           }) *
+           kSmallSegment;
+  }
+  // Segments of that rank that are mapped.
+  size_t mapped(uint32_t rank) const {
+    return static_cast<size_t>(std::count_if(mappings_.begin(), mappings_.end(), [rank](const auto& m) {
+      return m.first.first == rank;
+    }));
+  }
   // As KeepOnly was last told.
   const std::vector<uint64_t>& kept(uint32_t rank) { return kept_[rank]; }
 
@@ -61,7 +75,7 @@ class PeerMemoryInProcess final : public PeerMemory {
   const std::string host_;
   std::map<uint32_t, HostMemory*> memories_;
   std::map<uint32_t, std::vector<uint64_t>> kept_;
-  std::map<std::pair<uint32_t, uint64_t>, Mapping> mappings_;  // kept until the end
+  std::map<std::pair<uint32_t, uint64_t>, Mapping> mappings_;
 };
 
 // Frames go straight to the rank.

@@ -196,13 +196,15 @@ void HostPeerMemory::Forget(uint32_t rank, const std::string& incarnation) {
   if (peer != peers_.end() && peer->second.incarnation == incarnation) peers_.erase(peer);
 }
 
-void HostPeerMemory::KeepOnly(uint32_t rank, const std::vector<uint64_t>& segment_ids) {
+uint64_t HostPeerMemory::KeepOnly(uint32_t rank, const std::vector<uint64_t>& segment_ids) {
   const auto peer = peers_.find(rank);
-  if (peer == peers_.end()) return;
+  if (peer == peers_.end()) return 0;
+  const uint64_t before = MappedBytes(rank);
   const std::set<uint64_t> keep(segment_ids.begin(), segment_ids.end());
   for (auto it = peer->second.mappings.begin(); it != peer->second.mappings.end();) {
     it = keep.count(it->first) > 0 ? std::next(it) : peer->second.mappings.erase(it);
   }
+  return before - MappedBytes(rank);
 }
 
 uint64_t HostPeerMemory::MappedBytes(uint32_t rank) const {

@@ -44,7 +44,7 @@ class HostPeerMemory final : public PeerMemory {
   absl::StatusOr<SlabView> Map(const PeerSlab& slab,
                                std::chrono::steady_clock::time_point deadline) override;
   void Forget(uint32_t rank, const std::string& incarnation) override;
-  void KeepOnly(uint32_t rank, const std::vector<uint64_t>& segment_ids) override;
+  uint64_t KeepOnly(uint32_t rank, const std::vector<uint64_t>& segment_ids) override;
 
   // Bytes of address space that mappings of `rank` take.
   uint64_t MappedBytes(uint32_t rank) const;

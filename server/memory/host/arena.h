@@ -56,6 +56,10 @@ struct HostMemoryOptions {
   bool filled_by_peers = false;
   // Bytes that the background fill leaves to others; none: a tenth of TotalMemory.
   std::optional<uint64_t> fill_reserve_bytes = {};
+  // Bytes that a slab leaves for what loading takes besides: page tables of all who map it,
+  // buffers, threads. None: 16 MiB and a 256th of what is made anew (page tables take a 512th
+  // for each who maps it).
+  std::optional<uint64_t> load_reserve_bytes = {};
   // What the system still has; AvailableMemory unless a test says otherwise.
   std::function<absl::StatusOr<uint64_t>()> available_memory = nullptr;
   // Where the daemons of this host claim what they fault in, see MemoryClaims; empty: each
@@ -146,8 +150,9 @@ class Arena {
   // Makes the fresh part of `draft`, whose pieces go back if that fails.
   absl::Status TakeFresh(uint64_t asked, Draft& draft);
   absl::StatusOr<MemoryClaim> ClaimFresh(uint64_t asked, uint64_t fresh);
+  uint64_t LoadReserve(uint64_t fresh) const;
   absl::Status MakeFresh(Draft& draft, MemoryClaim claim);
-  absl::Status NoneLeft(uint64_t asked, const MemoryClaims::Answer& answer) const;
+  absl::Status NoneLeft(uint64_t asked, uint64_t reserve, const MemoryClaims::Answer& answer) const;
   void CancelTake(Draft draft);
   absl::StatusOr<std::unique_ptr<HostSegment>> MakeSegment(uint64_t bytes, unsigned threads);
   absl::Status NoMemory(uint64_t asked, uint64_t free, const std::string& why) const;

@@ -89,13 +89,19 @@ void Arena::FillLoop() {
   }
 }
 
-absl::Status Arena::NoneLeft(uint64_t asked, const MemoryClaims::Answer& answer) const {
+absl::Status Arena::NoneLeft(uint64_t asked, uint64_t reserve,
+                             const MemoryClaims::Answer& answer) const {
   std::string why =
       "this machine or its container has no more memory; free some or raise the limit";
+  if (reserve > 0) why = fmt::format("{} bytes are left to others, and {}", reserve, why);
   if (answer.claimed > 0) {
     why = fmt::format("other daemons here are just taking {} bytes, and {}", answer.claimed, why);
   }
   return NoMemory(asked, answer.available - std::min(answer.available, answer.claimed), why);
+}
+
+uint64_t Arena::LoadReserve(uint64_t fresh) const {
+  return options_.load_reserve_bytes.value_or((uint64_t{16} << 20) + fresh / 256);
 }
 
 // Frees pool memory until the system has `fresh` bytes that nobody claims, or refuses. What
@@ -103,18 +109,21 @@ absl::Status Arena::NoneLeft(uint64_t asked, const MemoryClaims::Answer& answer)
 // that could be all that is missing, it waits.
 absl::StatusOr<MemoryClaim> Arena::ClaimFresh(uint64_t asked, uint64_t fresh) {
   const auto deadline = std::chrono::steady_clock::now() + kClaimPatience;
+  const uint64_t reserve = LoadReserve(fresh);
   for (bool trimmed = false;; trimmed = true) {
-    CKPTD_ASSIGN_OR_RETURN(MemoryClaims::Answer answer, claims_.Claim(fresh));
+    CKPTD_ASSIGN_OR_RETURN(MemoryClaims::Answer answer, claims_.Claim(fresh, reserve));
     if (answer.claim.has_value()) return *std::move(answer.claim);
     if (!trimmed) {
-      const uint64_t wanted = fresh + answer.claimed;
+      const uint64_t wanted = fresh + reserve + answer.claimed;
       Pieces doomed;
       MutexLock lock(mutex_);
       TrimFree(wanted - std::min(wanted, answer.available), doomed);
       continue;
     }
-    const bool never = answer.available < fresh;
-    if (never || std::chrono::steady_clock::now() >= deadline) return NoneLeft(asked, answer);
+    const bool never = answer.available < fresh + reserve;
+    if (never || std::chrono::steady_clock::now() >= deadline) {
+      return NoneLeft(asked, reserve, answer);
+    }
     std::this_thread::sleep_for(kClaimPollInterval);
   }
 }
@@ -135,8 +144,7 @@ absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeFilling(uint64_t bytes) 
   const uint64_t reserve = options_.fill_reserve_bytes.value_or(0);
   CKPTD_ASSIGN_OR_RETURN(const MemoryClaims::Answer answer, claims_.Claim(bytes, reserve));
   if (!answer.claim.has_value()) {
-    return WithContext(NoneLeft(bytes, answer),
-                       fmt::format("leaving {} bytes to others", reserve));
+    return NoneLeft(bytes, reserve, answer);
   }
   // Half the threads: loads and trainers start at the same time.
   return MakeSegment(bytes, std::max(1U, options_.populate_threads / 2));

@@ -276,6 +276,32 @@ TEST_F(LoadRunnerTest, ALeaderThatStopsAbortsTheLoad) {
               FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
 }
 
+TEST_F(LoadRunnerTest, ARankWithoutMemoryIsAskedAgainOnceNothingOfItIsMapped) {
+  ASSERT_OK(Run(ByRules("fsdp:3")).status);
+  ASSERT_OK(group_.rank(1).catalog.Unload(kName, false));
+  std::vector<bool> unmapped;
+  ScriptedLink& link = *group_.rank(1).link;
+  link.on_prepare = [&]() -> absl::Status {
+    if (group_.peer_memory().mapped(1) == 0) return absl::OkStatus();
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory, "no memory");
+  };
+  link.alter_prepare = [&](PrepareCall& call) { unmapped.push_back(call.unmapped); };
+  ASSERT_OK(Run(ByRules("fsdp:3")).status);
+  EXPECT_THAT(unmapped, ElementsAre(true)) << "what was sealed cannot be mapped again";
+  EXPECT_EQ(BytesOf(group_.rank(1).catalog, kName, 0), Rows(source_.a(), 1000, 3, 6));
+}
+
+TEST_F(LoadRunnerTest, ARankWithoutMemoryOfWhichNothingIsMappedIsAskedOnce) {
+  int asked = 0;
+  group_.rank(1).link->on_prepare = [&]() -> absl::Status {
+    ++asked;
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory, "no memory");
+  };
+  EXPECT_THAT(Run(ByRules("fsdp:3")).status,
+              FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+  EXPECT_EQ(asked, 1);
+}
+
 TEST_F(LoadRunnerTest, ALeaderThatStopsMapsNoFurtherRank) {
   std::vector<uint32_t> mapped;
   group_.peer_memory().on_map = [&](uint32_t rank) {

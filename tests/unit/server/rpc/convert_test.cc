@@ -139,6 +139,7 @@ TEST(ConvertProposal, KeepsTheRules) {
 PrepareCall RichCall() {
   PrepareCall call = CallOf("checkpoints/a", RankRequest(1, 2));
   call.members_read = true;
+  call.unmapped = true;
   CheckpointIndex index = *call.index;
   index.tensors = {{"a", Dtype::kF32, {2, 3}, {{0, 8, 24, {{0, 0}, {2, 3}}}}},
                    {"b", Dtype::kF4, {4}, {{0, 32, 2, {{0}, {4}}}}},
@@ -163,6 +164,7 @@ TEST(ConvertPrepare, KeepsTheCall) {
   EXPECT_EQ(back.plan_digest, call.plan_digest);
   EXPECT_EQ(back.request_digests, call.request_digests);
   EXPECT_TRUE(back.members_read);
+  EXPECT_TRUE(back.unmapped);
 }
 
 TEST(ConvertPrepare, KeepsTheIndex) {

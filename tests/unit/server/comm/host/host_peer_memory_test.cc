@@ -158,7 +158,7 @@ TEST_F(HostPeerMemoryTest, KeepOnlyDropsWhatTheRankNoLongerOwns) {
   const auto second = Allocate(2 * kSegment);
   ASSERT_OK(leader_.Map(Describe(*first), Soon()));
   ASSERT_OK(leader_.Map(Describe(*second), Soon()));
-  leader_.KeepOnly(3, {first->segments()[0].id});
+  EXPECT_EQ(leader_.KeepOnly(3, {first->segments()[0].id}), 2 * kSegment);
   EXPECT_EQ(leader_.MappedBytes(3), kSegment);
 }
 

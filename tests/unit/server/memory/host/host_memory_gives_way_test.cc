@@ -37,6 +37,7 @@ class HostMemoryGivesWay : public testing::Test {
     options_.budget_bytes = 64 * kSegment;
     options_.segment_bytes = kSegment;
     options_.fill_reserve_bytes = 0;
+    options_.load_reserve_bytes = 0;
     options_.available_memory = [this]() -> absl::StatusOr<uint64_t> { return available_.load(); };
   }
   // What the test is about stops a fill that it blocks.

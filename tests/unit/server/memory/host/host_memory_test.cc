@@ -29,6 +29,7 @@ class HostMemoryTest : public testing::Test {
   HostMemoryTest() {
     options_.budget_bytes = 8 * kSegment;
     options_.segment_bytes = kSegment;
+    options_.load_reserve_bytes = 0;
     options_.available_memory = [this]() -> absl::StatusOr<uint64_t> { return available_.load(); };
   }
 
@@ -168,6 +169,19 @@ TEST_F(HostMemoryTest, MemoryTheSystemDoesNotHaveIsRefusedBeforeItIsTouched) {
   ASSERT_THAT(refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
   EXPECT_EQ(FactsOf(refused.status()).at("free_bytes"), std::to_string(kSegment));
   EXPECT_EQ(Arena(), 0U);
+}
+
+TEST_F(HostMemoryTest, WhatLoadingTakesBesideSlabsIsLeft) {
+  constexpr uint64_t kBeside = (uint64_t{16} << 20) + kSegment / 256;
+  options_.load_reserve_bytes.reset();
+  available_ = kSegment + kBeside - 1;
+  Start();
+  const auto refused = memory_->Allocate(kSegment, AttachMode::kShared);
+  EXPECT_EQ(ReasonOf(refused.status()), reason::kNoMemory);
+  EXPECT_THAT(MessageOf(refused.status()),
+              testing::HasSubstr(std::to_string(kBeside) + " bytes are left to others"));
+  available_ = kSegment + kBeside;
+  EXPECT_OK(memory_->Allocate(kSegment, AttachMode::kShared));
 }
 
 TEST_F(HostMemoryTest, UnneededFreeMemoryMakesRoomWhenTheSystemIsShort) {
