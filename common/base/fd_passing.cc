@@ -265,9 +265,14 @@ std::optional<FileAt> FileAt::Of(const std::string& path) {
 }
 
 absl::StatusOr<UnixListener> UnixListener::Open(const std::string& path, mode_t mode) {
-  CKPTD_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  CKPTD_RETURN_IF_ERROR(AddressOf(path).status());
   // Between the look at a stale socket and its removal nobody else may put a live one there.
   CKPTD_ASSIGN_OR_RETURN(const FileLock lock, FileLock::Take(path + ".lock"));
+  return OpenLocked(path, mode);
+}
+
+absl::StatusOr<UnixListener> UnixListener::OpenLocked(const std::string& path, mode_t mode) {
+  CKPTD_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   CKPTD_RETURN_IF_ERROR(RemoveStaleSocket(path));
   CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
   const std::string doing = "listening on the Unix socket " + path;

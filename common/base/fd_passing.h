@@ -76,6 +76,8 @@ class UnixListener {
   // FailedPrecondition. Non-blocking, close-on-exec. Meanwhile `path`.lock is held; errors of
   // FileLock, too.
   static absl::StatusOr<UnixListener> Open(const std::string& path, mode_t mode);
+  // The same for who holds `path`.lock.
+  static absl::StatusOr<UnixListener> OpenLocked(const std::string& path, mode_t mode);
   UnixListener() = default;
   UnixListener(UnixListener&&) noexcept = default;
   UnixListener& operator=(UnixListener&& other) noexcept;

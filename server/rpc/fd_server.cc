@@ -25,6 +25,8 @@ constexpr int kTickMs = 500;
 // How long to leave the backlog alone when this process is out of descriptors:
 // poll would report it again at once.
 constexpr int kPauseMs = 100;
+// Connections, between two looks at the others.
+constexpr size_t kAcceptedAtOnce = 64;
 
 // Header of every message, 16 bytes little-endian.
 struct Header {
@@ -122,8 +124,9 @@ void FdServer::Loop() {
   for (Connection& connection : connections_) Close(connection);
 }
 
+// So many at a time: whoever has a lease, or brings a token, does not wait for all who come.
 void FdServer::Accept() {
-  for (;;) {
+  for (size_t i = 0; i < kAcceptedAtOnce; ++i) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       if (errno == ECONNABORTED || errno == EINTR) continue;

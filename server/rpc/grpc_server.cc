@@ -6,17 +6,12 @@
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
 
-#include <cstdio>
 #include <mutex>
 
 #include <fmt/format.h>
 
 #include "common/base/fd_passing.h"
-#include "common/base/percent.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 
@@ -46,23 +41,6 @@ absl::StatusOr<FileLock> LockBeside(const std::string& path, const std::string& 
   return lock;
 }
 
-// gRPC says in a log line of its own why it does not listen.
-absl::Status CannotListen(const std::string& address, const std::string& path) {
-  if (path.empty()) return Busy(address);
-  struct statvfs room = {};
-  if (::statvfs(path.substr(0, path.rfind('/')).c_str(), &room) == 0 &&
-      (room.f_favail == 0 || room.f_bavail == 0)) {
-    return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
-                     fmt::format("listening on {}: its file system is full; free room there, or "
-                                 "choose another --run-dir",
-                                 address));
-  }
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
-                   fmt::format("listening on {}: no socket could be made there, gRPC's line above "
-                               "says why; choose another --run-dir",
-                               address));
-}
-
 // gRPC asks whether a message is too long when all of it is here and unpacked; until
 // then the quota bounds it. A kilobyte may unpack to a megabyte, which no quota counts.
 void LimitMemory(grpc::ServerBuilder& builder, const GrpcServer::Options& options) {
@@ -86,8 +64,8 @@ void PrepareBuilder(grpc::ServerBuilder& builder, const GrpcServer::Options& opt
     grpc_init();
   });
   LimitMemory(builder, options);
-  // SO_REUSEPORT would let a second daemon share the port silently.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // Whoever connects and says nothing goes; thousands of ranks that join at once take a while.
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 30'000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
 }
@@ -97,31 +75,41 @@ void PrepareBuilder(grpc::ServerBuilder& builder, const GrpcServer::Options& opt
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     Options options, const std::vector<grpc::Service*>& services) {
   std::unique_ptr<GrpcServer> result(new GrpcServer);
-  std::string target = options.address;
-  const bool is_unix = options.address.rfind(kUnixPrefix, 0) == 0;
-  if (is_unix) {
-    result->path_ = options.address.substr(sizeof(kUnixPrefix) - 1);
-    CKPTD_ASSIGN_OR_RETURN(result->lock_, LockBeside(result->path_, options.address));
-    CKPTD_RETURN_IF_ERROR(RemoveStaleSocket(result->path_));
-    target = UnixTarget(result->path_);
-  }
+  CKPTD_RETURN_IF_ERROR(result->Listen(options.address));
   grpc::ServerBuilder builder;
   PrepareBuilder(builder, options);
-  builder.AddListeningPort(
-      target,
-      options.credentials != nullptr ? options.credentials : grpc::InsecureServerCredentials(),
-      &result->port_);
+  result->connections_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      options.credentials != nullptr ? options.credentials : grpc::InsecureServerCredentials());
   for (grpc::Service* service : services) builder.RegisterService(service);
-  // The directory is 0700 already; the socket itself is made 0600, too. The
-  // umask is process-wide: servers are started before threads that make files.
-  const mode_t before = ::umask(0177);
   result->server_ = builder.BuildAndStart();
-  ::umask(before);
-  if (result->server_ == nullptr || (!is_unix && result->port_ == 0)) {
-    return CannotListen(options.address, result->path_);
+  if (result->server_ == nullptr) {
+    return absl::InternalError(fmt::format(
+        "serving {}: gRPC does not start, its line above says why", options.address));
   }
-  if (is_unix) result->file_ = FileAt::Of(result->path_);
+  const int listener = result->Listener();
+  CKPTD_ASSIGN_OR_RETURN(
+      result->acceptor_,
+      Acceptor::Start(listener, options.address,
+                      [listener, to = result->connections_.get()](UniqueFd connection) {
+                        Connections::NewConnectionParameters taken;
+                        taken.listener_fd = listener;
+                        taken.fd = connection.Release();
+                        to->HandleNewConnection(&taken);
+                      }));
   return result;
+}
+
+absl::Status GrpcServer::Listen(const std::string& address) {
+  if (address.rfind(kUnixPrefix, 0) != 0) {
+    CKPTD_ASSIGN_OR_RETURN(tcp_, ListenTcp(address));
+    return absl::OkStatus();
+  }
+  const std::string path = address.substr(sizeof(kUnixPrefix) - 1);
+  CKPTD_ASSIGN_OR_RETURN(lock_, LockBeside(path, address));
+  // The directory is 0700 already; the socket itself is made 0600, too.
+  CKPTD_ASSIGN_OR_RETURN(unix_, UnixListener::OpenLocked(path, 0600));
+  return absl::OkStatus();
 }
 
 void GrpcServer::SetServing(bool serving) {
@@ -131,16 +119,13 @@ void GrpcServer::SetServing(bool serving) {
 }
 
 void GrpcServer::Shutdown(std::chrono::milliseconds patience) {
+  acceptor_.reset();
+  unix_.Close();
+  tcp_.socket.Reset();
   if (server_ == nullptr) return;
-  // gRPC removes what lies at its path. Where the folder was removed and made again, that is
-  // the socket of another daemon, which is kept by another name meanwhile.
-  const std::string kept = path_ + ".kept";
-  const bool others = file_.has_value() && FileAt::Of(path_) != file_ &&
-                      ::link(path_.c_str(), kept.c_str()) == 0;
   server_->Shutdown(std::chrono::system_clock::now() + patience);
   server_->Wait();
   server_.reset();
-  if (others) ::rename(kept.c_str(), path_.c_str());
   lock_.Release();
 }
 

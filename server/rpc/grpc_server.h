@@ -5,11 +5,11 @@
 
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
 
 #include <chrono>
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/fd_passing.h"
 #include "common/base/file_lock.h"
+#include "server/rpc/acceptor.h"
 
 namespace ckptd {
 
@@ -44,19 +45,24 @@ class GrpcServer {
   GrpcServer& operator=(const GrpcServer&) = delete;
 
   // The port that was bound (TCP).
-  int port() const { return port_; }
+  int port() const { return tcp_.port; }
   // What grpc.health.v1 says from now on.
   void SetServing(bool serving);
   void Shutdown(std::chrono::milliseconds patience);
 
  private:
-  GrpcServer() = default;
+  using Connections = grpc::experimental::ExternalConnectionAcceptor;
 
+  GrpcServer() = default;
+  absl::Status Listen(const std::string& address);
+  int Listener() const { return tcp_.socket.valid() ? tcp_.socket.get() : unix_.get(); }
+
+  FileLock lock_;  // beside a Unix socket, for as long as it is served
+  UnixListener unix_;  // one of these two
+  TcpListener tcp_;
+  std::unique_ptr<Connections> connections_;  // where gRPC takes them
   std::unique_ptr<grpc::Server> server_;
-  FileLock lock_;  // beside a Unix socket: gRPC itself would take over a live one
-  int port_ = 0;
-  std::string path_;  // of a Unix socket
-  std::optional<FileAt> file_;
+  std::unique_ptr<Acceptor> acceptor_;
 };
 
 }  // namespace ckptd

@@ -1,0 +1,159 @@
+// Taking connections, also where this process runs out of descriptors.
+#include "server/rpc/acceptor.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/mutex.h"
+#include "common/base/reasons.h"
+#include "server/rpc/grpc_server.h"
+#include "server/rpc/group_service.h"
+#include "server/rpc/links.h"
+#include "tests/testing/core_values.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+// The soft limit of descriptors, until it goes.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t most) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit now = {most, before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &now);
+  }
+  ~FileLimit() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+UniqueFd Socket() { return UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
+
+int Connect(const UniqueFd& socket, int port) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return ::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address));
+}
+
+// All descriptors that are left.
+std::vector<UniqueFd> TakeAll() {
+  std::vector<UniqueFd> taken;
+  for (UniqueFd fd(::dup(0)); fd.valid(); fd = UniqueFd(::dup(0))) taken.push_back(std::move(fd));
+  EXPECT_EQ(errno, EMFILE);
+  return taken;
+}
+
+// For as long as a server takes to notice that somebody has come.
+bool NobodyAnswers(const UniqueFd& client) {
+  pollfd polled = {client.get(), POLLIN, 0};
+  return ::poll(&polled, 1, 100) == 0;
+}
+
+class AcceptorTest : public ::testing::Test {
+ protected:
+  void Start() {
+    ASSERT_OK_AND_ASSIGN(listener_, ListenTcp("127.0.0.1:0"));
+    ASSERT_OK_AND_ASSIGN(acceptor_, Acceptor::Start(listener_.socket.get(), "here", [this](UniqueFd fd) {
+                           MutexLock lock(mutex_);
+                           taken_.push_back(std::move(fd));
+                           changed_.NotifyAll();
+                         }));
+  }
+  bool WaitFor(size_t count) {
+    MutexLock lock(mutex_);
+    return changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return taken_.size() == count;
+    });
+  }
+
+  TcpListener listener_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<UniqueFd> taken_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Acceptor> acceptor_;  // first to go
+};
+
+TEST_F(AcceptorTest, GivesEveryConnectionOnce) {
+  Start();
+  std::vector<UniqueFd> clients;
+  for (int i = 0; i < 200; ++i) {
+    clients.push_back(Socket());
+    ASSERT_EQ(Connect(clients.back(), listener_.port), 0);
+  }
+  EXPECT_TRUE(WaitFor(200));
+}
+
+TEST_F(AcceptorTest, GoesOnWhenThereAreDescriptorsAgain) {
+  Start();
+  const UniqueFd client = Socket();
+  {
+    const FileLimit limit(128);
+    const std::vector<UniqueFd> all = TakeAll();
+    ASSERT_EQ(Connect(client, listener_.port), 0);
+    EXPECT_TRUE(NobodyAnswers(client));
+    MutexLock lock(mutex_);
+    EXPECT_TRUE(taken_.empty());
+  }
+  EXPECT_TRUE(WaitFor(1));
+}
+
+TEST_F(AcceptorTest, ClosesWhatWouldTakeTheLastQuarterOfTheDescriptors) {
+  Start();
+  const FileLimit limit(200);
+  std::vector<UniqueFd> kept;
+  for (UniqueFd fd(::dup(0)); fd.get() < 150; fd = UniqueFd(::dup(0))) kept.push_back(std::move(fd));
+  const UniqueFd client = Socket();
+  ASSERT_EQ(Connect(client, listener_.port), 0);
+  char byte = 0;
+  EXPECT_EQ(::recv(client.get(), &byte, 1, 0), 0) << "the other side closed it";
+  kept.clear();
+  const UniqueFd next = Socket();
+  ASSERT_EQ(Connect(next, listener_.port), 0);
+  EXPECT_TRUE(WaitFor(1));
+}
+
+TEST(ListenTcp, TakesAllAddressesOfBothKinds) {
+  ASSERT_OK_AND_ASSIGN(const TcpListener listener, ListenTcp("[::]:0"));
+  EXPECT_EQ(Connect(Socket(), listener.port), 0);
+}
+
+TEST(ListenTcp, SaysWhatIsWrongWithAnAddress) {
+  for (const char* bad : {"nothing", "no.such.host.invalid:1", "203.0.113.1:0"}) {
+    EXPECT_THAT(ListenTcp(bad),
+                FailsWith(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid))
+        << bad;
+  }
+}
+
+// A server of gRPC over it.
+TEST(GrpcServerWithoutDescriptors, AnswersAgainOnceThereAreSome) {
+  GroupServiceImpl service;
+  ASSERT_OK_AND_ASSIGN(const auto server, GrpcServer::Start({"127.0.0.1:0"}, {&service}));
+  {
+    const UniqueFd client = Socket();
+    const FileLimit limit(128);
+    const std::vector<UniqueFd> all = TakeAll();
+    ASSERT_EQ(Connect(client, server->port()), 0);
+    ASSERT_TRUE(NobodyAnswers(client));
+  }
+  const auto leader = ConnectToLeader("127.0.0.1:" + std::to_string(server->port()), {});
+  const absl::Status answer = leader->Heartbeat({1, "one", 0, std::nullopt}, Soon()).status();
+  EXPECT_THAT(answer, Says("still starting"));
+}
+
+}  // namespace
+}  // namespace ckptd
