@@ -34,15 +34,6 @@ Progress Queued() {
   return progress;
 }
 
-// Of who has joined.
-Presence::Members Incarnations(const std::vector<MemberState>& members) {
-  Presence::Members incarnations;
-  for (const MemberState& member : members) {
-    if (member.joined) incarnations[member.identity.rank] = member.identity.incarnation;
-  }
-  return incarnations;
-}
-
 template <typename Rank>
 std::string RankText(const std::vector<Rank>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
@@ -182,7 +173,9 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   CKPTD_ASSIGN_OR_RETURN(HeartbeatReply reply,
                          parts_.membership.Heartbeat(call.rank, call.incarnation));
   rounds_.Withdraw(call.rank, call.abandoned, Clock::now());
-  if (reply.epoch != call.members_epoch) reply.members = Incarnations(parts_.membership.Members());
+  if (reply.epoch != call.members_epoch) {
+    reply.members = parts_.membership.ChangedSince(call.members_epoch);
+  }
   if (call.reading.has_value()) {
     MutexLock lock(mutex_);
     if (running_ != nullptr) running_->NoteReading(call.rank, *call.reading);
@@ -235,7 +228,8 @@ void Coordinator::FailForgotten() {
 void Coordinator::ForgetDeparted() {
   // Before its members: who joins meanwhile has told what it holds in a later one.
   const uint64_t epoch = parts_.membership.epoch();
-  const Presence::Members now = Incarnations(parts_.membership.Members());
+  if (std::exchange(present_epoch_, epoch) == epoch) return;
+  const Presence::Members now = parts_.membership.Incarnations();
   for (const auto& departed : present_.Update(now)) {
     if (now.count(departed.first) == 0) rounds_.SetResidents(departed.first, epoch, {});
     parts_.load_worker.Post(

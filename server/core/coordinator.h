@@ -88,6 +88,7 @@ class Coordinator {
   Parts parts_;
   Rounds rounds_;
   Presence present_;  // at the last tick
+  uint64_t present_epoch_ = 0;
   std::atomic<bool> stopping_ = false;
   mutable Mutex mutex_;
   CondVar changed_;

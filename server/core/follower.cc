@@ -19,6 +19,8 @@ constexpr std::chrono::seconds kProposeDeadline{8};
 constexpr std::chrono::milliseconds kFirstRetry{50};
 constexpr std::chrono::seconds kLastRetry{1};
 constexpr std::chrono::nanoseconds kOften = std::chrono::milliseconds(100);
+// Of the leader's time, for each member: thousands would leave it none.
+constexpr std::chrono::nanoseconds kBetweenMembers = std::chrono::microseconds(250);
 
 // The transfer itself reports more often, through Execute, but only until the leader
 // has read its own share.
@@ -120,7 +122,8 @@ void Follower::Loop() {
     while (Beat()) {
       // News is worth it: until the group is complete, and while others wait for our part.
       const bool often = !state().missing_ranks.empty() || parts_.reading.Now().has_value();
-      if (!Pause(often ? std::min(interval_, kOften) : interval_)) return;
+      const auto soon = std::max(kOften, identity_.world_size * kBetweenMembers);
+      if (!Pause(often ? std::min(interval_, soon) : interval_)) return;
     }
     if (!Pause(kFirstRetry)) return;
   }
@@ -211,10 +214,10 @@ bool Follower::Beat() {
   }
   parts_.catalog.FailForgotten(known, since);
   if (!reply->members.empty()) {
-    members_epoch_ = reply->epoch;
-    for (const auto& [rank, incarnation] : present_.Update(std::move(reply->members))) {
-      parts_.on_departed(rank, incarnation);
-    }
+    const bool all = std::exchange(members_epoch_, reply->epoch) == 0;
+    const auto departed =
+        all ? present_.Update(std::move(reply->members)) : present_.Merge(reply->members);
+    for (const auto& [rank, incarnation] : departed) parts_.on_departed(rank, incarnation);
   }
   MutexLock lock(mutex_);
   state_.epoch = std::max(state_.epoch, reply->epoch);

@@ -89,7 +89,7 @@ struct JoinReply {
 struct HeartbeatCall {
   uint32_t rank = 0;
   std::string incarnation;
-  // Epoch of HeartbeatReply::members as this member has them; 0: not at all.
+  // Epoch of HeartbeatReply::members as this member was last told them; 0: not at all.
   uint64_t members_epoch = 0;
   std::optional<ReadingNow> reading;
   // LoadRequest::statement of what nobody waits for any more.
@@ -101,7 +101,8 @@ struct HeartbeatReply {
   std::string incarnation;
   std::vector<uint32_t> missing_ranks;
   std::vector<std::pair<std::string, Progress>> loads;
-  // Incarnations of who has joined, rank 0 too; empty when the call's are right.
+  // Incarnations of who has joined, rank 0 too, since HeartbeatCall::members_epoch; empty ones of
+  // who has gone. To who knows nobody: all, once they are all.
   std::map<uint32_t, std::string> members;
 };
 

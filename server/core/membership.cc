@@ -161,6 +161,7 @@ std::shared_ptr<MemberLink> Membership::LetGo(uint32_t rank, const std::string& 
   Member& member = members_[rank];
   member.state.joined = false;
   StartEpoch(RankLost(rank, why));
+  member.since = epoch_;
   Log(LogLevel::kWarn, "rank {} lost: {}, epoch {}", rank, why, epoch_);
   return std::move(member.link);
 }
@@ -202,6 +203,29 @@ std::vector<MemberState> Membership::Members() const {
   states[0].last_heartbeat = Clock::now();
   for (uint32_t rank = 0; rank < states.size(); ++rank) states[rank].identity.rank = rank;
   return states;
+}
+
+std::map<uint32_t, std::string> Membership::Incarnations() const {
+  MutexLock lock(mutex_);
+  std::map<uint32_t, std::string> there;
+  for (uint32_t rank = 0; rank < members_.size(); ++rank) {
+    const MemberState& state = members_[rank].state;
+    if (state.joined) there.emplace_hint(there.end(), rank, state.identity.incarnation);
+  }
+  return there;
+}
+
+std::map<uint32_t, std::string> Membership::ChangedSince(uint64_t epoch) const {
+  if (epoch == 0) return MissingRanks().empty() ? Incarnations() : std::map<uint32_t, std::string>();
+  MutexLock lock(mutex_);
+  std::map<uint32_t, std::string> changed;
+  for (uint32_t rank = 0; rank < members_.size(); ++rank) {
+    const Member& member = members_[rank];
+    if (member.since > epoch) {
+      changed[rank] = member.state.joined ? member.state.identity.incarnation : "";
+    }
+  }
+  return changed;
 }
 
 std::vector<std::shared_ptr<MemberLink>> Membership::Links() const {

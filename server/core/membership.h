@@ -4,6 +4,7 @@
 #define CKPTD_SERVER_CORE_MEMBERSHIP_H_
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,6 +51,12 @@ class Membership {
   bool WaitComplete(Deadline deadline) const;
   std::vector<uint32_t> MissingRanks() const;
   std::vector<MemberState> Members() const;
+  // Of who is there, by rank.
+  std::map<uint32_t, std::string> Incarnations() const;
+  // What of that has changed after `epoch`, with an empty one of a rank that is no longer
+  // there. After 0: all of it, as soon as nobody is missing; until then each that joins
+  // would be told to all the others.
+  std::map<uint32_t, std::string> ChangedSince(uint64_t epoch) const;
   // Of the members that have joined, rank 0's own included.
   std::vector<std::shared_ptr<MemberLink>> Links() const;
   std::string secret() const { return secret_; }
@@ -71,7 +78,7 @@ class Membership {
   struct Member {
     MemberState state;
     std::shared_ptr<MemberLink> link;
-    uint64_t since = 0;  // the epoch that its joining began
+    uint64_t since = 0;  // the epoch that its joining, or going, began
   };
   // Gives the link to close, outside the lock.
   std::shared_ptr<MemberLink> LetGo(uint32_t rank, const std::string& why)

@@ -15,14 +15,26 @@ class Presence {
  public:
   using Members = std::map<uint32_t, std::string>;  // rank -> incarnation
 
-  // Who is there now. Returns those of the last call that are not.
+  // Who is there now. Returns those that were there and are not.
   Members Update(Members members) {
     Members departed;
     for (const auto& [rank, incarnation] : members_) {
       const auto now = members.find(rank);
-      if (now == members.end() || now->second != incarnation) departed[rank] = incarnation;
+      const bool gone = now == members.end() || now->second != incarnation;
+      if (gone && !incarnation.empty()) departed[rank] = incarnation;
     }
     members_ = std::move(members);
+    return departed;
+  }
+  // Who has come since, and who has gone: these without an incarnation. Returns those that
+  // are no longer there.
+  Members Merge(const Members& changed) {
+    Members departed;
+    for (const auto& [rank, incarnation] : changed) {
+      std::string& known = members_[rank];
+      if (!known.empty() && known != incarnation) departed[rank] = known;
+      known = incarnation;
+    }
     return departed;
   }
 

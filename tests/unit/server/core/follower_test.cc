@@ -59,7 +59,9 @@ class FakeLeader final : public LeaderLink {
     reply.epoch = epoch_;
     reply.missing_ranks = missing_;
     reply.loads = loads_;
-    if (call.members_epoch != epoch_) reply.members = {{0, incarnation_}, {2, second_}};
+    if (call.members_epoch == epoch_) return reply;
+    reply.members = {{2, second_}};
+    if (call.members_epoch == 0) reply.members[0] = incarnation_;
     return reply;
   }
   absl::StatusOr<std::string> Propose(uint32_t, const LoadRequest&, Deadline) override {

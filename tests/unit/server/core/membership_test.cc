@@ -1,5 +1,6 @@
 #include "server/core/membership.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <future>
@@ -72,6 +73,27 @@ TEST_F(MembershipTest, AdmitsAMemberWithTheEpochAndTheSecret) {
   EXPECT_EQ(reply.epoch, members_.epoch());
   EXPECT_EQ(reply.secret, members_.secret());
   EXPECT_EQ(reply.incarnation, "leader");
+}
+
+TEST_F(MembershipTest, TellsWhoKnowsNobodyOfAllOnceTheyAreAll) {
+  ASSERT_OK(members_.Join(Who(1)));
+  EXPECT_THAT(members_.ChangedSince(0), testing::IsEmpty());
+  ASSERT_OK(members_.Join(Who(2)));
+  EXPECT_THAT(members_.ChangedSince(0),
+              testing::ElementsAre(testing::Pair(0, "leader"), testing::Pair(1, "one"),
+                                   testing::Pair(2, "one")));
+}
+
+TEST_F(MembershipTest, TellsOthersWhatHasChanged) {
+  ASSERT_OK(members_.Join(Who(1)));
+  ASSERT_OK(members_.Join(Who(2)));
+  const uint64_t complete = members_.epoch();
+  EXPECT_THAT(members_.ChangedSince(complete), testing::IsEmpty());
+  members_.Drop(1, complete, "its cable was cut");
+  EXPECT_THAT(members_.ChangedSince(complete), testing::ElementsAre(testing::Pair(1, "")));
+  ASSERT_OK(members_.Join(Who(1, "two")));
+  EXPECT_THAT(members_.ChangedSince(complete), testing::ElementsAre(testing::Pair(1, "two")));
+  EXPECT_THAT(members_.ChangedSince(members_.epoch()), testing::IsEmpty());
 }
 
 TEST_F(MembershipTest, RefusesAnotherJobByName) {

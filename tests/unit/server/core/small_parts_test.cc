@@ -170,6 +170,16 @@ TEST(ProgressMeter, NamesTheRanksThatGotStreams) {
   EXPECT_THAT(meter.Read().streamed_ranks, ::testing::ElementsAre(2));
 }
 
+TEST(Presence, NamesWhoLeftAndWhoWasReplacedAlsoWhereOnlyChangesAreTold) {
+  Presence presence;
+  presence.Update({{0, "a"}, {1, "b"}, {2, "c"}});
+  EXPECT_EQ(presence.Merge({{1, "new"}, {2, ""}, {3, "d"}}), (Presence::Members{{1, "b"}, {2, "c"}}));
+  EXPECT_EQ(presence.Merge({{2, "again"}}), Presence::Members());
+  EXPECT_EQ(presence.Merge({{2, "again"}}), Presence::Members());
+  EXPECT_EQ(presence.Update({{0, "a"}}),
+            (Presence::Members{{1, "new"}, {2, "again"}, {3, "d"}}));
+}
+
 TEST(Presence, NamesWhoLeftAndWhoWasReplaced) {
   Presence presence;
   EXPECT_THAT(presence.Update({{0, "a"}, {1, "b"}, {2, "c"}}), ::testing::IsEmpty());
