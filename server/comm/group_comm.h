@@ -18,7 +18,9 @@ namespace ckptd {
 
 // One rank's end. Used by one thread at a time. Ranks here are the communicator's own, errors
 // name the group's. After an error it is of no more use, here and, by their own errors, on
-// all ranks; destruction then ends what it still does.
+// all ranks. That error comes at once: what the communicator still does ends meanwhile, and
+// destruction, which may take seconds, waits for it. Until then memory that it may touch is kept,
+// also if it is freed.
 class GroupComm {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -64,6 +66,9 @@ class GroupComms {
   // Returns when all ranks have joined. Errors: DeadlineExceeded RANK_MISSING, NCCL_FAILED.
   virtual absl::StatusOr<std::unique_ptr<GroupComm>> Join(GroupCommOptions options,
                                                           GroupComm::Deadline deadline) = 0;
+  // Waits, it may be for seconds, for what is left of those that could not be joined: their errors
+  // come before.
+  virtual void AwaitEnds() {}
 };
 
 }  // namespace ckptd

@@ -31,8 +31,15 @@ absl::StatusOr<std::string> CommKeeper::IdFor(uint64_t epoch, const std::vector<
 }
 
 void CommKeeper::Drop() {
-  held_.reset();
+  failed_ = true;
+  Settle();
   made_.clear();
+}
+
+void CommKeeper::Settle() {
+  if (!std::exchange(failed_, false)) return;
+  held_.reset();
+  if (comms_ != nullptr) comms_->AwaitEnds();
 }
 
 absl::StatusOr<GroupComm*> CommKeeper::Join(GroupCommOptions options,
@@ -41,25 +48,27 @@ absl::StatusOr<GroupComm*> CommKeeper::Join(GroupCommOptions options,
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
                      "joining a communicator: " + why_none_);
   }
+  Settle();
   if (held_ != nullptr && id_ == options.id) {
     held_->Interrupt(std::move(options.interrupted));
     return held_.get();
   }
   held_.reset();  // of another group, or one that others have given up
   id_ = options.id;
-  CKPTD_ASSIGN_OR_RETURN(held_, comms_->Join(std::move(options), deadline));
+  auto joined = comms_->Join(std::move(options), deadline);
+  failed_ = !joined.ok();
+  CKPTD_RETURN_IF_ERROR(joined.status());
+  held_ = *std::move(joined);
   return held_.get();
 }
 
 void CommKeeper::Done(const absl::Status& status) {
   if (held_ == nullptr) return;
   held_->Interrupt(nullptr);
-  if (status.ok() && keep_) return;
-  if (status.ok()) {
-    const absl::Status closed =
-        held_->Close(std::chrono::steady_clock::now() + kClosePatience);
-    if (!closed.ok()) Log(LogLevel::kWarn, "closing the communicator: {}", MessageOf(closed));
-  }
+  failed_ = !status.ok();
+  if (failed_ || keep_) return;
+  const absl::Status closed = held_->Close(std::chrono::steady_clock::now() + kClosePatience);
+  if (!closed.ok()) Log(LogLevel::kWarn, "closing the communicator: {}", MessageOf(closed));
   held_.reset();
 }
 

@@ -30,7 +30,7 @@ class CommKeeper {
   bool Trusted(uint64_t epoch) const { return distrusted_ != epoch; }
 
   // Of the communicator that is held, as its id; empty: none.
-  std::string held_id() const { return held_ == nullptr ? "" : id_; }
+  std::string held_id() const { return held_ == nullptr || failed_ ? "" : id_; }
   // The leader's: the id of the communicator of these ranks, in this order. `held`: what each of
   // them holds. One that all hold and that was made for just them goes on, else they join a new one.
   absl::StatusOr<std::string> IdFor(uint64_t epoch, const std::vector<uint32_t>& ranks,
@@ -38,9 +38,14 @@ class CommKeeper {
   // The one with that id, joined if it is not held yet; it belongs to this.
   absl::StatusOr<GroupComm*> Join(GroupCommOptions options, GroupComm::Deadline deadline);
   // Gives up the one that is held, and those of others: not all of them may have theirs any more.
+  // Settles, too.
   void Drop();
-  // What it was joined for has ended so. After an error it is of no more use.
+  // What it was joined for has ended so. After an error it is of no more use, and what it still
+  // does is left to Settle: others should hear of the error first.
   void Done(const absl::Status& status);
+  // Waits for what is left of communicators that have failed, it may be for seconds. Before the
+  // next load.
+  void Settle();
 
  private:
   GroupComms* const comms_;
@@ -52,6 +57,7 @@ class CommKeeper {
   uint64_t made_in_ = 0;
   std::string id_;
   std::unique_ptr<GroupComm> held_;
+  bool failed_ = false;  // it, or joining it
 };
 
 }  // namespace ckptd

@@ -361,7 +361,13 @@ absl::StatusOr<ReadReport> Node::Read(const ExecuteCall& call) {
                          rank_side_.Receive(call.epoch, call.name));
   auto read = load_worker_.Submit(
       [this, call, incoming] { return ReadForLeader(PartsOfReading(), *incoming, call); });
-  return Await(std::move(read), call.deadline, "reading for " + call.name);
+  return EndPart(Await(std::move(read), call.deadline, "reading for " + call.name));
+}
+
+absl::StatusOr<ReadReport> Node::EndPart(absl::StatusOr<ReadReport> report) {
+  // Behind what has failed and before the next load, and nobody who is to hear of it waits.
+  if (!report.ok()) load_worker_.Post([this] { comms_.Settle(); });
+  return report;
 }
 
 MemberReading Node::PartsOfReading() {
@@ -373,11 +379,11 @@ MemberReading Node::PartsOfReading() {
 absl::Status Node::ReceiveScatter(const ExecuteCall& call) {
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<Incoming> incoming,
                          rank_side_.Receive(call.epoch, call.name));
-  auto done = load_worker_.Submit([this, call, incoming]() -> absl::StatusOr<bool> {
+  auto done = load_worker_.Submit([this, call, incoming]() -> absl::StatusOr<ReadReport> {
     CKPTD_RETURN_IF_ERROR(ckptd::ReceiveScatter(PartsOfReading(), *incoming, call));
-    return true;
+    return ReadReport();
   });
-  return Await(std::move(done), call.deadline, "receiving " + call.name).status();
+  return EndPart(Await(std::move(done), call.deadline, "receiving " + call.name)).status();
 }
 
 absl::Status Node::Commit(const CommitCall& call, Deadline deadline) {

@@ -146,6 +146,8 @@ class Node {
   // Whether that has ended the load; it may have become ACTIVE before.
   absl::StatusOr<bool> CancelLoad(const std::string& name);
   MemberReading PartsOfReading();
+  // The end of this rank's part of a load: of one that failed the communicator is seen to.
+  absl::StatusOr<ReadReport> EndPart(absl::StatusOr<ReadReport> report);
 
   const Options options_;
   MemoryBackend& backend_;

@@ -230,6 +230,17 @@ def test_what_nccl_answers_ends_the_load_on_all_ranks_and_the_next_one_works(cud
     load(bench, source, "fsdp:4")
 
 
+@pytest.mark.parametrize("call", ["ncclSend rank=0", "ncclRecv rank=2"])
+def test_all_hear_that_a_rank_has_failed_before_its_nccl_has_let_go(cuda, tmp_path, call):
+    faults = [f"{call} nth=1 error=3", "ncclCommAbort hang=1"]
+    bench = cuda(3, daemon=(*NCCL, *HEARTBEATS), nccl={"faults": faults})
+    source, _ = sample(tmp_path)
+    since = time.monotonic()
+    answer = bench.group.ctl("load", source, "--layout", "fsdp:3")
+    assert answer.returncode == 1 and "NCCL answers 3" in answer.stderr, answer.stderr
+    assert time.monotonic() - since < 4, "an abort is waited for for 5 s"
+
+
 # With one file all that rank 0 sends is soon on its way, and only rank 2 could tell that it does not arrive.
 @pytest.mark.parametrize("files,reader", [(1, "rank0"), (5, "rank0"), (1, "all"), (5, "all")])
 def test_a_link_that_stands_still_is_named_and_given_up_and_the_next_load_works(cuda, tmp_path, files, reader):

@@ -103,8 +103,9 @@ class ScriptedLink final : public MemberLink {
   Hook on_execute;
   Hook on_finish;
   Hook on_commit;
-  // Alters what the leader says to it.
+  // Alters what the leader says to it, and what it answers.
   std::function<void(PrepareCall&)> alter_prepare;
+  std::function<void(PrepareReply&)> alter_prepared;
   // What the rank does when it is told to read.
   std::function<absl::StatusOr<ReadReport>(const ExecuteCall&)> read;
 
@@ -113,6 +114,7 @@ class ScriptedLink final : public MemberLink {
     PrepareCall heard = call;
     if (alter_prepare) alter_prepare(heard);
     auto reply = inner_.Prepare(heard, deadline);
+    if (reply.ok() && alter_prepared) alter_prepared(*reply);
     MutexLock lock(mutex_);
     if (reply.ok() && !reply->resident) ++prepared_;
     return reply;

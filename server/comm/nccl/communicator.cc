@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/base/logging.h"
 #include "common/base/mutex.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -53,16 +54,19 @@ absl::Status CheckOptions(const CommunicatorOptions& options) {
                    "joining an NCCL communicator: " + wrong);
 }
 
-// What a call on a thread of its own leaves behind; owned by both threads.
-struct Ending {
+}  // namespace
+
+// Owned by both threads: one may leave it behind.
+struct Communicator::Ending {
+  explicit Ending(const char* what) : doing(what) {}
+
+  const char* const doing;
   Mutex mutex;
   CondVar changed;
   bool done = false;
   ncclResult_t result = ncclSuccess;
   std::optional<CudaClaim> claim;  // of the thread that makes the call
 };
-
-}  // namespace
 
 Communicator::Communicator(std::shared_ptr<const NcclLibrary> library,
                            std::shared_ptr<CudaDevice> device, CommunicatorOptions options)
@@ -71,18 +75,31 @@ Communicator::Communicator(std::shared_ptr<const NcclLibrary> library,
       options_(std::move(options)),
       interrupted_(options_.interrupted) {}
 
-Communicator::~Communicator() { static_cast<void>(Abort()); }
+Communicator::~Communicator() {
+  const absl::Status aborted = Abort();
+  if (!aborted.ok()) Log(LogLevel::kWarn, "{}", MessageOf(aborted));
+}
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Join(
     std::shared_ptr<const NcclLibrary> library, std::shared_ptr<CudaDevice> device,
     CommunicatorOptions options, Deadline deadline) {
-  CKPTD_RETURN_IF_ERROR(WithFact(CheckOptions(options), "rank", std::to_string(options.rank)));
-  std::unique_ptr<Communicator> made(
-      new Communicator(std::move(library), std::move(device), std::move(options)));
-  CKPTD_RETURN_IF_ERROR(made->CreateHandle());
-  CKPTD_RETURN_IF_ERROR(made->AwaitReady("joining the NCCL communicator", made->Others(), deadline,
-                                         reason::kRankMissing));
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> made,
+                         Make(std::move(library), std::move(device), std::move(options)));
+  CKPTD_RETURN_IF_ERROR(made->Enter(deadline));
   return made;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Make(
+    std::shared_ptr<const NcclLibrary> library, std::shared_ptr<CudaDevice> device,
+    CommunicatorOptions options) {
+  CKPTD_RETURN_IF_ERROR(WithFact(CheckOptions(options), "rank", std::to_string(options.rank)));
+  return std::unique_ptr<Communicator>(
+      new Communicator(std::move(library), std::move(device), std::move(options)));
+}
+
+absl::Status Communicator::Enter(Deadline deadline) {
+  CKPTD_RETURN_IF_ERROR(CreateHandle());
+  return AwaitReady("joining the NCCL communicator", Others(), deadline, reason::kRankMissing);
 }
 
 absl::Status Communicator::CreateHandle() {
@@ -279,11 +296,17 @@ absl::Status Communicator::Close(Deadline deadline) {
     }
   }
   CKPTD_RETURN_IF_ERROR(AwaitReady(doing, Others(), deadline, reason::kDeadline));
-  absl::Status status = EndHandle(library_->CommDestroy, "destroying");
+  absl::Status status = BeginEnd(library_->CommDestroy, "destroying");
+  if (status.ok()) status = AwaitEnd();
   return status.ok() ? status : Fail(std::move(status));
 }
 
 absl::Status Communicator::Abort() {
+  CKPTD_RETURN_IF_ERROR(BeginAbort());
+  return AwaitEnd();
+}
+
+absl::Status Communicator::BeginAbort() {
   if (handle_ == nullptr) return absl::OkStatus();
   if (std::exchange(in_group_, false)) {
     // The thread's group would swallow the abort. What is in it is not wanted: with an error in
@@ -292,7 +315,7 @@ absl::Status Communicator::Abort() {
     static_cast<void>(library_->Send(nullptr, 1, ncclUint8, -1, handle_, nullptr));
     static_cast<void>(library_->GroupEnd());
   }
-  return EndHandle(library_->CommAbort, "aborting");
+  return BeginEnd(library_->CommAbort, "aborting");
 }
 
 absl::Status Communicator::Fail(absl::Status status) {
@@ -302,13 +325,13 @@ absl::Status Communicator::Fail(absl::Status status) {
 absl::Status Communicator::GiveUp(absl::Status status) {
   if (!error_.ok()) return error_;
   error_ = std::move(status);
-  const absl::Status aborted = Abort();
-  if (!aborted.ok()) error_ = WithContext(error_, MessageOf(aborted) + "; before");
+  const absl::Status begun = BeginAbort();  // its kernels end soon, and nobody waits for that here
+  if (!begun.ok()) error_ = WithContext(error_, MessageOf(begun) + "; before");
   return error_;
 }
 
-absl::Status Communicator::EndHandle(decltype(&ncclCommAbort) end, const char* doing) {
-  const auto ending = std::make_shared<Ending>();
+absl::Status Communicator::BeginEnd(decltype(&ncclCommAbort) end, const char* doing) {
+  const auto ending = std::make_shared<Ending>(doing);
   const ncclComm_t handle = std::exchange(handle_, nullptr);
   if (launching_) ending->claim.emplace(device_);
   try {
@@ -329,17 +352,25 @@ absl::Status Communicator::EndHandle(decltype(&ncclCommAbort) end, const char* d
                                  "start this daemon again",
                                  doing, NameOf(rank()), error.what(), device_->info().uuid));
   }
+  ending_ = ending;
+  return absl::OkStatus();
+}
+
+absl::Status Communicator::AwaitEnd() {
+  const std::shared_ptr<Ending> ending = std::exchange(ending_, nullptr);
+  if (ending == nullptr) return absl::OkStatus();
   const auto deadline = std::chrono::steady_clock::now() + kEndPatience;
   MutexLock lock(ending->mutex);
   if (!ending->changed.WaitUntil(ending->mutex, deadline, [&] { return ending->done; })) {
     return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
                      fmt::format("{} the NCCL communicator on rank {}: NCCL has not returned for "
                                  "{} s, and holds {}; start this daemon again",
-                                 doing, NameOf(rank()), kEndPatience.count(),
+                                 ending->doing, NameOf(rank()), kEndPatience.count(),
                                  device_->info().uuid));
   }
-  return library_->Check(ending->result,
-                         fmt::format("{} the NCCL communicator on rank {}", doing, NameOf(rank())));
+  return library_->Check(
+      ending->result,
+      fmt::format("{} the NCCL communicator on rank {}", ending->doing, NameOf(rank())));
 }
 
 }  // namespace ckptd

@@ -36,15 +36,16 @@ struct CommunicatorOptions {
 // on the communicator. All ranks issue the same operations in the same order. Every wait has a
 // deadline and names the ranks that it waits for.
 //
-// After an error of any call the communicator is aborted: its kernels have ended, memory that was
-// being received has unspecified content, other ranks learn it by their own deadlines (or by
-// whoever tells them), and every later call answers that error. There is no other recovery than a
-// new communicator with a new id.
+// An error of any call begins to abort the communicator, and comes before that is done: others
+// should hear it first. Abort, or destruction, waits for it: then its kernels have ended. Memory
+// that was being received has unspecified content, other ranks learn it by their own deadlines (or
+// by whoever tells them), and every later call answers that error. There is no other recovery than
+// a new communicator with a new id.
 //
 // NCCL's own calls that end a communicator have no deadline. They are made on a thread of their
 // own; if one does not return within kEndPatience, that thread and NCCL's memory are left behind,
-// and the error says that the daemon must be started again. A group that was not in its stream by
-// then may still come there: until the call returns the device is Busy.
+// and what waits for it, or the log, says that the daemon must be started again. A group that was
+// not in its stream by then may still come there: until the call returns the device is Busy.
 class Communicator {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -53,12 +54,19 @@ class Communicator {
   static constexpr int kMostCtas = 8;
   static constexpr std::chrono::seconds kEndPatience{5};
 
-  // Returns when all ranks have joined. Errors: InvalidArgument INVALID_REQUEST for options that
-  // cannot be; DeadlineExceeded RANK_MISSING; those of NcclLibrary::Check, also for two ranks on
-  // one GPU. All carry the fact "rank". And what `interrupted` says, as it says it.
+  // Make and Enter.
   static absl::StatusOr<std::unique_ptr<Communicator>> Join(
       std::shared_ptr<const NcclLibrary> library, std::shared_ptr<CudaDevice> device,
       CommunicatorOptions options, Deadline deadline);
+  // One that has not joined the others. Errors: InvalidArgument INVALID_REQUEST for options that
+  // cannot be, with the fact "rank".
+  static absl::StatusOr<std::unique_ptr<Communicator>> Make(
+      std::shared_ptr<const NcclLibrary> library, std::shared_ptr<CudaDevice> device,
+      CommunicatorOptions options);
+  // Once, before all others. Returns when all ranks have joined. Errors: DeadlineExceeded
+  // RANK_MISSING; those of NcclLibrary::Check, also for two ranks on one GPU. All carry the fact
+  // "rank". And what `interrupted` says, as it says it.
+  absl::Status Enter(Deadline deadline);
   // Aborts unless Close was through: peers may still be waiting.
   ~Communicator();
   Communicator(const Communicator&) = delete;
@@ -84,7 +92,8 @@ class Communicator {
 
   // The clean end, once all streams were waited for: returns when all ranks have called it.
   absl::Status Close(Deadline deadline);
-  // The unclean one. OK if there was nothing to abort.
+  // The unclean one: returns when it, or what an error has begun of it, is over. OK if there was
+  // nothing to abort.
   absl::Status Abort();
   // In place of CommunicatorOptions::interrupted from now on.
   void Interrupt(std::function<absl::Status()> interrupted) {
@@ -94,6 +103,7 @@ class Communicator {
   uint32_t rank() const { return options_.rank; }
 
  private:
+  struct Ending;  // a call on a thread of its own
   Communicator(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<CudaDevice> device,
                CommunicatorOptions options);
 
@@ -110,12 +120,16 @@ class Communicator {
   // One turn of a wait: looks at the deadline, pauses.
   absl::Status Pause(const std::string& doing, const std::set<uint32_t>& ranks, Deadline deadline,
                      const char* reason, int turn) const;
-  // Aborts and remembers; answers `status` with the rank.
+  // Begins to abort and remembers; answers `status` with the rank.
   absl::Status Fail(absl::Status status);
   // The same, without: whose fault it is, `status` says itself, if anybody's.
   absl::Status GiveUp(absl::Status status);
-  // ncclCommAbort or ncclCommDestroy, by `end`; the handle is gone afterwards.
-  absl::Status EndHandle(decltype(&ncclCommAbort) end, const char* doing);
+  // Lets ncclCommAbort run.
+  absl::Status BeginAbort();
+  // Lets ncclCommAbort or ncclCommDestroy, by `end`, run; the handle is gone afterwards.
+  absl::Status BeginEnd(decltype(&ncclCommAbort) end, const char* doing);
+  // Until that has returned. OK if there is none, and once its answer was given.
+  absl::Status AwaitEnd();
   std::set<uint32_t> Others() const;
   // For people: what the ranks are called, "3" or "1, 2".
   uint32_t NameOf(uint32_t rank) const;
@@ -126,6 +140,7 @@ class Communicator {
   const CommunicatorOptions options_;
   std::function<absl::Status()> interrupted_;
   ncclComm_t handle_ = nullptr;
+  std::shared_ptr<Ending> ending_;  // of the handle, until it was waited for
   bool in_group_ = false;
   bool launching_ = false;  // a group that was ended is not in its stream yet
   std::set<uint32_t> group_ranks_;  // of the group that is being made

@@ -1,46 +1,57 @@
 #include "server/comm/nccl/nccl_comms.h"
 
 #include <cstring>
+#include <optional>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/cuda/stream.h"
-#include "server/comm/nccl/communicator.h"
 
 namespace ckptd {
 namespace {
 
 class NcclComm final : public GroupComm {
  public:
-  NcclComm(std::unique_ptr<Communicator> communicator, CudaStream stream)
-      : stream_(std::move(stream)), communicator_(std::move(communicator)) {}
+  NcclComm(std::shared_ptr<CudaDevice> device, std::unique_ptr<Communicator> communicator,
+           CudaStream stream)
+      : device_(std::move(device)),
+        stream_(std::move(stream)),
+        communicator_(std::move(communicator)) {}
   // What it received into goes after it: work that is still in the stream keeps that memory.
   ~NcclComm() override = default;
 
-  absl::Status Begin() override { return communicator_->Begin(); }
+  absl::Status Begin() override { return Noted(communicator_->Begin()); }
   absl::Status Send(const StagedMemory& from, uint64_t offset, uint64_t bytes,
                     uint32_t peer) override {
-    return communicator_->Send(from.address() + offset, bytes, peer, stream_.get());
+    return Noted(communicator_->Send(from.address() + offset, bytes, peer, stream_.get()));
   }
   absl::Status Receive(const StagedMemory& to, uint64_t offset, uint64_t bytes,
                        uint32_t peer) override {
-    return communicator_->Receive(to.address() + offset, bytes, peer, stream_.get());
+    return Noted(communicator_->Receive(to.address() + offset, bytes, peer, stream_.get()));
   }
   absl::Status Broadcast(const StagedMemory& memory, uint64_t offset, uint64_t bytes,
                          uint32_t root) override {
     const CUdeviceptr at = memory.address() + offset;
-    return communicator_->Broadcast(at, at, bytes, root, stream_.get());
+    return Noted(communicator_->Broadcast(at, at, bytes, root, stream_.get()));
   }
-  absl::Status End(Deadline deadline) override { return communicator_->End(deadline); }
+  absl::Status End(Deadline deadline) override { return Noted(communicator_->End(deadline)); }
   absl::Status Wait(Deadline deadline) override {
-    return communicator_->Wait(stream_.get(), deadline);
+    return Noted(communicator_->Wait(stream_.get(), deadline));
   }
-  absl::Status Close(Deadline deadline) override { return communicator_->Close(deadline); }
+  absl::Status Close(Deadline deadline) override { return Noted(communicator_->Close(deadline)); }
   void Interrupt(std::function<absl::Status()> interrupted) override {
     communicator_->Interrupt(std::move(interrupted));
   }
 
  private:
+  // After an error a kernel may be in the stream for as long as that is ours.
+  absl::Status Noted(absl::Status status) {
+    if (!status.ok() && !unfinished_.has_value()) unfinished_.emplace(device_);
+    return status;
+  }
+
+  const std::shared_ptr<CudaDevice> device_;
+  std::optional<CudaClaim> unfinished_;
   CudaStream stream_;  // goes after what runs on it, and its device knows what still may
   const std::unique_ptr<Communicator> communicator_;
 };
@@ -68,10 +79,20 @@ absl::StatusOr<std::unique_ptr<GroupComm>> NcclComms::Join(GroupCommOptions opti
   join.interrupted = std::move(options.interrupted);
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> device, device_());
   CKPTD_ASSIGN_OR_RETURN(CudaStream stream, CudaStream::Make(device));
-  CKPTD_ASSIGN_OR_RETURN(
-      std::unique_ptr<Communicator> communicator,
-      Communicator::Join(library_, std::move(device), std::move(join), deadline));
-  return std::make_unique<NcclComm>(std::move(communicator), std::move(stream));
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
+                         Communicator::Make(library_, device, std::move(join)));
+  if (const absl::Status entered = communicator->Enter(deadline); !entered.ok()) {
+    MutexLock lock(mutex_);
+    not_joined_.push_back(std::move(communicator));
+    return entered;
+  }
+  return std::make_unique<NcclComm>(std::move(device), std::move(communicator), std::move(stream));
+}
+
+void NcclComms::AwaitEnds() {
+  std::vector<std::unique_ptr<Communicator>> ending;  // goes after the lock
+  MutexLock lock(mutex_);
+  ending.swap(not_joined_);
 }
 
 }  // namespace ckptd

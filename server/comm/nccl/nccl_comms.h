@@ -6,10 +6,13 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/mutex.h"
 #include "common/cuda/device.h"
 #include "server/comm/group_comm.h"
+#include "server/comm/nccl/communicator.h"
 #include "server/comm/nccl/nccl_library.h"
 
 namespace ckptd {
@@ -26,10 +29,13 @@ class NcclComms final : public GroupComms {
   // Errors besides: InvalidArgument INVALID_REQUEST for an id or names that cannot be.
   absl::StatusOr<std::unique_ptr<GroupComm>> Join(GroupCommOptions options,
                                                   GroupComm::Deadline deadline) override;
+  void AwaitEnds() override;
 
  private:
   const std::shared_ptr<const NcclLibrary> library_;
   const Device device_;
+  Mutex mutex_;
+  std::vector<std::unique_ptr<Communicator>> not_joined_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptd

@@ -12,6 +12,7 @@
 #include "common/base/status.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/group_in_process.h"
+#include "tests/testing/idle_comms.h"
 #include "tests/testing/small_source.h"
 #include "tests/testing/status_matchers.h"
 
@@ -46,9 +47,12 @@ class LoadRunnerTest : public ::testing::Test {
     return load;
   }
 
-  LoadOutcome Run(const ReadyLoad& load) {
-    LoadRunner::Parts parts{group_.rank(0).catalog, group_.membership(), group_.peers(),
-                            stopping_, {.threads = 2}};
+  LoadOutcome Run(const ReadyLoad& load) { return Run(load, group_.peers(), CommChoice::kAuto); }
+  LoadOutcome Run(const ReadyLoad& load, PeerAccess peers, CommChoice comm) {
+    ReadingOptions reading;
+    reading.threads = 2;
+    reading.comm = comm;
+    LoadRunner::Parts parts{group_.rank(0).catalog, group_.membership(), peers, stopping_, reading};
     return LoadRunner(parts, load, group_.membership().CurrentSession().value()).Run();
   }
 
@@ -402,6 +406,28 @@ TEST_F(LoadRunnerTest, ACallToPrepareThatTheAbortOvertookTakesNoMemory) {
   EXPECT_FALSE(rank.side.Prepare(CallOf(kName, RuleRequest("replicate:3")), since).ok());
   EXPECT_EQ(Info(1).state, CheckpointState::kFailed);
   EXPECT_EQ(rank.memory->Usage().used, 0u);
+}
+
+// Memory of the host cannot be sent from: the load fails when it begins to.
+TEST_F(LoadRunnerTest, AllHearThatItHasFailedBeforeTheCommunicatorIsGivenUp) {
+  IdleComms comms;
+  CommKeeper keeper(&comms, "", /*keep=*/true);
+  for (uint32_t rank = 1; rank < group_.size(); ++rank) {
+    group_.rank(rank).link->alter_prepared = [&comms](PrepareReply& reply) {
+      reply.communicator = comms.version();
+    };
+  }
+  ASSERT_OK(keeper.Join({}, Clock::now()).status());
+  keeper.Done(absl::OkStatus());
+  size_t told = 0;
+  comms.on_gone = [&] {
+    for (uint32_t rank = 1; rank < group_.size(); ++rank) {
+      told += group_.rank(rank).link->aborts().size();
+    }
+  };
+  const PeerAccess peers = {group_.peer_memory(), *group_.rank(0).memory, keeper};
+  EXPECT_THAT(Run(ByRules("fsdp:3"), peers, CommChoice::kNccl).status, Says("no device's"));
+  EXPECT_EQ(told, 2u);
 }
 
 TEST_F(LoadRunnerTest, AFailedLoadCanBeRunAgain) {

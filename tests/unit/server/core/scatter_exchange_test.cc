@@ -11,6 +11,7 @@
 #include "common/base/reasons.h"
 #include "server/core/scatter_reader.h"
 #include "tests/testing/comms_in_process.h"
+#include "tests/testing/idle_comms.h"
 #include "tests/testing/random_source.h"
 #include "tests/testing/small_memory.h"
 #include "tests/testing/status_matchers.h"
@@ -309,6 +310,7 @@ TEST(CommKeeper, GoesOnWithACommunicatorUntilItsMembersChangeOrItFails) {
   use(2, {0, 1, 2}, absl::OkStatus());
   EXPECT_EQ(comms.joined, 3u);
   use(2, {0, 1, 2}, absl::CancelledError("it failed"));
+  EXPECT_EQ(keeper.held_id(), "");
   use(2, {0, 1, 2}, absl::OkStatus());
   EXPECT_EQ(comms.joined, 4u);
   keeper.Drop();
@@ -331,6 +333,44 @@ TEST(CommKeeper, OfOthersGoesOnOnlyWithACommunicatorThatAllOfThemHoldAndThatWasM
   keeper.Drop();
   EXPECT_NE(keeper.IdFor(1, {2, 3}, {last, last}).value(), last);
   EXPECT_EQ(keeper.held_id(), "");
+}
+
+TEST(CommKeeper, WhatHasFailedIsSeenToOnlyWhenOthersHaveHeardOfIt) {
+  IdleComms comms;
+  int gone = 0;
+  comms.on_gone = [&gone] { ++gone; };
+  CommKeeper keeper(&comms, "", /*keep=*/true);
+  GroupCommOptions options;
+  options.id = "1";
+  ASSERT_OK(keeper.Join(options, Clock::now()).status());
+  keeper.Done(absl::OkStatus());
+  keeper.Settle();
+  EXPECT_EQ(gone, 0) << "it is still good";
+  keeper.Done(absl::CancelledError("it failed"));
+  EXPECT_EQ(gone, 0);
+  keeper.Settle();
+  EXPECT_EQ(gone, 1);
+
+  comms.refusal = absl::CancelledError("nobody came");
+  comms.awaited = 0;
+  EXPECT_EQ(keeper.Join(options, Clock::now()).status(), comms.refusal);
+  keeper.Done(comms.refusal);
+  EXPECT_EQ(comms.awaited, 0);
+  keeper.Settle();
+  EXPECT_EQ(comms.awaited, 1);
+}
+
+TEST(CommKeeper, WhatHasFailedIsSeenToBeforeAnotherIsJoined) {
+  IdleComms comms;
+  int gone = 0;
+  comms.on_gone = [&gone] { ++gone; };
+  CommKeeper keeper(&comms, "", /*keep=*/true);
+  GroupCommOptions options;
+  options.id = "1";
+  ASSERT_OK(keeper.Join(options, Clock::now()).status());
+  keeper.Done(absl::CancelledError("it failed"));
+  ASSERT_OK(keeper.Join(options, Clock::now()).status());
+  EXPECT_EQ(gone, 1);
 }
 
 TEST(CommKeeper, WithoutALibrarySaysWhy) {

@@ -182,13 +182,17 @@ TEST(Communicator, AnInterruptionEndsEveryWait) {
   });
 }
 
-TEST(Communicator, AnAbortThatNeverReturnsIsLeftBehindAndSaid) {
+TEST(Communicator, AnErrorComesBeforeTheAbortWhichIsLeftBehindAndSaidIfItNeverReturns) {
   NcclGroup group("fault = ncclCommAbort hang=1");
   group.Start({0}, 2, [](const Member& self) {
-    const absl::Status status = self.TryJoin(In(kShort)).status();
+    const auto comm = *Communicator::Make(self.library, self.device, self.Options());
+    const auto begun = std::chrono::steady_clock::now();
+    const absl::Status status = comm->Enter(In(kShort));
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, Communicator::kEndPatience);
     EXPECT_EQ(ReasonOf(status), reason::kRankMissing);
-    EXPECT_THAT(MessageOf(status),
+    EXPECT_THAT(MessageOf(comm->Abort()),
                 AllOf(HasSubstr("aborting"), HasSubstr("start this daemon again")));
+    EXPECT_TRUE(comm->Abort().ok()) << "it is gone";
     std::_Exit(::testing::Test::HasFailure() ? 1 : 0);
   });
   EXPECT_EQ(group.child(0).Wait(), 0);

@@ -28,14 +28,18 @@ class DeviceBytes final : public StagedMemory {
   const CudaAllocation memory_;
 };
 
-absl::StatusOr<std::unique_ptr<GroupComm>> JoinAs(const Member& self) {
+GroupCommOptions OptionsOf(const Member& self) {
   GroupCommOptions options;
   options.id = std::string(reinterpret_cast<const char*>(self.id.data()), self.id.size());
   options.rank = self.rank;
   options.names = {0, 1};
   options.name = "test";
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<GroupComm>> JoinAs(const Member& self) {
   NcclComms comms(self.library, [&self] { return self.device; });
-  return comms.Join(std::move(options), Patiently());
+  return comms.Join(OptionsOf(self), Patiently());
 }
 
 // Something of the GPU that rank 1 sends and rank 0 never gets.
@@ -62,6 +66,44 @@ TEST(NcclComms, WhereNcclNeverLetsGoItsMemoryIsKept) {
     EXPECT_EQ(self.device->Busy(), self.rank == 0);
     EXPECT_EQ(self.device->FreeBytes().value() < before, self.rank == 0);
   });
+}
+
+constexpr std::chrono::seconds kAtOnce = Communicator::kEndPatience / 2;
+
+TEST(NcclComms, AnErrorComesAtOnceAndWhatAKernelMayTouchIsKeptUntilNcclHasLetGo) {
+  // The kernel of rank 0 goes on after the error, until destruction has waited in vain.
+  NcclGroup group("fault = ncclCommAbort rank=0 hang=1\nfault = ncclRecv rank=0 hang=1");
+  group.Run(2, [](const Member& self) {
+    const uint64_t before = self.device->FreeBytes().value();
+    auto comm = JoinAs(self);
+    ASSERT_OK(comm);
+    const auto begun = std::chrono::steady_clock::now();
+    {
+      const DeviceBytes bytes(self.Memory(1000, 7));
+      const absl::Status status = Exchange(**comm, self, bytes);
+      EXPECT_TRUE(self.rank == 1 || ReasonOf(status) == reason::kDeadline) << status;
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, kAtOnce);
+    if (self.rank == 1) return;
+    EXPECT_TRUE(self.device->Busy());
+    EXPECT_LT(self.device->FreeBytes().value(), before) << "freed under a kernel";
+  });
+  EXPECT_EQ(group.world().Traced("violation"), 0);
+}
+
+TEST(NcclComms, AJoinThatFailedIsToldAtOnceAndItsEndIsWaitedForAfterwards) {
+  NcclGroup group("fault = ncclCommAbort delay_ms=1000");
+  group.Start({0}, 2, [](const Member& self) {
+    NcclComms comms(self.library, [&self] { return self.device; });
+    const auto begun = std::chrono::steady_clock::now();
+    const auto deadline = begun + std::chrono::milliseconds(200);
+    EXPECT_EQ(ReasonOf(comms.Join(OptionsOf(self), deadline).status()), reason::kRankMissing);
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(900));
+    comms.AwaitEnds();
+    EXPECT_GE(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(1000));
+  });
+  EXPECT_EQ(group.child(0).Wait(), 0);
+  EXPECT_EQ(group.world().NcclTraced("\"leaks\":0"), 1);
 }
 
 TEST(NcclComms, OneThatDoesNothingWhenItIsGivenUpKeepsNothing) {
