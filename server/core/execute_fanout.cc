@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <tuple>
+
 #include "common/base/at_once.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/core/causes.h"
 
 namespace ckptd {
 namespace {
@@ -49,20 +52,40 @@ void ExecuteFanout::Stop() {
   if (ticker_.joinable()) ticker_.join();
 }
 
+bool ExecuteFanout::Cause::Settled() const {
+  const absl::Status& why = failure.second;
+  return !why.ok() && (!IsConsequence(why) || Clock::now() - since >= kCausePatience);
+}
+
+void ExecuteFanout::Cause::Note(Failure next, std::optional<size_t> of) {
+  if (!TellsMore(next.second, failure.second)) return;
+  if (failure.second.ok()) since = Clock::now();
+  failure = std::move(next);
+  member = of;
+}
+
 void ExecuteFanout::Tick() {
+  std::vector<bool> ended(streams_.size());
+  Cause cause;
   for (bool stop = false; !stop;) {  // members hear once at least that it has begun
-    const Progress progress = progress_();
-    for (size_t i = 0; i < streams_.size(); ++i) {
-      if (streams_[i]->Send(progress)) continue;
-      const absl::Status why = streams_[i]->Finish().status();
-      MutexLock lock(mutex_);
-      broken_rank_ = members_[i].rank;
-      broken_ = why.ok() ? absl::UnavailableError("the transfer stream ended early") : why;
-      return;
-    }
+    SendAll(progress_(), ended, cause);
+    if (cause.Settled()) break;
     MutexLock lock(mutex_);
     stop = changed_.WaitUntil(mutex_, Clock::now() + kTick,
                               [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; });
+  }
+  MutexLock lock(mutex_);
+  std::tie(broken_rank_, broken_) = cause.failure;
+  changed_.NotifyAll();
+}
+
+void ExecuteFanout::SendAll(const Progress& progress, std::vector<bool>& ended, Cause& cause) {
+  for (size_t i = 0; i < streams_.size() && !cause.Settled(); ++i) {
+    if (ended[i] || streams_[i]->Send(progress)) continue;
+    ended[i] = true;
+    absl::Status why = streams_[i]->Finish().status();
+    if (why.ok()) why = absl::UnavailableError("the transfer stream ended early");
+    cause.Note({members_[i].rank, std::move(why)}, i);
   }
 }
 
@@ -71,45 +94,52 @@ ExecuteFanout::Failure ExecuteFanout::broken() const {
   return {broken_rank_, broken_};
 }
 
+ExecuteFanout::Failure ExecuteFanout::AwaitBroken() const {
+  MutexLock lock(mutex_);
+  changed_.WaitUntil(mutex_, Clock::now() + kCausePatience,
+                     [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !broken_.ok(); });
+  return {broken_rank_, broken_};
+}
+
 ExecuteFanout::Failure ExecuteFanout::Finish() {
   Stop();
   if (auto early = broken(); !early.second.ok()) return early;
   Answers answers;
-  Failure first;
+  Cause cause;
   for (const auto& stream : streams_) {
     ExecuteStream* const raw = stream.get();
     auto answer = Async("waiting for a rank's part", [raw] { return raw->Finish(); });
-    if (!answer.ok()) {
-      first.second = answer.status();
-      break;
-    }
+    cause.Note({0, answer.status()}, {});
+    if (!answer.ok()) break;
     answers.push_back(*std::move(answer));
   }
-  if (!first.second.ok()) AbortOthers({}, first.second);
   Clock::time_point moved = Clock::now();
+  bool told = false;
   for (size_t left = answers.size(); left > 0;) {
+    if (!told && cause.Settled()) {
+      AbortOthers(cause.member, cause.failure.second);
+      told = true;
+    }
     const Progress progress = progress_();  // of the members that still read
-    const size_t answered = Collect(answers, kTick / left, first);
+    const size_t answered = Collect(answers, kTick / left, told, cause);
     left -= answered;
     if (answered > 0 || progress.bytes_done < progress.bytes_total) moved = Clock::now();
-    if (!first.second.ok()) continue;
-    first.second = load_.cancelled();
-    if (first.second.ok() && Clock::now() - moved >= load_.patience) first = StandsStill(answers);
-    if (!first.second.ok()) AbortOthers({}, first.second);
+    if (told) continue;
+    cause.Note({0, load_.cancelled()}, {});
+    const bool still = cause.failure.second.ok() && Clock::now() - moved >= load_.patience;
+    if (still) cause.Note(StandsStill(answers), {});
   }
-  return first;
+  return cause.failure;
 }
 
-size_t ExecuteFanout::Collect(Answers& answers, std::chrono::nanoseconds wait, Failure& first) {
+size_t ExecuteFanout::Collect(Answers& answers, std::chrono::nanoseconds wait, bool told,
+                              Cause& cause) {
   size_t answered = 0;
   for (size_t i = 0; i < answers.size(); ++i) {
     if (!answers[i].valid() || answers[i].wait_for(wait) != std::future_status::ready) continue;
     ++answered;
     absl::StatusOr<ReadReport> answer = answers[i].get();
-    if (!answer.ok() && first.second.ok()) {
-      first = {members_[i].rank, answer.status()};
-      AbortOthers(i, answer.status());
-    }
+    if (!answer.ok() && !told) cause.Note({members_[i].rank, answer.status()}, i);
     if (!answer.ok() || members_[i].read.empty()) continue;
     answer->reader = members_[i].rank;
     // Its last heartbeat may not have had the end of it.

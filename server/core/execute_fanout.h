@@ -54,20 +54,36 @@ class ExecuteFanout {
 
   // A rank and why it failed; OK: none did.
   using Failure = std::pair<uint32_t, absl::Status>;
-  // The first stream's; OK while all run.
+  // The first stream's, or of those that break soon after it the first that says more than that
+  // another rank has failed; OK while all run.
   Failure broken() const;
+  // The same, waiting for it a little: where what the leader has seen itself says no more.
+  Failure AwaitBroken() const;
   // Tells every member that the leader's own reading is done and waits for them
-  // all, calling `progress` meanwhile: the first rank that failed and why, or (0, OK).
+  // all, calling `progress` meanwhile: the first rank that failed and why, as broken, or (0, OK).
   // DeadlineExceeded DEADLINE names ranks for which a communicator stands still; of several, and
   // what Load::cancelled says, comes as rank 0's.
   Failure Finish();
 
  private:
+  // The error that is to be told of a load, of those that have come.
+  struct Cause {
+    Failure failure = {};
+    std::optional<size_t> member = std::nullopt;  // who has answered it
+    Clock::time_point since = {};                 // of the first
+
+    // Whether others are to hear of it now.
+    bool Settled() const;
+    void Note(Failure next, std::optional<size_t> of);
+  };
+
   void Tick();
+  // Sends to all that have not broken; notes those that break.
+  void SendAll(const Progress& progress, std::vector<bool>& ended, Cause& cause);
   void Stop();
   using Answers = std::vector<std::future<absl::StatusOr<ReadReport>>>;
-  // Notes who has answered, and tells the others of the first error. How many did.
-  size_t Collect(Answers& answers, std::chrono::nanoseconds wait, Failure& first);
+  // Notes who has answered, and the errors while nobody was `told` of one. How many did.
+  size_t Collect(Answers& answers, std::chrono::nanoseconds wait, bool told, Cause& cause);
   // OK unless a member that still has not answered waits for a communicator.
   Failure StandsStill(const Answers& answers) const;
   // All but `failed`.
@@ -78,7 +94,7 @@ class ExecuteFanout {
   const std::function<Progress()> progress_;
   std::vector<std::unique_ptr<ExecuteStream>> streams_;  // the ticker's, then Finish's
   mutable Mutex mutex_;
-  CondVar changed_;
+  mutable CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   uint32_t broken_rank_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);

@@ -13,6 +13,7 @@
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
 #include "common/layout/unexpected.h"
+#include "server/core/causes.h"
 #include "server/core/execute_fanout.h"
 #include "server/core/rank_side.h"
 #include "server/core/tied.h"
@@ -187,11 +188,14 @@ absl::Status LoadRunner::ForEach(const std::function<absl::Status(Participant&)>
   // Own part on this thread, the others' beside it: rank 0 is the first.
   std::vector<absl::Status> answers(participants_.size());
   AtOnce(answers.size(), kMostCalls, [&](size_t i) { answers[i] = act(participants_[i]); });
-  absl::Status first;
+  absl::Status cause;
+  uint32_t rank = 0;
   for (size_t i = 0; i < answers.size(); ++i) {
-    if (!answers[i].ok() && first.ok()) first = OfRank(participants_[i].rank, answers[i]);
+    if (!TellsMore(answers[i], cause)) continue;
+    cause = answers[i];
+    rank = participants_[i].rank;
   }
-  return first;
+  return cause.ok() ? cause : OfRank(rank, cause);
 }
 
 bool LoadRunner::Unmap(uint32_t rank) {

@@ -129,7 +129,8 @@ class LoadRunner {
   absl::Status Blame(const absl::Status& status);
   absl::Status Interrupted() const;
   PrepareCall CallFor(const Participant& participant) const;
-  // Calls `act` for every participant at once and returns the first error.
+  // Calls `act` for every participant at once and returns the first error, of several one that
+  // is no other's consequence.
   absl::Status ForEach(const std::function<absl::Status(Participant&)>& act);
   void Enter(Stage stage);
   // To the clients of this daemon; the members are told what is returned.

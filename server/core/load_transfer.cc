@@ -13,6 +13,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
+#include "server/core/causes.h"
 #include "server/core/load_runner.h"
 #include "server/core/scatter_exchange.h"
 
@@ -233,10 +234,10 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
       reader.Read(options, scatter == scatters_.end() ? nullptr : &scatter->second, counters);
   meter_.Detach();
   ShowProgress();
-  if (const auto [rank, status] = fanout_->broken(); !status.ok()) {
-    return OfRank(rank, FindGone(status));
-  }
-  if (!report.ok()) return Blame(FindBehind(FindGone(report.status())));
+  const absl::Status own = report.status();
+  const auto [rank, status] = IsConsequence(own) ? fanout_->AwaitBroken() : fanout_->broken();
+  if (!status.ok() && !TellsMore(own, status)) return OfRank(rank, FindGone(status));
+  if (!own.ok()) return Blame(FindBehind(FindGone(own)));
   Count(*report);
   for (Participant& participant : participants_) {
     if (participant.rank == 0) participant.carried_bytes = reader.carried_bytes();

@@ -300,8 +300,11 @@ absl::Status ScatterExchange::Run(GroupComm& comm) {
   absl::Status status;
   for (size_t turn = 0; turn < turns && status.ok(); ++turn) status = Exchange(comm, turn);
   SetBusy(false);
-  if (!status.ok()) Stop(status);
-  return status;
+  if (status.ok()) return status;
+  Stop(status);
+  // The communicator may say only that somebody has let go of it.
+  MutexLock lock(mutex_);
+  return error_;
 }
 
 }  // namespace ckptd

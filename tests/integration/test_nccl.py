@@ -241,6 +241,19 @@ def test_all_hear_that_a_rank_has_failed_before_its_nccl_has_let_go(cuda, tmp_pa
     assert time.monotonic() - since < 4, "an abort is waited for for 5 s"
 
 
+@pytest.mark.parametrize("reader", ["rank0", "all"])
+def test_the_rank_that_failed_is_told_and_not_those_that_lost_their_connection_to_it(cuda, tmp_path, reader):
+    # As over a network: who is connected to rank 2 hears from NCCL that it has gone.
+    bench = cuda(4, daemon=(*NCCL, *HEARTBEATS, "--reader", reader),
+                 nccl={"deaths_seen": 1, "faults": ["ncclRecv rank=2 nth=1 after_bytes=1000 late=1"]})
+    source, _ = sample(tmp_path)
+    name = begin(bench, source)
+    since = time.monotonic()
+    for rank in range(4):
+        why = failure(bench, name, since, rank)
+        assert why["reason"] == "DEVICE_FAILED" and why["rank"] == 2, why
+
+
 # With one file all that rank 0 sends is soon on its way, and only rank 2 could tell that it does not arrive.
 @pytest.mark.parametrize("files,reader", [(1, "rank0"), (5, "rank0"), (1, "all"), (5, "all")])
 def test_a_link_that_stands_still_is_named_and_given_up_and_the_next_load_works(cuda, tmp_path, files, reader):

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <future>
@@ -14,6 +15,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/core/causes.h"
 #include "server/core/membership.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
@@ -24,7 +26,7 @@ namespace {
 // What the streams of one member do, and a sign that something was sent.
 struct Script {
   absl::Status open;
-  bool alive = true;       // false: Send says that the member is gone
+  std::atomic<bool> alive = true;  // false: Send says that the member is gone
   absl::Status finish;
   std::promise<void> sent;  // at the first Send
   bool silent = false;      // Finish does not return before Abort
@@ -159,6 +161,51 @@ TEST_F(ExecuteFanoutTest, GivesTheFirstMembersErrorAtTheEnd) {
   const auto [rank, why] = Start()->Finish();
   EXPECT_EQ(rank, 1u);
   EXPECT_EQ(why, first_.finish);
+}
+
+TEST_F(ExecuteFanoutTest, ACauseIsToldThoughWhatFollowsFromItCameFirst) {
+  first_.finish = MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed, "a peer let go");
+  second_.silent = true;
+  const absl::Status cause =
+      MakeError(absl::StatusCode::kUnavailable, reason::kDeviceFailed, "an Xid");
+  progress_ = [this, &cause, begun = Clock::now(), ended = false]() mutable {
+    const bool late = Clock::now() - begun > kCausePatience / 4;
+    if (late && !std::exchange(ended, true)) second_.aborted.set_value(cause);
+    return Progress();
+  };
+  const auto [rank, why] = Start()->Finish();
+  EXPECT_EQ(rank, 4u);
+  EXPECT_EQ(why, cause);
+}
+
+TEST_F(ExecuteFanoutTest, WithoutACauseOthersHearSoonOfWhatFollowsFromIt) {
+  scatter_.emplace();
+  first_.finish = MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed, "a peer let go");
+  second_.silent = true;
+  const auto [rank, why] = Start()->Finish();
+  EXPECT_EQ(rank, 1u);
+  EXPECT_EQ(why, first_.finish) << "what the other one answers then is of no interest";
+}
+
+TEST_F(ExecuteFanoutTest, AStreamThatBreaksWithACauseIsWaitedForWhileAllAreRead) {
+  first_.alive = false;
+  first_.finish = MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed, "a peer let go");
+  second_.finish = absl::ResourceExhaustedError("no room");
+  const auto fanout = Start();
+  first_.sent.get_future().wait();
+  EXPECT_OK(fanout->broken().second) << "nobody is blamed for it yet";
+  second_.alive = false;
+  const auto [rank, why] = fanout->AwaitBroken();
+  EXPECT_EQ(rank, 4u);
+  EXPECT_EQ(why, second_.finish);
+}
+
+TEST_F(ExecuteFanoutTest, AStreamThatBreaksAloneIsWhatIsToldHoweverLittleItSays) {
+  first_.alive = false;
+  first_.finish = MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed, "a peer let go");
+  const auto fanout = Start();
+  first_.sent.get_future().wait();
+  EXPECT_EQ(fanout->Finish().second, first_.finish);
 }
 
 TEST_F(ExecuteFanoutTest, WhomACommunicatorDoesNotReachThoughAllWasReadIsNamedAndLetGo) {

@@ -184,6 +184,16 @@ TEST_F(LoadRunnerTest, ARanksRefusalToPrepareReachesAllWithItsReason) {
   ExpectAbortedEverywhere(absl::StatusCode::kResourceExhausted, reason::kNoMemory);
 }
 
+TEST_F(LoadRunnerTest, OfSeveralErrorsTheOneIsToldThatFollowsFromNoOther) {
+  group_.rank(1).link->on_prepare = [] {
+    return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed, "a peer let go");
+  };
+  group_.rank(2).link->on_prepare = [] {
+    return MakeError(absl::StatusCode::kUnavailable, reason::kDeviceFailed, "an Xid");
+  };
+  EXPECT_THAT(Run(ByRules("fsdp:3")).status, Says("rank 2: an Xid"));
+}
+
 TEST_F(LoadRunnerTest, ARankThatComputesAnotherPlanFailsTheLoad) {
   ReadyLoad load = Stated({"a", "a", "a"});
   group_.rank(1).link->on_prepare = [] {
