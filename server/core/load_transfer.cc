@@ -207,6 +207,10 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
     CKPTD_RETURN_IF_ERROR(parts_.cancelled());
     return StandsStill(kNamedFirst);
   };
+  // Replicas connect to each other when the readers have done their part.
+  for (const auto& [rank, call] : scatters_) {
+    load.patience = std::max(load.patience, ScatterExchange::PatienceWith(call.ranks.size()));
+  }
   load.failing = [this] {
     if (parts_.ending) parts_.ending(true);
   };
@@ -303,11 +307,10 @@ absl::Status LoadRunner::StandsStill(std::chrono::nanoseconds grace) {
   // Readers of parts are all in one communicator.
   if (scatters_.empty() || scatters_.begin()->second.readers.size() < 2) return absl::OkStatus();
   // Of others it is known by their heartbeats.
-  auto patience = std::max<std::chrono::nanoseconds>(
-      ScatterExchange::kStepPatience, 3 * parts_.membership.heartbeat_interval());
-  if (exchanges_.Nothing()) {
-    patience += ScatterExchange::kConnectPatience * scatters_.begin()->second.ranks.size();
-  }
+  // Two of them may meet for the first time in any exchange.
+  const auto patience =
+      std::max(ScatterExchange::PatienceWith(scatters_.begin()->second.ranks.size()),
+               3 * parts_.membership.heartbeat_interval());
   if (Clock::now() - exchanges_.moved() < patience + grace) return absl::OkStatus();
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("exchanging bytes by NCCL: no rank has read or received anything for "

@@ -60,7 +60,11 @@ void ScatterExchange::SetOutlets(std::vector<Outlet> outlets,
   for (Outlet& outlet : outlets) {
     Stream stream;
     if (!outlet.whole) {
-      stream.peers = ReplicaTree(outlet.replicas, call_.rank, call_.fanout).FromReader();
+      const ReplicaTree tree(outlet.replicas, call_.rank, call_.fanout);
+      stream.peers = tree.FromReader();
+      for (const uint32_t replica : outlet.replicas) {
+        stream.depth = std::max(stream.depth, tree.DepthOf(replica));
+      }
     }
     for (size_t view = 0; view < (outlet.own ? 1 : kViews); ++view) {
       stream.views.push_back(
@@ -171,16 +175,20 @@ Deadline ScatterExchange::Patience(size_t turn) const {
   // Who reads knows that its bytes are there, and that all others wait for them. Who does not
   // cannot tell slow storage from a dead link: the readers can, and heartbeats.
   if (!turn_of_.has_value() || call_.readers.size() > 1) return deadline_;
-  std::chrono::milliseconds patience = kStepPatience;
-  if (turn == 0) patience += kConnectPatience * call_.ranks.size();
-  return std::min<Deadline>(deadline_, Clock::now() + patience);
+  const bool connects = turn < connected_from_;
+  return std::min<Deadline>(deadline_, Clock::now() + PatienceWith(connects ? call_.ranks.size() : 0));
+}
+
+void ScatterExchange::NoteSent(Stream& stream, size_t turn) {
+  if (std::exchange(stream.begun, true)) return;
+  connected_from_ = std::max(connected_from_, turn + stream.depth + 1);
 }
 
 // What this rank has read: out of its own slab to replicas, or out of transit memory.
 absl::Status ScatterExchange::AddOwnStep(size_t step, std::vector<Passing>& passings) {
   CKPTD_ASSIGN_OR_RETURN(Reading reading, AwaitFilled(step));
   for (size_t i = 0; i < outlets_.size(); ++i) {
-    const Stream& stream = outlets_[i];
+    Stream& stream = outlets_[i];
     Passing passing;
     passing.memory = stream.views[step % stream.views.size()].staged;
     passing.spans = std::move(reading.shares[i].spans);
@@ -190,7 +198,9 @@ absl::Status ScatterExchange::AddOwnStep(size_t step, std::vector<Passing>& pass
     } else {
       passing.to = stream.peers;
     }
-    if (broadcast || !passing.to.empty()) passings.push_back(std::move(passing));
+    if (!broadcast && passing.to.empty()) continue;
+    if (!passing.spans.empty()) NoteSent(stream, step);
+    passings.push_back(std::move(passing));
   }
   return absl::OkStatus();
 }

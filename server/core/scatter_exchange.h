@@ -32,10 +32,14 @@ class ScatterExchange final : public StepUser {
  public:
   // Steps of a reader that are filled while others are sent.
   static constexpr size_t kViews = 2;
-  // How long the others may take for one exchange. The first connects them: so much more for
-  // each rank.
+  // How long the others may take for one exchange. Ranks that have not exchanged anything with
+  // each other before connect in it: so much more for each rank.
   static constexpr std::chrono::seconds kStepPatience{8};
   static constexpr std::chrono::milliseconds kConnectPatience{10};
+  // For an exchange in which ranks of a communicator of so many may connect.
+  static std::chrono::nanoseconds PatienceWith(size_t ranks) {
+    return kStepPatience + kConnectPatience * ranks;
+  }
 
   // What this rank receives. Null plan: nothing, it has its shard.
   struct Own {
@@ -89,6 +93,8 @@ class ScatterExchange final : public StepUser {
     Outlet outlet;
     std::vector<uint32_t> peers;
     std::vector<SlabView> views;
+    uint32_t depth = 0;  // how many turns later the last of its replicas has what was sent
+    bool begun = false;
   };
   // A step that this rank reads.
   struct Reading {
@@ -114,6 +120,8 @@ class ScatterExchange final : public StepUser {
   // what is this rank's alone, and what is passed on of the step before.
   uint64_t AddOthersStep(size_t reader, size_t turn, std::vector<Passing>& passings);
   uint64_t AddWhole(size_t reader, size_t turn, std::vector<Passing>& passings);
+  // Something of that outlet is sent in this turn: the first that is connects those it goes to.
+  void NoteSent(Stream& stream, size_t turn);
   // The step of that reader which reaches this rank, so many turns late, in a turn, if any.
   std::optional<size_t> ArrivingStep(size_t reader, size_t turn, uint32_t delay) const;
   absl::Status Issue(GroupComm& comm, const std::vector<Passing>& passings, size_t turn);
@@ -133,6 +141,7 @@ class ScatterExchange final : public StepUser {
   std::optional<SlabSpans> own_spans_;    // but for whole tensors
   std::optional<SlabSpans> whole_spans_;  // none: there are no such tensors
   std::vector<Stream> outlets_;
+  size_t connected_from_ = 0;  // the turn from which on nobody has to connect, as far as is known
   std::vector<std::unique_ptr<TransitMemory>> transit_;
   std::vector<uint32_t> delays_;       // per reader, how many turns later its steps come here
   std::map<size_t, Passing> pass_on_;  // by reader, what came in the last exchange

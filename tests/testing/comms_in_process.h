@@ -168,12 +168,26 @@ class CommsWorld {
     MutexLock lock(mutex_);
     return sent_;
   }
+  // An exchange as one rank has asked for it: whom it sends to, and how long it may take.
+  struct Asked {
+    std::vector<uint32_t> to;
+    std::chrono::nanoseconds patience;
+  };
+  void Note(uint32_t rank, Asked asked) {
+    MutexLock lock(mutex_);
+    asked_[rank].push_back(std::move(asked));
+  }
+  std::vector<Asked> asked(uint32_t rank) {
+    MutexLock lock(mutex_);
+    return asked_[rank];
+  }
 
  private:
   mutable Mutex mutex_;
   CondVar changed_;
   std::map<std::pair<uint32_t, uint32_t>, std::deque<Message>> queues_ ABSL_GUARDED_BY(mutex_);
   std::vector<Sent> sent_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, std::vector<Asked>> asked_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Sends and receives in Wait: memory that changes before is found. As with NCCL's large messages
@@ -187,7 +201,10 @@ class CommInProcess final : public GroupComm {
   size_t fail_at = SIZE_MAX;
   size_t exchanges() const { return exchanges_; }
 
-  absl::Status Begin() override { return failed_; }
+  absl::Status Begin() override {
+    begun_ = std::chrono::steady_clock::now();
+    return failed_;
+  }
   absl::Status Send(const StagedMemory& from, uint64_t offset, uint64_t bytes,
                     uint32_t peer) override {
     sends_.push_back({&from, offset, bytes, peer});
@@ -206,7 +223,12 @@ class CommInProcess final : public GroupComm {
     }
     return failed_;
   }
-  absl::Status End(Deadline) override { return failed_; }
+  absl::Status End(Deadline deadline) override {
+    CommsWorld::Asked asked{{}, deadline - begun_};
+    for (const Operation& one : sends_) asked.to.push_back(one.peer);
+    world_.Note(options_.rank, std::move(asked));
+    return failed_;
+  }
   absl::Status Wait(Deadline deadline) override {
     if (failed_.ok()) failed_ = Carry(deadline);
     return failed_;
@@ -261,6 +283,7 @@ class CommInProcess final : public GroupComm {
   std::vector<Operation> sends_;
   std::vector<Operation> receives_;
   size_t exchanges_ = 0;
+  Deadline begun_;
   absl::Status failed_;  // the first error stays
 };
 

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <numeric>
+#include <set>
 #include <thread>
 
 #include "common/base/reasons.h"
@@ -259,6 +260,27 @@ INSTANTIATE_TEST_SUITE_P(Random, Scatters, testing::ValuesIn(Cases()), [](const 
   return "seed" + std::to_string(one.param.seed) + "layout" + std::to_string(one.param.layout) +
          (one.param.readers == 1 ? "" : "all");
 });
+
+TEST(ScatterExchangeTest, WhoeverIsMetLaterHasAsLongToConnectAsWhoIsMetFirst) {
+  size_t met_later = 0;
+  for (const std::string& layout : SixRankLayouts()) {
+    ScatterWorld world(1, layout);
+    CommsWorld wires;
+    for (const auto& outcome : RunAll(world, world.Calls(1, {200, 6}), wires)) {
+      ASSERT_OK(outcome.status);
+    }
+    std::set<uint32_t> met;
+    const std::vector<CommsWorld::Asked> exchanges = wires.asked(0);
+    for (size_t i = 0; i < exchanges.size(); ++i) {
+      bool connects = false;
+      for (const uint32_t peer : exchanges[i].to) connects = met.insert(peer).second || connects;
+      if (!connects) continue;
+      EXPECT_GE(exchanges[i].patience, ScatterExchange::PatienceWith(kRanks)) << layout << ": " << i;
+      met_later += i > 0;
+    }
+  }
+  EXPECT_GT(met_later, 0u) << "or nothing was tried";
+}
 
 class FailingScatters : public testing::TestWithParam<uint32_t> {};
 
