@@ -22,8 +22,7 @@ ExecuteFanout::ExecuteFanout(std::vector<Member> members, Load load,
                              std::function<Progress()> progress)
     : members_(std::move(members)), load_(std::move(load)), progress_(std::move(progress)) {
   for (const Member& member : members_) {
-    auto stream = member.link->Execute(
-        {load_.epoch, load_.name, load_.deadline, member.read, member.scatter});
+    auto stream = Begin(member);
     if (!stream.ok()) {
       MutexLock lock(mutex_);
       broken_rank_ = member.rank;
@@ -39,6 +38,13 @@ ExecuteFanout::ExecuteFanout(std::vector<Member> members, Load load,
   }
   MutexLock lock(mutex_);
   broken_ = ticker.status();
+}
+
+absl::StatusOr<std::unique_ptr<ExecuteStream>> ExecuteFanout::Begin(const Member& member) const {
+  ExecuteCall call{load_.epoch, load_.name, load_.deadline, {}};
+  if (member.read) call.read = member.read();
+  if (member.scatter) call.scatter = member.scatter();
+  return member.link->Execute(call);
 }
 
 ExecuteFanout::~ExecuteFanout() { Stop(); }
@@ -83,9 +89,7 @@ void ExecuteFanout::SendAll(const Progress& progress, std::vector<bool>& ended, 
   for (size_t i = 0; i < streams_.size() && !cause.Settled(); ++i) {
     if (ended[i] || streams_[i]->Send(progress)) continue;
     ended[i] = true;
-    absl::Status why = streams_[i]->Finish().status();
-    if (why.ok()) why = absl::UnavailableError("the transfer stream ended early");
-    cause.Note({members_[i].rank, std::move(why)}, i);
+    cause.Note({members_[i].rank, EndedEarly(*streams_[i])}, i);
   }
 }
 
@@ -104,54 +108,57 @@ ExecuteFanout::Failure ExecuteFanout::AwaitBroken() const {
 ExecuteFanout::Failure ExecuteFanout::Finish() {
   Stop();
   if (auto early = broken(); !early.second.ok()) return early;
-  Answers answers;
+  StreamAnswers answers(streams_);
   Cause cause;
-  for (const auto& stream : streams_) {
-    ExecuteStream* const raw = stream.get();
-    auto answer = Async("waiting for a rank's part", [raw] { return raw->Finish(); });
-    cause.Note({0, answer.status()}, {});
-    if (!answer.ok()) break;
-    answers.push_back(*std::move(answer));
-  }
+  cause.Note({0, answers.Start(kMostCalls)}, {});
+  if (!cause.failure.second.ok()) return cause.failure;
+  std::vector<bool> answered(streams_.size());
   Clock::time_point moved = Clock::now();
+  Clock::time_point sent = moved;
   bool told = false;
-  for (size_t left = answers.size(); left > 0;) {
-    if (!told && cause.Settled()) {
-      AbortOthers(cause.member, cause.failure.second);
-      told = true;
-    }
+  for (size_t left = streams_.size(); left > 0;) {
+    TellOthers(cause, told);
     const Progress progress = progress_();  // of the members that still read
-    const size_t answered = Collect(answers, kTick / left, told, cause);
-    left -= answered;
-    if (answered > 0 || progress.bytes_done < progress.bytes_total) moved = Clock::now();
+    if (Clock::now() - sent >= kTick) {
+      answers.Send(progress);
+      sent = Clock::now();
+    }
+    const size_t came = Collect(answers, told, answered, cause);
+    left -= came;
+    if (came > 0 || progress.bytes_done < progress.bytes_total) moved = Clock::now();
     if (told) continue;
     cause.Note({0, load_.cancelled()}, {});
     const bool still = cause.failure.second.ok() && Clock::now() - moved >= load_.patience;
-    if (still) cause.Note(StandsStill(answers), {});
+    if (still) cause.Note(StandsStill(answered), {});
   }
   return cause.failure;
 }
 
-size_t ExecuteFanout::Collect(Answers& answers, std::chrono::nanoseconds wait, bool told,
+void ExecuteFanout::TellOthers(const Cause& cause, bool& told) {
+  if (told || !cause.Settled()) return;
+  told = true;
+  AbortOthers(cause.member, cause.failure.second);
+}
+
+size_t ExecuteFanout::Collect(StreamAnswers& answers, bool told, std::vector<bool>& answered,
                               Cause& cause) {
-  size_t answered = 0;
-  for (size_t i = 0; i < answers.size(); ++i) {
-    if (!answers[i].valid() || answers[i].wait_for(wait) != std::future_status::ready) continue;
-    ++answered;
-    absl::StatusOr<ReadReport> answer = answers[i].get();
+  size_t came = 0;
+  for (auto& [i, answer] : answers.Take(kTick)) {
+    ++came;
+    answered[i] = true;
     if (!answer.ok() && !told) cause.Note({members_[i].rank, answer.status()}, i);
-    if (!answer.ok() || members_[i].read.empty()) continue;
+    if (!answer.ok() || members_[i].read == nullptr) continue;
     answer->reader = members_[i].rank;
     // Its last heartbeat may not have had the end of it.
     if (load_.answered) load_.answered(*answer);
   }
-  return answered;
+  return came;
 }
 
-ExecuteFanout::Failure ExecuteFanout::StandsStill(const Answers& answers) const {
+ExecuteFanout::Failure ExecuteFanout::StandsStill(const std::vector<bool>& answered) const {
   std::vector<uint32_t> ranks;
-  for (size_t i = 0; i < answers.size(); ++i) {
-    if (answers[i].valid() && members_[i].scatter.has_value()) ranks.push_back(members_[i].rank);
+  for (size_t i = 0; i < answered.size(); ++i) {
+    if (!answered[i] && members_[i].scatter != nullptr) ranks.push_back(members_[i].rank);
   }
   if (ranks.empty()) return {};
   const bool one = ranks.size() == 1;  // of several, who holds up the others is not known

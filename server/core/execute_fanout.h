@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <functional>
-#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "server/core/links.h"
+#include "server/core/stream_answers.h"
 
 namespace ckptd {
 
@@ -27,11 +27,13 @@ class ExecuteFanout {
   struct Member {
     uint32_t rank = 0;
     std::shared_ptr<MemberLink> link;
-    ReadOrder read = {};
-    std::optional<ScatterCall> scatter = {};
+    // What it is told to do, made when it is told: what names all ranks for each of many ranks
+    // would fill memory. Called while the fan-out is made; null: nothing.
+    std::function<ReadOrder()> read = nullptr;
+    std::function<ScatterCall()> scatter = nullptr;
 
     // It does something that it must be told to end.
-    bool works() const { return !read.empty() || scatter.has_value(); }
+    bool works() const { return read != nullptr || scatter != nullptr; }
   };
   struct Load {
     uint64_t epoch = 0;
@@ -81,11 +83,13 @@ class ExecuteFanout {
   // Sends to all that have not broken; notes those that break.
   void SendAll(const Progress& progress, std::vector<bool>& ended, Cause& cause);
   void Stop();
-  using Answers = std::vector<std::future<absl::StatusOr<ReadReport>>>;
+  absl::StatusOr<std::unique_ptr<ExecuteStream>> Begin(const Member& member) const;
+  // Tells the others of the cause, once.
+  void TellOthers(const Cause& cause, bool& told);
   // Notes who has answered, and the errors while nobody was `told` of one. How many did.
-  size_t Collect(Answers& answers, std::chrono::nanoseconds wait, bool told, Cause& cause);
+  size_t Collect(StreamAnswers& answers, bool told, std::vector<bool>& answered, Cause& cause);
   // OK unless a member that still has not answered waits for a communicator.
-  Failure StandsStill(const Answers& answers) const;
+  Failure StandsStill(const std::vector<bool>& answered) const;
   // All but `failed`.
   void AbortOthers(std::optional<size_t> failed, const absl::Status& why);
 

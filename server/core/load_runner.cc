@@ -298,8 +298,8 @@ absl::Status LoadRunner::FindGone(const absl::Status& status) {
 
 absl::Status LoadRunner::FindBehind(const absl::Status& status) {
   if (scatters_.empty() || ReasonOf(status) != reason::kDeadline) return status;
-  const auto own = scatters_.find(0);
-  return exchanges_.NameBehind(status, (own != scatters_.end() ? own : scatters_.begin())->second.ranks);
+  // Where rank 0 takes part, it does so in the first.
+  return exchanges_.NameBehind(status, scatters_.front().common.ranks);
 }
 
 absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {

@@ -70,6 +70,14 @@ class LoadRunner {
     uint64_t carried_bytes = 0;
     std::vector<uint64_t> digests;
   };
+  // What one communicator carries. The calls of its ranks, each of which names all ranks, are made
+  // when they are told.
+  struct Scatter {
+    ScatterCall common;  // but for the rank, its replicas and its digest
+    std::vector<ReplicaSet> sets;
+    std::vector<uint64_t> digests;  // by rank of the communicator
+    ScatterCall CallOf(uint32_t rank) const;
+  };
 
   absl::Status Load();
   // Rank form: asks the ranks that are taken for holders; fills `lost`.
@@ -101,6 +109,9 @@ class LoadRunner {
   // it is for all bytes, of all shares. Fills scatters_.
   absl::Status PlanScatters(const std::vector<ReaderShare>& shares, const PartReader* own);
   absl::Status PlanScatter(const ReaderShare& share, const std::vector<uint32_t>& ranks);
+  // What a rank does in it, if it takes part.
+  std::optional<ScatterCall> ScatterOf(uint32_t rank) const;
+  bool Scatters(uint32_t rank) const;
   // The id that those ranks join by, of one that they all hold where there is one.
   absl::StatusOr<std::string> CommunicatorFor(const std::vector<uint32_t>& ranks);
   void StartMembers(const std::vector<ReaderShare>& shares);
@@ -145,7 +156,7 @@ class LoadRunner {
   std::vector<Participant> participants_;
   CommChoice comm_ = CommChoice::kAuto;
   std::string no_comm_;  // why a communicator carries nothing, for people; empty: it may
-  std::map<uint32_t, ScatterCall> scatters_;  // by rank
+  std::vector<Scatter> scatters_;
   std::unique_ptr<ExecuteFanout> fanout_;
   Mutex mutex_;
   std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);

@@ -149,7 +149,8 @@ absl::StatusOr<std::string> LoadRunner::CommunicatorFor(const std::vector<uint32
 
 absl::Status LoadRunner::PlanScatter(const ReaderShare& share,
                                      const std::vector<uint32_t>& ranks) {
-  ScatterCall call;
+  Scatter scatter;
+  ScatterCall& call = scatter.common;
   CKPTD_ASSIGN_OR_RETURN(call.comm_id, CommunicatorFor(ranks));
   call.ranks = ranks;
   for (uint32_t rank = 0; rank < (share.parts > 1 ? ranks.size() : 1); ++rank) {
@@ -162,40 +163,66 @@ absl::Status LoadRunner::PlanScatter(const ReaderShare& share,
     const auto at = std::find(ranks.begin(), ranks.end(), participant.rank);
     if (at != ranks.end()) plans[static_cast<size_t>(at - ranks.begin())] = participant.plan;
   }
-  const std::vector<ReplicaSet> sets = FindReplicas(plans);
-  call.fanout = FanoutFor(sets.size());
+  scatter.sets = FindReplicas(plans);
+  call.fanout = FanoutFor(scatter.sets.size());
   // Equal slabs are broadcast as they are; who has its shard takes no part in anything.
-  if (sets.size() > 1 && std::count(plans.begin(), plans.end(), nullptr) == 0) {
+  if (scatter.sets.size() > 1 && std::count(plans.begin(), plans.end(), nullptr) == 0) {
     call.whole = plan_->WholeOn(plans, kLeastBroadcast);
   }
-  for (call.rank = 0; call.rank < ranks.size(); ++call.rank) {
-    call.replicas = {call.rank};
-    for (const ReplicaSet& set : sets) {
-      if (std::binary_search(set.ranks.begin(), set.ranks.end(), call.rank)) {
-        call.replicas = set.ranks;
-      }
-    }
-    const PlannedRank* const plan = plans[call.rank];
-    call.digest = ScatterDigest(call, order, plan == nullptr ? 0 : plan->digest);
-    scatters_[ranks[call.rank]] = call;
+  scatter.digests.resize(ranks.size());
+  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    const PlannedRank* const plan = plans[rank];
+    scatter.digests[rank] =
+        ScatterDigest(scatter.CallOf(rank), order, plan == nullptr ? 0 : plan->digest);
   }
+  scatters_.push_back(std::move(scatter));
   return absl::OkStatus();
+}
+
+ScatterCall LoadRunner::Scatter::CallOf(uint32_t rank) const {
+  ScatterCall call = common;
+  call.rank = rank;
+  call.replicas = {rank};
+  for (const ReplicaSet& set : sets) {
+    if (std::binary_search(set.ranks.begin(), set.ranks.end(), rank)) call.replicas = set.ranks;
+  }
+  call.digest = digests[rank];
+  return call;
+}
+
+std::optional<ScatterCall> LoadRunner::ScatterOf(uint32_t rank) const {
+  for (const Scatter& scatter : scatters_) {
+    const std::vector<uint32_t>& ranks = scatter.common.ranks;
+    const auto at = std::find(ranks.begin(), ranks.end(), rank);
+    if (at != ranks.end()) return scatter.CallOf(static_cast<uint32_t>(at - ranks.begin()));
+  }
+  return std::nullopt;
+}
+
+bool LoadRunner::Scatters(uint32_t rank) const {
+  return std::any_of(scatters_.begin(), scatters_.end(), [rank](const Scatter& scatter) {
+    const std::vector<uint32_t>& ranks = scatter.common.ranks;
+    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  });
 }
 
 void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
   std::vector<ExecuteFanout::Member> members;
   for (const Participant& participant : participants_) {
-    members.push_back({participant.rank, session_.links[participant.rank]});
-    const auto scatter = scatters_.find(participant.rank);
-    if (scatter != scatters_.end()) members.back().scatter = scatter->second;
+    const uint32_t rank = participant.rank;
+    members.push_back({rank, session_.links[rank]});
+    if (Scatters(rank)) members.back().scatter = [this, rank] { return *ScatterOf(rank); };
   }
   const std::vector<uint32_t>* last = nullptr;  // readers of parts have the same targets
-  std::vector<Cohort> cohorts;
+  std::shared_ptr<const std::vector<Cohort>> cohorts;
   for (const ReaderShare& share : shares) {
-    if (last == nullptr || *last != share.targets) cohorts = StatedBy(share.targets);
+    if (last == nullptr || *last != share.targets) {
+      cohorts = std::make_shared<const std::vector<Cohort>>(StatedBy(share.targets));
+    }
     last = &share.targets;
     for (ExecuteFanout::Member& member : members) {
-      if (member.rank == share.rank && share.rank != 0) member.read = OrderFor(share, cohorts);
+      if (member.rank != share.rank || share.rank == 0) continue;
+      member.read = [this, &share, cohorts] { return OrderFor(share, *cohorts); };
     }
   }
   ExecuteFanout::Load load{session_.epoch, load_.name, load_.deadline};
@@ -208,8 +235,9 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
     return StandsStill(kNamedFirst);
   };
   // Replicas connect to each other when the readers have done their part.
-  for (const auto& [rank, call] : scatters_) {
-    load.patience = std::max(load.patience, ScatterExchange::PatienceWith(call.ranks.size()));
+  for (const Scatter& scatter : scatters_) {
+    load.patience =
+        std::max(load.patience, ScatterExchange::PatienceWith(scatter.common.ranks.size()));
   }
   load.failing = [this] {
     if (parts_.ending) parts_.ending(true);
@@ -221,21 +249,21 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
 absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   TransferProgress counters(reader.target_count());
   meter_.Attach(reader.Begun(), counters);
+  const std::optional<ScatterCall> scatter = ScatterOf(0);
   TransferOptions options;
   options.part = share.part;
   options.parts = share.parts;
   options.threads = parts_.reading.threads;
   options.way = parts_.reading.way;
   options.digests = load_.request.digests && share.parts == 1;
-  options.interrupted = [this, &counters]() -> absl::Status {
+  options.interrupted = [this, &counters, &scatter]() -> absl::Status {
     CKPTD_RETURN_IF_ERROR(fanout_->broken().second);
-    if (scatters_.count(0) > 0) exchanges_.Note(0, counters.exchanges, counters.busy);
+    if (scatter.has_value()) exchanges_.Note(0, counters.exchanges, counters.busy);
     CKPTD_RETURN_IF_ERROR(StandsStill({}));
     return Interrupted();
   };
-  const auto scatter = scatters_.find(0);
   const auto report =
-      reader.Read(options, scatter == scatters_.end() ? nullptr : &scatter->second, counters);
+      reader.Read(options, scatter.has_value() ? &*scatter : nullptr, counters);
   meter_.Detach();
   ShowProgress();
   const absl::Status own = report.status();
@@ -305,11 +333,13 @@ void LoadRunner::NoteNoWay(const absl::Status& why) {
 
 absl::Status LoadRunner::StandsStill(std::chrono::nanoseconds grace) {
   // Readers of parts are all in one communicator.
-  if (scatters_.empty() || scatters_.begin()->second.readers.size() < 2) return absl::OkStatus();
+  if (scatters_.empty()) return absl::OkStatus();
+  const ScatterCall& call = scatters_.front().common;
+  if (call.readers.size() < 2) return absl::OkStatus();
   // Of others it is known by their heartbeats.
   // Two of them may meet for the first time in any exchange.
   const auto patience =
-      std::max(ScatterExchange::PatienceWith(scatters_.begin()->second.ranks.size()),
+      std::max(ScatterExchange::PatienceWith(call.ranks.size()),
                3 * parts_.membership.heartbeat_interval());
   if (Clock::now() - exchanges_.moved() < patience + grace) return absl::OkStatus();
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
@@ -321,12 +351,14 @@ absl::Status LoadRunner::StandsStill(std::chrono::nanoseconds grace) {
 
 void LoadRunner::Count(const ReadReport& report) {
   for (const ReadReport::Filled& filled : report.filled) {
-    for (Participant& participant : participants_) {
-      if (participant.rank != filled.rank) continue;
-      participant.filled_bytes += filled.bytes;
-      if (filled.streamed) participant.streamed_bytes += filled.bytes;
-      if (!filled.digests.empty()) participant.digests = filled.digests;
-    }
+    // They ascend, and of many readers each has filled many ranks.
+    const auto at = std::lower_bound(
+        participants_.begin(), participants_.end(), filled.rank,
+        [](const Participant& participant, uint32_t rank) { return participant.rank < rank; });
+    if (at == participants_.end() || at->rank != filled.rank) continue;
+    at->filled_bytes += filled.bytes;
+    if (filled.streamed) at->streamed_bytes += filled.bytes;
+    if (!filled.digests.empty()) at->digests = filled.digests;
   }
 }
 

@@ -3,16 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
 #include <future>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/base/mutex.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/core/causes.h"
@@ -31,6 +32,8 @@ struct Script {
   std::promise<void> sent;  // at the first Send
   bool silent = false;      // Finish does not return before Abort
   std::promise<absl::Status> aborted;
+  std::function<void()> finishing;  // in Finish
+  std::function<void()> on_abort;
 };
 
 class ScriptedStream final : public ExecuteStream {
@@ -42,6 +45,7 @@ class ScriptedStream final : public ExecuteStream {
   }
   absl::StatusOr<ReadReport> Finish() override {
     if (script_.silent) return script_.aborted.get_future().get();
+    if (script_.finishing) script_.finishing();
     CKPTD_RETURN_IF_ERROR(script_.finish);
     return ReadReport();
   }
@@ -65,6 +69,7 @@ class StreamOnlyLink final : public MemberLink {
   absl::Status Commit(const CommitCall&, Deadline) override { return absl::OkStatus(); }
   absl::Status Abort(const std::string&, const absl::Status& why, Deadline) override {
     script_.aborted.set_value(why);
+    if (script_.on_abort) script_.on_abort();
     return absl::OkStatus();
   }
   absl::StatusOr<bool> Holds(const std::string&, Deadline) override { return false; }
@@ -79,9 +84,11 @@ class ExecuteFanoutTest : public ::testing::Test {
   static constexpr std::chrono::milliseconds kPatience{50};
 
   std::unique_ptr<ExecuteFanout> Start() {
-    std::vector<ExecuteFanout::Member> members = {
-        {1, std::make_shared<StreamOnlyLink>(first_), read_, scatter_},
-        {4, std::make_shared<StreamOnlyLink>(second_), {}, scatter_}};
+    return Start({{1, std::make_shared<StreamOnlyLink>(first_), read_, scatter_},
+                  {4, std::make_shared<StreamOnlyLink>(second_), nullptr, scatter_}});
+  }
+
+  std::unique_ptr<ExecuteFanout> Start(std::vector<ExecuteFanout::Member> members) {
     return std::make_unique<ExecuteFanout>(
         std::move(members),
         ExecuteFanout::Load{1, "checkpoints/a", Soon(), kPatience, nullptr,
@@ -106,8 +113,8 @@ class ExecuteFanoutTest : public ::testing::Test {
   const absl::Status late_ = absl::CancelledError("late");
   Script first_;
   Script second_;
-  ReadOrder read_;  // the first member's
-  std::optional<ScatterCall> scatter_;
+  std::function<ReadOrder()> read_;  // the first member's
+  std::function<ScatterCall()> scatter_;
   std::vector<uint32_t> answered_;
   std::function<void()> on_answer_;
   absl::Status cancelled_;
@@ -179,7 +186,7 @@ TEST_F(ExecuteFanoutTest, ACauseIsToldThoughWhatFollowsFromItCameFirst) {
 }
 
 TEST_F(ExecuteFanoutTest, WithoutACauseOthersHearSoonOfWhatFollowsFromIt) {
-  scatter_.emplace();
+  scatter_ = [] { return ScatterCall(); };
   first_.finish = MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed, "a peer let go");
   second_.silent = true;
   const auto [rank, why] = Start()->Finish();
@@ -209,7 +216,7 @@ TEST_F(ExecuteFanoutTest, AStreamThatBreaksAloneIsWhatIsToldHoweverLittleItSays)
 }
 
 TEST_F(ExecuteFanoutTest, WhomACommunicatorDoesNotReachThoughAllWasReadIsNamedAndLetGo) {
-  scatter_.emplace();
+  scatter_ = [] { return ScatterCall(); };
   second_.silent = true;
   const auto [rank, why] = Start()->Finish();
   EXPECT_EQ(rank, 4u);
@@ -218,7 +225,7 @@ TEST_F(ExecuteFanoutTest, WhomACommunicatorDoesNotReachThoughAllWasReadIsNamedAn
 }
 
 TEST_F(ExecuteFanoutTest, OfSeveralThatACommunicatorDoesNotReachNobodyIsBlamed) {
-  scatter_.emplace();
+  scatter_ = [] { return ScatterCall(); };
   first_.silent = true;
   second_.silent = true;
   const auto [rank, why] = Start()->Finish();
@@ -229,8 +236,8 @@ TEST_F(ExecuteFanoutTest, OfSeveralThatACommunicatorDoesNotReachNobodyIsBlamed) 
 
 // The last that a reader did may be in its report alone.
 TEST_F(ExecuteFanoutTest, AReaderThatHasAnsweredIsCountedBeforeOthersAreGivenUp) {
-  scatter_.emplace();
-  read_.targets.emplace_back();
+  scatter_ = [] { return ScatterCall(); };
+  read_ = [] { return ReadOrder(); };
   second_.silent = true;
   Progress progress;
   progress.bytes_total = 2;
@@ -245,7 +252,7 @@ TEST_F(ExecuteFanoutTest, AReaderThatHasAnsweredIsCountedBeforeOthersAreGivenUp)
 }
 
 TEST_F(ExecuteFanoutTest, NobodyIsGivenUpWhileSomethingIsStillRead) {
-  scatter_.emplace();
+  scatter_ = [] { return ScatterCall(); };
   second_.silent = true;
   Progress half;
   half.bytes_total = 2;
@@ -255,7 +262,7 @@ TEST_F(ExecuteFanoutTest, NobodyIsGivenUpWhileSomethingIsStillRead) {
 }
 
 TEST_F(ExecuteFanoutTest, MembersThatStillWorkAreToldThatTheLoadIsCancelled) {
-  scatter_.emplace();
+  scatter_ = [] { return ScatterCall(); };
   first_.silent = true;
   second_.silent = true;
   cancelled_ = absl::AbortedError("a mistake");
@@ -265,6 +272,77 @@ TEST_F(ExecuteFanoutTest, MembersThatStillWorkAreToldThatTheLoadIsCancelled) {
 TEST_F(ExecuteFanoutTest, WhoReceivesInAnotherWayIsWaitedFor) {
   progress_ = FirstEndsLate({});
   EXPECT_EQ(Start()->Finish().second, late_);
+}
+
+// Members whose ends are waited for, counting them.
+class Crowd {
+ public:
+  explicit Crowd(size_t size) : scripts_(size) {}
+
+  std::vector<ExecuteFanout::Member> members() {
+    std::vector<ExecuteFanout::Member> members;
+    for (uint32_t rank = 0; rank < scripts_.size(); ++rank) {
+      members.push_back({rank, std::make_shared<StreamOnlyLink>(scripts_[rank])});
+      scripts_[rank].finishing = [this] {
+        MutexLock lock(mutex_);
+        most_ = std::max(most_, ++waiting_);
+        changed_.Wait(mutex_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return end_; });
+        --waiting_;
+      };
+    }
+    return members;
+  }
+  Script& operator[](size_t rank) { return scripts_[rank]; }
+  void End() {
+    MutexLock lock(mutex_);
+    end_ = true;
+    changed_.NotifyAll();
+  }
+  size_t most() {
+    MutexLock lock(mutex_);
+    return most_;
+  }
+
+ private:
+  std::vector<Script> scripts_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool end_ ABSL_GUARDED_BY(mutex_) = false;
+  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t most_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+TEST_F(ExecuteFanoutTest, HoweverManyMembersThereAreABoundedNumberOfThreadsWaitsForThem) {
+  Crowd crowd(kMostCalls + 100);
+  progress_ = [&crowd, since = Clock::now()]() mutable {
+    if (crowd.most() < kMostCalls) since = Clock::now();
+    if (Clock::now() - since > 4 * kPatience) crowd.End();  // more had begun by then
+    return Progress();
+  };
+  EXPECT_OK(Start(crowd.members())->Finish().second);
+  EXPECT_EQ(crowd.most(), kMostCalls);
+}
+
+TEST_F(ExecuteFanoutTest, AMemberThatFailsIsHeardOfWhileOthersAreStillWaitedFor) {
+  Crowd crowd(kMostCalls + 100);
+  Script& last = crowd[kMostCalls + 99];
+  last.finish = absl::InternalError("the last");
+  std::vector<ExecuteFanout::Member> members = crowd.members();
+  last.finishing = nullptr;
+  for (auto& member : members) member.scatter = [] { return ScatterCall(); };
+  for (size_t rank = 0; rank < kMostCalls + 99; ++rank) {
+    crowd[rank].on_abort = [&crowd] { crowd.End(); };
+  }
+  progress_ = [&, begun = Clock::now()] {
+    if (crowd.most() >= kMostCalls) last.alive = false;
+    if (Clock::now() - begun > 400 * kPatience) cancelled_ = late_;  // for ever, otherwise
+    Progress half;  // so that nobody stands still
+    half.bytes_total = 2;
+    return half;
+  };
+  const auto [rank, why] = Start(std::move(members))->Finish();
+  EXPECT_EQ(rank, kMostCalls + 99);
+  EXPECT_EQ(why, last.finish);
 }
 
 }  // namespace
