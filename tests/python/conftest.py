@@ -1,6 +1,7 @@
 """Shared parts: the package from the tree, the fake daemon, groups of ranks."""
 
 import ctypes
+import gc
 import json
 import os
 import pathlib
@@ -64,6 +65,27 @@ def gpus(tmp_path_factory):
     # Loaded under its own name, it is what a later look for libcuda.so.1 finds.
     ctypes.CDLL(str(fake_cuda.LIBRARY), mode=ctypes.RTLD_GLOBAL)
     return fake
+
+
+@pytest.fixture
+def collect():
+    """collect(): what nothing uses any more is given back when it returns."""
+    from ckptd import _give_back
+
+    def everything():
+        gc.collect()
+        _give_back.settle(60)
+
+    return everything
+
+
+@pytest.fixture
+def calls(gpus, collect):
+    """calls(): names of the driver's functions called since the test began."""
+    collect()  # what earlier tests left
+    start = len(gpus.trace())
+    yield lambda: [line["call"] for line in gpus.trace()[start:] if "call" in line]
+    assert gpus.violations() == []
 
 
 @pytest.fixture

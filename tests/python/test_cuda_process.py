@@ -196,6 +196,40 @@ end()
     assert fake.leaks(pid) == 0
 
 
+# From now on the GPU waits for another rank, which is not heard of before the process ends.
+OTHER_RANK = """
+import threading
+launched, wait = threading.Event(), cu.cuCtxSynchronize
+
+def synchronize():
+    launched.wait()
+    return wait()
+
+"""
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_what_was_dropped_before_the_end_is_given_back_unless_the_gpu_stands_still(run, heard):
+    program = OTHER_RANK + """
+shard = acquire()
+cu.cuCtxSynchronize = synchronize
+del shard
+gc.collect()
+print(daemon.leases)
+""" + ("import atexit; atexit.register(launched.set)" if heard else "")
+    printed, fake, pid = run(program)
+    assert printed == ["1"]
+    assert len(fake.calls("cuMemUnmap", pid)) == 1 + heard  # the fake daemon unmaps its own
+
+
+def test_memory_is_given_back_where_no_other_thread_s_cuda_graph_is_disturbed(run):
+    printed, fake, pid = run("shard = acquire()\ndel shard\ngc.collect()\nend()")
+    modes = fake.calls("cuThreadExchangeStreamCaptureMode", pid, result=0)
+    assert [line["mode"] for line in modes] == [2]
+    # The fake daemon has its own slab in this process, too.
+    assert modes[0]["seq"] < fake.calls("cuMemUnmap", pid)[-1]["seq"]
+
+
 def test_a_forked_child_is_told_so_and_touches_nothing(run):
     program = """
 shard = acquire()
@@ -214,6 +248,7 @@ if child == 0:
             reasons.add(error.reason)
     del view, shard
     gc.collect()
+    ckptd._client._give_back.settle(120)  # has nothing to wait for
     os._exit(7 if reasons == {"FORKED"} else 8)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), child)
 print(ctypes.string_at(view.pointer, view.nbytes) == content, daemon.leases)

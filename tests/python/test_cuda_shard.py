@@ -2,30 +2,17 @@
 
 The driver runs queued work only when somebody waits for it, so what was not waited for is
 missing. Tests that need another process, because the driver is told to fail in it or because
-it ends or forks, are in test_cuda_process.py.
+it ends or forks, are in test_cuda_process.py; when memory goes is in test_cuda_drops.py.
 """
 
 import ctypes
 import gc
 import os
-import threading
 
 import ckptd
 import numpy as np
 import pytest
 from fake_daemon import FakeDaemon
-
-RELEASED = ["cuMemUnmap", "cuMemRelease", "cuMemAddressFree", "cuDevicePrimaryCtxRelease"]
-
-
-@pytest.fixture
-def calls(gpus):
-    """calls(): names of the driver's functions called since the test began."""
-    gc.collect()  # what earlier tests left
-    start = len(gpus.trace())
-    yield lambda: [line["call"] for line in gpus.trace()[start:] if "call" in line]
-    assert gpus.violations() == []
-
 
 @pytest.fixture
 def daemon(tmp_path, gpus):
@@ -132,67 +119,11 @@ def test_exclusive_memory_is_the_daemon_s_own(client, source, calls):
         assert one.copied_bytes == 0 and "cuMemcpyDtoDAsync" not in calls()
 
 
-def test_everything_is_given_back_in_order_and_then_the_lease(daemon, client, source, calls):
-    shard = client.acquire(client.load(source[0]))
-    view = shard.tensors["big"]
-    before = len(calls())
-    del shard
-    gc.collect()
-    assert content(view) == source[1]["big"].tobytes()
-    daemon.wait_for(lambda: daemon.leases == 1)
-    assert calls()[before:] == []
-    del view
-    gc.collect()
-    daemon.wait_for(lambda: daemon.leases == 0)
-    after = calls()[before:]
-    assert [name for name in after if name in RELEASED] == RELEASED
-    assert after.index("cuCtxSynchronize") < after.index("cuMemUnmap")
-
-
-@pytest.mark.parametrize("comes_next", ["memory is dropped", "memory is mapped"])
-def test_memory_that_goes_while_a_cuda_graph_is_recorded_is_given_back_afterwards(
-        daemon, client, source, calls, monkeypatch, comes_next):
-    torch = pytest.importorskip("torch")
-    checkpoint = client.load(source[0])
-    held = [client.acquire(checkpoint), client.acquire(checkpoint)]
-    before = len(calls())
-    with monkeypatch.context() as recording:
-        recording.setattr(torch.cuda, "is_initialized", lambda: True)
-        recording.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        del held[0]
-        gc.collect()
-        assert calls()[before:] == [] and daemon.leases == 2, "waiting for the GPU would spoil the graph"
-    if comes_next == "memory is dropped":
-        held.clear()
-        gc.collect()
-        daemon.wait_for(lambda: daemon.leases == 0)
-    else:
-        held.append(client.acquire(checkpoint))
-        daemon.wait_for(lambda: daemon.leases == 2)
-    assert [name for name in calls()[before:] if name in RELEASED][:4] == RELEASED
-
-
 def test_closing_ends_the_lease_and_leaves_the_memory(daemon, client, source):
     shard = client.acquire(client.load(source[0]))
     shard.close()
     daemon.wait_for(lambda: daemon.leases == 0)
     assert content(shard.tensors["big"]) == source[1]["big"].tobytes()
-
-
-def test_a_thread_without_a_context_may_drop_the_memory(client, source, calls):
-    from cuda.bindings import driver as cu
-
-    held, contexts = [client.acquire(client.load(source[0]))], []
-
-    def drop():
-        held.clear()
-        gc.collect()
-        contexts.append(int(cu.cuCtxGetCurrent()[1]))
-
-    thread = threading.Thread(target=drop)
-    thread.start()
-    thread.join(30)
-    assert contexts == [0] and calls().count("cuMemUnmap") >= 1
 
 
 def test_the_context_of_the_calling_thread_stays_as_it_is(client, source):
@@ -336,7 +267,8 @@ def test_dlpack_neither_moves_nor_copies(shard, options):
         shard.tensors["big"].__dlpack__(max_version=(1, 0), **options)
 
 
-def test_a_consumer_s_tensor_keeps_the_memory_alone(daemon, client, source, calls):
+def test_a_consumer_s_tensor_keeps_the_memory_alone(
+        daemon, client, source, calls, collect):
     shard = client.acquire(client.load(source[0]), "private")
     array = np.from_dlpack(on_the_host(shard.tensors["big"].__dlpack__()))
     before = len(calls())
@@ -344,12 +276,12 @@ def test_a_consumer_s_tensor_keeps_the_memory_alone(daemon, client, source, call
     gc.collect()
     assert np.array_equal(array, source[1]["big"]) and "cuMemUnmap" not in calls()[before:]
     del array
-    gc.collect()
+    collect()
     assert "cuMemUnmap" in calls()[before:]
     daemon.wait_for(lambda: daemon.leases == 0)
 
 
-def test_a_capsule_that_nobody_takes_holds_nothing(client, source, calls):
+def test_a_capsule_that_nobody_takes_holds_nothing(client, source, calls, collect):
     shard = client.acquire(client.load(source[0]), "private")
     capsule = shard.tensors["big"].__dlpack__()
     before = len(calls())
@@ -357,7 +289,7 @@ def test_a_capsule_that_nobody_takes_holds_nothing(client, source, calls):
     gc.collect()
     assert "cuMemUnmap" not in calls()[before:]
     del capsule
-    gc.collect()
+    collect()
     assert "cuMemUnmap" in calls()[before:]
 
 

@@ -108,6 +108,7 @@ const Entry kEntries[] = {
     CKPTD_ENTRY(cuStreamQuery, 2000),
     CKPTD_ENTRY(cuStreamWaitEvent, 3020),
     CKPTD_ENTRY(cuLaunchHostFunc, 10000),
+    CKPTD_ENTRY(cuThreadExchangeStreamCaptureMode, 10010),
     CKPTD_ENTRY(cuEventCreate, 2000),
     CKPTD_ENTRY(cuEventDestroy, 4000),
     CKPTD_ENTRY(cuEventRecord, 2000),

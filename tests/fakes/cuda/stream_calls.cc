@@ -1,5 +1,6 @@
 // Streams, events and host functions.
 #include <chrono>
+#include <utility>
 
 #include "tests/fakes/cuda/call.h"
 
@@ -141,6 +142,17 @@ CUresult CUDAAPI cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data
           InHostFunction() = false;
         });
       });
+}
+
+// Nothing is captured here; who asks is told what the thread said last.
+CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  return Call("cuThreadExchangeStreamCaptureMode", {}).Run([&](Call& call) -> CUresult {
+    if (mode == nullptr || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
+    call.Note("mode", *mode);
+    std::swap(current, *mode);
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult CUDAAPI cuEventCreate(CUevent* event, unsigned flags) {

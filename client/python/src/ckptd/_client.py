@@ -17,7 +17,7 @@ from typing import (
 )
 
 # _shard, too: the first acquire is what a restarted trainer waits for, and no place to import.
-from . import _address, _device_map, _layout, _proto, _shard, _types
+from . import _address, _device_map, _give_back, _layout, _proto, _shard, _types
 from ._device_map import Device, DeviceMap
 from ._errors import Error, FailedPrecondition, InvalidArgument, Unavailable, source_changed
 from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, in_seconds, is_transient
@@ -147,6 +147,7 @@ class Client:
         whole, part = divmod(deadline.timeout, 1)
         request.timeout.seconds, request.timeout.nanos = int(whole), int(part * 1e9)
         doing = f"loading {request.source}"
+        _give_back.settle()  # what this process let go may be the room for it
         reply = self._call("LoadCheckpoint", request, doing, deadline)
         started = _types.checkpoint_of(reply.checkpoint, reply.resident, reply.differs)
         return self._wait(started, doing, deadline, progress)

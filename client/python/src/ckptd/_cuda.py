@@ -11,6 +11,7 @@ import time
 import weakref
 from typing import Optional
 
+from . import _give_back
 from ._cuda_driver import Context, Device, ask, driver, find_device
 from ._errors import DataLoss, DeadlineExceeded, Error, FailedPrecondition
 from ._mapping import MAX_SLAB_BYTES
@@ -93,10 +94,15 @@ def _recording() -> bool:
     return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()
 
 
-def _give_back_postponed() -> None:
+def _free_postponed() -> None:
     for _ in range(len(_postponed)):  # once each: some may be postponed again
         with contextlib.suppress(IndexError):  # another thread was quicker
             _postponed.pop(0).free()
+
+
+def _drop_postponed() -> None:
+    if _postponed and not _recording():
+        _give_back.drop(_free_postponed)
 
 
 class _Held:
@@ -108,21 +114,29 @@ class _Held:
         self.pid = os.getpid()
 
     def give_back(self) -> None:
-        """Runs in any thread. Errors stay quiet: a driver that fails here has let go already."""
-        _give_back_postponed()
+        """Runs in any thread, which does not wait for the GPU. While it records a graph, left to
+        whoever maps or drops memory next."""
+        if os.getpid() != self.pid:
+            return  # a forked child: all of it is the parent's
+        if _recording():
+            _postponed.append(self)
+        else:
+            _give_back.drop(self._free_after_postponed)
+
+    def _free_after_postponed(self) -> None:
+        _free_postponed()
         self.free()
 
     def free(self) -> None:
-        """As give_back, of this alone. While a graph is recorded, left to whoever maps or drops memory next."""
+        """Waits for the GPU. Errors stay quiet: a driver that fails here has let go already."""
         if os.getpid() != self.pid:
-            return  # a forked child: all of it is the parent's
-        recorded, freed = _recording(), False
+            return
+        recorded, freed = False, False
         # Kernels that were launched may still use the memory, and unmapping does not wait.
         # Where the context cannot even be waited for, the end of the process frees it.
-        with contextlib.suppress(Error), contextlib.nullcontext() if recorded else self.context:
-            if not recorded:
-                waited = driver().cuCtxSynchronize()
-                recorded = int(waited[0]) in _RECORDED
+        with contextlib.suppress(Error), self.context:
+            waited = driver().cuCtxSynchronize()
+            recorded = int(waited[0]) in _RECORDED
             if not recorded:
                 self.context.ask(waited, "waiting for its work")
                 self.allocation.free()
@@ -222,7 +236,8 @@ class DeviceMemory:
                 "mapping a shard: more descriptors arrived than one allocation has",
                 "INVALID_REPLY",
             )
-        _give_back_postponed()
+        _give_back.start()
+        _drop_postponed()
         context = Context(self._device)
         try:
             with context:
@@ -259,6 +274,7 @@ class DeviceMemory:
         """A copy in memory of this process, made on a stream that waits for nobody else's."""
         cu, ask = driver(), context.ask
         own = _Allocation(context, lent.nbytes)
+        _give_back.settle(_PATIENCE)  # what this process let go may be the room for it
         try:
             own.create()
             own.map(True)

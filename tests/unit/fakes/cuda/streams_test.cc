@@ -45,6 +45,22 @@ TEST(FakeStreams, EagerWorkIsDoneWhenTheCallReturns) {
   });
 }
 
+TEST(FakeStreams, EveryThreadHasAModeOfRecordingOfItsOwn) {
+  World().Run([] {
+    UseDevice();
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    EXPECT_EQ(cuThreadExchangeStreamCaptureMode(&mode), CUDA_SUCCESS);
+    EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    std::thread([] {
+      CUstreamCaptureMode other = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+      EXPECT_EQ(cuThreadExchangeStreamCaptureMode(&other), CUDA_SUCCESS);
+      EXPECT_EQ(other, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    }).join();
+    EXPECT_EQ(cuThreadExchangeStreamCaptureMode(&mode), CUDA_SUCCESS);
+    EXPECT_EQ(mode, CU_STREAM_CAPTURE_MODE_RELAXED);
+  });
+}
+
 TEST(FakeStreams, LazyWorkWaitsForWhoWaits) {
   World(kLazy).Run([] {
     UseDevice();
