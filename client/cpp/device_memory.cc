@@ -95,15 +95,17 @@ struct DeviceMemory::Impl {
   std::shared_ptr<const CudaAllocation> memory;
   uint64_t copied = 0;
 
-  // Of PRIVATE memory a copy is kept, nothing else.
+  // Of PRIVATE memory a copy is kept, nothing else. What is kept, the client's other GPUs reach.
   static absl::StatusOr<std::unique_ptr<Impl>> Make(std::shared_ptr<const CudaAllocation> lent,
                                                     AttachMode mode) {
     auto impl = std::make_unique<Impl>();
     impl->memory = std::move(lent);
-    if (mode != AttachMode::kPrivate) return impl;
-    CKPTD_ASSIGN_OR_RETURN(CudaAllocation copy, CopyOf(*impl->memory));
-    impl->memory = std::make_shared<const CudaAllocation>(std::move(copy));
-    impl->copied = impl->memory->bytes();
+    if (mode == AttachMode::kPrivate) {
+      CKPTD_ASSIGN_OR_RETURN(CudaAllocation copy, CopyOf(*impl->memory));
+      impl->memory = std::make_shared<const CudaAllocation>(std::move(copy));
+      impl->copied = impl->memory->bytes();
+    }
+    impl->memory->LetPeersIn(mode != AttachMode::kShared);
     return impl;
   }
 };

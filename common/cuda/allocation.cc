@@ -169,12 +169,33 @@ absl::Status CudaAllocation::Map(bool writable) {
       device_->Check(driver.MemMap(parts_.address, parts_.bytes, 0, parts_.handle, 0),
                      fmt::format("mapping {} bytes", parts_.bytes)));
   parts_.mapped = true;
+  return device_->Check(Allow(device_->info().ordinal, writable),
+                        fmt::format("making {} bytes accessible", parts_.bytes));
+}
+
+CUresult CudaAllocation::Allow(CUdevice gpu, bool writable) const {
   CUmemAccessDesc access = {};
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  access.location.id = device_->info().ordinal;
+  access.location.id = gpu;
   access.flags = writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
-  return device_->Check(driver.MemSetAccess(parts_.address, parts_.bytes, &access, 1),
-                        fmt::format("making {} bytes accessible", parts_.bytes));
+  return device_->driver().MemSetAccess(parts_.address, parts_.bytes, &access, 1);
+}
+
+// The driver lets peers into other kinds by itself.
+void CudaAllocation::LetPeersIn(bool writable) const {
+  if (!parts_.mapped) return;
+  const CudaDriver& driver = device_->driver();
+  const CudaScope scope(*device_);
+  int count = 0;
+  if (driver.DeviceGetCount(&count) != CUDA_SUCCESS) return;
+  for (CUdevice gpu = 0; gpu < count; ++gpu) {
+    int reaches = 0;
+    if (gpu == device_->info().ordinal ||
+        driver.DeviceCanAccessPeer(&reaches, gpu, device_->info().ordinal) != CUDA_SUCCESS) {
+      continue;
+    }
+    if (reaches != 0) Allow(gpu, writable);
+  }
 }
 
 absl::StatusOr<UniqueFd> CudaAllocation::Export() const {

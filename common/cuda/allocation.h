@@ -60,6 +60,9 @@ class CudaAllocation {
   const std::shared_ptr<CudaDevice>& device() const { return device_; }
   // Of Create: a descriptor that others import. Errors: DEVICE_FAILED.
   absl::StatusOr<UniqueFd> Export() const;
+  // Has the process's other GPUs reach what Create or Import mapped, as they reach any program's
+  // own memory. One that cannot, for want of a link or of room, is as one without.
+  void LetPeersIn(bool writable) const;
   // Of CreatePlain: 64 bytes that others open. Errors: DEVICE_FAILED.
   absl::StatusOr<std::string> IpcHandle() const;
   void Reset();
@@ -78,6 +81,7 @@ class CudaAllocation {
 
   static void Free(const Parts& parts, const CudaDriver& driver);
   absl::Status Map(bool writable);
+  CUresult Allow(CUdevice gpu, bool writable) const;
   absl::Status CheckRange() const;
 
   std::shared_ptr<CudaDevice> device_;

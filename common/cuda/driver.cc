@@ -29,6 +29,8 @@ void VisitDevices(CudaDriver& driver, Visit& visit) {
   visit("cuDeviceGetName", 2000, driver.DeviceGetName);
   visit("cuDeviceGetUuid", 11040, driver.DeviceGetUuid);
   visit("cuDeviceTotalMem", 3020, driver.DeviceTotalMem);
+  visit("cuDeviceGetAttribute", 2000, driver.DeviceGetAttribute);
+  visit("cuDeviceCanAccessPeer", 4000, driver.DeviceCanAccessPeer);
   visit("cuDevicePrimaryCtxRetain", 7000, driver.DevicePrimaryCtxRetain);
   visit("cuDevicePrimaryCtxRelease", 11000, driver.DevicePrimaryCtxRelease);
   visit("cuCtxPushCurrent", 4000, driver.CtxPushCurrent);

@@ -39,6 +39,8 @@ struct CudaDriver {
   PFN_cuDeviceGetName_v2000 DeviceGetName = nullptr;
   PFN_cuDeviceGetUuid_v11040 DeviceGetUuid = nullptr;
   PFN_cuDeviceTotalMem_v3020 DeviceTotalMem = nullptr;
+  PFN_cuDeviceGetAttribute_v2000 DeviceGetAttribute = nullptr;
+  PFN_cuDeviceCanAccessPeer_v4000 DeviceCanAccessPeer = nullptr;
   PFN_cuDevicePrimaryCtxRetain_v7000 DevicePrimaryCtxRetain = nullptr;
   PFN_cuDevicePrimaryCtxRelease_v11000 DevicePrimaryCtxRelease = nullptr;
   PFN_cuCtxPushCurrent_v4000 CtxPushCurrent = nullptr;

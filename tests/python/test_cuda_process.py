@@ -132,6 +132,21 @@ def test_a_copy_that_stands_still_is_an_error_and_frees_nothing_that_it_may_reac
     assert held == 2
 
 
+@pytest.mark.parametrize("mode,nth", [("shared", 3), ("private", 4)])
+@pytest.mark.parametrize("way", [True, False])
+def test_a_gpu_that_cannot_reach_the_memory_keeps_no_other_from_it(run, mode, nth, way):
+    program = """
+view = acquire().tensors["big"]
+print(len(ctypes.string_at(view.pointer, view.nbytes)) == view.nbytes)
+"""
+    # After the fake daemon's own slab, the shard, and its copy.
+    faults = [f"cuMemSetAccess nth={nth} error=2"] if way else []
+    printed, fake, pid = run(program, *faults, mode=mode, gpus=2, peers=int(way))
+    assert printed == ["True"]
+    answers = [line["result"] for line in fake.calls("cuMemSetAccess", pid)]
+    assert answers == [0] * (nth - 1) + ([2] if way else [])
+
+
 def test_a_driver_that_does_not_start_is_an_error_that_says_what_is_needed(run):
     program = """
 from ckptd import _cuda_driver

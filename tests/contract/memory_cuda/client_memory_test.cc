@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 
 #include "client/cpp/attach.h"
 #include "client/cpp/device_memory.h"
+#include "common/cuda/stream.h"
 #include "server/memory/cuda/cuda_memory.h"
 #include "tests/testing/cuda.h"
 #include "tests/testing/slab_bytes.h"
@@ -95,6 +97,22 @@ TEST_F(ClientMemoryTest, IsLetGoOfBySeveralThreadsAtOnce) {
     for (std::thread& thread : threads) thread.join();
   }
   EXPECT_EQ(Free(), before);
+}
+
+TEST_F(ClientMemoryTest, IsReachedByTheOtherGpusOfTheProcess) {
+  const std::shared_ptr<CudaDevice> other = TestGpu(1);
+  ASSERT_OK_AND_ASSIGN(const CudaStream stream, CudaStream::Make(other));
+  for (const AttachMode mode : {AttachMode::kShared, AttachMode::kPrivate, AttachMode::kExclusive}) {
+    const auto slab = Filled(std::byte{11}, mode);
+    const DeviceMemory memory = Import(*slab, mode);
+    std::byte last{0};
+    const CudaScope scope(*other);
+    ASSERT_EQ(other->driver().MemcpyDtoHAsync(&last, memory.address() + kBytes - 1, 1,
+                                              stream.get()),
+              CUDA_SUCCESS);
+    ASSERT_OK(stream.Wait(std::chrono::seconds(10)));
+    EXPECT_EQ(last, std::byte{11});
+  }
 }
 
 // One end of a pipe is the lease, the other sees that end.

@@ -12,17 +12,17 @@ import weakref
 from typing import Optional
 
 from . import _give_back
-from ._cuda_driver import Context, Device, ask, driver, find_device
+from ._cuda_driver import Context, ask, driver, find_device, reaches, visible_devices
 from ._errors import DataLoss, DeadlineExceeded, Error, FailedPrecondition
 from ._mapping import MAX_SLAB_BYTES
 
 
-def _properties(device: Device):
+def _properties(ordinal: int):
     cu = driver()
     properties = cu.CUmemAllocationProp()
     properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    properties.location.id = device.ordinal
+    properties.location.id = ordinal
     return properties
 
 
@@ -45,7 +45,7 @@ class _Allocation:
         self._handle = self._context.ask(result, "importing the daemon's memory")
 
     def create(self) -> None:
-        properties = _properties(self._context.device)
+        properties = _properties(self._context.device.ordinal)
         self._handle = self._context.ask(
             driver().cuMemCreate(self.nbytes, properties, 0), f"allocating {self.nbytes} bytes"
         )
@@ -57,9 +57,22 @@ class _Allocation:
         doing = f"mapping {self.nbytes} bytes"
         ask(cu.cuMemMap(self.address, self.nbytes, 0, self._handle, 0), doing)
         self._mapped = True
+        ask(self._allow(self._context.device.ordinal, writable), "making it accessible")
+
+    def let_peers_in(self, writable: bool) -> None:
+        """As other GPUs reach memory of PyTorch's own: copies between them, and kernels that read
+        it from there. One that cannot be let in, for want of a link or of room, is as one without."""
+        for device in visible_devices():
+            if device.ordinal != self._context.device.ordinal and reaches(
+                device, self._context.device
+            ):
+                self._allow(device.ordinal, writable)
+
+    def _allow(self, ordinal: int, writable: bool) -> tuple:
+        cu = driver()
         access = cu.CUmemAccessDesc()
         # A member does not keep its struct (cuda-bindings up to 13.3.1), so a name does.
-        properties = _properties(self._context.device)
+        properties = _properties(ordinal)
         access.location = properties.location
         flags = cu.CUmemAccess_flags
         access.flags = (
@@ -67,7 +80,7 @@ class _Allocation:
             if writable
             else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
         )
-        ask(cu.cuMemSetAccess(self.address, self.nbytes, [access], 1), "making it accessible")
+        return cu.cuMemSetAccess(self.address, self.nbytes, [access], 1)
 
     def free(self) -> None:
         cu = driver()
@@ -189,7 +202,7 @@ class DeviceMemory:
         cu = driver()
         step = ask(
             cu.cuMemGetAllocationGranularity(
-                _properties(self._device),
+                _properties(self._device.ordinal),
                 cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM,
             ),
             "asking for the allocation granularity",
@@ -263,6 +276,7 @@ class DeviceMemory:
     def _attach(self, context: Context, source):
         lent = self._lend(context, source)
         if self.mode != "private":
+            lent.let_peers_in(self.writable)
             return lent
         try:
             return self._copy_of(lent, context)
@@ -289,6 +303,7 @@ class DeviceMemory:
                 self._await(stream, context, doing)
             finally:
                 cu.cuStreamDestroy(stream)
+            own.let_peers_in(True)
         except BaseException:
             if self.copying:
                 _kept.append(self)

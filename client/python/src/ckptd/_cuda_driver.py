@@ -86,6 +86,12 @@ def visible_devices() -> List[Device]:
     return found
 
 
+def reaches(device: Device, other: Device) -> bool:
+    """Whether `device` has a way into the memory of the other one (NVLink, PCIe)."""
+    error, can = driver().cuDeviceCanAccessPeer(device.handle, other.handle)
+    return int(error) == 0 and bool(can)
+
+
 def _prefix(name: bytes) -> str:
     """As nvidia-smi writes it: a slice shows only in its name, "NVIDIA H100 MIG 1g.10gb"."""
     return "MIG" if b" MIG " in name else "GPU"

@@ -76,6 +76,9 @@ class _Opened:
         self._context.ask((error,), "asking how large it is")
         self._entry.size = int(size) if int(base) == address else 0
 
+    def let_peers_in(self, writable: bool) -> None:
+        """The driver does, where peer access is on."""
+
     def free(self) -> None:
         """Lets go of it; the last one closes it. Twice is fine."""
         with _lock:
