@@ -17,6 +17,9 @@ CUmemAllocationProp PropertiesOn(const CudaDevice& device) {
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = device.info().ordinal;
+  // What NCCL registers with a network card must have been made so: trainers send weights
+  // from here.
+  properties.allocFlags.gpuDirectRDMACapable = device.info().rdma ? 1 : 0;
   return properties;
 }
 

@@ -35,6 +35,12 @@ std::string_view DigitsOf(std::string_view uuid) {
   return uuid;
 }
 
+// A driver that does not know the attribute has not what it is about.
+bool Has(const CudaDriver& driver, CUdevice gpu, CUdevice_attribute attribute) {
+  int value = 0;
+  return driver.DeviceGetAttribute(&value, attribute, gpu) == CUDA_SUCCESS && value != 0;
+}
+
 absl::StatusOr<GpuInfo> Describe(const CudaDriver& driver, int ordinal) {
   const std::string doing = fmt::format("asking about GPU {}", ordinal);
   GpuInfo info;
@@ -50,6 +56,8 @@ absl::StatusOr<GpuInfo> Describe(const CudaDriver& driver, int ordinal) {
   size_t total = 0;
   CKPTD_RETURN_IF_ERROR(CudaStatus(driver, driver.DeviceTotalMem(&total, info.ordinal), doing));
   info.total_bytes = total;
+  info.rdma = Has(driver, info.ordinal,
+                  CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
   return info;
 }
 

@@ -24,6 +24,8 @@ struct GpuInfo {
   std::string name;  // for people
   CUdevice ordinal = 0;  // in this process
   uint64_t total_bytes = 0;
+  // Whether a network card can be given a way into mapped memory (GPUDirect RDMA).
+  bool rdma = false;
 };
 
 // What CUDA_VISIBLE_DEVICES leaves visible, by ordinal. Errors: NO_DEVICE, DEVICE_FAILED.

@@ -54,6 +54,14 @@ def test_daemons_divide_gpus_that_all_of_them_see_and_have_one_that_is_the_only_
     assert [int(bench.info(rank)["budget_bytes"]) for rank in range(4)] == [int(gpu * part)] * 4
 
 
+@pytest.mark.parametrize("rdma", [1, 0])
+def test_memory_is_made_for_network_cards_wherever_the_gpu_has_it(cuda, rdma):
+    bench = cuda(1, gpus={"attribute__110": rdma})
+    with bench.trainers("private"):
+        made = [call["rdma"] for call in bench.fake.calls("cuMemCreate", result=0)]
+    assert made == [rdma, rdma], "the daemon's, and the trainer's copy"
+
+
 # An image of another kind, PTX of a newer toolkit, no compiler for it, and one that must not be used.
 @pytest.mark.parametrize("error", [200, 222, 221, 223])
 def test_a_driver_too_old_for_the_kernels_leaves_their_work_to_the_processor(cuda, error):

@@ -18,7 +18,7 @@ struct Attribute {
 };
 
 // What programs look at before they share or copy memory; the figures are those of a server GPU.
-// What is not here is 0: managed memory, fabric, GPUDirect, pools, IPC events ...
+// What is not here is 0: managed memory, fabric, pools, IPC events ...
 constexpr Attribute kAttributes[] = {
     {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
     {CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024},
@@ -42,19 +42,8 @@ constexpr Attribute kAttributes[] = {
     {CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 1},
 };
-
-int AnswerAttribute(const Config& config, CUdevice_attribute attribute, const Device& device) {
-  const auto scripted = config.attributes.find(attribute);
-  if (scripted != config.attributes.end()) return scripted->second;
-  if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) return config.compute_major;
-  if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) return config.compute_minor;
-  if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) return static_cast<int>(device.gpu) + 1;
-  for (const Attribute& known : kAttributes) {
-    if (known.which == attribute) return known.value;
-  }
-  return 0;
-}
 
 CUresult AnswerUuid(const char* function, CUuuid* uuid, CUdevice device) {
   return Call(function, {{"device", device}}).Run([&](Call& call) -> CUresult {
@@ -75,6 +64,20 @@ void CopyText(const std::string& text, char* out, int length) {
 }
 
 }  // namespace
+
+int AnswerAttribute(CUdevice_attribute attribute, const Device& device) {
+  const Config& config = driver().config;
+  const auto scripted = config.attributes.find(attribute);
+  if (scripted != config.attributes.end()) return scripted->second;
+  if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) return config.compute_major;
+  if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) return config.compute_minor;
+  if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) return static_cast<int>(device.gpu) + 1;
+  for (const Attribute& known : kAttributes) {
+    if (known.which == attribute) return known.value;
+  }
+  return 0;
+}
+
 }  // namespace ckptd::fake_cuda
 
 using namespace ckptd::fake_cuda;  // NOLINT: the entry points are global by their nature
@@ -157,7 +160,7 @@ CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, 
     }
     const Device* found = d.Find(device);
     if (found == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-    *value = AnswerAttribute(d.config, attribute, *found);
+    *value = AnswerAttribute(attribute, *found);
     return CUDA_SUCCESS;
   });
 }

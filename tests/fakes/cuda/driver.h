@@ -92,6 +92,7 @@ struct Driver {
 };
 
 Driver& driver();
+int AnswerAttribute(CUdevice_attribute attribute, const Device& device);
 
 // Contexts that a thread has made current, one on the other. It has no destructor: destructors
 // of static objects still call the driver when those of the main thread's own have run.

@@ -27,6 +27,12 @@ CUresult CheckProperties(const CUmemAllocationProp* prop) {
     return CUDA_ERROR_INVALID_VALUE;
   if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
   if (driver().Find(prop->location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  // Its answer says where the flag may be set (reference, section 2.1).
+  if (prop->allocFlags.gpuDirectRDMACapable != 0 &&
+      AnswerAttribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                      *driver().Find(prop->location.id)) == 0) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   const int kinds = prop->requestedHandleTypes;
   // Attributes 103 and 128 say which kinds there are.
   return (kinds & ~int{kPosix}) != 0 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
@@ -45,6 +51,7 @@ CUresult Create(Call& call, std::size_t bytes, const CUmemAllocationProp* prop,
   memory->exportable = prop->requestedHandleTypes == kPosix;
   *out = Hold(memory);
   call.Note("handle", *out);
+  call.Note("rdma", int{prop->allocFlags.gpuDirectRDMACapable});
   return CUDA_SUCCESS;
 }
 

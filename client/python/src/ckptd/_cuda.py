@@ -12,7 +12,7 @@ import weakref
 from typing import Optional
 
 from . import _give_back
-from ._cuda_driver import Context, ask, driver, find_device, reaches, visible_devices
+from ._cuda_driver import Context, ask, driver, find_device, has_rdma, reaches, visible_devices
 from ._errors import DataLoss, DeadlineExceeded, Error, FailedPrecondition
 from ._mapping import MAX_SLAB_BYTES
 
@@ -46,6 +46,9 @@ class _Allocation:
 
     def create(self) -> None:
         properties = _properties(self._context.device.ordinal)
+        # As the daemon's own: what NCCL registers with a network card must have been made so.
+        if has_rdma(self._context.device):
+            properties.allocFlags.gpuDirectRDMACapable = 1
         self._handle = self._context.ask(
             driver().cuMemCreate(self.nbytes, properties, 0), f"allocating {self.nbytes} bytes"
         )

@@ -92,6 +92,14 @@ def reaches(device: Device, other: Device) -> bool:
     return int(error) == 0 and bool(can)
 
 
+def has_rdma(device: Device) -> bool:
+    """Whether a network card can be given a way into mapped memory (GPUDirect RDMA)."""
+    cu = driver()
+    attribute = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+    error, has = cu.cuDeviceGetAttribute(attribute, device.handle)
+    return int(error) == 0 and bool(has)
+
+
 def _prefix(name: bytes) -> str:
     """As nvidia-smi writes it: a slice shows only in its name, "NVIDIA H100 MIG 1g.10gb"."""
     return "MIG" if b" MIG " in name else "GPU"

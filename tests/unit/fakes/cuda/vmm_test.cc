@@ -53,6 +53,23 @@ TEST(FakeVmm, BytesReachAnotherProcessThroughADescriptor) {
   EXPECT_EQ(exporter.Wait(), 0);
 }
 
+TEST(FakeVmm, MemoryForNetworkCardsIsMadeWhereTheAttributeSaysSo) {
+  const auto make = [] {
+    CUmemAllocationProp properties = Shareable();
+    properties.allocFlags.gpuDirectRDMACapable = 1;
+    CUmemGenericAllocationHandle handle = 0;
+    return cuMemCreate(&handle, kUnit, &properties, 0);
+  };
+  World().Run([&] {
+    UseDevice();
+    EXPECT_EQ(make(), CUDA_SUCCESS);
+  });
+  World("attribute.110 = 0").Run([&] {
+    UseDevice();
+    EXPECT_EQ(make(), CUDA_ERROR_NOT_SUPPORTED);
+  });
+}
+
 TEST(FakeVmm, AWriteThroughAReadOnlyMappingBreaksTheProcess) {
   World().Run([] {
     UseDevice();
