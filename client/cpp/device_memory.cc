@@ -66,9 +66,12 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> OpenDevice(const std::string& uuid) 
   return CudaDevice::Open(*driver, std::move(gpu));
 }
 
+// Of the same kind: a GPU whose memory is lent by name may have no other.
 absl::StatusOr<CudaAllocation> CopyOf(const CudaAllocation& from) {
   const auto& device = from.device();
-  CKPTD_ASSIGN_OR_RETURN(CudaAllocation copy, CudaAllocation::Create(device, from.bytes()));
+  CKPTD_ASSIGN_OR_RETURN(CudaAllocation copy,
+                         from.by_name() ? CudaAllocation::CreatePlain(device, from.bytes())
+                                        : CudaAllocation::Create(device, from.bytes()));
   CKPTD_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Make(device));
   {
     const CudaScope scope(*device);

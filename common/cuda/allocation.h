@@ -55,6 +55,8 @@ class CudaAllocation {
 
   bool valid() const { return parts_.address != 0; }
   CUdeviceptr address() const { return parts_.address; }
+  // Of CreatePlain or Open.
+  bool by_name() const { return parts_.kind != Kind::kMapped; }
   // A multiple of the device's granularity (2 MiB on all so far).
   uint64_t bytes() const { return parts_.bytes; }
   const std::shared_ptr<CudaDevice>& device() const { return device_; }

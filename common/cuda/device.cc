@@ -41,6 +41,17 @@ bool Has(const CudaDriver& driver, CUdevice gpu, CUdevice_attribute attribute) {
   return driver.DeviceGetAttribute(&value, attribute, gpu) == CUDA_SUCCESS && value != 0;
 }
 
+// Some virtual GPUs and slices have neither, WSL not the second.
+std::string WhyNoDescriptors(const CudaDriver& driver, CUdevice gpu) {
+  if (!Has(driver, gpu, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
+    return "its driver has no virtual memory management there";
+  }
+  if (!Has(driver, gpu, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) {
+    return "its driver exports no memory as POSIX file descriptors there";
+  }
+  return "";
+}
+
 absl::StatusOr<GpuInfo> Describe(const CudaDriver& driver, int ordinal) {
   const std::string doing = fmt::format("asking about GPU {}", ordinal);
   GpuInfo info;
@@ -56,6 +67,7 @@ absl::StatusOr<GpuInfo> Describe(const CudaDriver& driver, int ordinal) {
   size_t total = 0;
   CKPTD_RETURN_IF_ERROR(CudaStatus(driver, driver.DeviceTotalMem(&total, info.ordinal), doing));
   info.total_bytes = total;
+  info.no_descriptors = WhyNoDescriptors(driver, info.ordinal);
   info.rdma = Has(driver, info.ordinal,
                   CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
   return info;

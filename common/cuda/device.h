@@ -24,6 +24,8 @@ struct GpuInfo {
   std::string name;  // for people
   CUdevice ordinal = 0;  // in this process
   uint64_t total_bytes = 0;
+  // Why memory of this GPU has no descriptors that other processes import; empty: it has.
+  std::string no_descriptors;
   // Whether a network card can be given a way into mapped memory (GPUDirect RDMA).
   bool rdma = false;
 };

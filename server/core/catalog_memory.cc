@@ -38,8 +38,10 @@ void NoteFiles(const CheckpointIndex& index, Shard& shard) {
 
 }  // namespace
 
+// Memory by name is nobody's who has not asked for it: it goes with this process.
 HandleKind Catalog::KindFor(const LoadRequest& request) const {
-  return request.kind.value_or(backend_.kinds().front());
+  const HandleKind first = backend_.kinds().front();
+  return request.kind.value_or(first == HandleKind::kCudaIpc ? HandleKind::kVmmFd : first);
 }
 
 absl::Status Catalog::CheckKind(const LoadRequest& request) const {
@@ -50,10 +52,13 @@ absl::Status Catalog::CheckKind(const LoadRequest& request) const {
   for (const HandleKind kind : kinds) names.push_back(NameOf(kind));
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
                    fmt::format("loading {}: memory of rank {} is in {} and cannot be handed out as "
-                               "{}, only as {}; ask for none, or use another daemon",
+                               "{}, only as {}; ask for {}, or use another daemon",
                                request.source, rank_,
                                backend_.device().empty() ? "the host" : backend_.device(),
-                               NameOf(asked), fmt::join(names, " or ")));
+                               NameOf(asked), fmt::join(names, " or "),
+                               kinds.front() == HandleKind::kCudaIpc
+                                   ? "that (--handle cuda_ipc), which is gone with this daemon"
+                                   : "none"));
 }
 
 bool Catalog::Evictable(const Entry& entry) {

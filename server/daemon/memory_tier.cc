@@ -244,12 +244,29 @@ struct Choice {
   std::string reason;
 };
 
+#ifdef CKPTD_WITH_CUDA
+// Memory that goes with the daemon is served to those who ask for it, and is no ground to take
+// a GPU unasked.
+absl::StatusOr<Choice> ChooseOnGpu(const CudaDriver& driver, const Config& config, bool asked) {
+  CKPTD_ASSIGN_OR_RETURN(const GpuInfo gpu, ChooseGpu(driver, config));
+  if (gpu.no_descriptors.empty()) return Choice{true, asked ? "asked for" : "a GPU is there"};
+  const std::string why = fmt::format("{} cannot lend memory by descriptors ({})", gpu.uuid,
+                                      gpu.no_descriptors);
+  if (asked) {
+    return Choice{true, fmt::format("asked for; but {}: it serves only loads that ask for "
+                                    "--handle cuda_ipc", why)};
+  }
+  return Choice{false, fmt::format("a GPU is there, but {}; --memory cuda serves loads that ask "
+                                   "for --handle cuda_ipc", why)};
+}
+#endif
+
 absl::StatusOr<Choice> ChooseTier(const Config& config) {
   if (config.memory == "host") return Choice{false, "asked for"};
 #ifdef CKPTD_WITH_CUDA
   const absl::StatusOr<const CudaDriver*> driver = FindDriver();
   const bool asked = config.memory == "cuda";
-  if (driver.ok()) return Choice{true, asked ? "asked for" : "a GPU is there"};
+  if (driver.ok()) return ChooseOnGpu(**driver, config, asked);
   if (asked) {
     return WithContext(driver.status(), "using --memory cuda (--memory host needs no GPU)");
   }

@@ -140,6 +140,20 @@ def test_a_client_that_does_not_name_the_kind_is_refused_with_what_to_try(cuda):
         assert show(reply.token, reply.cuda_ipc.fd_socket) == (0, 0)
 
 
+@pytest.mark.parametrize("attribute", ["attribute__102", "attribute__103"])
+def test_a_gpu_without_descriptors_serves_who_asks_for_its_handles_and_nobody_else(cuda, attribute):
+    bench = cuda(1, gpus={attribute: 0})
+    for options in ({}, {"mode": "exclusive"}, {"handle": "vmm_fd"}):
+        with pytest.raises(ckptd.FailedPrecondition) as caught:
+            load(bench, **options)
+        assert caught.value.reason == "HANDLE_KIND" and "--handle cuda_ipc" in caught.value.message
+    assert bench.held() == 0
+    for mode in ("shared", "private"):
+        with bench.trainers(mode, "cuda_ipc") as trainers:
+            assert trainers.ask("compare") == [{"same": True}]
+    assert bench.fake.calls("cuMemCreate") == []
+
+
 def test_the_two_kinds_are_two_checkpoints_of_one_source(cuda):
     bench = cuda(1)
     by_name = load(bench, handle="cuda_ipc")

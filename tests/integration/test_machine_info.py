@@ -3,6 +3,7 @@
 import re
 import subprocess
 
+import fake_cuda
 import pytest
 from group import BINARIES, clean_environment
 from tiers import Tier
@@ -39,6 +40,19 @@ def test_every_gpu_is_named_as_device_takes_it(fake_gpus):
     gpus = [info[f"gpu-{number}"] for number in range(4)]
     assert all("GPU-" in gpu and gpu.endswith(", 1.1 GB") for gpu in gpus), gpus
     assert len({gpu.split(", ")[1] for gpu in gpus}) == 4
+
+
+@pytest.mark.parametrize("attribute", ["attribute__102", "attribute__103"])
+@pytest.mark.parametrize("options, memory, sentence",
+                         [((), "host", "; --memory cuda serves loads that ask for --handle cuda_ipc"),
+                          (("--memory", "cuda"), "cuda", ": it serves only loads that ask for --handle cuda_ipc")])
+def test_a_gpu_that_has_no_descriptors_is_taken_only_if_asked_for_and_the_reason_is_said(
+        tmp_path, attribute, options, memory, sentence):
+    fake = fake_cuda.FakeCuda(tmp_path, **{attribute: 0})
+    info = found(*options, environment=fake.environment())
+    assert info["memory"] == memory and info["gpu-0"].split(", ")[1] in info["memory-reason"]
+    assert "cannot lend memory by descriptors" in info["memory-reason"]
+    assert info["memory-reason"].endswith(sentence)
 
 
 @pytest.mark.parametrize("options, number", [((), 0), (("--device", "2"), 2)])

@@ -43,6 +43,7 @@ class CudaMemory final : public MemoryBackend {
   // Sizes in Usage() are those of whole allocations. Besides the budget, what is free
   // on the GPU limits Allocate.
   std::vector<HandleKind> kinds() const override {
+    if (!source_->info().no_descriptors.empty()) return {HandleKind::kCudaIpc};
     return {HandleKind::kVmmFd, HandleKind::kCudaIpc};
   }
   using MemoryBackend::Allocate;

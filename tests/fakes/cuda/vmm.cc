@@ -27,15 +27,18 @@ CUresult CheckProperties(const CUmemAllocationProp* prop) {
     return CUDA_ERROR_INVALID_VALUE;
   if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
   if (driver().Find(prop->location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  // Its answer says where the flag may be set (reference, section 2.1).
-  if (prop->allocFlags.gpuDirectRDMACapable != 0 &&
-      AnswerAttribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
-                      *driver().Find(prop->location.id)) == 0) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
+  // Attributes say what there is (reference, section 2.1); 128, fabric handles, is not.
   const int kinds = prop->requestedHandleTypes;
-  // Attributes 103 and 128 say which kinds there are.
-  return (kinds & ~int{kPosix}) != 0 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+  const auto has = [&](CUdevice_attribute attribute) {
+    return AnswerAttribute(attribute, *driver().Find(prop->location.id)) != 0;
+  };
+  const bool good =
+      (kinds & ~int{kPosix}) == 0 &&
+      has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) &&
+      (kinds == 0 || has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) &&
+      (prop->allocFlags.gpuDirectRDMACapable == 0 ||
+       has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED));
+  return good ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult Create(Call& call, std::size_t bytes, const CUmemAllocationProp* prop,

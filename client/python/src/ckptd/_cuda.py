@@ -276,6 +276,9 @@ class DeviceMemory:
             raise
         return lent
 
+    def _fresh(self, context: Context):
+        return _Allocation(context, self._allocation_bytes)
+
     def _attach(self, context: Context, source):
         lent = self._lend(context, source)
         if self.mode != "private":
@@ -287,10 +290,10 @@ class DeviceMemory:
             if not self.copying:
                 lent.free()
 
-    def _copy_of(self, lent, context: Context) -> _Allocation:
+    def _copy_of(self, lent, context: Context):
         """A copy in memory of this process, made on a stream that waits for nobody else's."""
         cu, ask = driver(), context.ask
-        own = _Allocation(context, lent.nbytes)
+        own = self._fresh(context)
         _give_back.settle(_PATIENCE)  # what this process let go may be the room for it
         try:
             own.create()

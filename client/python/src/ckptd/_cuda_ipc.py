@@ -95,6 +95,29 @@ class _Opened:
                 del _entries[self._handle]
 
 
+class _Plain:
+    """Memory of this process, as cudaMalloc makes it: a GPU whose memory is lent by name may have
+    no other. Every call needs the context current."""
+
+    def __init__(self, context: Context, nbytes: int):
+        self._context, self.nbytes, self.address = context, nbytes, 0
+
+    def create(self) -> None:
+        doing = f"allocating {self.nbytes} bytes"
+        self.address = int(self._context.ask(driver().cuMemAlloc(self.nbytes), doing))
+
+    def map(self, writable: bool) -> None:
+        """It is."""
+
+    def let_peers_in(self, writable: bool) -> None:
+        """The driver does, where peer access is on."""
+
+    def free(self) -> None:
+        address, self.address = self.address, 0
+        if address:
+            driver().cuMemFree(address)
+
+
 class OpenedMemory(DeviceMemory):
     """As DeviceMemory, of a slab that arrives as a handle instead of a descriptor.
 
@@ -119,6 +142,9 @@ class OpenedMemory(DeviceMemory):
 
     def _lend(self, context: Context, source: bytes):
         return _Opened(context, source, self._allocation_bytes)
+
+    def _fresh(self, context: Context) -> _Plain:
+        return _Plain(context, self._allocation_bytes)
 
     @property
     def needs_lease(self) -> bool:

@@ -70,6 +70,17 @@ TEST(FakeVmm, MemoryForNetworkCardsIsMadeWhereTheAttributeSaysSo) {
   });
 }
 
+TEST(FakeVmm, WhatAttributesDenyIsNotSupported) {
+  for (const char* const without : {"attribute.102 = 0", "attribute.103 = 0"}) {
+    World(without).Run([] {
+      UseDevice();
+      const CUmemAllocationProp properties = Shareable();
+      CUmemGenericAllocationHandle handle = 0;
+      EXPECT_EQ(cuMemCreate(&handle, kUnit, &properties, 0), CUDA_ERROR_NOT_SUPPORTED);
+    });
+  }
+}
+
 TEST(FakeVmm, AWriteThroughAReadOnlyMappingBreaksTheProcess) {
   World().Run([] {
     UseDevice();
