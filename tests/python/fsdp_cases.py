@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -398,6 +398,18 @@ def part_of_an_fsdp_model(bench):
     assert model.up.weight.is_meta
 
 
+def ranks_in_another_order(bench):
+    with torch.device("meta"):
+        model = Net()
+    fully_shard(model, mesh=DeviceMesh("cpu", [1, 0]))
+    try:
+        bench.load(model, bench.save(numbers(Net())))
+        raise AssertionError("the load was not refused")
+    except ckptd.FailedPrecondition as error:
+        assert error.reason == "MODEL_UNSUPPORTED" and "ascending" in error.message, error
+    assert local(model.up.weight).is_meta
+
+
 def dtype_change_after_training(bench):
     with torch.device("meta"):
         model = Net()
@@ -490,6 +502,7 @@ CASES = {
         after_an_evaluation,
         hooks_survive,
         part_of_an_fsdp_model,
+        ranks_in_another_order,
         dtype_change_after_training,
         public_path,
     ],

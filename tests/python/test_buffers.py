@@ -56,10 +56,31 @@ def test_a_real_non_persistent_buffer_is_left_alone(make):
     assert torch.equal(model.freq, torch.full((8,), 9.0))
 
 
-def test_a_non_persistent_buffer_in_the_checkpoint_fills_one_on_meta(make):
+def test_a_non_persistent_buffer_in_the_checkpoint_fills_one_that_nobody_computes(make):
     model = on_meta()
-    make.load(model, {**numbers(Net()), "freq": torch.full((8,), 4.0)}, init_buffers=None)
+    result = make.load(model, {**numbers(Net()), "freq": torch.full((8,), 4.0)}, init_buffers=None)
     assert torch.equal(model.freq, torch.full((8,), 4.0))
+    assert result.made == []
+
+
+def test_a_non_persistent_buffer_is_computed_whatever_the_checkpoint_holds_of_it(make):
+    def compute(model, names):
+        assert names == ["freq"]
+        model.freq.fill_(7)
+
+    model = on_meta()
+    held = {**numbers(Net()), "freq": torch.full((8,), 4.0)}
+    result = make.load(model, held, init_buffers=compute)
+    assert torch.equal(model.freq, torch.full((8,), 7.0))
+    assert result.made == ["freq"]
+
+
+def test_a_rotary_buffer_is_hugging_faces_to_compute_whatever_the_checkpoint_holds(make):
+    with torch.device("meta"):
+        model = Pretrained()
+    held = {**numbers(Pretrained()), "rotary.inv_freq": torch.full((4,), 4.0)}
+    make.load(model, held)
+    assert model.rotary.inv_freq.tolist() == [1.0, 0.5, 0.25, 0.125]
 
 
 class Rotary(nn.Module):
@@ -181,5 +202,5 @@ def test_buffers_that_are_made_in_inference_mode_are_none_of_it():
     model.freq = torch.empty(8, device="meta")
     left = [t for t in _load.list_targets(_names.modules_of(model)) if t.tensor.is_meta]
     with torch.inference_mode():
-        made = _buffers.remake(model, left, init_buffers, torch.device("cpu"))
+        made, _ = _buffers.remake(model, left, init_buffers, torch.device("cpu"))
     assert made == ["freq"] and not model.freq.is_inference()

@@ -131,7 +131,7 @@ def remade(model, init_buffers=None):
 
     targets = _load.list_targets(_names.modules_of(model))
     left = [t for t in targets if not t.persistent and t.tensor.is_meta]
-    return _buffers.remake(model, left, init_buffers, torch.device("cpu"))
+    return _buffers.remake(model, left, init_buffers, torch.device("cpu"))[0]
 
 
 # -- models of transformers ----------------------------------------------------------------

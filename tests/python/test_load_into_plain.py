@@ -314,11 +314,70 @@ def test_exclusive_memory_is_asked_for_at_the_load(make, daemon):
 # -- tensors that cannot be filled in place -----------------------------------
 
 
-def test_another_memory_order_goes_by_torch_s_own_path_and_is_reported(make):
+def test_another_memory_order_stays_and_so_does_the_parameter(make):
     model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    weight, pointer = model.weight, model.weight.data_ptr()
+    state = {"weight": torch.randn(4, 3, 3, 3), "bias": torch.randn(4)}
+    result = make.load(model, state)
+    assert "row-major" in result.copied["weight"] and result.replaced == {}
+    assert model.weight is weight and weight.data_ptr() == pointer
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(weight, state["weight"]) and weight.requires_grad
+
+
+def test_another_memory_order_on_meta_goes_by_torch_s_own_path_and_is_reported(make):
+    with torch.device("meta"):
+        model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     state = {"weight": torch.randn(4, 3, 3, 3), "bias": torch.randn(4)}
     result = make.load(model, state)
     assert "row-major" in result.replaced["weight"] and torch.equal(model.weight, state["weight"])
+
+
+def test_a_model_that_was_built_in_inference_mode_is_filled(make):
+    with torch.inference_mode():
+        model = Net()
+    state = numbers(Net())
+    make.load(model, state)
+    assert equal_to(model, state)
+
+
+def test_torch_s_default_device_is_not_where_the_daemon_s_memory_is(make):
+    model, state = Net(), numbers(Net())
+    state["empty"] = torch.empty(0)
+    model.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    with torch.device("meta"):
+        make.load(model, state)
+    assert model.empty.device.type == "cpu"
+    assert equal_to(model, state)
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+def with_buffer(buffer):
+    model = nn.Module()
+    model.register_buffer("table", buffer)
+    return model
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [torch.zeros(4).as_subclass(Marked), torch.zeros(4).requires_grad_(), nn.Parameter(torch.zeros(4))],
+    ids=["subclass", "requires grad", "parameter"],
+)
+def test_a_buffer_with_ways_of_its_own_keeps_them(make, buffer):
+    model = with_buffer(buffer)
+    kind, learns = type(buffer), buffer.requires_grad
+    result = make.load(model, {"table": torch.arange(4.0)})
+    assert model.table is buffer and type(model.table) is kind and model.table.requires_grad == learns
+    assert model.table.tolist() == [0, 1, 2, 3] and "table" in result.copied
+
+
+def test_a_buffer_of_a_subclass_on_meta_is_refused_by_name(make):
+    model = with_buffer(torch.zeros(4, device="meta").as_subclass(Marked))
+    with pytest.raises(ckptd.FailedPrecondition, match="table: it is a Marked"):
+        make.load(model, {"table": torch.arange(4.0)})
 
 
 def test_a_parameter_subclass_is_refused_by_name(make):

@@ -6,7 +6,7 @@ batch norms' counts, which torch starts there, too.
 """
 
 import contextlib
-from typing import Any, Callable, Container, Iterator, List, Optional
+from typing import Any, Callable, Container, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -80,12 +80,14 @@ def remake(
     left: List[Target],
     init_buffers: Optional[InitBuffers],
     device: torch.device,
-) -> List[str]:
-    """Fills the buffers of `left`, all on meta, on `device`. Returns their names.
+    held: Sequence[Target] = (),
+) -> Tuple[List[str], List[Target]]:
+    """Fills the buffers of `left` and `held`, all on meta, on `device`.
 
-    Those nobody filled go back to meta and are named in the error.
+    Returns the names of those filled, and which of `held`, that the checkpoint holds, nobody
+    can compute: these are back on meta. Those of `left` are, too, and named in the error.
     """
-    blanks = [_Blank(target, device) for target in left]
+    blanks = [_Blank(target, device) for target in (*left, *held)]
     for blank in blanks:
         blank.place(blank.empty)
     done = False
@@ -102,9 +104,13 @@ def remake(
         failures = [blank.failure for blank in unfilled if blank.failure]
         for blank in blanks:
             blank.failure = None  # whose traceback leads here, and so to the model
-    if unfilled:
-        raise _left_over(unfilled, failures)
-    return sorted(blank.target.name for blank in blanks)
+    spared = {id(target) for target in held}
+    lost = [blank for blank in unfilled if id(blank.target) not in spared]
+    if lost:
+        raise _left_over(lost, failures)
+    open_ones = {id(blank) for blank in unfilled}
+    made = sorted(blank.target.name for blank in blanks if id(blank) not in open_ones)
+    return made, [blank.target for blank in unfilled]
 
 
 def _left_over(unfilled: List[_Blank], failures: List[Exception]) -> FailedPrecondition:

@@ -79,9 +79,10 @@ def load_into(
     model). Non-persistent buffers are never missing or unexpected. What modules give by
     get_extra_state counts, too; a checkpoint holds it where it is a tensor.
     timeout: seconds for everything, waiting for other ranks included.
-    init_buffers: function of (model, names) that computes buffers no checkpoint
-    holds, in place or by replacing them; Hugging Face models need none, unless their
-    own initialisation raises, which leaves all of their buffers to it.
+    init_buffers: function of (model, names) that computes non-persistent buffers
+    on meta, in place or by replacing them; Hugging Face models need none, unless their
+    own initialisation raises, which leaves all of their buffers to it. Of what nobody
+    computes the checkpoint's value is taken, where it has one.
     Hooks after load_state_dict are run, when strict errors have been raised already; those
     before it are named in a warning.
 
@@ -134,12 +135,13 @@ def _load_into(
         except Error:
             shard.close()
             raise
-    held, left, result.missing = _sort_out(targets, shard.table)
+    held, spare, left, result.missing = _sort_out(targets, shard.table)
     result.missing += [name for name, _ in extras if name not in shard.table.index]
     try:
         if strict and result.missing:
             raise _place.lacks(result.missing[0])
         entries = _place.prepare(held, shard)
+        spares = _place.prepare(spare, shard)
         values = _extra_state.read(extras, shard)
     except Error:
         shard.close()
@@ -147,8 +149,12 @@ def _load_into(
     _place.fill(entries, shard, result)
     _extra_state.give(extras, values)
     clock.lap("place")
-    if left:
-        result.made = _buffers.remake(model, left, init_buffers, _memory.device_of(shard))
+    if left or spare:
+        result.made, unknown = _buffers.remake(
+            model, left, init_buffers, _memory.device_of(shard), spare
+        )
+        names = {target.name for target in unknown}
+        _place.fill([entry for entry in spares if entry.target.name in names], shard, result)
     clock.lap("buffers")
     keys = _private.IncompatibleKeys(result.missing, result.unexpected)
     _hooks.run_after(whole, modules, keys, strict)
@@ -296,19 +302,27 @@ def _check_devices(targets: List[Target]) -> None:
             )
 
 
-def _sort_out(targets: List[Target], table) -> Tuple[List[Target], List[Target], List[str]]:
-    """(targets that the shard holds, buffers left on meta, missing names)."""
-    held, left, missing = [], [], []
+def _sort_out(
+    targets: List[Target], table
+) -> Tuple[List[Target], List[Target], List[Target], List[str]]:
+    """(targets that the shard holds, buffers on meta that it holds besides, those left on meta, missing names).
+
+    Non-persistent buffers are the model's to compute, as torch has it: what a checkpoint of
+    other days holds of them is for models that cannot.
+    """
+    held, spare, left, missing = [], [], [], []
     for target in targets:
         found = target.flat is not None or target.names[0] in table.index
         # A buffer that the model computed itself stays, whatever the checkpoint holds.
-        if found and (target.persistent or target.tensor.is_meta and _fits(target, table)):
+        if found and target.persistent:
             held.append(target)
+        elif found and target.tensor.is_meta and _fits(target, table):
+            spare.append(target)
         elif target.persistent and not target.may_lack:
             missing.append(target.name)
         elif target.tensor.is_meta:
             left.append(target)
-    return held, left, sorted(missing)
+    return held, spare, left, sorted(missing)
 
 
 def _shapes_of(

@@ -96,7 +96,7 @@ def flat(shard: Shard, dtype: torch.dtype, count: int, offset: int) -> torch.Ten
     if shard.device is not None:
         return over_device(shard.mapping, dtype, count, offset)
     if count == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(shard.array, dtype=dtype, count=count, offset=offset)
 
 

@@ -22,10 +22,11 @@ class Entry(NamedTuple):
     count: int  # elements, padding included
     local_shape: tuple
     public: Optional[str] = None  # why torch's public path is taken; None is in place
+    copied: Optional[str] = None  # why the tensor keeps its own memory, into which bytes are copied
 
     def tensors(self, shard: Shard):
         """(flat storage with padding, its view of the local shape) over the shard's memory."""
-        target, offset, count, shape, _ = self
+        target, offset, count, shape, *_ = self
         flat = _memory.flat(shard, target.dtype, count, offset)
         if len(shape) == 1 and shape[0] == count:
             return flat, flat
@@ -103,9 +104,28 @@ def _entry(target: Target, table, refusals: Dict[int, Optional[str]]) -> Entry:
     if target.beside is not None:
         _check_copy(target)
     # An empty shape still gets storage: FSDP2 gathers its padding.
-    kept = target.is_buffer or target.beside is not None
+    if target.is_buffer:
+        _refuse_unknown_buffer(target)
+    copied = _copied(target)
+    kept = target.is_buffer or copied is not None
     public = None if kept else _public(target, refusals)
-    return Entry(target, table.offsets[index], count, local, public)
+    return Entry(target, table.offsets[index], count, local, public, copied)
+
+
+def _copied(target: Target) -> Optional[str]:
+    """Why a tensor keeps its own memory: what holds it, DistributedDataParallel or an optimizer, goes on."""
+    if target.beside is not None:
+        return f"it shares its storage with {target.beside}"
+    tensor = target.tensor
+    fixed = tensor.is_meta or target.spec is not None or target.cast is not None
+    if fixed or target.dtype != tensor.dtype:
+        return None
+    if target.is_buffer:
+        plain = type(tensor) is torch.Tensor and not tensor.requires_grad
+        return None if plain else f"it is a buffer of type {type(tensor).__name__}, with its own ways"
+    if type(tensor) is not nn.Parameter or tensor.is_contiguous() or _private.repeats(tensor):
+        return None
+    return "its memory order is not row-major"
 
 
 def _public(target: Target, refusals: Dict[int, Optional[str]]) -> Optional[str]:
@@ -184,12 +204,20 @@ def _check_copy(target: Target) -> None:
         )
 
 
+def _refuse_unknown_buffer(target: Target) -> None:
+    kind = type(target.tensor)
+    if target.spec is None and target.tensor.is_meta and kind not in (torch.Tensor, nn.Parameter):
+        _refuse_kind(target, kind.__name__)
+
+
 def _refuse_subclass(target: Target) -> None:
-    kind = None
     if target.spec is not None:
-        kind = _private.subclass_of(target.tensor, target.fsdp)
+        _refuse_kind(target, _private.subclass_of(target.tensor, target.fsdp))
     elif type(target.tensor) is not nn.Parameter:
-        kind = type(target.tensor).__name__
+        _refuse_kind(target, type(target.tensor).__name__)
+
+
+def _refuse_kind(target: Target, kind: Optional[str]) -> None:
     if kind is not None:
         raise FailedPrecondition(
             f"filling {target.name}: it is a {kind}, whose bytes only its own code knows; load "
@@ -207,8 +235,9 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
         for entry in entries:
             target = entry.target
             flat, view = entry.tensors(shard)
-            if target.beside is not None:
-                target.tensor.copy_(view)
+            if entry.copied is not None:
+                with torch.no_grad():
+                    target.tensor.copy_(view)
                 changed.append(target.tensor)
             elif target.is_buffer:
                 if not target.tensor.is_meta:
@@ -227,7 +256,7 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
                 if target.fsdp is not None:
                     _private.put_storage(target.fsdp, param, flat)
     # A graph recorded before now refuses to run backward over exchanged weights.
-    torch.autograd.graph.increment_version(changed)
+    torch.autograd.graph.increment_version([one for one in changed if not one.is_inference()])
     for entry in entries:
         if entry.public is not None:
             _fill_publicly(entry, shard, result)
@@ -282,8 +311,8 @@ def _note_copies(entries: List[Entry], shard: Shard, result: LoadResult) -> None
             local = _private.local_of(target.tensor)
             if local.numel() and not low <= local.data_ptr() < high:
                 result.copied[target.name] = entry.public
-        elif target.beside is not None:
-            result.copied[target.name] = f"it shares its storage with {target.beside}"
+        elif entry.copied is not None:
+            result.copied[target.name] = entry.copied
         elif target.cast is not None:
             result.copied[target.name] = f"FSDP1's mixed precision keeps it as {target.cast}"
         elif target.flat is not None and target.flat.is_pinned:

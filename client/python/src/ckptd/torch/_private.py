@@ -348,12 +348,17 @@ def shares_storage(tensors: Iterable[torch.Tensor]) -> Dict[int, torch.Tensor]:
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_inference():
             continue
-        if any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride())):
+        if repeats(tensor):
             continue
         other = first.setdefault(tensor.untyped_storage()._cdata, tensor)
         if other is not tensor:
             found[id(tensor)] = found[id(other)] = other
     return found
+
+
+def repeats(tensor: torch.Tensor) -> bool:
+    """Whether elements of a strided tensor lie on each other, as after expand."""
+    return any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride()))
 
 
 def put_buffer(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
@@ -370,7 +375,8 @@ def put_buffer(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
 
 def put_plain(param: nn.Parameter, view: torch.Tensor) -> None:
     """Makes `view` the memory of a plain parameter, keeping the object."""
-    if param.device != view.device or param.dtype != view.dtype:
+    # One that was made in inference mode could never be trained, nor its version be counted.
+    if param.device != view.device or param.dtype != view.dtype or param.is_inference():
         exchange(param, torch.Tensor._make_subclass(nn.Parameter, view, param.requires_grad))
     else:
         param.data = view
@@ -413,7 +419,8 @@ def in_place_works(param, spec) -> bool:
     try:
         local = param._local_tensor
         scratch = dtensor_over(torch.empty_like(local, device="meta"), spec, False)
-        fresh = torch.empty(local.shape, dtype=local.dtype)  # not touched, so it costs nothing
+        # Not touched, so it costs nothing.
+        fresh = torch.empty(local.shape, dtype=local.dtype, device="cpu")
         before = id(scratch)
         put(scratch, fresh, spec)
         return (

@@ -246,6 +246,20 @@ def choose_dtypes(
             )
 
 
+def _check_order(mesh, name: str) -> None:
+    """FSDP2 cuts and gathers by ranks in process groups, which torch sorts; shards are stated by
+    places in the mesh. Where these differ, each rank would get another one's rows."""
+    for dim, place in enumerate(mesh.get_coordinate() or ()):
+        if place != torch.distributed.get_rank(mesh.get_group(dim)):
+            raise FailedPrecondition(
+                f"filling {name}: its mesh {mesh.mesh.tolist()} lists ranks in another order than "
+                "theirs, and FSDP2 shards by theirs; build the mesh with ascending ranks, or fill a "
+                "real model before fully_shard",
+                "MODEL_UNSUPPORTED",
+                {"tensor": name},
+            )
+
+
 @dataclass
 class _Statement:
     """Meshes and shardings stated so far, each once."""
@@ -269,6 +283,8 @@ class _Statement:
         spec, fsdp = target.arrangement.spec, target.arrangement.fsdp
         if spec is None:
             return Sharding()
+        if fsdp is not None:
+            _check_order(spec.mesh, target.name)
         placements = tuple(_placement(p, target) for p in spec.placements)
         padded = None if fsdp is None else fsdp.fsdp_placement.dim
         return Sharding(self._mesh(spec.mesh), placements, padded)
