@@ -8,6 +8,7 @@ it ends or forks, are in test_cuda_process.py; when memory goes is in test_cuda_
 import ctypes
 import gc
 import os
+import types
 
 import ckptd
 import numpy as np
@@ -116,6 +117,10 @@ def test_nothing_is_read_from_a_driver_s_struct_that_has_gone(client, source, ca
         @property
         def location(self):
             return cu.CUmemLocation(int(self.getPtr()) + 8)
+
+        @property
+        def allocFlags(self):
+            return types.SimpleNamespace()
 
         def __del__(self):
             self.location.id = -1

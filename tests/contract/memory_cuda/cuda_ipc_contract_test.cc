@@ -101,9 +101,11 @@ TEST_F(CudaIpcContract, APrivateClientKeepsNothingOpen) {
   auto slab = Published(kBlock);
   WriteBytes(slab->view(), 5, std::vector<std::byte>{std::byte{0x5a}});
   const size_t closed = Calls("cuIpcCloseMemHandle");
+  const size_t mapped = Calls("cuMemCreate");
   ASSERT_OK_AND_ASSIGN(const auto client,
                        SlabElsewhere::Attach(Exported(*slab), AttachMode::kPrivate));
   EXPECT_EQ(Calls("cuIpcCloseMemHandle"), closed + 1);
+  EXPECT_EQ(Calls("cuMemCreate"), mapped) << "a GPU that lends memory by name may have no other";
   slab.reset();
   EXPECT_EQ(client->Read(5, 1)[0], std::byte{0x5a});
 }

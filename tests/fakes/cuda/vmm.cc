@@ -54,7 +54,7 @@ CUresult Create(Call& call, std::size_t bytes, const CUmemAllocationProp* prop,
   memory->exportable = prop->requestedHandleTypes == kPosix;
   *out = Hold(memory);
   call.Note("handle", *out);
-  call.Note("rdma", int{prop->allocFlags.gpuDirectRDMACapable});
+  if (prop->allocFlags.gpuDirectRDMACapable != 0) call.Note("rdma", 1);
   return CUDA_SUCCESS;
 }
 
