@@ -29,14 +29,17 @@ Incoming::Incoming(const PrepareCall& call, RankPlan plan, std::weak_ptr<ShardMe
       plan_(std::move(plan)),
       memory_(std::move(memory)) {}
 
-absl::StatusOr<FrameReceiver*> Incoming::Receiver(const ShardMemory& memory) {
+absl::StatusOr<std::shared_ptr<FrameReceiver>> Incoming::Receiver(ShardMemory& memory) {
   MutexLock lock(mutex_);
-  if (receiver_ == nullptr) {
-    CKPTD_ASSIGN_OR_RETURN(receiver_,
-                           FrameReceiver::Make(index_, plan_, memory.View(),
-                                               request_.digests));
+  if (finishing_) return Over(name_);
+  std::shared_ptr<FrameReceiver> receiver = receiver_.lock();
+  if (receiver == nullptr) {
+    CKPTD_ASSIGN_OR_RETURN(receiver, FrameReceiver::Make(index_, plan_, memory.View(),
+                                                         request_.digests));
+    receiver_ = receiver;
+    memory.FilledBy(receiver);
   }
-  return receiver_.get();
+  return receiver;
 }
 
 absl::Status Incoming::Take(const FrameHeader& header,
@@ -44,7 +47,7 @@ absl::Status Incoming::Take(const FrameHeader& header,
   // Held while bytes are placed.
   const std::shared_ptr<ShardMemory> memory = memory_.lock();
   if (memory == nullptr) return Over(name_);
-  CKPTD_ASSIGN_OR_RETURN(FrameReceiver* const receiver, Receiver(*memory));
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<FrameReceiver> receiver, Receiver(*memory));
   return receiver->Take(header, pieces);
 }
 
@@ -54,14 +57,20 @@ void Incoming::NoteCarried(uint64_t bytes) {
 }
 
 absl::StatusOr<std::vector<uint64_t>> Incoming::Finish(const CommitCall& call) {
+  // Held while its bytes are counted and read: the load may fail meanwhile.
+  const std::shared_ptr<ShardMemory> memory = memory_.lock();
+  if (memory == nullptr) return Over(name_);
   uint64_t came = 0;
+  std::shared_ptr<FrameReceiver> receiver;
   {
     MutexLock lock(mutex_);
+    finishing_ = true;
     came = carried_ + call.carried_bytes;
-    if (receiver_ != nullptr) {
-      CKPTD_RETURN_IF_ERROR(receiver_->Close(kClosePatience));
-      came += receiver_->placed_bytes();
-    }
+    receiver = receiver_.lock();
+  }
+  if (receiver != nullptr) {
+    CKPTD_RETURN_IF_ERROR(receiver->Close(kClosePatience));
+    came += receiver->placed_bytes();
   }
   if (call.tensor_bytes != plan_.tensor_bytes || came != call.streamed_bytes) {
     return MakeError(absl::StatusCode::kInternal, reason::kCoverage,
@@ -71,20 +80,16 @@ absl::StatusOr<std::vector<uint64_t>> Incoming::Finish(const CommitCall& call) {
                                  name_, plan_.rank, call.tensor_bytes - call.streamed_bytes,
                                  call.streamed_bytes, came, plan_.tensor_bytes));
   }
-  return DigestsOf(call);
+  return DigestsOf(call, *memory, receiver.get());
 }
 
-absl::StatusOr<std::vector<uint64_t>> Incoming::DigestsOf(const CommitCall& call) {
+absl::StatusOr<std::vector<uint64_t>> Incoming::DigestsOf(const CommitCall& call,
+                                                          const ShardMemory& memory,
+                                                          const FrameReceiver* receiver) const {
   if (!request_.digests || !call.digests.empty()) return call.digests;
-  // Held while its bytes are read: the load may fail meanwhile.
-  const std::shared_ptr<ShardMemory> memory = memory_.lock();
-  if (memory == nullptr) return Over(name_);
-  if (call.streamed_bytes == plan_.tensor_bytes) {
-    MutexLock lock(mutex_);
-    if (receiver_ != nullptr) return receiver_->Digests();
-  }
+  if (call.streamed_bytes == plan_.tensor_bytes && receiver != nullptr) return receiver->Digests();
   // Several readers shared the work: none of them has seen whole blocks.
-  const SlabView view = memory->View();
+  const SlabView view = memory.View();
   std::vector<uint64_t> digests;
   for (const PlannedTensor& tensor : plan_.tensors) {
     CKPTD_ASSIGN_OR_RETURN(const uint64_t digest,

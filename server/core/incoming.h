@@ -17,8 +17,8 @@
 
 namespace ckptd {
 
-// Thread-safe. Does not keep the memory: once the load has failed, frames are
-// refused and the memory is free for others.
+// Thread-safe. Keeps neither the memory nor what fills it: once the load has failed, frames are
+// refused, and both are free for others.
 class Incoming {
  public:
   Incoming(const PrepareCall& call, RankPlan plan, std::weak_ptr<ShardMemory> memory);
@@ -30,7 +30,7 @@ class Incoming {
   // No frame can come any more: the load is over.
   bool over() const { return memory_.expired(); }
 
-  // As FrameReceiver::Take; Aborted EPOCH_CHANGED when the load is over.
+  // As FrameReceiver::Take; Aborted EPOCH_CHANGED when the load is over, or Finish has begun.
   absl::Status Take(const FrameHeader& header, std::span<const std::span<const std::byte>> pieces);
 
   // Bytes of tensors that a communicator brought.
@@ -38,12 +38,14 @@ class Incoming {
 
   // Compares what came with what readers say they placed and sent, and gives the
   // digests (none when the load wants none). Errors: Internal COVERAGE, the first
-  // one of Take.
+  // one of Take, Aborted EPOCH_CHANGED when the load is over.
   absl::StatusOr<std::vector<uint64_t>> Finish(const CommitCall& call);
 
  private:
-  absl::StatusOr<FrameReceiver*> Receiver(const ShardMemory& memory);
-  absl::StatusOr<std::vector<uint64_t>> DigestsOf(const CommitCall& call);
+  absl::StatusOr<std::shared_ptr<FrameReceiver>> Receiver(ShardMemory& memory);
+  // `receiver`: null where no frame came.
+  absl::StatusOr<std::vector<uint64_t>> DigestsOf(const CommitCall& call, const ShardMemory& memory,
+                                                  const FrameReceiver* receiver) const;
 
   const uint64_t epoch_;
   const std::string name_;
@@ -52,7 +54,8 @@ class Incoming {
   const RankPlan plan_;
   const std::weak_ptr<ShardMemory> memory_;
   Mutex mutex_;
-  std::unique_ptr<FrameReceiver> receiver_ ABSL_GUARDED_BY(mutex_);  // made for the first frame
+  std::weak_ptr<FrameReceiver> receiver_ ABSL_GUARDED_BY(mutex_);  // made for the first frame
+  bool finishing_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t carried_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -13,8 +13,15 @@ absl::Status ShardMemory::SealLocked() {
 }
 
 void ShardMemory::Filled() {
+  std::shared_ptr<void> filler;  // destroyed after the lock
   MutexLock lock(mutex_);
+  filler = std::move(filler_);
   if (slab() != nullptr) backend_.Filled(*slab_);
+}
+
+void ShardMemory::FilledBy(std::shared_ptr<void> filler) {
+  MutexLock lock(mutex_);
+  filler_ = std::move(filler);
 }
 
 absl::Status ShardMemory::Seal() {

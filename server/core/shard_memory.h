@@ -23,6 +23,9 @@ class ShardMemory {
 
   // Nobody writes it any more; see MemoryBackend.
   void Filled();
+  // What fills it lives until then, or ends with the memory: staging memory, too, is for loads
+  // that go on.
+  void FilledBy(std::shared_ptr<void> filler);
   // Immutable for clients from now on. Idempotent.
   absl::Status Seal();
   bool sealed() const;
@@ -53,6 +56,7 @@ class ShardMemory {
   const HandleKind kind_;
   mutable Mutex mutex_;
   std::unique_ptr<Slab> slab_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<void> filler_ ABSL_GUARDED_BY(mutex_);  // goes before the slab
   bool sealed_ ABSL_GUARDED_BY(mutex_) = false;
   bool given_up_ ABSL_GUARDED_BY(mutex_) = false;
   unsigned readers_ ABSL_GUARDED_BY(mutex_) = 0;

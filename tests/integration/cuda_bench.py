@@ -90,6 +90,13 @@ class Bench:
     def leases(self):
         return sum(len(self.group.json("leases", rank=rank)["leases"]) for rank in range(self.group.ranks))
 
+    def contexts(self, pid):
+        """How many times that process keeps a GPU's context."""
+        made, given_back = (
+            len(self.fake.calls(f"cuDevicePrimaryCtx{what}", pid=pid, result=0)) for what in ("Retain", "Release")
+        )
+        return made - given_back
+
     def held(self):
         return self.fake.held_bytes()
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -141,17 +142,31 @@ def test_what_a_killed_trainer_took_comes_back_from_the_host_tier(cuda):
             assert int(newest["restored_bytes"]) == int(newest["bytes_done"]) > 0
 
 
+def test_a_daemon_is_at_rest_again_when_a_load_has_failed_whose_bytes_were_sent_to_it(cuda, tmp_path):
+    slow = {"lazy_ms": 0, "link_bytes_per_second": 8 << 20}
+    bench = cuda(2, daemon=["--idle", "release", "--comm", "host"], gpus=slow)
+    receiver = bench.group.pid(1)
+    assert bench.contexts(receiver) == 0
+    # Memory by name has no descriptors: its bytes are sent.
+    source = save(tmp_path / "large.safetensors", {"w": torch.zeros(2, 16 << 20)})
+    load = threading.Thread(target=bench.group.ctl, args=("load", source, "--layout", "fsdp:2", "--handle", "cuda_ipc"))
+    load.start()
+    wait_until(lambda: bench.fake.calls("cuMemcpyHtoDAsync", pid=receiver, result=0), "bytes to come", 30)
+    assert bench.contexts(receiver) > 0
+    bench.group.kill(0)
+    load.join()
+    assert bench.group.pid(1) == receiver
+    wait_until(lambda: bench.contexts(receiver) == 0, "the receiver to be at rest", 15)
+    assert int(bench.info(1)["staging_bytes"]) == 0
+
+
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 def test_a_daemon_at_rest_holds_no_context_and_serves_as_before(cuda, mode):
     bench = cuda(2, daemon=["--idle", "release"])
     pids = [bench.group.pid(rank) for rank in range(2)]
 
     def contexts():
-        made, given_back = (
-            [len(bench.fake.calls(f"cuDevicePrimaryCtx{what}", pid=pid, result=0)) for pid in pids]
-            for what in ("Retain", "Release")
-        )
-        return [m - g for m, g in zip(made, given_back)]
+        return [bench.contexts(pid) for pid in pids]
 
     assert contexts() == [0, 0]
     with bench.trainers(mode) as trainers:
