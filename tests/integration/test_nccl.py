@@ -141,8 +141,10 @@ def test_a_communicator_is_kept_for_the_next_load_or_given_back_as_configured(cu
 def test_with_idle_release_nothing_is_left_of_it_between_loads(cuda, tmp_path):
     source, _ = sample(tmp_path, count=2)
     bench = cuda(2, daemon=(*NCCL, "--idle", "release"), nccl={})
+    pids = [bench.group.pid(rank) for rank in range(2)]
     for _ in range(2):
         load(bench, source, "fsdp:2")
+        assert [bench.contexts(pid) for pid in pids] == [0, 0]
         bench.unload()
     assert len(exchanged(bench, "ncclCommInitRankConfig")) == 4
     assert len(exchanged(bench, "ncclCommDestroy")) == 4
