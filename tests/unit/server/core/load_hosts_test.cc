@@ -92,6 +92,24 @@ TEST_F(LoadHostsTest, MemoryThatWentWithItsLoadIsNotHashed) {
   EXPECT_THAT(digests, FailsWith(absl::StatusCode::kAborted, reason::kEpochChanged));
 }
 
+// Of a sender that is late, or lies: by then clients may have the memory.
+TEST_F(LoadHostsTest, NoFrameIsTakenOnceTheLoadIsCounted) {
+  for (const uint32_t rank : {1, 2}) {  // whose memory is mapped, and who is sent frames
+    RankInProcess& own = group_.rank(rank);
+    std::shared_ptr<Incoming> incoming;
+    own.link->on_commit = [&] {
+      incoming = own.side.Receive(group_.membership().epoch(), kName).value();
+      return absl::OkStatus();
+    };
+    ASSERT_OK(Run("replicate:4", ReaderPolicy::kRank0).status);
+    ASSERT_NE(incoming, nullptr);
+    EXPECT_THAT(incoming->Take({}, {}),
+                FailsWith(absl::StatusCode::kAborted, reason::kEpochChanged));
+    own.link->on_commit = nullptr;
+    for (uint32_t i = 0; i < 4; ++i) ASSERT_OK(group_.rank(i).catalog.Unload(kName, false));
+  }
+}
+
 TEST_F(LoadHostsTest, Rank0ReadsOnceAndStreamsToTheOtherHost) {
   ASSERT_OK(Run("replicate:4", ReaderPolicy::kRank0).status);
   EXPECT_EQ(ProgressOf(1).storage_bytes, kAllBytes);

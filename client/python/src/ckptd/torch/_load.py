@@ -149,16 +149,22 @@ def _load_into(
     _place.fill(entries, shard, result)
     _extra_state.give(extras, values)
     clock.lap("place")
-    if left or spare:
-        result.made, unknown = _buffers.remake(
-            model, left, init_buffers, _memory.device_of(shard), spare
-        )
-        names = {target.name for target in unknown}
-        _place.fill([entry for entry in spares if entry.target.name in names], shard, result)
+    if left or spares:
+        _fill_buffers(model, left, spares, init_buffers, shard, result)
     clock.lap("buffers")
     keys = _private.IncompatibleKeys(result.missing, result.unexpected)
     _hooks.run_after(whole, modules, keys, strict)
     return result
+
+
+def _fill_buffers(model, left: List[Target], spares, init_buffers, shard: Shard, result) -> None:
+    """Those on meta: by whoever computes them, and else, as far as there is one, from an entry of `spares`."""
+    held = [entry.target for entry in spares]
+    result.made, unknown = _buffers.remake(
+        model, left, init_buffers, _memory.device_of(shard), held
+    )
+    names = {target.name for target in unknown}
+    _place.fill([entry for entry in spares if entry.target.name in names], shard, result)
 
 
 @dataclass(frozen=True)
