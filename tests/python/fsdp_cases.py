@@ -336,8 +336,7 @@ def real_model(bench):
 
 
 def inside_a_forward(bench):
-    with torch.device("meta"):
-        model = Net()
+    model = on_meta()
     fully_shard(model.up)
     fully_shard(model)
     path = bench.save(numbers(Net()))
@@ -356,8 +355,7 @@ def inside_a_forward(bench):
 
 
 def after_an_evaluation(bench):
-    with torch.device("meta"):
-        model = Net()
+    model = on_meta()
     fully_shard(model)
     state = numbers(Net())
     bench.load(model, bench.save(state))
@@ -375,8 +373,7 @@ def after_an_evaluation(bench):
 
 
 def hooks_survive(bench):
-    with torch.device("meta"):
-        model = Net()
+    model = on_meta()
     fully_shard(model)
     seen = []
     model.up.weight.register_hook(lambda grad: seen.append("grad"))
@@ -410,8 +407,7 @@ def ranks_in_another_order(bench):
 
 
 def dtype_change_after_training(bench):
-    with torch.device("meta"):
-        model = Net()
+    model = on_meta()
     fully_shard(model)
     path = bench.save(numbers(Net()))
     bench.load(model, path)
