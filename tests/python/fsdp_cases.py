@@ -265,8 +265,7 @@ def tied_stored_under_the_other_name(bench):
 
 def frozen(bench):
     def wrap(m):
-        m.up.requires_grad_(False)
-        m.embed.requires_grad_(False)
+        nn.ModuleList([m.up, m.embed]).requires_grad_(False)
         fully_shard(m)
 
     ours, _ = bench.compare(wrap)
@@ -283,7 +282,7 @@ def mixed_precision(bench):
 
 
 def bf16_checkpoint_into_fp32_model(bench):
-    ours, _ = bench.compare(lambda m: fully_shard(m), dtype=torch.bfloat16)
+    ours, _ = bench.compare(fully_shard, dtype=torch.bfloat16)
     assert ours.up.weight.dtype == torch.float32
 
 
