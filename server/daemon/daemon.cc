@@ -86,7 +86,7 @@ Node::Options Daemon::NodeOptions() {
   options.connect = [this](const MemberIdentity& who) { return ConnectToMember(who, security_); };
   if (config_.rank != 0) options.leader = ConnectToLeader(config_.rendezvous, security_);
   options.on_secret = [this](const std::string& secret) { SetSecret(secret); };
-  // Only the admin socket, which is served last, can ask for it.
+  // Only the admin socket can ask for it, which is served last and stops first.
   options.on_drain = [this] { workload_server_->SetServing(false); };
   options.config = Describe(config_);
   options.tier_reason = memory_.reason;
@@ -173,8 +173,8 @@ Daemon::~Daemon() {
   for (auto* server : {&workload_server_, &admin_server_, &peer_server_}) {
     if (*server != nullptr) (*server)->SetServing(false);
   }
+  admin_server_.reset();  // its calls use the workload server
   workload_server_.reset();
-  admin_server_.reset();
   peer_server_.reset();
   fd_server_.reset();
   node_.reset();
