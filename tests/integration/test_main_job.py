@@ -121,7 +121,8 @@ def test_nothing_outlives_a_main_job_that_is_interrupted_or_killed(job, how):
         assert code == 130 and "everything it started has been stopped" in err and none_left()
     else:
         wait_until(none_left, "daemons and trainers to end", 30)
-    assert fake.held_bytes() == 0
+    # Threads of a killed process may hold its descriptors for a moment after the first one has ended.
+    wait_until(lambda: fake.held_bytes() == 0, "their memory to be free", 10)
 
 
 @pytest.mark.parametrize(
