@@ -122,11 +122,15 @@ void Follower::Loop() {
     while (Beat()) {
       // News is worth it: until the group is complete, and while others wait for our part.
       const bool often = !state().missing_ranks.empty() || parts_.reading.Now().has_value();
-      const auto soon = std::max(kOften, identity_.world_size * kBetweenMembers);
-      if (!Pause(often ? std::min(interval_, soon) : interval_)) return;
+      if (!Pause(BeatPause(interval_, often, identity_.world_size))) return;
     }
     if (!Pause(kFirstRetry)) return;
   }
+}
+
+std::chrono::nanoseconds Follower::BeatPause(std::chrono::nanoseconds interval, bool often,
+                                             uint32_t world_size) {
+  return often ? std::min(interval, std::max(kOften, world_size * kBetweenMembers)) : interval;
 }
 
 void Follower::NotJoined(const absl::Status& why, uint64_t since) {

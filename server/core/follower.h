@@ -57,6 +57,10 @@ class Follower {
   // most while this rank is about to join again.
   bool IsCurrent(uint64_t epoch) const;
   absl::StatusOr<std::string> Propose(const LoadRequest& request, Deadline deadline);
+  // Between two heartbeats of a member, of those that come each `interval`; `often`: where there may
+  // be news, as far as the leader has time for that many members.
+  static std::chrono::nanoseconds BeatPause(std::chrono::nanoseconds interval, bool often,
+                                            uint32_t world_size);
   // As LeaderLink::CancelLoad.
   absl::Status CancelLoad(const std::string& name, Deadline deadline) {
     return parts_.leader->CancelLoad(identity_.rank, name, deadline);

@@ -36,8 +36,8 @@ class GrpcServer {
     size_t max_held_bytes = 0;
   };
   // `services` outlive the server. Errors: FailedPrecondition
-  // CONFIG_INVALID when another daemon holds the address, or no socket can be made there;
-  // ResourceExhausted NO_MEMORY on a full file system; those of FileLock.
+  // CONFIG_INVALID when another daemon holds the address, or something else lies there;
+  // ResourceExhausted NO_MEMORY on a full file system; those of FileLock, UnixListener, ListenTcp.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       Options options, const std::vector<grpc::Service*>& services);
   ~GrpcServer();

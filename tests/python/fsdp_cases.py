@@ -385,7 +385,7 @@ def hooks_survive(bench):
 def refused(reason, load, *args, **options):
     try:
         load(*args, **options)
-    except ckptd.FailedPrecondition as error:
+    except ckptd.Error as error:
         assert error.reason == reason, error
         return
     raise AssertionError("the load was not refused")

@@ -357,42 +357,45 @@ TEST(CommKeeper, OfOthersGoesOnOnlyWithACommunicatorThatAllOfThemHoldAndThatWasM
   EXPECT_EQ(keeper.held_id(), "");
 }
 
-TEST(CommKeeper, WhatHasFailedIsSeenToOnlyWhenOthersHaveHeardOfIt) {
-  IdleComms comms;
-  int gone = 0;
-  comms.on_gone = [&gone] { ++gone; };
-  CommKeeper keeper(&comms, "", /*keep=*/true);
-  GroupCommOptions options;
-  options.id = "1";
-  ASSERT_OK(keeper.Join(options, Clock::now()).status());
-  keeper.Done(absl::OkStatus());
-  keeper.Settle();
-  EXPECT_EQ(gone, 0) << "it is still good";
-  keeper.Done(absl::CancelledError("it failed"));
-  EXPECT_EQ(gone, 0);
-  keeper.Settle();
-  EXPECT_EQ(gone, 1);
+// A communicator that a keeper keeps, and what became of it.
+class FailingComm : public ::testing::Test {
+ protected:
+  FailingComm() {
+    comms_.on_gone = [this] { ++gone_; };
+    options_.id = "1";
+  }
+  absl::Status Join() { return keeper_.Join(options_, Clock::now()).status(); }
 
-  comms.refusal = absl::CancelledError("nobody came");
-  comms.awaited = 0;
-  EXPECT_EQ(keeper.Join(options, Clock::now()).status(), comms.refusal);
-  keeper.Done(comms.refusal);
-  EXPECT_EQ(comms.awaited, 0);
-  keeper.Settle();
-  EXPECT_EQ(comms.awaited, 1);
+  IdleComms comms_;
+  int gone_ = 0;
+  CommKeeper keeper_{&comms_, "", /*keep=*/true};
+  GroupCommOptions options_;
+};
+
+TEST_F(FailingComm, WhatHasFailedIsSeenToOnlyWhenOthersHaveHeardOfIt) {
+  ASSERT_OK(Join());
+  keeper_.Done(absl::OkStatus());
+  keeper_.Settle();
+  EXPECT_EQ(gone_, 0) << "it is still good";
+  keeper_.Done(absl::CancelledError("it failed"));
+  EXPECT_EQ(gone_, 0);
+  keeper_.Settle();
+  EXPECT_EQ(gone_, 1);
+
+  comms_.refusal = absl::CancelledError("nobody came");
+  comms_.awaited = 0;
+  EXPECT_EQ(Join(), comms_.refusal);
+  keeper_.Done(comms_.refusal);
+  EXPECT_EQ(comms_.awaited, 0);
+  keeper_.Settle();
+  EXPECT_EQ(comms_.awaited, 1);
 }
 
-TEST(CommKeeper, WhatHasFailedIsSeenToBeforeAnotherIsJoined) {
-  IdleComms comms;
-  int gone = 0;
-  comms.on_gone = [&gone] { ++gone; };
-  CommKeeper keeper(&comms, "", /*keep=*/true);
-  GroupCommOptions options;
-  options.id = "1";
-  ASSERT_OK(keeper.Join(options, Clock::now()).status());
-  keeper.Done(absl::CancelledError("it failed"));
-  ASSERT_OK(keeper.Join(options, Clock::now()).status());
-  EXPECT_EQ(gone, 1);
+TEST_F(FailingComm, WhatHasFailedIsSeenToBeforeAnotherIsJoined) {
+  ASSERT_OK(Join());
+  keeper_.Done(absl::CancelledError("it failed"));
+  ASSERT_OK(Join());
+  EXPECT_EQ(gone_, 1);
 }
 
 TEST(CommKeeper, WithoutALibrarySaysWhy) {

@@ -118,6 +118,8 @@ TEST_F(AcceptorTest, ClosesWhatWouldTakeTheLastQuarterOfTheDescriptors) {
   for (UniqueFd fd(::dup(0)); fd.get() < 150; fd = UniqueFd(::dup(0))) kept.push_back(std::move(fd));
   const UniqueFd client = Socket();
   ASSERT_EQ(Connect(client, listener_.port), 0);
+  pollfd polled = {client.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&polled, 1, 20'000), 1) << "it is kept";
   char byte = 0;
   EXPECT_EQ(::recv(client.get(), &byte, 1, 0), 0) << "the other side closed it";
   kept.clear();

@@ -7,7 +7,7 @@ from typing import Dict, List, NamedTuple, Optional
 import torch
 from torch import nn
 
-from .._errors import DataLoss, FailedPrecondition
+from .._errors import DataLoss, FailedPrecondition, Unimplemented
 from .._shard import Shard
 from . import _private, _memory
 from ._result import LoadResult
@@ -196,7 +196,7 @@ def _check_not_held(target: Target) -> None:
 
 def _check_copy(target: Target) -> None:
     if target.dtype != target.tensor.dtype:
-        raise FailedPrecondition(
+        raise Unimplemented(
             f"filling {target.name}: it shares its storage with {target.beside}, so it cannot become "
             f"{target.dtype}; load without dtype=, or make them one parameter",
             "MODEL_UNSUPPORTED",

@@ -15,7 +15,7 @@ class LoadResult:
     copied: name -> why its memory is a copy and not the daemon's; empty is the rule.
     replaced: name -> why its Parameter object had to be replaced (an optimizer
     built before does not know the new one); empty is the rule.
-    made: buffers no checkpoint holds, which were computed anew.
+    made: non-persistent buffers that were on meta and have been computed anew.
     nbytes: bytes of this rank's tensors. seconds: per stage, and "total".
     mode: how the memory is attached. resident: the daemon had it already.
     device: UUID of the GPU in whose memory it lies, None for host memory.

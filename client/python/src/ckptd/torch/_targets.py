@@ -251,7 +251,7 @@ def _check_order(mesh, name: str) -> None:
     places in the mesh. Where these differ, each rank would get another one's rows."""
     for dim, place in enumerate(mesh.get_coordinate() or ()):
         if place != torch.distributed.get_rank(mesh.get_group(dim)):
-            raise FailedPrecondition(
+            raise Unimplemented(
                 f"filling {name}: its mesh {mesh.mesh.tolist()} lists ranks in another order than "
                 "theirs, and FSDP2 shards by theirs; build the mesh with ascending ranks, or fill a "
                 "real model before fully_shard",
