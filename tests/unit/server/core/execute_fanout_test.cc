@@ -162,9 +162,13 @@ TEST_F(ExecuteFanoutTest, AStreamThatEndsEarlyWithoutAReasonIsStillAnError) {
   EXPECT_FALSE(fanout->Finish().second.ok());
 }
 
-TEST_F(ExecuteFanoutTest, GivesTheFirstMembersErrorAtTheEnd) {
+TEST_F(ExecuteFanoutTest, OfErrorsThatSayAsMuchTheFirstIsTold) {
   first_.finish = absl::InternalError("first");
   second_.finish = absl::InternalError("second");
+  scatter_ = [] { return ScatterCall(); };
+  std::promise<void> told;  // of the first
+  second_.on_abort = [&told] { told.set_value(); };
+  second_.finishing = [&told] { told.get_future().wait(); };
   const auto [rank, why] = Start()->Finish();
   EXPECT_EQ(rank, 1u);
   EXPECT_EQ(why, first_.finish);
