@@ -9,7 +9,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -146,11 +148,16 @@ TEST(GrpcServerWithoutDescriptors, AnswersAgainOnceThereAreSome) {
   GroupServiceImpl service;
   ASSERT_OK_AND_ASSIGN(const auto server, GrpcServer::Start({"127.0.0.1:0"}, {&service}));
   {
-    const UniqueFd client = Socket();
+    UniqueFd clients[8];
+    for (UniqueFd& client : clients) client = Socket();
     const FileLimit limit(128);
-    const std::vector<UniqueFd> all = TakeAll();
-    ASSERT_EQ(Connect(client, server->port()), 0);
-    ASSERT_TRUE(NobodyAnswers(client));
+    std::vector<std::vector<UniqueFd>> all;
+    // What gRPC itself closes while it starts is one more for the first of them, which is closed.
+    const bool silent = std::any_of(std::begin(clients), std::end(clients), [&](const UniqueFd& client) {
+      all.push_back(TakeAll());
+      return Connect(client, server->port()) == 0 && NobodyAnswers(client);
+    });
+    ASSERT_TRUE(silent);
   }
   const auto leader = ConnectToLeader("127.0.0.1:" + std::to_string(server->port()), {});
   const absl::Status answer = leader->Heartbeat({1, "one", 0, std::nullopt}, Soon()).status();
