@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/base/reasons.h"
 #include "common/base/status.h"
 
 namespace ckptd {
@@ -30,6 +31,14 @@ bool ExchangeWatch::Nothing() const {
 Clock::time_point ExchangeWatch::moved() const {
   MutexLock lock(mutex_);
   return moved_;
+}
+
+absl::Status ExchangeWatch::JoinsLate(std::chrono::nanoseconds patience) const {
+  if (Clock::now() - moved() < patience) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
+                   fmt::format("joining the NCCL communicator: all ranks have had their files open "
+                               "for {:.0f} s, and not all have joined; look at their logs and GPUs",
+                               std::chrono::duration<double>(patience).count()));
 }
 
 absl::Status ExchangeWatch::NameBehind(const absl::Status& status,

@@ -3,6 +3,7 @@
 #ifndef CKPTD_SERVER_CORE_EXCHANGE_WATCH_H_
 #define CKPTD_SERVER_CORE_EXCHANGE_WATCH_H_
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -26,6 +27,8 @@ class ExchangeWatch {
   bool Nothing() const;
   // When a rank last went on, or was busy; at first, when this was made.
   Clock::time_point moved() const;
+  // DeadlineExceeded RANK_MISSING once nobody has been busy for so long and not all have joined.
+  absl::Status JoinsLate(std::chrono::nanoseconds patience) const;
   // `status`, a wait that has passed its deadline, with those of `ranks` in front that have
   // done fewer exchanges than others; with the fact "rank" where it is one. As it is when none
   // is known to be behind. Rank 0, which sends to who is behind, is never said to be.

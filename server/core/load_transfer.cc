@@ -259,7 +259,8 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   options.interrupted = [this, &counters, &scatter]() -> absl::Status {
     CKPTD_RETURN_IF_ERROR(fanout_->broken().second);
     if (scatter.has_value()) exchanges_.Note(0, counters.exchanges, counters.busy);
-    CKPTD_RETURN_IF_ERROR(StandsStill({}));
+    const bool joining = counters.joining && LeaderKnowsReaders(*scatter);
+    CKPTD_RETURN_IF_ERROR(joining ? exchanges_.JoinsLate(JoinPatience(*scatter)) : StandsStill({}));
     return Interrupted();
   };
   const auto report =

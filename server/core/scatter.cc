@@ -29,6 +29,14 @@ bool AllBelow(const std::vector<uint32_t>& ranks, uint32_t size) {
 
 }  // namespace
 
+bool LeaderKnowsReaders(const ScatterCall& call) {
+  return call.readers.size() > 1 && std::count(call.ranks.begin(), call.ranks.end(), 0) > 0;
+}
+
+std::chrono::milliseconds JoinPatience(const ScatterCall& call) {
+  return std::chrono::seconds(30) + std::chrono::milliseconds(30) * call.ranks.size();
+}
+
 uint64_t ScatterDigest(const ScatterCall& call, const ScatterOrder& order, uint64_t rank_digest) {
   Spelling out;
   out.Number(order.digest);

@@ -3,6 +3,7 @@
 #ifndef CKPTD_SERVER_CORE_SCATTER_H_
 #define CKPTD_SERVER_CORE_SCATTER_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -29,6 +30,12 @@ struct ScatterCall {
   std::vector<uint32_t> whole;     // tensors of the index that all hold: broadcast; ascending
   uint64_t digest = 0;             // ScatterDigest: checked before the first operation
 };
+
+// Whether several ranks read and rank 0 is one of those of the communicator. A rank that opens its
+// files says so in its heartbeats, so rank 0 knows, and nobody else, whether the others can join.
+bool LeaderKnowsReaders(const ScatterCall& call);
+// How long all may take to start a library and find each other, once nobody opens files any more.
+std::chrono::milliseconds JoinPatience(const ScatterCall& call);
 
 // Of all that decides which operations this rank issues, in which order. `order` is
 // OrderScatter of the index and call.size; `rank_digest` that of the rank's plan.

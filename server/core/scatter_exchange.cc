@@ -41,6 +41,12 @@ ScatterExchange::ScatterExchange(const ScatterCall& call, const ScatterOrder& or
   }
 }
 
+void ScatterExchange::SetJoining(bool joining) {
+  if (progress_ == nullptr) return;
+  if (LeaderKnowsReaders(call_)) SetBusy(!joining);
+  progress_->joining.store(joining, std::memory_order_relaxed);
+}
+
 absl::Status ScatterExchange::SetOwn(Own own) {
   own_ = std::move(own);
   if (own_.plan == nullptr) return absl::OkStatus();

@@ -63,6 +63,8 @@ class ScatterExchange final : public StepUser {
     progress_ = &progress;
     SetBusy(true);  // until all have joined
   }
+  // While all wait for each other to join: where the leader knows who reads, nobody is busy then.
+  void SetJoining(bool joining);
   // Before Run: what it receives, and from where it broadcasts. Errors: SlabSpans::Of's.
   absl::Status SetOwn(Own own);
   // Before the transfer: where it sends what it reads. `transit`: one for each view, for

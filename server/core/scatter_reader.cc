@@ -14,13 +14,12 @@
 namespace ckptd {
 namespace {
 
-// All ranks start a library and find each other; who is dead or stands still is known sooner, by
-// heartbeats.
-// The first is first to give up: it can ask who is there, and what the others say of a
-// communicator that was given up says less.
-std::chrono::milliseconds JoinPatience(const ScatterCall& call) {
-  const std::chrono::seconds least(call.rank == 0 ? 30 : 35);
-  return least + std::chrono::milliseconds(30) * call.ranks.size();
+// Who is dead or stands still is known sooner, by heartbeats. Who is not the first cannot tell
+// whether another one still opens its files: it is told. What it would say of a communicator that
+// was given up says less, too.
+Deadline JoinDeadline(const ScatterCall& call, Deadline deadline) {
+  if (call.rank != 0 || LeaderKnowsReaders(call)) return deadline;
+  return std::min<Deadline>(deadline, Clock::now() + JoinPatience(call));
 }
 
 }  // namespace
@@ -38,10 +37,12 @@ absl::Status CheckScatterDigest(const ScatterCall& call, const ScatterOrder& ord
 
 absl::Status CarryOut(CommKeeper& comms, const ScatterCall& call, const std::string& name,
                       Deadline deadline, ScatterExchange& exchange) {
+  exchange.SetJoining(true);
   const absl::StatusOr<GroupComm*> comm =
       comms.Join({call.comm_id, call.rank, call.ranks, name,
                   [&exchange] { return exchange.Interrupted(); }},
-                 std::min<Deadline>(deadline, Clock::now() + JoinPatience(call)));
+                 JoinDeadline(call, deadline));
+  exchange.SetJoining(false);
   absl::Status status = comm.status();
   if (status.ok()) {
     status = exchange.Run(**comm);

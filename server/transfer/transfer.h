@@ -62,6 +62,7 @@ struct TransferProgress {
   std::atomic<uint64_t> direct_bytes = 0;  // and past the page cache
   std::atomic<uint64_t> exchanges = 0;     // of a communicator that takes the bytes on, done
   std::atomic<bool> busy = false;          // before one: others may have to wait for this rank
+  std::atomic<bool> joining = false;       // such a communicator, together with the others
   std::vector<std::atomic<uint64_t>> done;  // target bytes placed or sent, per target
 };
 

@@ -39,13 +39,16 @@ class IdleComms final : public GroupComms {
  public:
   std::string version() const override { return "test 1"; }
   absl::StatusOr<std::string> MakeId() override { return std::to_string(++ids_); }
-  absl::StatusOr<std::unique_ptr<GroupComm>> Join(GroupCommOptions, GroupComm::Deadline) override {
+  absl::StatusOr<std::unique_ptr<GroupComm>> Join(GroupCommOptions,
+                                                  GroupComm::Deadline deadline) override {
+    on_join(deadline);
     if (!refusal.ok()) return refusal;
     return std::make_unique<IdleComm>([this] { on_gone(); });
   }
   void AwaitEnds() override { ++awaited; }
 
   absl::Status refusal;
+  std::function<void(GroupComm::Deadline)> on_join = [](GroupComm::Deadline) {};
   std::function<void()> on_gone = [] {};
   int awaited = 0;
 

@@ -36,6 +36,16 @@ TEST_F(ExchangeWatchTest, OfSeveralThatAreBehindNoneIsBlamedAlone) {
   EXPECT_EQ(RankOf(Named()), "none");
 }
 
+TEST_F(ExchangeWatchTest, JoiningIsLateWhenNobodyHasBeenBusyForTooLong) {
+  const auto begun = Clock::now();
+  EXPECT_THAT(watch_.JoinsLate({}), FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
+  while (Clock::now() - begun < std::chrono::milliseconds(20)) watch_.Note(2, 0, /*busy=*/true);
+  EXPECT_OK(watch_.JoinsLate(std::chrono::hours(1)));
+  EXPECT_GE(watch_.moved(), begun + std::chrono::milliseconds(19)) << "it opens its files until now";
+  watch_.Note(2, 0, /*busy=*/false);
+  EXPECT_FALSE(watch_.JoinsLate({}).ok());
+}
+
 TEST_F(ExchangeWatchTest, WhoHasEndedWithFewerIsNotBehind) {
   watch_.Note(1, 2, false);
   watch_.Ended(1);

@@ -314,6 +314,52 @@ TEST(ScatterReaderTest, RefusesAnOrderThatIsNotItsOwnBeforeTheFirstOperation) {
   EXPECT_TRUE(wires.sent().empty());
 }
 
+// How one rank of a communicator waits for the others to join.
+struct Joining {
+  bool until_the_loads_end = false;
+  bool busy = false;
+};
+
+Joining JoinAs(const ScatterCall& call) {
+  IdleComms comms;
+  CommKeeper keeper(&comms, "", false);
+  const Deadline deadline = Clock::now() + std::chrono::hours(1);
+  const ScatterOrder order;
+  const WholeTensors whole;
+  ScatterExchange exchange(call, order, whole, deadline, [] { return absl::OkStatus(); });
+  TransferProgress progress(0);
+  exchange.CountIn(progress);
+  Joining seen;
+  comms.refusal = absl::CancelledError("enough");
+  comms.on_join = [&](Deadline until) {
+    EXPECT_TRUE(progress.joining);
+    seen = {until == deadline, progress.busy};
+  };
+  EXPECT_EQ(CarryOut(keeper, call, "c", deadline, exchange), comms.refusal);
+  EXPECT_FALSE(progress.joining);
+  return seen;
+}
+
+TEST(ScatterReaderTest, WhoCannotTellWhetherOthersStillOpenTheirFilesWaitsForThemAsLongAsForTheLoad) {
+  ScatterCall call;
+  call.ranks = {0, 1, 2};
+  call.replicas = {0};
+  call.readers = {0};
+  EXPECT_FALSE(JoinAs(call).until_the_loads_end) << "nobody else has any to open";
+  EXPECT_TRUE(JoinAs(call).busy) << "nobody asks";
+  call.rank = 1;
+  EXPECT_TRUE(JoinAs(call).until_the_loads_end) << "the reader may";
+  call.readers = {0, 1, 2};
+  EXPECT_TRUE(JoinAs(call).until_the_loads_end);
+  EXPECT_FALSE(JoinAs(call).busy) << "so rank 0 sees who is";
+  call.rank = 0;
+  EXPECT_TRUE(JoinAs(call).until_the_loads_end) << "it gives up when nobody is busy";
+  EXPECT_FALSE(JoinAs(call).busy);
+  call.ranks = {1, 2, 3};
+  EXPECT_FALSE(JoinAs(call).until_the_loads_end) << "rank 0 does not see to it";
+  EXPECT_TRUE(JoinAs(call).busy);
+}
+
 TEST(CommKeeper, GoesOnWithACommunicatorUntilItsMembersChangeOrItFails) {
   CommsWorld wires;
   CommsInProcess comms(wires);
