@@ -47,7 +47,8 @@ void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
   launch.add_option("--node-rank", options.node_rank, "Number of this node, from 0")
       ->capture_default_str();
   launch.add_option("--max-restarts", options.max_restarts,
-                    "Restarts in a row after which a daemon that keeps ending is given up")
+                    "Restarts in a row after which a daemon that keeps ending is given up; while a "
+                    "command runs it is still tried every 10 s")
       ->capture_default_str();
   launch.add_option("--start-timeout", options.start_timeout,
                     "Seconds until the group must be complete")
@@ -60,8 +61,10 @@ void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
       "Starts --nproc daemons and restarts those that end, in the version that it was started in:\n"
       "to upgrade, stop it and start the new one on every host. With a command after --, runs it\n"
       "with CKPTD_ADDRESS set, and ends when it ends, with its exit code; signals are passed on,\n"
-      "and the third one kills it. Numbers that torchrun or Slurm have put into the environment\n"
-      "are the defaults.\n"
+      "and the third one kills it. No daemon that ends takes it along, however often it does:\n"
+      "what trainers have attached to stays theirs. Without a command, a daemon that is given up\n"
+      "(--max-restarts) ends all. Numbers that torchrun or Slurm have put into the environment are\n"
+      "the defaults.\n"
       "\n"
       "  ckptd launch --nproc 8 -- torchrun --nproc-per-node 8 train.py\n"
       "  srun --ntasks-per-node=1 ckptd launch --nproc 8 --rendezvous $HEAD:29511");

@@ -65,6 +65,8 @@ struct Slot {
   Clock::time_point next_start;
   std::chrono::milliseconds backoff = kFirstBackoff;
   uint32_t restarts = 0;  // since the last minute of peace
+  bool was_started = false;
+  bool given_up = false;  // said once, while a command runs
 };
 
 class Launcher {
@@ -107,8 +109,16 @@ class Launcher {
   }
 
   void StartDaemon(Slot& slot) {
+    const absl::Status started = TryToStart(slot);
+    if (started.ok()) return;
+    // A host that has no process or descriptor left has some later.
+    if (!slot.was_started) return Fail(started);
+    Retry(slot, "could not be started: " + MessageOf(started));
+  }
+
+  absl::Status TryToStart(Slot& slot) {
     int fds[2] = {-1, -1};
-    if (::pipe2(fds, O_CLOEXEC) != 0) return Fail(ErrnoStatus(errno, "making a pipe"));
+    if (::pipe2(fds, O_CLOEXEC) != 0) return ErrnoStatus(errno, "making a pipe");
     slot.ready_pipe = UniqueFd(fds[0]);
     ::fcntl(fds[0], F_SETFL, O_NONBLOCK);
     const UniqueFd writer(fds[1]);
@@ -124,11 +134,11 @@ class Launcher {
     child.environment = group_key_;
     child.own_group = true;
     child.keep_fd = writer.get();
-    auto pid = StartChild(child);
-    if (!pid.ok()) return Fail(pid.status());
-    slot.pid = *pid;
+    CKPTD_ASSIGN_OR_RETURN(slot.pid, StartChild(child));
+    slot.was_started = true;
     slot.ready = false;
     slot.started = Clock::now();
+    return absl::OkStatus();
   }
 
   void ReadReady() {
@@ -209,6 +219,7 @@ class Launcher {
     if (Clock::now() - slot.started > kPeace) {
       slot.restarts = 0;
       slot.backoff = kFirstBackoff;
+      slot.given_up = false;
     }
     if (WIFEXITED(status) && WEXITSTATUS(status) == kExitUsage && !slot.was_ready) {
       return Fail(MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
@@ -216,16 +227,31 @@ class Launcher {
                                         "its line above",
                                         slot.rank)));
     }
+    Retry(slot, "ended with " + DescribeExit(status));
+  }
+
+  // `what` became of its daemon.
+  void Retry(Slot& slot, const std::string& what) {
     if (++slot.restarts > options_.max_restarts) {
-      return Fail(MakeError(absl::StatusCode::kAborted, reason::kRankLost,
-                            fmt::format("keeping rank {} running: it ended {} times in a row, the "
-                                        "last time with {}; look at its lines above",
-                                        slot.rank, slot.restarts, DescribeExit(status))));
+      const absl::Status lost = GivenUp(slot, what);
+      if (command_ < 0) return Fail(lost);
+      // Trainers that have attached need no daemon: how they end is for the command to say.
+      if (!std::exchange(slot.given_up, true)) PrintError(lost);
+      slot.backoff = kLastBackoff;
     }
-    Log(LogLevel::kWarn, "rank {} ended with {}, restart in {} ms", slot.rank,
-        DescribeExit(status), slot.backoff.count());
+    Log(LogLevel::kWarn, "rank {} {}, restart in {} ms", slot.rank, what, slot.backoff.count());
     slot.next_start = Clock::now() + slot.backoff;
     slot.backoff = std::min<std::chrono::milliseconds>(slot.backoff * 2, kLastBackoff);
+  }
+
+  absl::Status GivenUp(const Slot& slot, const std::string& what) const {
+    return MakeError(absl::StatusCode::kAborted, reason::kRankLost,
+                     fmt::format("keeping rank {} running: restarted {} times in a row, and it {} again; "
+                                 "look at its lines above{}",
+                                 slot.rank, slot.restarts - 1, what,
+                                 command_ < 0 ? ""
+                                              : "; the command goes on, without that daemon until "
+                                                "it stays again"));
   }
 
   void Fail(const absl::Status& status) {

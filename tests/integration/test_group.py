@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import socket
@@ -161,6 +162,51 @@ def test_launch_reports_a_command_that_a_signal_ended(tmp_path):
     group = Group(tmp_path, 1, command=["sh", "-c", "kill -9 $$"])
     group.process.communicate(timeout=60)
     assert group.process.returncode == 128 + 9
+
+
+@contextlib.contextmanager
+def launched_beside_a_command(tmp_path, *options):
+    """(a group whose command waits, what lets that end with 7)."""
+    fifo = tmp_path / "fifo"
+    begun = tmp_path / "begun"
+    os.mkfifo(fifo)
+    group = Group(tmp_path, 1, *options, command=["sh", "-c", f"touch {begun}; cat {fifo}; exit 7"])
+
+    def let_it_end():
+        assert group.process.poll() is None, group.log()
+        os.close(os.open(fifo, os.O_WRONLY))
+        return group.process.wait(60)
+
+    with group:
+        wait_until(begun.exists, "the command to begin")
+        yield group, let_it_end
+
+
+def test_a_command_outlives_a_daemon_that_is_given_up(tmp_path):
+    with launched_beside_a_command(tmp_path, "--max-restarts", "0") as (group, let_it_end):
+        os.kill(group.pid(0), signal.SIGKILL)
+        wait_until(lambda: "keeping rank 0 running: restarted 0 times in a row" in group.log(), "launch to say so")
+        group.wait_ready()  # it is tried again all the same
+        assert let_it_end() == 7, group.log()
+
+
+def test_a_command_outlives_a_daemon_that_cannot_be_started_again_for_a_while(tmp_path):
+    with launched_beside_a_command(tmp_path) as (group, let_it_end):
+        launch = group.process.pid
+        files = resource.prlimit(launch, resource.RLIMIT_NOFILE)
+        resource.prlimit(launch, resource.RLIMIT_NOFILE, (0, files[1]))
+        os.kill(group.pid(0), signal.SIGKILL)
+        wait_until(lambda: "rank 0 could not be started: making a pipe" in group.log(), "launch to say so")
+        resource.prlimit(launch, resource.RLIMIT_NOFILE, files)
+        group.wait_ready()
+        assert let_it_end() == 7, group.log()
+
+
+def test_launch_without_a_command_ends_with_a_daemon_that_is_given_up(tmp_path):
+    with Group(tmp_path, 1, "--max-restarts", "0") as group:
+        os.kill(group.pid(0), signal.SIGKILL)
+        assert group.process.wait(60) == 1
+        assert "keeping rank 0 running: restarted 0 times in a row" in group.log()
 
 
 def test_of_several_launches_of_one_job_at_once_one_runs_and_the_others_say_so(tmp_path):
