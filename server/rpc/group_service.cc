@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "common/base/at_once.h"
+#include "common/base/digest.h"
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -19,6 +20,7 @@ namespace {
 constexpr std::chrono::minutes kLongestCall{10};
 // How long after a broken transfer stream the leader may take to say why.
 constexpr std::chrono::seconds kAbortPatience{3};
+constexpr size_t kRefusalsKept = 4096;  // more than a group has ranks, as a rule
 
 // What a member does while bytes are being placed.
 absl::StatusOr<ReadReport> DoPart(Node& node, const ExecuteCall& call) {
@@ -72,11 +74,24 @@ grpc::Status GroupServiceImpl::Join(grpc::ServerContext*, const v1::JoinRequest*
   if (!leader.ok()) return ToGrpc(leader.status());
   const auto reply = (*leader)->Join(IdentityFrom(*request), ResidentsFrom(*request));
   if (!reply.ok()) {
-    Log(LogLevel::kWarn, "{}", MessageOf(reply.status()));
+    LogRefusal(*request, reply.status());
     return ToGrpc(reply.status());
   }
   *response = ToProto(*reply);
   return grpc::Status::OK;
+}
+
+// A member that is refused asks again every second, until somebody corrects it.
+void GroupServiceImpl::LogRefusal(const v1::JoinRequest& request, const absl::Status& why) {
+  const uint64_t said = Xxh3(fmt::format("{} {} {}", request.rank(), MessageOf(why),
+                                           request.incarnation()));
+  {
+    MutexLock lock(mutex_);
+    if (refused_.count(said) > 0) return;
+    if (refused_.size() >= kRefusalsKept) refused_.clear();
+    refused_.insert(said);
+  }
+  Log(LogLevel::kWarn, "{}", MessageOf(why));
 }
 
 grpc::Status GroupServiceImpl::Heartbeat(grpc::ServerContext*,

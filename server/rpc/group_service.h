@@ -3,8 +3,11 @@
 #define CKPTD_SERVER_RPC_GROUP_SERVICE_H_
 
 #include <atomic>
+#include <cstdint>
+#include <set>
 
 #include "ckptd/v1/group_service.grpc.pb.h"
+#include "common/base/mutex.h"
 #include "server/core/node.h"
 
 namespace ckptd {
@@ -40,7 +43,12 @@ class GroupServiceImpl final : public v1::GroupService::Service {
   // An error when this daemon does not lead.
   absl::StatusOr<Coordinator*> Leader() const;
 
+  // Says it in the log: of each process once for each reason, however often it comes again.
+  void LogRefusal(const v1::JoinRequest& request, const absl::Status& why);
+
   std::atomic<Node*> node_ = nullptr;
+  Mutex mutex_;
+  std::set<uint64_t> refused_ ABSL_GUARDED_BY(mutex_);  // digests of what was said
 };
 
 }  // namespace ckptd

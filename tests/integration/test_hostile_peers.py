@@ -189,6 +189,19 @@ def test_a_daemon_on_a_live_port_is_refused_and_its_owner_goes_on(any_scene, tmp
     any_scene.assert_usual()
 
 
+def test_a_refusal_is_logged_once_of_each_daemon_however_often_it_asks(any_scene):
+    def refusals(said):
+        return sum(said in line for line in any_scene.group.log().splitlines())
+
+    address, group = peer_address(any_scene.group), any_scene.group
+    for who in ("first", "second"):
+        for _ in range(20):
+            call(address, "Join", join_request(group, incarnation=who, job="a flood"))
+    call(address, "Join", join_request(group, incarnation="second", job="the last one"))
+    wait_until(lambda: refusals('its job is "the last one"') == 1, "the last refusal to be logged", 10)
+    assert refusals('its job is "a flood"') == 2
+
+
 def test_what_a_killed_daemon_left_behind_does_not_keep_the_next_one_out(tmp_path):
     path = sparse(tmp_path / "s.safetensors", 1 << 20)
     with Daemon(tmp_path) as first:
