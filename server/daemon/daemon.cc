@@ -122,13 +122,30 @@ absl::Status Daemon::StartPeerServer() {
   return absl::OkStatus();
 }
 
+// Whether a socket's owner lives cannot be asked of one that listens on another host, where
+// hosts share the folder; a lock of a file can.
+absl::Status Daemon::LockRank() {
+  auto lock = FileLock::Take(paths_.lock);
+  if (lock.status().code() == absl::StatusCode::kFailedPrecondition) {
+    return OfAnotherJob(
+        MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
+                  fmt::format("starting rank {}: another daemon holds {}, here or on a host that "
+                              "shares the folder; stop that one, or choose another --run-dir",
+                              config_.rank, paths_.lock)),
+        config_.job);
+  }
+  CKPTD_RETURN_IF_ERROR(lock.status());
+  rank_lock_ = *std::move(lock);
+  return absl::OkStatus();
+}
+
 absl::Status Daemon::StartClientServers() {
+  CKPTD_RETURN_IF_ERROR(LockRank());
   CKPTD_ASSIGN_OR_RETURN(memory_, MakeMemoryTier(config_));
   peer_memory_ = std::make_unique<HostPeerMemory>(host_, memory_.import);
   auto peer_socket = PeerSocket::Start({paths_.memory}, memory_.segment_fd);
   if (!peer_socket.ok()) return OfAnotherJob(peer_socket.status(), config_.job);
   peer_socket_ = *std::move(peer_socket);
-  // From here on this daemon owns the rank's sockets: a second one has failed.
   node_ = std::make_unique<Node>(*memory_.backend, *peer_memory_, NodeOptions());
   if (config_.rank == 0) SetSecret(node_->group_secret());
   group_service_->SetNode(*node_);

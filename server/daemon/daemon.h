@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/file_lock.h"
 #include "server/comm/host/host_peer_memory.h"
 #include "server/comm/host/peer_socket.h"
 #include "server/core/node.h"
@@ -42,6 +43,8 @@ class Daemon {
  private:
   explicit Daemon(const Config& config);
   absl::Status StartPeerServer();
+  // From then on this daemon owns the rank's sockets.
+  absl::Status LockRank();
   absl::Status StartClientServers();
   Node::Options NodeOptions();
   void SetSecret(const std::string& secret);
@@ -51,6 +54,7 @@ class Daemon {
   const std::string host_;  // its identity
   PeerSecurity security_;
   std::string peer_address_;
+  FileLock rank_lock_;  // goes after all sockets
   MemoryTier memory_;
   std::unique_ptr<HostPeerMemory> peer_memory_;
   std::unique_ptr<PeerSocket> peer_socket_;

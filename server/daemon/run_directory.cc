@@ -21,6 +21,7 @@ SocketPaths PathsOf(const Config& config) {
   paths.admin = stem + ".admin.sock";
   paths.fd = stem + ".fd.sock";
   paths.memory = stem + ".mem.sock";
+  paths.lock = stem + ".lock";
   return paths;
 }
 

@@ -16,6 +16,7 @@ struct SocketPaths {
   std::string admin;
   std::string fd;
   std::string memory;  // for the leader of the group
+  std::string lock;    // held as long as a daemon of that rank lives
 };
 SocketPaths PathsOf(const Config& config);
 // Makes run_dir/job, 0700 and ours. Errors: CONFIG_INVALID: FailedPrecondition when it

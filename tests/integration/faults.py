@@ -186,7 +186,7 @@ def sockets(group):
 
 
 def expected_sockets(ranks):
-    kinds = ("admin.sock", "admin.sock.lock", "fd.sock", "mem.sock", "sock", "sock.lock")
+    kinds = ("admin.sock", "admin.sock.lock", "fd.sock", "lock", "mem.sock", "sock", "sock.lock")
     return sorted(f"rank-{rank}.{kind}" for rank in range(ranks) for kind in kinds)
 
 

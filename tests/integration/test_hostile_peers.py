@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import socket
 import time
 
 import ckptd
@@ -132,7 +133,7 @@ def test_a_key_that_launch_made_is_shown_to_no_trainer_and_in_no_file(tmp_path):
     shown = group.process.communicate(timeout=60)[0].split()
     variables = {line for line in shown if line.startswith("CKPTD_")}
     assert variables == {"CKPTD_ADDRESS", "CKPTD_RUN_DIR", "CKPTD_JOB"}, group.log()
-    assert all(line.endswith((".sock", ".sock.lock")) for line in set(shown) - variables)
+    assert all(line.endswith((".sock", ".lock")) for line in set(shown) - variables)
 
 
 def test_a_daemon_with_another_key_is_told_so(tmp_path):
@@ -202,13 +203,30 @@ def test_a_refusal_is_logged_once_of_each_daemon_however_often_it_asks(any_scene
     assert refusals('its job is "a flood"') == 2
 
 
+def test_a_daemon_of_a_rank_that_runs_elsewhere_touches_none_of_its_sockets(tmp_path):
+    """As on another host that shares the folder: there the sockets of the first look like dead ones."""
+    with Daemon(tmp_path) as first:
+        folder = first.run_dir / first.job
+        for kind in ("fd", "mem"):
+            path = folder / f"rank-0.{kind}.sock"
+            path.unlink()
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(str(path))
+        before = {path.name: path.stat().st_ino for path in folder.iterdir()}
+        with contextlib.closing(Daemon(tmp_path)) as second:
+            assert second.process.wait(20) == 2
+        said = f"starting rank 0: another daemon holds {folder}/rank-0.lock"
+        assert said in second.log() and "with --job" in second.log(), second.log()
+        assert {path.name: path.stat().st_ino for path in folder.iterdir()} == before
+
+
 def test_what_a_killed_daemon_left_behind_does_not_keep_the_next_one_out(tmp_path):
     path = sparse(tmp_path / "s.safetensors", 1 << 20)
     with Daemon(tmp_path) as first:
         port = peer_address(first)
         first.process.kill()
         first.process.wait()
-        assert len(list((tmp_path / "job").iterdir())) == 6
+        assert len(list((tmp_path / "job").iterdir())) == 7
         with Daemon(tmp_path, rendezvous=port) as second:
             assert_loads(second, path)
     assert list((tmp_path / "job").iterdir()) == []
