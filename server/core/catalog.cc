@@ -63,7 +63,8 @@ std::optional<Catalog::Match> Catalog::FindMatch(const LoadRequest& request) con
     if (best == nullptr || entry.info.created > best->info.created) best = &entry;
   }
   if (best == nullptr) return std::nullopt;
-  return Match{best->info.name, best->info.state == CheckpointState::kActive, best->files};
+  return Match{best->info.name, best->info.state == CheckpointState::kActive, best->files,
+               Gathers(*best), best->request.statement};
 }
 
 std::vector<std::string> Catalog::NearMiss(const LoadRequest& request) const {

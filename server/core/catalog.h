@@ -35,6 +35,10 @@ class Catalog {
     std::string name;
     bool active = false;
     std::vector<SourceFile> files;
+    // While it waits for the group, where each who asks may give it longer: with the statement
+    // that it was begun with.
+    bool gathering = false;
+    std::string statement = {};
   };
   std::optional<Match> FindMatch(const LoadRequest& request) const;
   // Fields in which the newest resident checkpoint of the same source differs;
@@ -149,6 +153,8 @@ class Catalog {
   // Whoever hears only now that his load leads to it finds it gone.
   void NoteGone(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Touch(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Nothing of it has begun: it waits for other ranks.
+  static bool Gathers(const Entry& entry);
   // Waits for the statements of other ranks, and its own client has gone.
   static bool Abandoned(const Entry& entry, Clock::time_point now);
   // Nobody needs its memory: ACTIVE, neither leased nor pinned.

@@ -31,11 +31,14 @@ void Catalog::Fail(const std::string& name, const absl::Status& why) {
   Log(LogLevel::kError, "{}: failed: {} ({})", name, MessageOf(why), ReasonOf(why));
 }
 
-bool Catalog::Abandoned(const Entry& entry, Clock::time_point now) {
+bool Catalog::Gathers(const Entry& entry) {
   const Stage stage = entry.info.progress.stage;
-  const bool waits = entry.info.state == CheckpointState::kLoading && entry.memory == nullptr &&
-                     (stage == Stage::kUnspecified || stage == Stage::kGathering);
-  return waits && IsRankForm(entry.request) && entry.watchers == 0 && !entry.polled &&
+  return entry.info.state == CheckpointState::kLoading && entry.memory == nullptr &&
+         (stage == Stage::kUnspecified || stage == Stage::kGathering);
+}
+
+bool Catalog::Abandoned(const Entry& entry, Clock::time_point now) {
+  return Gathers(entry) && IsRankForm(entry.request) && entry.watchers == 0 && !entry.polled &&
          entry.unwatched.has_value() && now - *entry.unwatched >= kAwayForGood;
 }
 

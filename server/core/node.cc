@@ -139,26 +139,26 @@ absl::Status Node::ClaimRequestId(const std::string& request_id, const LoadReque
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<std::string>> Node::FindResident(const LoadRequest& request) {
+absl::StatusOr<std::optional<Catalog::Match>> Node::FindResident(const LoadRequest& request) {
   const auto match = catalog_.FindMatch(request);
-  if (!match.has_value()) return std::optional<std::string>();
+  if (!match.has_value()) return match;
   if (!match->active) {
     if (coordinator_ != nullptr && coordinator_->IsOutOfDate(match->name)) {
-      return std::optional<std::string>();
+      return std::optional<Catalog::Match>();
     }
     catalog_.WillBeWatched(match->name, Clock::now());
-    return std::optional<std::string>(match->name);
+    return match;
   }
   const absl::Status status =
       lookups_.CheckFiles(request.source, match->files, Clock::now() + kLookupDeadline);
-  if (status.ok()) return std::optional<std::string>(match->name);
+  if (status.ok()) return match;
   if (!SaysWhether(status)) return status;
   Log(LogLevel::kInfo, "{} is not reused: {}", match->name, MessageOf(status));
-  return std::optional<std::string>();
+  return std::optional<Catalog::Match>();
 }
 
 absl::StatusOr<std::string> Node::Propose(LoadRequest request) {
-  request.statement = RandomHex(8);
+  if (request.statement.empty()) request.statement = RandomHex(8);
   if (coordinator_ != nullptr) return coordinator_->Propose(0, request);
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
@@ -185,14 +185,18 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
       return reply;
     }
   }
-  CKPTD_ASSIGN_OR_RETURN(const std::optional<std::string> resident, FindResident(request));
-  reply.resident = resident.has_value();
-  if (resident.has_value()) {
-    name = *resident;
-  } else {
+  CKPTD_ASSIGN_OR_RETURN(const std::optional<Catalog::Match> match, FindResident(request));
+  if (!match.has_value()) {
     reply.differs = catalog_.NearMiss(request);
     CKPTD_ASSIGN_OR_RETURN(name, Propose(request));
+  } else if (match->gathering) {
+    // Whoever asked first may be in more of a hurry: the leader waits for the last of them.
+    request.statement = match->statement;
+    CKPTD_ASSIGN_OR_RETURN(name, Propose(request));
+  } else {
+    name = match->name;
   }
+  reply.resident = match.has_value() && match->name == name;
   if (!request_id.empty()) {
     MutexLock lock(requests_mutex_);
     const auto at = requests_.find(request_id);

@@ -139,7 +139,7 @@ class Node {
   static absl::StatusOr<Verification> Compare(const std::string& name, const Catalog::Held& held);
   absl::StatusOr<std::string> Propose(LoadRequest request);
   // The resident checkpoint that answers the request, if its files are unchanged.
-  absl::StatusOr<std::optional<std::string>> FindResident(const LoadRequest& request);
+  absl::StatusOr<std::optional<Catalog::Match>> FindResident(const LoadRequest& request);
   absl::Status ClaimRequestId(const std::string& request_id, const LoadRequest& request,
                               std::string& known_name);
   absl::Status CheckGroupEpoch(uint64_t epoch);

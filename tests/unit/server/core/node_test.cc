@@ -205,6 +205,73 @@ TEST_F(NodeTest, AMembersLoadThatEndsBeforeItsNameIsKnownDoesNotHang) {
   EXPECT_EQ(reply.info.state, CheckpointState::kFailed);
 }
 
+TEST_F(NodeTest, ALoadThatWaitsForARankHasTheTimeOfWhoeverWaitsLongest) {
+  Node::Options options;
+  options.identity.world_size = 2;
+  Node leader(*memory_, peer_memory_, std::move(options));
+  const auto load = [&](const char* rules, std::chrono::seconds timeout) {
+    LoadRequest request = RuleRequest(rules, source_.path());  // and rank 1 never comes
+    request.timeout = timeout;
+    return leader.Load(request, "").value();
+  };
+  const std::string name = load("fsdp:2", std::chrono::seconds(2)).info.name;
+  const Node::LoadReply second = load("fsdp:2", std::chrono::hours(1));
+  ASSERT_EQ(second.info.name, name);
+  EXPECT_TRUE(second.resident);
+  const std::string other = load("replicate:2", std::chrono::seconds(2)).info.name;
+  leader.catalog().WatchEnd(other, Soon());
+  EXPECT_THAT(leader.catalog().Get(other).value().failure,
+              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
+  EXPECT_EQ(leader.catalog().Get(name).value().state, CheckpointState::kLoading);
+}
+
+// A leader that notes what it is asked for, and waits for other ranks for ever.
+class PatientLeader final : public LeaderLink {
+ public:
+  std::vector<LoadRequest> proposals;
+
+  absl::StatusOr<JoinReply> Join(const MemberIdentity&, const std::vector<ResidentCheckpoint>&,
+                                 Deadline) override {
+    JoinReply reply;
+    reply.heartbeat_interval = std::chrono::hours(1);
+    reply.heartbeat_timeout = std::chrono::hours(1);
+    return reply;
+  }
+  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall&, Deadline) override {
+    return HeartbeatReply();
+  }
+  absl::StatusOr<std::string> Propose(uint32_t, const LoadRequest& request, Deadline) override {
+    proposals.push_back(request);
+    return "checkpoints/a";
+  }
+  absl::Status CancelLoad(uint32_t, const std::string&, Deadline) override {
+    return absl::OkStatus();
+  }
+};
+
+TEST_F(NodeTest, AMemberTellsTheLeaderOfEachClientThatWaitsButStatesItsTensorsOnce) {
+  Node::Options options;
+  options.identity.rank = 1;
+  options.identity.world_size = 2;
+  options.on_secret = [](const std::string&) {};
+  const auto leader = std::make_shared<PatientLeader>();
+  options.leader = leader;
+  Node member(*memory_, peer_memory_, std::move(options));
+  LoadRequest request = RankRequest(1, 2);
+  for (const int seconds : {5, 60}) {
+    request.timeout = std::chrono::seconds(seconds);
+    EXPECT_EQ(member.Load(request, "").value().info.name, "checkpoints/a");
+  }
+  ASSERT_EQ(leader->proposals.size(), 2u);
+  EXPECT_EQ(leader->proposals[1].timeout, std::chrono::seconds(60));
+  EXPECT_EQ(leader->proposals[1].statement, leader->proposals[0].statement);
+  Progress begun;
+  begun.stage = Stage::kTransferring;
+  member.catalog().UpdateProgress("checkpoints/a", begun);
+  EXPECT_TRUE(member.Load(request, "").value().resident);
+  EXPECT_EQ(leader->proposals.size(), 2u) << "it waits for nobody";
+}
+
 TEST_F(NodeTest, ALeaderThatIsSilentWhenTheTimeIsOverIsNotTakenForLost) {
   node_->catalog().Begin("checkpoints/a", Request());
   node_->LeaderLost("checkpoints/a", Clock::now());
