@@ -11,6 +11,7 @@
 #include "ckptd/v1/checkpoint_service.grpc.pb.h"
 #include "client/cpp/channel.h"
 #include "client/cpp/convert.h"
+#include "common/base/mutex.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/checkpoint/path_text.h"
@@ -24,6 +25,8 @@ using Stub = v1::CheckpointService::Stub;
 constexpr std::string_view kNamePrefix = "checkpoints/";
 constexpr int kLoadAttempts = 3;
 constexpr Timeout kReleaseTimeout{1'000};
+// Of a load that is not watched.
+constexpr Timeout kPollPeriod{500};
 // Beyond any source: a daemon that pages without end is stopped here.
 constexpr int kMaxPages = 1 << 16;
 
@@ -76,6 +79,32 @@ absl::Status WatchTimeout(const CheckpointInfo& last, const std::string& name, T
                    {{"checkpoint", name}, {"stage", std::string(NameOf(last.progress.stage))}});
 }
 
+// The pauses of one call, which end when it is cancelled.
+class Pauses {
+ public:
+  explicit Pauses(CancelToken* cancel) : listening_(cancel, [this] { Cancel(); }) {}
+  // False when it is cancelled.
+  bool Wait(Timeout longest) {
+    MutexLock lock(mutex_);
+    return !changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + longest,
+                               [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                                 return cancelled_;
+                               });
+  }
+
+ private:
+  void Cancel() {
+    MutexLock lock(mutex_);
+    cancelled_ = true;
+    changed_.NotifyAll();
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  const CancelToken::Listening listening_;  // last: it may call at once
+};
+
 }  // namespace
 
 struct Client::Impl {
@@ -102,6 +131,10 @@ struct Client::Impl {
   absl::StatusOr<Shard> Map(const std::string& name, v1::AcquireShardResponse& acquired,
                             LeasedSegments segments, const AttachRequest& attach);
   void Release(const std::string& lease);
+  // Follows a load by the daemon's stream; sets `last` to what it has said so far.
+  absl::Status Stream(const std::string& name, const WatchOptions& options, CheckpointInfo& last);
+  // The same by asking from time to time.
+  absl::Status Poll(const std::string& name, const WatchOptions& options, CheckpointInfo& last);
 
   Connection connection;
   Stub stub;
@@ -174,17 +207,16 @@ absl::StatusOr<LoadResult> Client::Load(const LoadRequest& request) {
   return status;
 }
 
-absl::StatusOr<CheckpointInfo> Client::Watch(const std::string& name, const WatchOptions& options) {
+absl::Status Client::Impl::Stream(const std::string& name, const WatchOptions& options,
+                                  CheckpointInfo& last) {
   v1::WatchCheckpointRequest request;
   request.set_name(name);
   grpc::ClientContext context;
   SetDeadline(context, options.timeout);
-  CheckpointInfo last;
-  last.name = name;
   grpc::Status status;
   {
     const CancelToken::Listening listening(options.cancel, [&context] { context.TryCancel(); });
-    const auto reader = impl_->stub.WatchCheckpoint(&context, request);
+    const auto reader = stub.WatchCheckpoint(&context, request);
     v1::WatchCheckpointResponse response;
     while (reader->Read(&response)) {
       last = FromProto(response.checkpoint());
@@ -196,7 +228,37 @@ absl::StatusOr<CheckpointInfo> Client::Watch(const std::string& name, const Watc
       status.error_details().empty()) {
     return WatchTimeout(last, name, options.timeout);
   }
-  CKPTD_RETURN_IF_ERROR(StatusFromGrpc(status, "watching " + name, impl_->connection.address));
+  return StatusFromGrpc(status, "watching " + name, connection.address);
+}
+
+absl::Status Client::Impl::Poll(const std::string& name, const WatchOptions& options,
+                                CheckpointInfo& last) {
+  const auto begun = std::chrono::steady_clock::now();
+  Pauses pauses(options.cancel);
+  v1::GetCheckpointRequest request;
+  request.set_name(name);
+  while (true) {
+    const auto left = options.timeout - std::chrono::duration_cast<Timeout>(
+                                            std::chrono::steady_clock::now() - begun);
+    if (left.count() <= 0) return WatchTimeout(last, name, options.timeout);
+    v1::GetCheckpointResponse response;
+    CKPTD_RETURN_IF_ERROR(Call(connection, stub, &Stub::GetCheckpoint, request, response,
+                               "watching " + name, std::min(left, connection.call_timeout)));
+    last = FromProto(response.checkpoint());
+    if (options.on_update) options.on_update(last);
+    if (last.state != CheckpointState::kLoading) return absl::OkStatus();
+    if (!pauses.Wait(std::min(left, kPollPeriod))) {
+      return absl::CancelledError("watching " + name + ": cancelled");
+    }
+  }
+}
+
+absl::StatusOr<CheckpointInfo> Client::Watch(const std::string& name, const WatchOptions& options) {
+  CheckpointInfo last;
+  last.name = name;
+  absl::Status status = impl_->Stream(name, options, last);
+  if (ReasonOf(status) == reason::kTooManyWaiting) status = impl_->Poll(name, options, last);
+  CKPTD_RETURN_IF_ERROR(status);
   if (last.state == CheckpointState::kLoading || last.state == CheckpointState::kUnspecified) {
     return BadAnswer(fmt::format("the watch of {} ended before the load did", name));
   }

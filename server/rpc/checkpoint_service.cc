@@ -183,7 +183,7 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
     grpc::ServerWriter<v1::WatchCheckpointResponse>* writer) {
   if (++watchers_ > kMaxWatchers) {
     --watchers_;
-    return ToGrpc(MakeError(absl::StatusCode::kResourceExhausted, reason::kInvalidRequest,
+    return ToGrpc(MakeError(absl::StatusCode::kResourceExhausted, reason::kTooManyWaiting,
                             fmt::format("watching {}: {} watches are open on this daemon; poll "
                                         "GetCheckpoint instead",
                                         request->name(), kMaxWatchers)));

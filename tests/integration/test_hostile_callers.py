@@ -113,21 +113,32 @@ def test_watches_are_bounded_and_delay_nobody(scene, tmp_path):
     watches = [scene.client.watch(checkpoint) for _ in range(most - 1)]
     assert [next(watch).state for watch in watches] == ["LOADING"] * (most - 1)
     scene.assert_usual()
-    with pytest.raises(ckptd.Error) as caught:
-        next(scene.client.watch(checkpoint))
-    assert caught.value.code == "RESOURCE_EXHAUSTED" and "GetCheckpoint" in caught.value.message
+    with pytest.raises(ckptd.ResourceExhausted) as caught:
+        next(streamed(scene.client, checkpoint))
+    assert caught.value.reason == "TOO_MANY_WAITING" and "GetCheckpoint" in caught.value.message
+    asking = scene.client.watch(checkpoint)
+    assert next(asking).state == "LOADING"
+    one_more = Loading(scene.group, 0, path, statement(0, 2), timeout=20)
     watches.pop().close()
     wait_until(lambda: may_watch(scene.client, checkpoint), "room for another watch", 5)
     joined = Loading(scene.group, 1, path, statement(1, 2), timeout=20)
-    assert [load.outcome(20).state for load in (waiting, joined)] == ["ACTIVE"] * 2
+    loads = (waiting, one_more, joined)
+    assert [load.outcome(20).state for load in loads] == ["ACTIVE"] * 3
+    assert list(asking)[-1].state == "ACTIVE"
     for rank in range(2):
         scene.group.json("unload", checkpoint.name, rank=rank)
     scene.assert_usual()
 
 
+def streamed(client, checkpoint):
+    """What the daemon streams of it, without asking where it does not."""
+    request = _proto.message("WatchCheckpointRequest")(name=checkpoint.name)
+    return client._connection.stream("WatchCheckpoint", request, "watching", _rpc.Deadline(20))
+
+
 def may_watch(client, checkpoint):
     try:
-        return next(client.watch(checkpoint)).state == "LOADING"
+        return bool(next(streamed(client, checkpoint)))
     except ckptd.Error:
         return False
 

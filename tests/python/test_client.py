@@ -317,6 +317,43 @@ def test_a_broken_watch_goes_on(daemon, client, source):
     assert client.load(source[0], progress=finish).state == "ACTIVE"
 
 
+NO_MORE_WATCHES = Refusal(8, "TOO_MANY_WAITING", "64 watches are open; poll GetCheckpoint instead")
+
+
+def test_a_load_that_nobody_more_may_watch_is_asked_for_from_time_to_time(daemon, client, source):
+    daemon.stay_loading = True
+    daemon.fail_next["WatchCheckpoint"] = [NO_MORE_WATCHES]
+    states = []
+
+    def finish(_):
+        states.append(client.get(client.list()[0]).state)
+        with daemon.lock:
+            daemon.stay_loading = False
+            daemon.lock.notify_all()
+
+    assert client.load(source[0], progress=finish).state == "ACTIVE"
+    assert states == ["LOADING", "ACTIVE"] and daemon.calls.count("WatchCheckpoint") == 1
+
+
+def test_a_load_that_is_asked_for_from_time_to_time_keeps_its_deadline(daemon, client, source):
+    daemon.stay_loading = True
+    daemon.fail_next["WatchCheckpoint"] = [NO_MORE_WATCHES]
+    began = time.monotonic()
+    with pytest.raises(ckptd.DeadlineExceeded) as caught:
+        client.load(source[0], timeout=0.7)
+    assert 0.7 <= time.monotonic() - began < 5 and "ranks 3, 5" in caught.value.message
+
+
+def test_a_watch_that_a_daemon_has_no_room_for_yields_what_it_asks(daemon, client, source):
+    name = client.load(source[0]).name
+    daemon.stay_loading = True
+    daemon.fail_next["WatchCheckpoint"] = [NO_MORE_WATCHES]
+    watch = client.watch(name)
+    assert next(watch).state == "LOADING"
+    daemon.stay_loading = False
+    assert [checkpoint.state for checkpoint in watch] == ["ACTIVE"]
+
+
 def test_an_absent_daemon_is_named_with_the_way_it_was_chosen(tmp_path, monkeypatch):
     monkeypatch.setenv("CKPTD_ADDRESS", str(tmp_path / "none.sock"))
     with pytest.raises(

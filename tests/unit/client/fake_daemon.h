@@ -8,7 +8,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -43,8 +42,9 @@ struct FakeAnswers {
   v1::LoadCheckpointResponse load;
   std::vector<v1::Checkpoint> watch;                            // sent one after the other
   std::function<void(grpc::ServerContext*)> before_watch_ends;  // may block
+  grpc::Status watch_error = grpc::Status::OK;
   std::vector<v1::Checkpoint> list;
-  std::optional<v1::Checkpoint> get;      // an ACTIVE one
+  std::vector<v1::Checkpoint> get;        // one after the other; in the end an ACTIVE one
   grpc::Status error = grpc::Status::OK;  // of every call, when not OK
   bool cancelled = false;                 // what unloading says of the load
   int lose_loads = 0;                     // that many loads end as UNAVAILABLE
@@ -195,12 +195,15 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
       writer->Write(response);
     }
     if (answers.before_watch_ends) answers.before_watch_ends(context);
-    return answers.error;
+    return answers.watch_error.ok() ? answers.error : answers.watch_error;
   }
   grpc::Status GetCheckpoint(grpc::ServerContext*, const v1::GetCheckpointRequest*,
                              v1::GetCheckpointResponse* response) override {
-    *response->mutable_checkpoint() =
-        answers.get.value_or(MakeCheckpoint(v1::Checkpoint::STATE_ACTIVE));
+    *response->mutable_checkpoint() = MakeCheckpoint(v1::Checkpoint::STATE_ACTIVE);
+    if (!answers.get.empty()) {
+      *response->mutable_checkpoint() = answers.get.front();
+      if (answers.get.size() > 1) answers.get.erase(answers.get.begin());
+    }
     return answers.error;
   }
   // One checkpoint a page.

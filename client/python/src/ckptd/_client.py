@@ -19,7 +19,14 @@ from typing import (
 # _shard, too: the first acquire is what a restarted trainer waits for, and no place to import.
 from . import _address, _device_map, _give_back, _layout, _proto, _shard, _types
 from ._device_map import Device, DeviceMap
-from ._errors import Error, FailedPrecondition, InvalidArgument, Unavailable, source_changed
+from ._errors import (
+    Error,
+    FailedPrecondition,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+    source_changed,
+)
 from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, in_seconds, is_transient
 from ._source import Path, path_of, source_text
 from ._types import Checkpoint, Plan, Progress, Source, Verification
@@ -36,6 +43,7 @@ _AT_ONCE = (
     "again"
 )
 _LOAD_SECONDS = 600.0
+_POLL_SECONDS = 0.5  # between two questions about a load that the daemon lets nobody watch
 _MAX_LOAD_SECONDS = 86400.0
 
 # How layouts are written: see Client.load.
@@ -157,13 +165,8 @@ class Client:
         lost, heard, reminder = None, time.monotonic(), _Reminder(doing, deadline.timeout)
         while checkpoint.state == "LOADING":
             try:
-                for reply in self._connection.stream(
-                    "WatchCheckpoint",
-                    _proto.message("WatchCheckpointRequest")(name=checkpoint.name),
-                    doing,
-                    deadline,
-                ):
-                    checkpoint = _types.checkpoint_of(reply.checkpoint, resident, differs)
+                for message in self._follow(checkpoint.name, doing, deadline):
+                    checkpoint = _types.checkpoint_of(message, resident, differs)
                     lost, heard = None, time.monotonic()
                     reminder.look(checkpoint)
                     if progress is not None:
@@ -194,13 +197,30 @@ class Client:
         seconds.
         """
         name = _name(checkpoint)
-        for reply in self._connection.stream(
-            "WatchCheckpoint",
-            _proto.message("WatchCheckpointRequest")(name=name),
-            f"watching {name}",
-            Deadline(timeout),
-        ):
-            yield _types.checkpoint_of(reply.checkpoint)
+        for message in self._follow(name, f"watching {name}", Deadline(timeout)):
+            yield _types.checkpoint_of(message)
+
+    def _follow(self, name: str, doing: str, deadline: Deadline):
+        """Yields Checkpoint messages by the daemon's stream, or by asking where it has none left."""
+        request = _proto.message("WatchCheckpointRequest")(name=name)
+        try:
+            for reply in self._connection.stream("WatchCheckpoint", request, doing, deadline):
+                yield reply.checkpoint
+            return
+        except ResourceExhausted as error:
+            if error.reason != "TOO_MANY_WAITING":
+                raise
+        request = _proto.message("GetCheckpointRequest")(name=name)
+        while True:
+            reply = self._connection.call("GetCheckpoint", request, doing, deadline, retry=False)
+            yield reply.checkpoint
+            now = _types.checkpoint_of(reply.checkpoint)
+            if now.state != "LOADING":
+                return
+            if deadline.left() <= _POLL_SECONDS:
+                time.sleep(deadline.left())
+                raise deadline.exceeded(doing, now.waits_for)
+            time.sleep(_POLL_SECONDS)
 
     def get(self, checkpoint: Union[str, Checkpoint]) -> Checkpoint:
         """The checkpoint as it is now. Raises NotFound for one that the daemon has not."""

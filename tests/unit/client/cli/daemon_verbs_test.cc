@@ -163,7 +163,7 @@ TEST_F(DaemonVerbs, ListShowsThoseOfAStateOnlyWhenAsked) {
 }
 
 TEST_F(DaemonVerbs, GetShowsHowFarALoadIs) {
-  daemon_.answers.get = Transferring();
+  daemon_.answers.get = {Transferring()};
   EXPECT_THAT(Run({"get", "ab12"}).out, HasSubstr("stage:      TRANSFERRING  25%"));
 }
 

@@ -258,9 +258,10 @@ TEST_F(ClientTest, RefusesToStateShapesOfSomeTensorsOnly) {
 }
 
 TEST_F(ClientTest, ATimeBeyondWhatTheClockCountsIsInTheFuture) {
-  daemon_.answers.get = FakeDaemon::MakeCheckpoint(kActive);
-  daemon_.answers.get->mutable_create_time()->set_seconds(std::numeric_limits<int64_t>::max());
-  daemon_.answers.get->mutable_create_time()->set_nanos(std::numeric_limits<int32_t>::max());
+  v1::Checkpoint late = FakeDaemon::MakeCheckpoint(kActive);
+  late.mutable_create_time()->set_seconds(std::numeric_limits<int64_t>::max());
+  late.mutable_create_time()->set_nanos(std::numeric_limits<int32_t>::max());
+  daemon_.answers.get = {late};
   Client client = Connect();
   ASSERT_OK_AND_ASSIGN(const CheckpointInfo info, client.Get("checkpoints/ab12"));
   EXPECT_GT(info.create_time, std::chrono::system_clock::now());
@@ -291,6 +292,47 @@ TEST_F(ClientTest, EndsAtOnceWhenItWasCancelledBefore) {
   EXPECT_FALSE(token.Cancel());
   WatchOptions options;
   options.cancel = &token;
+  EXPECT_TRUE(absl::IsCancelled(client.Watch("checkpoints/ab12", options).status()));
+}
+
+// What a daemon says that serves no more watches.
+grpc::Status NoMoreWatches() {
+  return fake::DaemonError(grpc::StatusCode::RESOURCE_EXHAUSTED, reason::kTooManyWaiting,
+                           "watching: 64 watches are open; poll GetCheckpoint instead");
+}
+
+TEST_F(ClientTest, AsksForALoadThatItCannotWatch) {
+  daemon_.answers.watch_error = NoMoreWatches();
+  daemon_.answers.get = {FakeDaemon::MakeCheckpoint(kLoading),
+                         FakeDaemon::MakeCheckpoint(kActive)};
+  Client client = Connect();
+  std::vector<CheckpointState> seen;
+  WatchOptions options;
+  options.on_update = [&seen](const CheckpointInfo& info) { seen.push_back(info.state); };
+  ASSERT_OK_AND_ASSIGN(const CheckpointInfo last, client.Watch("checkpoints/ab12", options));
+  EXPECT_EQ(last.state, CheckpointState::kActive);
+  EXPECT_THAT(seen, ::testing::ElementsAre(CheckpointState::kLoading, CheckpointState::kActive));
+}
+
+TEST_F(ClientTest, AsksForALoadThatItCannotWatchUntilItsTimeIsOver) {
+  daemon_.answers.watch_error = NoMoreWatches();
+  v1::Checkpoint loading = FakeDaemon::MakeCheckpoint(kLoading);
+  loading.mutable_progress()->add_waiting_ranks(3);
+  daemon_.answers.get = {loading};
+  Client client = Connect();
+  const auto last = client.Watch("checkpoints/ab12", {.timeout = std::chrono::seconds(1)});
+  EXPECT_THAT(last.status(), FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+  EXPECT_THAT(last.status(), Says("waiting for rank 3"));
+}
+
+TEST_F(ClientTest, EndsWhenItIsCancelledWhileItAsks) {
+  daemon_.answers.watch_error = NoMoreWatches();
+  daemon_.answers.get = {FakeDaemon::MakeCheckpoint(kLoading)};
+  Client client = Connect();
+  CancelToken token;
+  WatchOptions options;
+  options.cancel = &token;
+  options.on_update = [&token](const CheckpointInfo&) { EXPECT_TRUE(token.Cancel()); };
   EXPECT_TRUE(absl::IsCancelled(client.Watch("checkpoints/ab12", options).status()));
 }
 
