@@ -13,6 +13,9 @@
 namespace ckptd {
 namespace {
 
+constexpr std::chrono::milliseconds kDrainPoll{500};
+constexpr int kMaxAwaitingLeases = 16;  // each holds one of the server's threads
+
 void FillMemory(const Node::Info& info, v1::MemoryInfo& out) {
   // The backend says "host (why)".
   const size_t open = info.tier.find(" (");
@@ -108,6 +111,26 @@ grpc::Status AdminServiceImpl::GetDaemonInfo(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
+absl::StatusOr<size_t> AdminServiceImpl::AwaitLeases(const grpc::ServerContext& context,
+                                                     Deadline deadline) {
+  const auto room = [this] { --awaiting_leases_; };
+  if (++awaiting_leases_ > kMaxAwaitingLeases) {
+    room();
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kTooManyWaiting,
+                     fmt::format("draining: {} clients wait for the leases of this daemon to end; "
+                                 "it drains, ask again without waiting",
+                                 kMaxAwaitingLeases));
+  }
+  size_t left = 0;
+  Deadline slice;
+  do {
+    slice = std::min<Deadline>(deadline, Clock::now() + kDrainPoll);
+    left = node_.leases().WaitUntilEmpty(slice);  // ends early where the daemon stops
+  } while (left > 0 && Clock::now() >= slice && slice < deadline && !context.IsCancelled());
+  room();
+  return left;
+}
+
 grpc::Status AdminServiceImpl::DrainDaemon(grpc::ServerContext* context,
                                            const v1::DrainDaemonRequest* request,
                                            v1::DrainDaemonResponse* response) {
@@ -117,7 +140,9 @@ grpc::Status AdminServiceImpl::DrainDaemon(grpc::ServerContext* context,
   if (request->has_timeout()) {
     const auto longest = std::min<std::chrono::nanoseconds>(FromProto(request->timeout()),
                                                             std::chrono::hours(24));
-    left = node_.leases().WaitUntilEmpty(DeadlineOf(*context, longest));
+    const auto awaited = AwaitLeases(*context, DeadlineOf(*context, longest));
+    if (!awaited.ok()) return ToGrpc(awaited.status());
+    left = *awaited;
     if (left > 0) {
       return ToGrpc(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                               fmt::format("draining: {} lease{} still open; end their clients, "

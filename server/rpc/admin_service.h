@@ -2,6 +2,7 @@
 #ifndef CKPTD_SERVER_RPC_ADMIN_SERVICE_H_
 #define CKPTD_SERVER_RPC_ADMIN_SERVICE_H_
 
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -38,7 +39,11 @@ class AdminServiceImpl final : public v1::AdminService::Service {
                            v1::SetLogLevelResponse* response) override;
 
  private:
+  // Leases that are left at the deadline, or when the client or this daemon goes.
+  absl::StatusOr<size_t> AwaitLeases(const grpc::ServerContext& context, Deadline deadline);
+
   Node& node_;
+  std::atomic<int> awaiting_leases_ = 0;
   const Endpoints endpoints_;
   const std::chrono::system_clock::time_point started_;
 };

@@ -7,13 +7,17 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 
+#include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "common/base/fd_passing.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/rpc/reflection_limit.h"
 
 namespace ckptd {
 namespace {
@@ -66,6 +70,9 @@ void PrepareBuilder(grpc::ServerBuilder& builder, const GrpcServer::Options& opt
   LimitMemory(builder, options);
   // Whoever connects and says nothing goes; thousands of ranks that join at once take a while.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 30'000);
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> limits;
+  limits.push_back(MakeReflectionLimit());
+  builder.experimental().SetInterceptorCreators(std::move(limits));
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
 }

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from concurrent import futures
 
 import ckptd
@@ -141,6 +142,73 @@ def may_watch(client, checkpoint):
         return bool(next(streamed(client, checkpoint)))
     except ckptd.Error:
         return False
+
+
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+class Reflection:
+    """A stream that asks which services there are, and stays open."""
+
+    def __init__(self, channel):
+        self.goes = threading.Event()
+        self.stream = channel.stream_stream(REFLECTION)(self._requests(), timeout=120)
+
+    def _requests(self):
+        yield b"\x3a\x00"  # ListServices
+        self.goes.wait()
+
+    def answer(self):
+        return next(self.stream)
+
+
+@pytest.mark.parametrize("door", ["workload", "admin"])
+def test_streams_of_reflection_are_bounded_and_delay_nobody(scene, door):
+    """Each holds a thread: 128 of them would leave none to anybody else."""
+    with grpc.insecure_channel(f"unix:{doors(scene.group)[door]}") as channel:
+        streams = []
+        try:
+            for _ in range(150):
+                streams.append(Reflection(channel))
+                assert b"ckptd.v1" in streams[-1].answer()
+            scene.assert_usual()
+            assert scene.group.info()["state"] == "READY"
+            left = [stream for stream in streams if stream.stream.is_active()]
+            assert left == streams[-8:]
+            with pytest.raises(grpc.RpcError) as caught:
+                streams[0].answer()
+            assert caught.value.code() == grpc.StatusCode.CANCELLED
+        finally:
+            for stream in streams:
+                stream.goes.set()
+                stream.stream.cancel()
+
+
+def test_drains_whose_clients_have_gone_keep_nobody_from_the_admin_socket(start, tmp_path):
+    group = start(1)
+    path = sparse(tmp_path / "m.safetensors")
+    request = b"\x0a\x04\x08\xa0\x9c\x01"  # DrainDaemonRequest: a timeout of 20,000 s
+    with ckptd.connect(group.address(0)) as client:
+        held = client.acquire(client.load(path, layout="replicate:1"))
+    with held, grpc.insecure_channel(f"unix:{doors(group)['admin']}") as channel:
+        drain = channel.unary_unary("/ckptd.v1.AdminService/DrainDaemon")
+        waiting = [drain.future(request, timeout=60) for _ in range(100)]
+        refused = wait_until(
+            lambda: [call for call in waiting if call.done()][:84], "what there is no room for", 20
+        )
+        assert {call.code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert group.info()["state"] == "DRAINING"
+        for call in waiting:
+            call.cancel()
+        wait_until(lambda: room_to_drain(drain, request), "the threads of those that have gone", 10)
+
+
+def room_to_drain(drain, request):
+    """Whether one more may wait until the leases have ended."""
+    try:
+        drain(request, timeout=0.3)
+    except grpc.RpcError as error:
+        return error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 @both
