@@ -120,7 +120,7 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
     }
     CKPTD_ASSIGN_OR_RETURN(const bool reuse, CanReuse(proposal));
     since = parts_.catalog.Tick();
-    name = rounds_.Propose(proposal, reuse, Clock::now());
+    CKPTD_ASSIGN_OR_RETURN(name, rounds_.Propose(proposal, reuse, Clock::now()));
   }
   if (rank == 0) parts_.catalog.Begin(*name, request, since);
   MutexLock lock(mutex_);
@@ -186,10 +186,10 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   for (auto& load : Gathering()) reply.loads.push_back(std::move(load));
   // Complete, so that a member can tell which of its loads nobody runs any more:
   // those that this rank does not see before it prepares them, too.
+  std::set<std::string> told;
+  for (const auto& [name, progress] : reply.loads) told.insert(name);
   for (const std::string& name : rounds_.Names()) {
-    const bool told = std::any_of(reply.loads.begin(), reply.loads.end(),
-                                  [&name](const auto& load) { return load.first == name; });
-    if (!told) reply.loads.emplace_back(name, Queued());
+    if (told.count(name) == 0) reply.loads.emplace_back(name, Queued());
   }
   return reply;
 }
@@ -325,17 +325,18 @@ void Coordinator::Cancel(const std::string& name, const absl::Status& why) {
 
 std::vector<std::pair<std::string, Progress>> Coordinator::Gathering() const {
   std::vector<std::pair<std::string, Progress>> loads;
+  Progress progress;
+  progress.stage = Stage::kGathering;
   const std::vector<uint32_t> absent = parts_.membership.MissingRanks();
-  for (const Rounds::Expired& round : rounds_.Waiting()) {
-    Progress progress;
-    progress.stage = Stage::kGathering;
-    progress.waiting_ranks = round.waiting;
-    progress.elsewhere = round.elsewhere;
-    if (!absent.empty()) {
-      progress.waiting_ranks.assign(absent.begin(), absent.end());
-      progress.elsewhere.clear();
-    }
-    loads.emplace_back(round.name, std::move(progress));
+  if (!absent.empty()) {
+    progress.waiting_ranks.assign(absent.begin(), absent.end());
+    for (std::string& name : rounds_.WaitingNames()) loads.emplace_back(std::move(name), progress);
+    return loads;
+  }
+  for (Rounds::Expired& round : rounds_.Waiting()) {
+    progress.waiting_ranks = std::move(round.waiting);
+    progress.elsewhere = std::move(round.elsewhere);
+    loads.emplace_back(std::move(round.name), progress);
   }
   return loads;
 }

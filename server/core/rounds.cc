@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
 namespace ckptd {
 
 const KnownCheckpoint* Rounds::FindKnown(const Proposal& proposal) const {
@@ -34,6 +37,7 @@ bool Rounds::IsNew(const Proposal& proposal) const {
 Rounds::Round Rounds::NewRound(const Proposal& proposal, Deadline deadline) {
   Round round;
   round.order = ++begun_;
+  round.begun_by = proposal.rank;
   round.request = proposal.request;
   round.load_key = proposal.load_key;
   round.deadline = deadline;
@@ -88,11 +92,26 @@ bool Rounds::WaitWhileEnding(const Proposal& proposal, Deadline deadline) const 
   });
 }
 
-std::optional<std::string> Rounds::Propose(const Proposal& proposal, bool reuse,
-                                           Clock::time_point now) {
+absl::Status Rounds::CheckRoom(const Proposal& proposal) const {
+  const auto own = static_cast<size_t>(
+      std::count_if(rounds_.begin(), rounds_.end(),
+                    [&](const auto& open) { return open.second.begun_by == proposal.rank; }));
+  if (own < kMostOpenOfRank && rounds_.size() < kMostOpen) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, reason::kTooManyLoads,
+      fmt::format("loading {}: {} loads are open, {} of them begun by rank {}, and there may be {} "
+                  "and {}; wait for one of them to end, or end it (`ckptctl list`, `ckptctl unload "
+                  "--force`)",
+                  proposal.request.source, rounds_.size(), own, proposal.rank, kMostOpen,
+                  kMostOpenOfRank),
+      {{"rank", std::to_string(proposal.rank)}});
+}
+
+absl::StatusOr<std::optional<std::string>> Rounds::Propose(const Proposal& proposal, bool reuse,
+                                                           Clock::time_point now) {
   const Deadline deadline = now + proposal.request.timeout;
   MutexLock lock(mutex_);
-  if (IsEnding(proposal)) return std::nullopt;
+  if (IsEnding(proposal)) return std::optional<std::string>();
   std::string name;
   uint64_t newest = 0;
   for (const auto& [open, round] : rounds_) {
@@ -106,9 +125,10 @@ std::optional<std::string> Rounds::Propose(const Proposal& proposal, bool reuse,
     if (known != nullptr && !reuse) {
       known_.erase(std::string(known->name));
       // Another one of the same name and layout may be of the files as they are.
-      if (FindKnown(proposal) != nullptr) return std::nullopt;
+      if (FindKnown(proposal) != nullptr) return std::optional<std::string>();
       known = nullptr;
     }
+    CKPTD_RETURN_IF_ERROR(CheckRoom(proposal));
     const bool join = known != nullptr && rounds_.count(known->name) == 0;
     name = join ? known->name : "checkpoints/" + RandomHex(8);
     rounds_.emplace(name, NewRound(proposal, deadline));
@@ -150,32 +170,42 @@ std::vector<int32_t> Rounds::MissingOf(const std::string& name, const Round& rou
   return missing;
 }
 
-Rounds::Expired Rounds::Seen(const std::string& name, const Round& round) const {
+std::vector<const Rounds::Round*> Rounds::WhereStated() const {
+  std::vector<const Round*> stated(world_size_, nullptr);
+  for (const auto& [name, open] : rounds_) {
+    if (open.running || !IsRankForm(open.request)) continue;
+    for (uint32_t rank = 0; rank < world_size_; ++rank) {
+      if (open.digests[rank] != 0) stated[rank] = &open;
+    }
+  }
+  return stated;
+}
+
+Rounds::Expired Rounds::Seen(const std::string& name, const Round& round,
+                             const std::vector<const Round*>& stated) const {
   Expired out{name, MissingOf(name, round), {}, round.cancelled};
-  out.elsewhere = Elsewhere(name, round, out.waiting);
+  out.elsewhere = Elsewhere(round, out.waiting, stated);
   return out;
 }
 
-std::string Rounds::Elsewhere(const std::string& name, const Round& round,
-                              const std::vector<int32_t>& waiting) const {
-  const auto first = [&waiting](const auto& is_there) -> std::optional<int32_t> {
-    const auto at = std::find_if(waiting.begin(), waiting.end(), is_there);
-    return at == waiting.end() ? std::nullopt : std::optional(*at);
-  };
-  for (const auto& [other, open] : rounds_) {
-    if (other == name || open.running || !IsRankForm(open.request)) continue;
-    const auto rank = first(
-        [&open](int32_t one) { return open.digests[static_cast<size_t>(one)] != 0; });
-    if (!rank.has_value()) continue;
-    const bool same = open.request.source == round.request.source;
-    return fmt::format("rank {} loads {}{}", *rank, open.request.source,
+// A rank that is waited for has not stated anything in that round, nor holds its checkpoint:
+// whatever is found is another one.
+std::string Rounds::Elsewhere(const Round& round, const std::vector<int32_t>& waiting,
+                              const std::vector<const Round*>& stated) const {
+  for (const int32_t rank : waiting) {
+    const Round* const other = stated[static_cast<size_t>(rank)];
+    if (other == nullptr) continue;
+    const bool same = other->request.source == round.request.source;
+    return fmt::format("rank {} loads {}{}", rank, other->request.source,
                        same ? " with other options" : "");
   }
   for (const auto& [other, known] : known_) {
-    if (other == name || known.load_key != round.load_key) continue;
-    const auto rank = first(
-        [&known](int32_t one) { return known.holders.count(static_cast<uint32_t>(one)) > 0; });
-    if (rank.has_value()) return fmt::format("rank {} holds its shard of {}", *rank, other);
+    if (known.load_key != round.load_key) continue;
+    const auto holds = [&holders = known.holders](int32_t rank) {
+      return holders.count(static_cast<uint32_t>(rank)) > 0;
+    };
+    const auto rank = std::find_if(waiting.begin(), waiting.end(), holds);
+    if (rank != waiting.end()) return fmt::format("rank {} holds its shard of {}", *rank, other);
   }
   return "";
 }
@@ -204,27 +234,37 @@ std::vector<ReadyLoad> Rounds::TakeReady() {
 
 std::vector<Rounds::Expired> Rounds::TakeExpired(Clock::time_point now) {
   MutexLock lock(mutex_);
-  std::vector<Expired> expired;
-  for (auto at = rounds_.begin(); at != rounds_.end();) {
-    const Round& round = at->second;
-    if (!round.running && (round.deadline <= now || !round.cancelled.ok())) {
-      expired.push_back(Seen(at->first, round));
-      at = rounds_.erase(at);
-      ended_.NotifyAll();
-    } else {
-      ++at;
-    }
+  std::vector<std::string> names;
+  for (const auto& [name, round] : rounds_) {
+    const bool ends = round.deadline <= now || !round.cancelled.ok();
+    if (!round.running && ends) names.push_back(name);
   }
+  std::vector<Expired> expired;
+  if (names.empty()) return expired;
+  const std::vector<const Round*> stated = WhereStated();
+  for (const std::string& name : names) expired.push_back(Seen(name, rounds_.at(name), stated));
+  for (const std::string& name : names) rounds_.erase(name);
+  ended_.NotifyAll();
   return expired;
 }
 
 std::vector<Rounds::Expired> Rounds::Waiting() const {
   MutexLock lock(mutex_);
+  const std::vector<const Round*> stated = WhereStated();
   std::vector<Expired> waiting;
   for (const auto& [name, round] : rounds_) {
-    if (!round.running) waiting.push_back(Seen(name, round));
+    if (!round.running) waiting.push_back(Seen(name, round, stated));
   }
   return waiting;
+}
+
+std::vector<std::string> Rounds::WaitingNames() const {
+  MutexLock lock(mutex_);
+  std::vector<std::string> names;
+  for (const auto& [name, round] : rounds_) {
+    if (!round.running) names.push_back(name);
+  }
+  return names;
 }
 
 void Rounds::Ending(const std::string& name, bool failed) {

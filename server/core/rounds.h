@@ -78,8 +78,13 @@ class Rounds {
   // Nothing while the load that it would join is being published: who asks then may
   // mean other files already (WaitWhileEnding, then check them and ask again); nor while
   // one fails whose shards other ranks hold, which are not asked for again; nor where
-  // another known checkpoint may be of the files as they are now.
-  std::optional<std::string> Propose(const Proposal& proposal, bool reuse, Clock::time_point now);
+  // another known checkpoint may be of the files as they are now. Errors: ResourceExhausted
+  // TOO_MANY_LOADS where it would begin one more than may be open.
+  absl::StatusOr<std::optional<std::string>> Propose(const Proposal& proposal, bool reuse,
+                                                     Clock::time_point now);
+  // Each is looked at on every tick, and told to every rank with every heartbeat.
+  static constexpr size_t kMostOpenOfRank = 64;  // that it asked for first
+  static constexpr size_t kMostOpen = 256;
   // Waits while such a load ends. False at the deadline.
   bool WaitWhileEnding(const Proposal& proposal, Deadline deadline) const;
 
@@ -100,6 +105,8 @@ class Rounds {
   std::vector<Expired> TakeExpired(Clock::time_point now);
   // Open rounds and the ranks they wait for.
   std::vector<Expired> Waiting() const;
+  // The names alone, for when it is daemons that are waited for.
+  std::vector<std::string> WaitingNames() const;
   // A running load is about to end, which ranks may hear before Finished: nobody
   // joins it from now on.
   void Ending(const std::string& name, bool failed);
@@ -138,6 +145,7 @@ class Rounds {
     LoadRequest request;
     uint64_t load_key = 0;
     uint64_t order = 0;  // the one begun last has the highest
+    uint32_t begun_by = 0;
     Deadline deadline;
     bool running = false;
     bool ending = false;
@@ -172,11 +180,15 @@ class Rounds {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<int32_t> MissingOf(const std::string& name, const Round& round) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Expired Seen(const std::string& name, const Round& round) const
+  absl::Status CheckRoom(const Proposal& proposal) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // By rank, an open round that has its statement and waits for others; null: none.
+  std::vector<const Round*> WhereStated() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Expired Seen(const std::string& name, const Round& round,
+               const std::vector<const Round*>& stated) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Where one of the `waiting` ranks is instead, for people; empty: nothing is known of it.
-  std::string Elsewhere(const std::string& name, const Round& round,
-                        const std::vector<int32_t>& waiting) const
+  std::string Elsewhere(const Round& round, const std::vector<int32_t>& waiting,
+                        const std::vector<const Round*>& stated) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   bool IsEnding(const Proposal& proposal) const

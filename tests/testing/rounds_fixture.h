@@ -16,7 +16,7 @@ namespace ckptd {
 class RoundsTest : public ::testing::Test {
  protected:
   std::string Propose(uint32_t rank, const LoadRequest& request, bool reuse = true) {
-    return rounds_.Propose({rank, request}, reuse, now_).value_or("none yet");
+    return rounds_.Propose({rank, request}, reuse, now_).value().value_or("none yet");
   }
   std::string State(uint32_t rank, const std::string& tensor = "w") {
     return Propose(rank, RankRequest(rank, 3, tensor));

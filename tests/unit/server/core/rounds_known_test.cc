@@ -172,7 +172,7 @@ TEST_F(RoundsTest, WhoAsksWhileALoadOfWhatOthersHoldFailsHasToAskAgainWhenItHasE
   State(1);
   rounds_.TakeReady();
   rounds_.WillFail(name);
-  EXPECT_FALSE(rounds_.Propose({1, RankRequest(1, 3)}, true, now_).has_value());
+  EXPECT_FALSE(rounds_.Propose({1, RankRequest(1, 3)}, true, now_).value().has_value());
   EXPECT_FALSE(rounds_.WaitWhileEnding({1, RankRequest(1, 3)}, now_));
   rounds_.Finished(name, {absl::AbortedError("boom"), {}, {}, {}});
   EXPECT_TRUE(rounds_.WaitWhileEnding({1, RankRequest(1, 3)}, now_));

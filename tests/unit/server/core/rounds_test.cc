@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "common/base/reasons.h"
+#include "common/base/status.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/rounds_fixture.h"
@@ -73,7 +75,7 @@ TEST_F(RoundsTest, WhoAsksWhileALoadIsPublishedHasToAskAgain) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   rounds_.TakeReady();
   rounds_.Ending(name, false);
-  EXPECT_FALSE(rounds_.Propose({2, RuleRequest("fsdp:3")}, true, now_).has_value());
+  EXPECT_FALSE(rounds_.Propose({2, RuleRequest("fsdp:3")}, true, now_).value().has_value());
   EXPECT_FALSE(rounds_.WaitWhileEnding({2, RuleRequest("fsdp:3")}, Clock::now()));
   EXPECT_TRUE(rounds_.WaitWhileEnding({2, RuleRequest("fsdp:2")}, Clock::now()));
   rounds_.Finished(name, {absl::OkStatus(), {}, {0, 1, 2}, {}});
@@ -224,9 +226,9 @@ TEST_F(RoundsTest, ARankThatStatesSomethingElseOpensAnotherRound) {
 TEST_F(RoundsTest, OfSeveralRoundsTheOneThatWasBegunLastIsJoined) {
   for (int i = 0; i < 20; ++i) {  // their names are random
     Rounds rounds(3);
-    rounds.Propose({0, RankRequest(0, 3, "of a trainer that has ended")}, true, now_);
-    const auto last = rounds.Propose({0, RankRequest(0, 3)}, true, now_);
-    EXPECT_EQ(rounds.Propose({1, RankRequest(1, 3)}, true, now_), last);
+    ASSERT_OK(rounds.Propose({0, RankRequest(0, 3, "of a trainer that has ended")}, true, now_));
+    const auto last = rounds.Propose({0, RankRequest(0, 3)}, true, now_).value();
+    EXPECT_EQ(rounds.Propose({1, RankRequest(1, 3)}, true, now_).value(), last);
   }
 }
 
@@ -313,6 +315,50 @@ TEST_F(RoundsTest, ALoadThatRunsDoesNotExpire) {
   Propose(1, RuleRequest("fsdp:3"));
   rounds_.TakeReady();
   EXPECT_THAT(rounds_.TakeExpired(now_ + std::chrono::hours(1)), IsEmpty());
+}
+
+// Of a source that nobody else asks for.
+LoadRequest Another(uint32_t rank, size_t number) {
+  LoadRequest request = RankRequest(rank, 3);
+  request.source = "/models/" + std::to_string(number);
+  return request;
+}
+
+TEST_F(RoundsTest, ARankBeginsSoManyLoadsAndNoMoreUntilOneEnds) {
+  for (size_t i = 0; i < Rounds::kMostOpenOfRank; ++i) Propose(1, Another(1, i));
+  const auto refused = rounds_.Propose({1, Another(1, 1000)}, true, now_);
+  EXPECT_THAT(refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kTooManyLoads));
+  EXPECT_THAT(refused.status(), Says("rank 1"));
+  EXPECT_EQ(FactsOf(refused.status()).at("rank"), "1");
+  EXPECT_OK(rounds_.Propose({1, Another(1, 0)}, true, now_)) << "this one is open already";
+  EXPECT_OK(rounds_.Propose({0, Another(0, 1)}, true, now_)) << "and joined by others";
+  EXPECT_OK(rounds_.Propose({2, Another(2, 1000)}, true, now_)) << "others have room of their own";
+  rounds_.Cancel(Propose(1, Another(1, 0)), absl::AbortedError("not wanted"));
+  rounds_.TakeExpired(now_);
+  EXPECT_OK(rounds_.Propose({1, Another(1, 1001)}, true, now_));
+}
+
+TEST(Rounds, AllRanksTogetherBeginSoManyLoadsAndNoMore) {
+  constexpr uint32_t kRanks = 8;
+  Rounds rounds(kRanks);
+  const auto propose = [&rounds](uint32_t rank, size_t number) {
+    LoadRequest request = RuleRequest("fsdp:8", "/models/" + std::to_string(number));
+    return rounds.Propose({rank, request}, true, Clock::now()).status();
+  };
+  for (size_t i = 0; i < Rounds::kMostOpen; ++i) ASSERT_OK(propose(i % kRanks, i));
+  EXPECT_THAT(propose(0, Rounds::kMostOpen),
+              FailsWith(absl::StatusCode::kResourceExhausted, reason::kTooManyLoads));
+}
+
+TEST_F(RoundsTest, WhatExpiresSaysWhatARankLoadsInsteadThoughThatExpiresWithIt) {
+  State(0);
+  Propose(1, Another(1, 5));
+  const auto expired = rounds_.TakeExpired(now_ + std::chrono::hours(24));
+  ASSERT_EQ(expired.size(), 2u);
+  for (const Rounds::Expired& round : expired) {
+    EXPECT_THAT(round.elsewhere, ::testing::AnyOf("rank 1 loads /models/5",
+                                                  "rank 0 loads " + RankRequest(0, 3).source));
+  }
 }
 
 }  // namespace

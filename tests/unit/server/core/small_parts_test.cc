@@ -72,9 +72,9 @@ TEST(Rounds, OfSeveralCheckpointsTheOneWhoseFilesAreUnchangedIsJoined) {
   rounds.SetResidents(0, 1, residents);
   const Proposal proposal(0, RankRequest(0, 1));
   EXPECT_EQ(rounds.FilesToCheck(proposal).value()[0].path, "checkpoints/a");
-  EXPECT_FALSE(rounds.Propose(proposal, false, Clock::now()).has_value());
+  EXPECT_FALSE(rounds.Propose(proposal, false, Clock::now()).value().has_value());
   EXPECT_EQ(rounds.FilesToCheck(proposal).value()[0].path, "checkpoints/b");
-  EXPECT_EQ(rounds.Propose(proposal, true, Clock::now()), "checkpoints/b");
+  EXPECT_EQ(rounds.Propose(proposal, true, Clock::now()).value(), "checkpoints/b");
 }
 
 TEST(Rounds, WhereTheFilesOfAllHaveChangedANewOneIsBegun) {
@@ -84,7 +84,7 @@ TEST(Rounds, WhereTheFilesOfAllHaveChangedANewOneIsBegun) {
   only.load_key = LoadKey(RankRequest(0, 1));
   only.request_digests = {RequestDigest(RankRequest(0, 1))};
   rounds.SetResidents(0, 1, {only});
-  const auto name = rounds.Propose(Proposal(0, RankRequest(0, 1)), false, Clock::now());
+  const auto name = rounds.Propose(Proposal(0, RankRequest(0, 1)), false, Clock::now()).value();
   EXPECT_TRUE(name.has_value() && *name != "checkpoints/a");
 }
 
