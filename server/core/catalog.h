@@ -58,6 +58,9 @@ class Catalog {
   // recently used first, when the budget asks for it and that can help. Errors: NO_MEMORY with
   // the numbers, those of CheckKind, CHECKPOINT_NOT_FOUND when the load was aborted meanwhile.
   absl::StatusOr<std::shared_ptr<ShardMemory>> Allocate(const PrepareCall& call, Shard shard);
+  // Evicts a checkpoint for `bytes` that the backend has `refused`: whoever asked tries again.
+  // Errors: `refused`, where that helps nothing.
+  absl::Status MakeRoom(uint64_t bytes, const absl::Status& refused);
   // True when the shard of this checkpoint is here, with that plan.
   bool HasActive(const std::string& name, uint64_t rank_digest) const;
   std::shared_ptr<ShardMemory> LoadingMemory(const std::string& name) const;

@@ -117,27 +117,29 @@ std::string Catalog::Occupants() const {
 
 absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
                                                                 const LoadRequest& request) {
-  const uint64_t budget = backend_.Usage().budget;
   for (;;) {
     auto slab = backend_.Allocate(bytes, request.intended, KindFor(request));
-    if (slab.ok() || slab.status().code() != absl::StatusCode::kResourceExhausted) return slab;
-    // What lacks is no memory that shards are in.
-    if (Said(slab.status(), "host_bytes").has_value()) return slab;
-    // Free on its device, for whoever takes it; and what it would take, in whole allocations.
-    const std::optional<uint64_t> device_free = Said(slab.status(), "device_free_bytes");
-    const uint64_t taken = std::max(bytes, Said(slab.status(), "asked_bytes").value_or(0));
-    std::shared_ptr<ShardMemory> evicted;
-    std::string occupants;
-    {
-      MutexLock lock(mutex_);
-      if (EvictionHelps(taken, budget, device_free)) evicted = EvictOne();
-      occupants = Occupants();
-    }
-    if (evicted == nullptr) {
-      return MakeError(slab.status().code(), reason::kNoMemory,
-                       MessageOf(slab.status()) + "; " + occupants, FactsOf(slab.status()));
-    }
+    if (slab.ok()) return slab;
+    CKPTD_RETURN_IF_ERROR(MakeRoom(bytes, slab.status()));
   }
+}
+
+absl::Status Catalog::MakeRoom(uint64_t bytes, const absl::Status& refused) {
+  // What lacks may be no memory that shards are in.
+  if (refused.code() != absl::StatusCode::kResourceExhausted ||
+      Said(refused, "host_bytes").has_value()) {
+    return refused;
+  }
+  // Free on its device, for whoever takes it; and what it would take, in whole allocations.
+  const std::optional<uint64_t> device_free = Said(refused, "device_free_bytes");
+  const uint64_t taken = std::max(bytes, Said(refused, "asked_bytes").value_or(0));
+  const uint64_t budget = backend_.Usage().budget;
+  std::shared_ptr<ShardMemory> evicted;  // goes without the lock
+  MutexLock lock(mutex_);
+  if (EvictionHelps(taken, budget, device_free)) evicted = EvictOne();
+  if (evicted != nullptr) return absl::OkStatus();
+  return MakeError(refused.code(), reason::kNoMemory, MessageOf(refused) + "; " + Occupants(),
+                   FactsOf(refused));
 }
 
 absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall& call,

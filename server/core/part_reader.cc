@@ -169,7 +169,10 @@ absl::StatusOr<TransferResult> PartReader::Scatter(const TransferOptions& option
                                                    const ScatterCall& call,
                                                    TransferProgress& progress) {
   ScatterReader::Parts parts{parts_.peers.backend, parts_.peers.comms, load_.name, load_.deadline,
-                             *load_.plan};
+                             *load_.plan,
+                             [this](uint64_t bytes, const absl::Status& refused) {
+                               return parts_.catalog.MakeRoom(bytes, refused);
+                             }};
   ScatterReader reader(std::move(parts), call);
   for (size_t i = 0; i < targets_.size(); ++i) {
     const uint32_t rank = targets_[i].who.rank;

@@ -61,8 +61,10 @@ absl::Status ScatterExchange::SetOwn(Own own) {
 }
 
 void ScatterExchange::SetOutlets(std::vector<Outlet> outlets,
-                                 std::vector<std::unique_ptr<TransitMemory>> transit) {
+                                 std::vector<std::unique_ptr<TransitMemory>> transit,
+                                 MakeRoom make_room) {
   transit_ = std::move(transit);
+  make_room_ = std::move(make_room);
   for (Outlet& outlet : outlets) {
     Stream stream;
     if (!outlet.whole) {
@@ -104,6 +106,15 @@ absl::Status ScatterExchange::Plan(size_t step, std::span<const RankPlan* const>
   return absl::OkStatus();
 }
 
+absl::Status ScatterExchange::Reserve(TransitMemory& transit, uint64_t room) const {
+  for (;;) {
+    const absl::Status refused = transit.Reserve(room);
+    if (refused.ok()) return refused;
+    CKPTD_RETURN_IF_ERROR(WithContext(make_room_(room, refused),
+                                      "taking memory to send from (--comm host needs none)"));
+  }
+}
+
 // The slabs' parts of this step, one behind the other in the memory of its view.
 absl::Status ScatterExchange::Show(size_t step, const Reading& reading) {
   struct Place {
@@ -124,7 +135,7 @@ absl::Status ScatterExchange::Show(size_t step, const Reading& reading) {
   }
   if (places.empty()) return absl::OkStatus();
   TransitMemory& transit = *transit_[step % kViews];
-  CKPTD_RETURN_IF_ERROR(WithContext(transit.Reserve(room), "taking memory to send from (--comm host needs none)"));
+  CKPTD_RETURN_IF_ERROR(Reserve(transit, room));
   for (const Place& place : places) transit.Show(*place.view, place.begin, place.at);
   return absl::OkStatus();
 }

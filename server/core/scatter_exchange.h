@@ -67,10 +67,12 @@ class ScatterExchange final : public StepUser {
   void SetJoining(bool joining);
   // Before Run: what it receives, and from where it broadcasts. Errors: SlabSpans::Of's.
   absl::Status SetOwn(Own own);
+  // Makes room for so many bytes that were refused, or gives the error to tell.
+  using MakeRoom = std::function<absl::Status(uint64_t bytes, const absl::Status& refused)>;
   // Before the transfer: where it sends what it reads. `transit`: one for each view, for
-  // outlets that are not the own slab.
+  // outlets that are not the own slab; it asks `make_room` for what that does not get.
   void SetOutlets(std::vector<Outlet> outlets,
-                  std::vector<std::unique_ptr<TransitMemory>> transit);
+                  std::vector<std::unique_ptr<TransitMemory>> transit, MakeRoom make_room);
   // Of an outlet, for the transfer to fill: its slabs, by view.
   std::vector<SlabView> ViewsOf(size_t outlet) const { return outlets_[outlet].views; }
   // The steps that this rank reads.
@@ -113,6 +115,8 @@ class ScatterExchange final : public StepUser {
     std::optional<uint32_t> root;  // of a broadcast, instead of both
   };
 
+  // Takes room for what passes through the memory of a view, until that fails for good.
+  absl::Status Reserve(TransitMemory& transit, uint64_t room) const;
   absl::Status Show(size_t step, const Reading& reading) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Reading> AwaitFilled(size_t step);
   // The exchange of one step per reader.
@@ -145,6 +149,7 @@ class ScatterExchange final : public StepUser {
   std::vector<Stream> outlets_;
   size_t connected_from_ = 0;  // the turn from which on nobody has to connect, as far as is known
   std::vector<std::unique_ptr<TransitMemory>> transit_;
+  MakeRoom make_room_;
   std::vector<uint32_t> delays_;       // per reader, how many turns later its steps come here
   std::map<size_t, Passing> pass_on_;  // by reader, what came in the last exchange
   std::atomic<uint64_t> received_ = 0;

@@ -112,7 +112,7 @@ absl::Status ScatterReader::Connect(ScatterExchange& exchange) {
   for (size_t view = 0; view < ScatterExchange::kViews; ++view) {
     CKPTD_ASSIGN_OR_RETURN(transit.emplace_back(), parts_.backend.MakeTransit());
   }
-  exchange.SetOutlets(outlets, std::move(transit));
+  exchange.SetOutlets(outlets, std::move(transit), parts_.make_room);
   for (size_t i = 0; i < outlets.size(); ++i) {
     step_targets_[outlets[i].target].views = exchange.ViewsOf(i);
   }

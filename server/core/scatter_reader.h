@@ -26,6 +26,7 @@ class ScatterReader {
     std::string name;  // of the checkpoint
     Deadline deadline;
     const GroupPlan& plan;
+    ScatterExchange::MakeRoom make_room;  // in the backend's memory
   };
   // A rank whose bytes this one reads.
   struct Target {

@@ -95,7 +95,7 @@ inline absl::StatusOr<std::unique_ptr<StagingLane>> BytesInProcess::OpenLane() {
   return std::make_unique<LateLane>();
 }
 
-class TransitInProcess final : public TransitMemory {
+class TransitInProcess : public TransitMemory {
  public:
   absl::Status Reserve(uint64_t bytes) override {
     room_.assign(bytes, std::byte{0});

@@ -23,9 +23,24 @@ namespace {
 
 constexpr uint32_t kRanks = 6;
 
+// Refuses to take memory so often, whoever asks.
+class ScarceTransit final : public TransitInProcess {
+ public:
+  explicit ScarceTransit(std::atomic<int>& refusals) : refusals_(refusals) {}
+  absl::Status Reserve(uint64_t bytes) override {
+    if (refusals_.load() == 0) return TransitInProcess::Reserve(bytes);
+    --refusals_;
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory, "the GPU is full");
+  }
+
+ private:
+  std::atomic<int>& refusals_;
+};
+
 // Gives nothing but memory in transit.
 class TransitBackend final : public MemoryBackend {
  public:
+  explicit TransitBackend(std::atomic<int>& refusals) : refusals_(refusals) {}
   std::vector<HandleKind> kinds() const override { return {HandleKind::kVmmFd}; }
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t, AttachMode, HandleKind) override {
     return absl::UnimplementedError("");
@@ -37,11 +52,14 @@ class TransitBackend final : public MemoryBackend {
   void GiveUp(std::unique_ptr<Slab>) override {}
   void NewReader() override {}
   absl::StatusOr<std::unique_ptr<TransitMemory>> MakeTransit() override {
-    return std::make_unique<TransitInProcess>();
+    return std::make_unique<ScarceTransit>(refusals_);
   }
   std::vector<uint64_t> OwnedSegments() const override { return {}; }
   MemoryUsage Usage() const override { return {}; }
   std::string tier() const override { return "transit"; }
+
+ private:
+  std::atomic<int>& refusals_;
 };
 
 class ScatterWorld {
@@ -141,13 +159,15 @@ class ScatterWorld {
   std::optional<GroupPlan> group;
   std::vector<RankPlan> plans;
   std::vector<std::shared_ptr<BytesInProcess>> slabs;
+  std::atomic<int> refusals = 0;  // of memory in transit
+  ScatterExchange::MakeRoom make_room = [](uint64_t, const absl::Status& why) { return why; };
 
  private:
   Outcome Read(const ScatterCall& call, CommKeeper& keeper,
                const std::function<absl::Status()>& interrupted) {
-    TransitBackend backend;
-    ScatterReader reader({backend, keeper, "c", Clock::now() + std::chrono::seconds(60), *group},
-                         call);
+    TransitBackend backend(refusals);
+    ScatterReader reader(
+        {backend, keeper, "c", Clock::now() + std::chrono::seconds(60), *group, make_room}, call);
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       const bool own = rank == call.rank;
       reader.Add(
@@ -294,6 +314,34 @@ TEST_P(FailingScatters, EndOnAllRanksWithTheReason) {
   EXPECT_FALSE(outcomes[0].status.ok());
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, FailingScatters, testing::Values(0u, 1u, 4u));
+
+TEST(ScatterReaderTest, WhatPassesThroughItsMemoryHasRoomMadeForIt) {
+  ScatterWorld world(2, "fsdp:6");
+  world.refusals = 3;
+  int made = 0;  // by rank 0, a step at a time
+  world.make_room = [&made](uint64_t bytes, const absl::Status& refused) {
+    EXPECT_GT(bytes, 0u);
+    EXPECT_THAT(refused, Says("the GPU is full"));
+    ++made;
+    return absl::OkStatus();
+  };
+  CommsWorld wires;
+  for (const auto& outcome : RunAll(world, world.Calls(1, {200, 6}), wires)) {
+    ASSERT_OK(outcome.status);
+  }
+  EXPECT_EQ(made, 3);
+  world.ExpectTensors();
+}
+
+TEST(ScatterReaderTest, EndsWhereNoRoomCanBeMadeForWhatPassesThroughItsMemory) {
+  ScatterWorld world(2, "fsdp:6");
+  world.refusals = 1'000'000;
+  CommsWorld wires;
+  const auto outcomes = RunAll(world, world.Calls(1, {200, 6}), wires);
+  EXPECT_THAT(outcomes[0].status,
+              FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+  EXPECT_THAT(outcomes[0].status, Says("taking memory to send from (--comm host needs none)"));
+}
 
 TEST(ScatterReaderTest, EndsWhenItsFilesCannotBeRead) {
   ScatterWorld world(2, "fsdp:6");

@@ -147,7 +147,8 @@ class Load {
     for (size_t view = 0; view < ScatterExchange::kViews; ++view) {
       transit.push_back(std::make_unique<TransitInProcess>());
     }
-    exchange.SetOutlets(std::move(outlets), std::move(transit));
+    exchange.SetOutlets(std::move(outlets), std::move(transit),
+                        [](uint64_t, const absl::Status& refused) { return refused; });
     for (size_t step = 0; step < exchange.OwnSteps().size(); ++step) {
       EXPECT_OK(exchange.Plan(step, plans));
       exchange.Filled(step);
