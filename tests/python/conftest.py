@@ -136,13 +136,14 @@ def make(tmp_path, daemon):
     return Maker()
 
 
-def run_group(folder, world, cases=(), timeout=150):
-    """case -> {rank: traceback or None}, of fsdp_worker on `world` ranks."""
+def run_group(folder, world, cases=(), timeout=150, module="fsdp_cases"):
+    """case -> {rank: traceback or None}, of fsdp_worker on `world` ranks, with `module`'s cases."""
     env = {
         "PYTHONPATH": f"{SOURCES / 'src'}:{HERE}",
         "PATH": "/usr/bin:/bin",
         "OMP_NUM_THREADS": "1",
         "HOME": str(folder),
+        "CKPTD_TEST_CASES": module,
     }
     workers = [
         subprocess.Popen(

@@ -45,13 +45,19 @@ _forked = False  # whether the process group, and its rank, is that of the proce
 
 def _after_fork() -> None:
     global _forked
-    _forked = _is_distributed()
+    _forked = is_distributed()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _share() -> Shared:
+def is_forked() -> bool:
+    """Whether the process group is that of the process that this one was forked from."""
+    return _forked
+
+
+def share() -> Shared:
+    """What this process has of the process group's store."""
     global _shared
     store = _private.default_store()
     if _shared is None or _shared[0] is not store:
@@ -61,7 +67,7 @@ def _share() -> Shared:
 
 def _on_exit() -> None:
     """Tells ranks that wait for this one, or will, why it does not come."""
-    if _forked or not _is_distributed():
+    if _forked or not is_distributed():
         return
     error = getattr(sys, "last_value", None)
     why = "its process has ended"
@@ -86,12 +92,12 @@ def agree(doing: str, deadline: Deadline, of: str = "") -> Iterator[object]:
 
     of: what it is done of, if that is to be the same on all ranks.
     """
-    if not _is_distributed():
+    if not is_distributed():
         yield Alone()
         return
     group = None
     try:
-        shared = _share()
+        shared = share()
         group = _next_round(shared, doing, deadline)
         shared.count(*group.call)
         shared.board.clear(shared.rank)
@@ -125,7 +131,8 @@ def _is_unreachable(error: BaseException) -> bool:
     return getattr(error, "reason", "") == "DAEMON_UNREACHABLE"
 
 
-def _is_distributed() -> bool:
+def is_distributed() -> bool:
+    """Whether there are other ranks."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -162,16 +169,16 @@ def preparing(doing: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _told_outside(tell: Callable[[Shared, Exception], None]) -> Iterator[None]:
     """Calls tell() when the block raises and has begun no round."""
-    if not _is_distributed():
+    if not is_distributed():
         yield
         return
     before = None
     with contextlib.suppress(dist.DistError):  # the round will say that the store is gone
-        before = dict(_share().made)
+        before = dict(share().made)
     try:
         yield
     except Exception as error:
         with contextlib.suppress(Exception):  # which would hide the error
-            if before is not None and _share().made == before:
-                tell(_share(), error)
+            if before is not None and share().made == before:
+                tell(share(), error)
         raise
