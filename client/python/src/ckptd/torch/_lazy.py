@@ -33,6 +33,10 @@ _LOG = logging.getLogger("ckptd")
 # Bytes of values asked for at once while all are walked through. A larger tensor is a group of its
 # own. Whoever walks holds the last value, and with it its group, while the next one comes.
 _CHUNK = 24 << 20
+# Of one look-up: a load costs as much as reading some megabytes, and the daemon memory of 2 MiB at least.
+_SMALL = 1 << 20  # bytes of a tensor that brings others along
+_NEAR = 8 << 20  # bytes that are brought, and kept here until the next ones come
+_LEAST = 4 << 10  # bytes that a tensor counts as: it is an object, and a name in a request
 
 
 @dataclass(frozen=True, **SLOTS)
@@ -72,10 +76,11 @@ class LazyStateDict(collections.abc.MutableMapping):
     which spread it without its values ever coming here, and a mapping for others.
 
     Looking a value up has this rank's daemon load that tensor, whole, into its memory,
-    and gives a torch.Tensor over it that may be written (copy on write). Nothing is kept
-    here: the memory goes with the tensor. values() and items() load some megabytes at a
-    time. Names can be removed, replaced by tensors, and taken over from another one by
-    update(), which reads nothing. Not thread-safe. Raises ckptd.Error where the daemon
+    and gives a torch.Tensor over it that may be written (copy on write): its memory goes
+    with it. One of up to 1 MiB comes with its small neighbours, up to 8 MiB together, and is
+    a copy; the last 8 MiB of these are kept here, as they were read, for look-ups to come.
+    values() and items() load some megabytes at a time, and keep nothing. Names can be
+    removed, replaced by tensors, and taken over from another one by update(), which reads nothing. Not thread-safe. Raises ckptd.Error where the daemon
     does, KeyError for a name that is not there.
     """
 
@@ -92,6 +97,7 @@ class LazyStateDict(collections.abc.MutableMapping):
         self.entries: Dict[str, Any] = dict(entries)
         self._address, self._client, self._timeout = address, client, timeout
         self._devices = dict(devices or {})
+        self._near: Dict[InFile, Any] = {}
 
     def __repr__(self) -> str:
         left = [e for e in self.entries.values() if isinstance(e, InFile)]
@@ -109,7 +115,20 @@ class LazyStateDict(collections.abc.MutableMapping):
 
     def __getitem__(self, name: str) -> Any:
         entry = self.entries[name]
-        return self._read([name])[name] if isinstance(entry, InFile) else entry
+        if not isinstance(entry, InFile):
+            return entry
+        if not _is_small(entry):
+            return self._read([name])[name]
+        if entry not in self._near:
+            self._near = {}  # before the next ones: never both
+            self._near = self._bring(entry.source, self._neighbours_of(name))
+        if entry not in self._near:
+            raise KeyError(name)
+        value = self._near[entry]
+        return value.to(self._devices.get(name, value.device), copy=True)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {**self.__dict__, "_near": {}}
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.entries[name] = value
@@ -170,6 +189,34 @@ class LazyStateDict(collections.abc.MutableMapping):
             size += nbytes
         yield from self._read(group).items()
 
+    def _bring(self, source: str, entries: List[InFile]) -> Dict[InFile, Any]:
+        """Copies of those that `source` still has: views would keep all of them in the daemon's memory."""
+        shard = self._shard(source, [entry.name for entry in entries])
+        with _private.quick_dispatch():
+            held = [(entry, shard.table.index.get(entry.name)) for entry in entries]
+            return {e: _memory.whole(shard, i).clone() for e, i in held if i is not None}
+
+    def _neighbours_of(self, name: str) -> List[InFile]:
+        """The small tensor `name` and those of its source around it, up to _NEAR bytes.
+
+        Which are together does not depend on which is asked for: any order finds most of them there.
+        """
+        source, found = self.entries[name].source, False
+        group: List[InFile] = []
+        size = 0
+        for other, entry in self.entries.items():
+            if not isinstance(entry, InFile) or entry.source != source or not _is_small(entry):
+                continue
+            cost = max(entry.nbytes, _LEAST)
+            if size + cost > _NEAR:
+                if found:
+                    break
+                group, size = [], 0
+            group.append(entry)
+            size += cost
+            found = found or other == name
+        return group
+
     def _read(self, names: List[str]) -> Dict[str, Any]:
         """Values of `names`, in that order; each source is asked once."""
         wanted: Dict[str, List[str]] = {}
@@ -202,6 +249,11 @@ class LazyStateDict(collections.abc.MutableMapping):
             options = {"layout": json.dumps(layout), "mode": "private", "digest": False}
             checkpoint = own.load(source, timeout=deadline.for_call(), **options)
             return own.acquire(checkpoint, "private", timeout=deadline.for_call())
+
+
+def _is_small(entry: InFile) -> bool:
+    # One that no tensor can be made of here comes alone, with its error.
+    return entry.nbytes <= _SMALL and _memory.has_type(entry.dtype)
 
 
 class _Values(collections.abc.ValuesView):

@@ -23,6 +23,11 @@ def number_of(dtype: torch.dtype) -> int:
     return _TO_NUMBER.get(dtype, 0)
 
 
+def has_type(number: int) -> bool:
+    """Whether this PyTorch has a type for a ckptd.v1.Dtype."""
+    return number in _FROM_NUMBER
+
+
 def dtype_of(number: int, name: str) -> torch.dtype:
     """The torch dtype of a ckptd.v1.Dtype. Raises FailedPrecondition when this PyTorch has none."""
     row = _dtypes.BY_NUMBER.get(number)
