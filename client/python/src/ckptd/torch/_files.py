@@ -9,7 +9,8 @@ import torch
 from .. import _client
 from .._rpc import Deadline
 from .._shard import Shard
-from . import _load, _memory, _private
+from . import _memory, _private
+from ._collection import no_collection
 
 
 def load_file(
@@ -36,8 +37,9 @@ def load_file(
     timeout: seconds for everything, waiting for other ranks included.
     """
     how = _How(torch.device(device), mode, dtype, keep_fp32, layout, digest)
-    with _load.no_collection():
-        return _tensors(_attach(source, how, timeout, address, client))
+    shard = _attach(source, how, timeout, address, client)
+    with no_collection():
+        return _tensors(shard)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def _attach(source, how: _How, timeout: float, address, client) -> Shard:
             timeout=deadline.for_call(),
             digest=how.digest,
         )
-        shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())
+        with no_collection():
+            shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())
     finally:
         if client is None:
             own.close()

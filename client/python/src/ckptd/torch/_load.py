@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import gc
 import os
 import time
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from .._rpc import Deadline
 from .._shard import Shard
 from .._types import Progress
 from . import _buffers, _extra_state, _hooks, _memory, _names, _parts, _place, _private, _private_fsdp1, _targets
+from ._collection import no_collection
 from ._result import LoadResult
 from ._targets import Target
 
@@ -92,7 +92,7 @@ def load_into(
     raise within seconds, by way of the process group's store, with its number ("rank 3: ...").
     """
     deadline = Deadline(timeout)
-    with no_collection(), _parts.part_in(source) as part:
+    with _parts.part_in(source) as part:
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"filling a model: the first argument of load_into is of type {type(model).__name__}, no "
@@ -111,7 +111,8 @@ def _load_into(
     whole, model = model, _names.without_ddp(model)
     modules = _names.modules_of(model)
     _hooks.say_what_is_not_run("load_into", modules)
-    targets = list_targets(modules, dtype if dtype is None else _memory.parse_dtype(dtype))
+    with no_collection():
+        targets = list_targets(modules, dtype if dtype is None else _memory.parse_dtype(dtype))
     _check_mode(how.mode, targets)
     clock.lap("model")
     rank, world_size = rank_and_size()
@@ -122,23 +123,18 @@ def _load_into(
         )
         shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
         part.loaded(result.resident)
-        try:
+        with _closed_if_refused(shard):
             _check_counts(own, source, targets, shard.table, deadline)
-        except Error:
-            shard.close()
-            raise
-    held, spare, left, result.missing = _sort_out(targets, shard.table)
-    result.missing += [name for name, _ in extras if name not in shard.table.index]
-    try:
-        if strict and result.missing:
-            raise _place.lacks(result.missing[0])
-        entries = _place.prepare(held, shard)
-        spares = _place.prepare(spare, shard)
-        values = _extra_state.read(extras, shard)
-    except Error:
-        shard.close()
-        raise
-    _place.fill(entries, shard, result)
+    with no_collection():
+        held, spare, left, result.missing = _sort_out(targets, shard.table)
+        result.missing += [name for name, _ in extras if name not in shard.table.index]
+        with _closed_if_refused(shard):
+            if strict and result.missing:
+                raise _place.lacks(result.missing[0])
+            entries = _place.prepare(held, shard)
+            spares = _place.prepare(spare, shard)
+            values = _extra_state.read(extras, shard)
+        _place.fill(entries, shard, result)
     _extra_state.give(extras, values)
     clock.lap("place")
     if left or spares:
@@ -147,6 +143,15 @@ def _load_into(
     keys = _private.IncompatibleKeys(result.missing, result.unexpected)
     _hooks.run_after(whole, modules, keys, strict)
     return result
+
+
+@contextlib.contextmanager
+def _closed_if_refused(shard: Shard):
+    try:
+        yield
+    except Error:
+        shard.close()
+        raise
 
 
 def _fill_buffers(model, left: List[Target], spares, init_buffers, shard: Shard, result) -> None:
@@ -195,7 +200,8 @@ def attach(
     """
     mode = _settle_mode(how.mode, targets, own, deadline)
     clock.lap("connect")
-    layout = layout_of()
+    with no_collection():
+        layout = layout_of()
     clock.lap("layout")
     left = deadline.for_call()
     checkpoint = own.load(
@@ -208,7 +214,8 @@ def attach(
         progress=how.progress,
     )
     clock.lap("load")
-    shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())
+    with no_collection():  # its table has a row for each tensor; a daemon that holds it has no reason to wait
+        shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())
     clock.lap("acquire")
     return shard, LoadResult(
         checkpoint.name,
@@ -354,15 +361,3 @@ def _check_counts(
 def _fits(target: Target, table) -> bool:
     """Whether a buffer that need not be loaded has the checkpoint's dtype; others must have it."""
     return table.dtypes[table.index[target.name]].number == _memory.number_of(target.dtype)
-
-
-@contextlib.contextmanager
-def no_collection():
-    """Keeps the garbage collector from walking a large model again and again meanwhile."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

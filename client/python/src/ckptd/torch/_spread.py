@@ -23,6 +23,7 @@ from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._shard import Shard
 from . import _agree, _lazy, _load, _memory, _names, _place, _stage, _targets
+from ._collection import no_collection
 from ._lazy import InFile
 from ._place import Entry
 from ._result import LoadResult
@@ -120,8 +121,9 @@ def spread(
             "group to agree with the others; call torch.distributed.init_process_group() before",
             "NO_PROCESS_GROUP",
         )
-    with _load.no_collection(), _agree.agree(doing, deadline, options.of) as group:
-        wanted, dtype_for = plan()
+    with _agree.agree(doing, deadline, options.of) as group:
+        with no_collection():
+            wanted, dtype_for = plan()
         with _load.connected(options.address, options.client, deadline, group.rank) as own:
             with contextlib.closing(_Source(wanted, own, deadline)) as source:
                 word = json.loads(group.word(lambda: source.word(doing, given, check)))
@@ -313,7 +315,8 @@ def _load_all(
                 continue
             wish = dtype_for(target, _memory.dtype_of(dtype, names[0]))
             targets.append(replace(target, names=names, dtype=wish, persistent=True))
-        layout = _targets.state(targets, rank, size, strict=True)
+        with no_collection():
+            layout = _targets.state(targets, rank, size, strict=True)
         layout.refuse_unexpected = False  # of the source: its names were agreed upon already
         # A copy of rank 0's memory is of use to nobody else: the daemon keeps nothing of it.
         mode = "exclusive" if in_memory else "auto"
@@ -330,4 +333,5 @@ def _load_all(
                 ) from None
             raise
         spread.parts.append(([], shard, result))
-        spread.parts[-1] = (_place.prepare(targets, shard), shard, result)
+        with no_collection():
+            spread.parts[-1] = (_place.prepare(targets, shard), shard, result)
