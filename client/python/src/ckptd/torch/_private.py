@@ -169,6 +169,17 @@ def quick_dispatch():
         yield
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor's own elements are its values: wrappers keep them in other tensors."""
+    is_wrapper = type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+    if not tensor.numel() or (tensor.device.type != "cpu" and not is_wrapper):
+        return True
+    try:
+        return tensor.data_ptr() != 0
+    except RuntimeError:  # some have not even a pointer
+        return False
+
+
 def walk(model: nn.Module) -> List[Tuple[str, nn.Module]]:
     """(path, module) in the order of named_modules(remove_duplicate=False), in half its time."""
     found, rest = [], [("", model)]

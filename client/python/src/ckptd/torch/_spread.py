@@ -22,7 +22,7 @@ from .. import _address, _client
 from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._shard import Shard
-from . import _agree, _lazy, _load, _memory, _names, _place, _stage, _targets
+from . import _agree, _lazy, _load, _memory, _names, _place, _private, _stage, _targets
 from ._collection import no_collection
 from ._lazy import InFile
 from ._place import Entry
@@ -155,7 +155,9 @@ class _Source:
     def word(self, doing: str, given: Asked, check: Check) -> str:
         """What the others have to know, as JSON."""
         entries = {_names.clean(n): e for n, e in _entries(given, self._own, self._deadline).items()}
-        missing, unexpected = check({n: _have(e) for n, e in entries.items()}, self._wanted)
+        taken = self._wanted.names - set(self._wanted.objects)
+        have = {n: _have(n, e, n in taken) for n, e in entries.items()}
+        missing, unexpected = check(have, self._wanted)
         parts: Dict[Tuple[str, int], set] = {}
         take, staged = {}, {}
         for target in self._wanted.targets:
@@ -179,21 +181,25 @@ class _Source:
         if staged:
             self._staged = _stage.staged(staged, self._own, self._deadline)
         path = self._staged.path if self._staged else ""
-        objects = {n: entries[n] for n in self._wanted.objects if n in entries}
-        # Of a checkpoint they are tensors; others than rank 0 may not even see its files.
-        on_host = dict.fromkeys(objects, "cpu")
-        near = {"client": self._own, "timeout": self._deadline.for_call()}
-        objects = dict(_lazy.LazyStateDict(objects, devices=on_host, **near).items())
         said = {
             "doing": doing,
             "model": _signature(self._wanted),
             "parts": [[source or path, not source] for source, _ in parts],
             "take": take,
-            "objects": base64.b64encode(pickle.dumps(objects)).decode() if objects else "",
+            "objects": self._objects(entries),
             "missing": missing,
             "unexpected": unexpected,
         }
         return json.dumps(said)
+
+    def _objects(self, entries: Mapping[str, Any]) -> str:
+        """Values that are no tensors of the model, as text."""
+        objects = {n: entries[n] for n in self._wanted.objects if n in entries}
+        # Of a checkpoint they are tensors; others than rank 0 may not even see its files.
+        on_host = dict.fromkeys(objects, "cpu")
+        near = {"client": self._own, "timeout": self._deadline.for_call()}
+        objects = dict(_lazy.LazyStateDict(objects, devices=on_host, **near).items())
+        return base64.b64encode(pickle.dumps(objects)).decode() if objects else ""
 
 
 def _names_of(doing: str, target: Target, entries: Mapping[str, Any]) -> List[str]:
@@ -246,11 +252,14 @@ def _entries(given: Asked, own: _client.Client, deadline: Deadline) -> Mapping[s
     return given
 
 
-def _have(entry: Any) -> Have:
+def _have(name: str, entry: Any, taken: bool) -> Have:
     if isinstance(entry, InFile):
         return Have(entry.dtype, tuple(entry.shape))
     if isinstance(entry, torch.Tensor):
-        return Have(_memory.number_of(entry.dtype), tuple(entry.shape))
+        if taken and not _private.is_dtensor(entry):
+            _stage.refuse_other_than_memory(name, entry)
+        has_shape = not (entry.is_nested or torch.nn.parameter.is_lazy(entry))
+        return Have(_memory.number_of(entry.dtype), tuple(entry.shape) if has_shape else ())
     return Have(0, (), str(type(entry)))
 
 

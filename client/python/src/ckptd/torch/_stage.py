@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import torch
+from torch import nn
 
 from .. import _client, _dtypes
 from .._errors import Error, FailedPrecondition, ResourceExhausted, Unimplemented
@@ -231,7 +232,7 @@ def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
                 {"tensor": name},
             )
         tensor = _private.local_of(tensor)
-    tensor = tensor.detach()
+    refuse_other_than_memory(name, tensor)
     if tensor.is_meta:
         raise FailedPrecondition(
             f"spreading {name}: on rank 0 it is on meta and has no values; pass a state dict that "
@@ -245,7 +246,40 @@ def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
             "DTYPE_UNSUPPORTED",
             {"tensor": name},
         )
-    return tensor.resolve_conj().resolve_neg()
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def refuse_other_than_memory(name: str, tensor: torch.Tensor) -> None:
+    """Raises FailedPrecondition for a tensor whose values are not its elements in memory."""
+    kind, instead = type(tensor).__name__, "what it wraps as a plain tensor, such as .dequantize() gives"
+    if nn.parameter.is_lazy(tensor):
+        raise FailedPrecondition(
+            f"spreading {name}: on rank 0 it is of type {kind}, which has neither shape nor values before the "
+            "first forward; take the state dict after that, or pass the path of the checkpoint",
+            "NO_VALUES",
+            {"tensor": name},
+        )
+    if tensor.is_nested:
+        kind, instead = "a nested tensor", "its parts under names of their own"
+    elif tensor.layout is not torch.strided:
+        kind, instead = f"of layout {tensor.layout}", "its .to_dense()"
+    elif tensor.is_meta or _private.has_memory(tensor):
+        return
+    elif type(tensor) in (torch.Tensor, nn.Parameter):
+        raise FailedPrecondition(
+            f"spreading {name}: on rank 0 its memory has been freed, and its values with it; pass a state dict "
+            "that has them, or the path of the checkpoint",
+            "NO_VALUES",
+            {"tensor": name},
+        )
+    else:
+        kind = f"of type {kind}"
+    raise FailedPrecondition(
+        f"spreading {name}: on rank 0 it is {kind}, which does not hold its values one after the other in "
+        f"memory, as files do; pass {instead}",
+        "TENSOR_SUBCLASS",
+        {"tensor": name},
+    )
 
 
 def _without_repeats(tensors: Dict[str, torch.Tensor]):
