@@ -25,6 +25,7 @@ import atexit
 import contextlib
 import datetime
 import os
+import socket
 import sys
 from typing import Callable, Iterator, Optional, Tuple
 
@@ -78,9 +79,24 @@ def _on_exit() -> None:
         f"{why}; see its log, and start the job again", "RANK_LOST", {"rank": str(rank)}
     )
     with contextlib.suppress(Exception):  # the store may be gone already
+        if not _is_served(_private.default_store()):
+            return  # with the process that kept it; torch would print a trace of its own for each try
         store = dist.PrefixStore("ckptd", _private.default_store())
         store.set_timeout(datetime.timedelta(seconds=_AT_EXIT))
         Board(store).tell(rank, Failure(as_text(lost, rank), lost=True))
+
+
+def _is_served(store) -> bool:
+    """Whether somebody listens where a TCPStore is; other stores need nobody."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore):
+        return True
+    try:
+        socket.create_connection((store.host, store.port), _AT_EXIT / 2).close()
+    except OSError:
+        return False
+    return True
 
 
 atexit.register(_on_exit)
