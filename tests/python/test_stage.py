@@ -2,6 +2,8 @@
 
 import os
 import struct
+import subprocess
+import sys
 import threading
 import weakref
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
 from ckptd.torch import _stage  # noqa: E402
+from conftest import SOURCES  # noqa: E402
 from fake_slab import offered as read_offered  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
@@ -116,6 +119,37 @@ def test_a_folder_that_both_see_can_be_named(staged, tmp_path, monkeypatch):
     assert torch.equal(load_file(file.path)["a"], torch.arange(4.0))
     file.close()
     assert os.listdir(tmp_path) == []
+
+
+LEAVE_ONE = """
+import os, signal, torch
+from ckptd.torch import _stage
+file = _stage.MemoryFile(_stage._image({"a": torch.ones(4)}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_in_the_folder_the_next_one_removes(staged, tmp_path, monkeypatch):
+    monkeypatch.setenv("CKPTD_STAGE_DIR", str(tmp_path))
+    others = ["ckptd-original.safetensors", "ckptd-stage-my weights.safetensors", "model.safetensors"]
+    for name in others:
+        (tmp_path / name).write_bytes(b"mine")
+    process = subprocess.run([sys.executable, "-c", LEAVE_ONE], env={**os.environ, "PYTHONPATH": str(SOURCES / "src")})
+    assert process.returncode == -9
+    (left,) = set(os.listdir(tmp_path)) - set(others)
+    check = _stage._check_room
+    monkeypatch.setattr(_stage, "_check_room", lambda size: check(size) or (tmp_path / left).exists() and pytest.fail("its room is lost"))
+    file = staged({"a": torch.zeros(2)})
+    assert left.startswith("ckptd-stage-") and left.endswith(".safetensors")
+    assert sorted(os.listdir(tmp_path)) == sorted([*others, os.path.basename(file.path)])
+
+
+def test_what_others_still_offer_in_the_folder_stays(staged, tmp_path, monkeypatch):
+    monkeypatch.setenv("CKPTD_STAGE_DIR", str(tmp_path))
+    first, second = staged({"a": torch.ones(2)}), staged({"a": torch.zeros(2)})
+    assert torch.equal(load_file(first.path)["a"], torch.ones(2))
+    first.close()
+    assert os.listdir(tmp_path) == [os.path.basename(second.path)]
 
 
 def test_a_dict_for_which_there_is_no_room_is_refused_before_anything_is_written(monkeypatch):

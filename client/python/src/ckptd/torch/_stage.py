@@ -3,14 +3,18 @@
 Best where they are: OfferedMemory says where, and copies nothing. Where the daemon may not
 read this process's memory, MemoryFile has one copy, made by write() so that it never counts
 as memory mapped by this process. Neither has a name: both are gone when they are closed, or
-with the process, however that ends.
+with the process, however that ends. In a folder that CKPTD_STAGE_DIR names the copy has one,
+as the daemon reaches this process by nothing else: what a killed process left there, the next
+one removes.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import json
 import logging
 import os
+import re
 import struct
 import tempfile
 import threading
@@ -28,6 +32,8 @@ from . import _memory, _private
 _BLOCK = 16 << 20  # bytes written, or copied to be in row-major order, at once
 _SPARE = 64 << 20  # what must remain beside the file
 _FOLDER = "CKPTD_STAGE_DIR"
+_LEFT_PREFIX = "ckptd-stage-"
+_LEFT = re.compile(re.escape(_LEFT_PREFIX) + r"[a-z0-9_]{8}\.safetensors")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _MAGIC = b"CKPTDMEM"
 _RANGE = struct.Struct("<QQ")  # address and bytes
@@ -160,6 +166,8 @@ class MemoryFile:
 
     def __init__(self, image: _Image):
         self.nbytes = len(image.header) + image.nbytes
+        if os.environ.get(_FOLDER):
+            _remove_left(os.environ[_FOLDER])  # before room is looked for
         _check_room(self.nbytes)
         self._named: Optional[str] = None
         self._fd = self._create()
@@ -174,7 +182,7 @@ class MemoryFile:
     def _create(self) -> int:
         folder = os.environ.get(_FOLDER)
         if folder:
-            fd, self._named = tempfile.mkstemp(".safetensors", "ckptd-", folder)
+            fd, self._named = _create_locked(folder)
             return fd
         return os.memfd_create("ckptd-state-dict", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
@@ -209,6 +217,40 @@ class MemoryFile:
             threading.Thread(target=os.close, args=(fd,), daemon=True).start()
         except RuntimeError:  # no more threads, or the interpreter is ending
             os.close(fd)
+
+
+def _create_locked(folder: str) -> Tuple[int, str]:
+    """A new file that is locked as long as it is open here. Under its name it is never without its lock."""
+    fd, part = tempfile.mkstemp(".part", _LEFT_PREFIX, folder)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks, where nothing is removed
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        named = part[: -len(".part")] + ".safetensors"
+        os.rename(part, named)
+    except BaseException:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+    return fd, named
+
+
+def _remove_left(folder: str) -> None:
+    """Removes files of _create_locked whose processes have ended without."""
+    names = []
+    with contextlib.suppress(OSError):  # who writes there says so
+        names = os.listdir(folder)
+    for name in filter(_LEFT.fullmatch, names):
+        path = os.path.join(folder, name)
+        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_uid == os.geteuid():
+                    os.unlink(path)
+                    _LOG.info("removed %s, which a process that has ended left", path)
+            finally:
+                os.close(fd)
 
 
 def unseen(path: str) -> str:
