@@ -135,3 +135,14 @@ def test_a_lazy_state_dict_is_split_without_reading(lazy, daemon):
     assert daemon.calls.count("LoadCheckpoint") == before
     assert sorted(index["weight_map"]) == ["b", "w"] and index["metadata"]["total_size"] == 64
     assert torch.equal(files[index["weight_map"]["w"]]["w"], torch.arange(12.0).reshape(4, 3))
+
+
+def test_a_path_may_begin_with_two_slashes(daemon, tmp_path):
+    whole = nn.Linear(3, 4)
+    save_file(whole.state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with torch.device("meta"):
+        model = nn.Linear(3, 4)
+    ckptd.accelerate.load_checkpoint_in_model(model, f"/{tmp_path}", device_map={"": "cpu"}, address=daemon.path)
+    assert torch.equal(model.weight, whole.weight)
+    # Two slashes a daemon would make one, and by its name for the file it would not be found again.
+    assert {request.source for request in daemon.requests} == {str(tmp_path / "model.safetensors")}

@@ -31,10 +31,13 @@ def absolute(path: AnyStr) -> AnyStr:
     slash, up = (b"/", b"..") if isinstance(path, bytes) else ("/", "..")
     parts = path.split(slash)
     if up not in parts:
-        return os.path.abspath(path)
-    behind = len(parts) - parts[::-1].index(up)
-    path = os.path.join(os.path.realpath(slash.join(parts[:behind])), *parts[behind:])
-    return os.path.normpath(path)
+        path = os.path.abspath(path)
+    else:
+        behind = len(parts) - parts[::-1].index(up)
+        path = os.path.join(os.path.realpath(slash.join(parts[:behind])), *parts[behind:])
+        path = os.path.normpath(path)
+    # Python keeps two slashes in front, which mean no other place on Linux, and daemons do not.
+    return path[1:] if path.startswith(2 * slash) else path
 
 
 def path_of(text: str) -> str:
