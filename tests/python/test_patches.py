@@ -1,6 +1,7 @@
 """patch() inside of patch(), of transformers and of accelerate alike."""
 
 import gc
+import sys
 import weakref
 
 import ckptd
@@ -182,3 +183,20 @@ def test_what_others_have_put_over_a_patch_of_transformers_stays(tmp_path, monke
         assert transformers.modeling_utils.safe_open is theirs and library.under == "first"
     library.unpatch()
     assert library.under is None
+
+
+@pytest.mark.parametrize("name", ["fsdp2_prepare_model", "load_state_dict"])
+def test_an_accelerate_that_lacks_a_function_is_refused_with_one_that_has_it(monkeypatch, name):
+    monkeypatch.delattr(accelerate.utils, name)
+    before = held()
+    with pytest.raises(ckptd.FailedPrecondition, match=f"{name} in accelerate.utils: accelerate .* none there; use accelerate 1.15") as raised:
+        ckptd.accelerate.patch()
+    assert raised.value.reason == "ACCELERATE_UNSUPPORTED"
+    assert raised.value.facts["version"] == accelerate.__version__
+    assert held() == before
+
+
+def test_an_accelerate_that_lacks_a_module_is_refused_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate.utils.fsdp_utils", None)
+    with pytest.raises(ckptd.FailedPrecondition, match="in accelerate.utils.fsdp_utils: accelerate"):
+        ckptd.accelerate.patch()

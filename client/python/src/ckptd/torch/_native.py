@@ -5,20 +5,39 @@ import importlib
 import logging
 from typing import Any, Callable, Iterator, Optional, Set, Tuple, TypeVar
 
-from .._errors import Error, InvalidArgument
+from .._errors import Error, FailedPrecondition, InvalidArgument
 
 _LOG = logging.getLogger("ckptd")
 _said: Set[str] = set()
 # (module, name) -> what was there before patch().
 replaced: dict = {}
 
+_TRIED = {"accelerate": "accelerate 1.15", "torch": "torch 2.13 or 2.15"}
+
 Result = TypeVar("Result")
 
 
 def original(module: str, name: str) -> Any:
-    """The function `name` of `module` itself, patched or not. Imports the module."""
+    """The function `name` of `module` itself, patched or not. Imports the module.
+
+    Raises FailedPrecondition (ACCELERATE_UNSUPPORTED, TORCH_UNSUPPORTED) where there is none.
+    """
     key: Tuple[str, str] = (module, name)
-    return replaced[key] if key in replaced else getattr(importlib.import_module(module), name)
+    if key in replaced:
+        return replaced[key]
+    library = module.partition(".")[0]
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (AttributeError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == library:
+            raise  # it is not installed
+        there = getattr(importlib.import_module(library), "__version__", "of no version")
+        raise FailedPrecondition(
+            f"looking for {name} in {module}: {library} {there} has none there; use {_TRIED[library]}, or "
+            "ckptd.torch.load_into, which needs no function of theirs",
+            f"{library.upper()}_UNSUPPORTED",
+            {"name": f"{module}.{name}", "version": there},
+        ) from error
 
 
 @contextlib.contextmanager

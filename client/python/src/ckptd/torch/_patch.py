@@ -98,11 +98,8 @@ def patch(
     }
     with _patches.lock:
         # Nothing is changed until all are known to be there.
-        changes = [
-            (importlib.import_module(place), name, _native.original(place, name), new[name])
-            for name, places in _PLACES.items()
-            for place in places
-        ]
+        found = [(place, n, _native.original(place, n)) for n in _PLACES for place in _PLACES[n]]
+        changes = [(importlib.import_module(place), n, was, new[n]) for place, n, was in found]
         return Patched(_patches, changes)
 
 
