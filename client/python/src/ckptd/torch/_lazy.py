@@ -80,8 +80,9 @@ class LazyStateDict(collections.abc.MutableMapping):
     with it. One of up to 1 MiB comes with its small neighbours, up to 8 MiB together, and is
     a copy; the last 8 MiB of these are kept here, as they were read, for look-ups to come.
     values() and items() load some megabytes at a time, and keep nothing. Names can be
-    removed, replaced by tensors, and taken over from another one by update(), which reads nothing. Not thread-safe. Raises ckptd.Error where the daemon
-    does, KeyError for a name that is not there.
+    removed, replaced by tensors, and taken over from another one by update(), which reads
+    nothing. Not thread-safe. Raises ckptd.Error where the daemon does, KeyError for a name
+    that is not there.
     """
 
     def __init__(
