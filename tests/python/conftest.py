@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import json
 import os
 import pathlib
 import subprocess
@@ -136,52 +135,11 @@ def make(tmp_path, daemon):
     return Maker()
 
 
-def run_group(folder, world, cases=(), timeout=150, module="fsdp_cases"):
-    """case -> {rank: traceback or None}, of fsdp_worker on `world` ranks, with `module`'s cases."""
-    env = {
-        "PYTHONPATH": f"{SOURCES / 'src'}:{HERE}",
-        "PATH": "/usr/bin:/bin",
-        "OMP_NUM_THREADS": "1",
-        "HOME": str(folder),
-        "CKPTD_TEST_CASES": module,
-    }
-    workers = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                str(HERE / "fsdp_worker.py"),
-                str(folder),
-                str(rank),
-                str(world),
-                *cases,
-            ],
-            env=env,
-            stdout=subprocess.DEVNULL,
-            stderr=open(folder / f"stderr-{rank}", "wb"),
-        )
-        for rank in range(world)
-    ]
-    try:
-        for worker in workers:
-            worker.wait(timeout)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    outcome = {}
-    for rank in range(world):
-        result = folder / f"rank-{rank}.json"
-        for case, failure in (json.loads(result.read_text()) if result.exists() else {}).items():
-            outcome.setdefault(case, {})[rank] = failure
-        outcome.setdefault("stderr", {})[rank] = (folder / f"stderr-{rank}").read_text()[-3000:]
-    return outcome
-
-
 @pytest.fixture(scope="session")
 def group_outcomes(tmp_path_factory):
     """Runs each size of group once a session, on first demand."""
+    from worker_group import run_group
+
     known = {}
 
     def outcome(world):

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from conftest import HERE, SOURCES  # noqa: E402
+from worker_group import PYTHONPATH  # noqa: E402
 
 RANK_0 = """
 import sys
@@ -37,7 +37,7 @@ def start():
     started = []
 
     def rank(code, *arguments):
-        env = {**os.environ, "PYTHONPATH": f"{SOURCES / 'src'}:{HERE}", "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         started.append(
             subprocess.Popen([sys.executable, "-c", code, *arguments], env=env, text=True, **pipes)

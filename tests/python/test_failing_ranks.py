@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from ckptd.torch import _parts  # noqa: E402
-from conftest import run_group  # noqa: E402
+from worker_group import run_group  # noqa: E402
 from failing_rank_cases import CASES  # noqa: E402
 
 

@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
 from ckptd.torch import _stage  # noqa: E402
-from conftest import SOURCES  # noqa: E402
 from fake_slab import offered as read_offered  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+from worker_group import PYTHONPATH  # noqa: E402
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_what_a_killed_process_left_in_the_folder_the_next_one_removes(staged, t
     others = ["ckptd-original.safetensors", "ckptd-stage-my weights.safetensors", "model.safetensors"]
     for name in others:
         (tmp_path / name).write_bytes(b"mine")
-    process = subprocess.run([sys.executable, "-c", LEAVE_ONE], env={**os.environ, "PYTHONPATH": str(SOURCES / "src")})
+    process = subprocess.run([sys.executable, "-c", LEAVE_ONE], env={**os.environ, "PYTHONPATH": PYTHONPATH})
     assert process.returncode == -9
     (left,) = set(os.listdir(tmp_path)) - set(others)
     check = _stage._check_room

@@ -17,50 +17,12 @@
 #include "tests/testing/small_memory.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
+#include "tests/testing/transit_backend.h"
 
 namespace ckptd {
 namespace {
 
 constexpr uint32_t kRanks = 6;
-
-// Refuses to take memory so often, whoever asks.
-class ScarceTransit final : public TransitInProcess {
- public:
-  explicit ScarceTransit(std::atomic<int>& refusals) : refusals_(refusals) {}
-  absl::Status Reserve(uint64_t bytes) override {
-    if (refusals_.load() == 0) return TransitInProcess::Reserve(bytes);
-    --refusals_;
-    return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory, "the GPU is full");
-  }
-
- private:
-  std::atomic<int>& refusals_;
-};
-
-// Gives nothing but memory in transit.
-class TransitBackend final : public MemoryBackend {
- public:
-  explicit TransitBackend(std::atomic<int>& refusals) : refusals_(refusals) {}
-  std::vector<HandleKind> kinds() const override { return {HandleKind::kVmmFd}; }
-  absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t, AttachMode, HandleKind) override {
-    return absl::UnimplementedError("");
-  }
-  absl::Status Seal(Slab&) override { return absl::UnimplementedError(""); }
-  absl::StatusOr<SlabHandle> Export(Slab&, AttachMode) override {
-    return absl::UnimplementedError("");
-  }
-  void GiveUp(std::unique_ptr<Slab>) override {}
-  void NewReader() override {}
-  absl::StatusOr<std::unique_ptr<TransitMemory>> MakeTransit() override {
-    return std::make_unique<ScarceTransit>(refusals_);
-  }
-  std::vector<uint64_t> OwnedSegments() const override { return {}; }
-  MemoryUsage Usage() const override { return {}; }
-  std::string tier() const override { return "transit"; }
-
- private:
-  std::atomic<int>& refusals_;
-};
 
 class ScatterWorld {
  public:

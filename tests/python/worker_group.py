@@ -1,0 +1,52 @@
+"""Processes of a process group, by fsdp_worker."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+PYTHONPATH = f"{HERE.parents[1] / 'client/python/src'}:{HERE}"
+
+
+def run_group(folder, world, cases=(), timeout=150, module="fsdp_cases"):
+    """case -> {rank: traceback or None}, of fsdp_worker on `world` ranks, with `module`'s cases."""
+    env = {
+        "PYTHONPATH": PYTHONPATH,
+        "PATH": "/usr/bin:/bin",
+        "OMP_NUM_THREADS": "1",
+        "HOME": str(folder),
+        "CKPTD_TEST_CASES": module,
+    }
+    workers = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                str(HERE / "fsdp_worker.py"),
+                str(folder),
+                str(rank),
+                str(world),
+                *cases,
+            ],
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=open(folder / f"stderr-{rank}", "wb"),
+        )
+        for rank in range(world)
+    ]
+    try:
+        for worker in workers:
+            worker.wait(timeout)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    outcome = {}
+    for rank in range(world):
+        result = folder / f"rank-{rank}.json"
+        for case, failure in (json.loads(result.read_text()) if result.exists() else {}).items():
+            outcome.setdefault(case, {})[rank] = failure
+        outcome.setdefault("stderr", {})[rank] = (folder / f"stderr-{rank}").read_text()[-3000:]
+    return outcome
