@@ -68,7 +68,7 @@ absl::Status WhyExpired(const Rounds::Expired& round, const std::vector<uint32_t
 
 Coordinator::Coordinator(Parts parts)
     : parts_(std::move(parts)),
-      rounds_(static_cast<uint32_t>(parts_.membership.Members().size())),
+      rounds_(parts_.membership.world_size()),
       ticker_([this] { Loop(); }) {}
 
 Coordinator::~Coordinator() {
@@ -104,8 +104,7 @@ absl::StatusOr<bool> Coordinator::CheckSource(const Proposal& proposal) {
 }
 
 absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadRequest& request) {
-  CKPTD_RETURN_IF_ERROR(
-      CheckRequest(request, rank, static_cast<uint32_t>(parts_.membership.Members().size())));
+  CKPTD_RETURN_IF_ERROR(CheckRequest(request, rank, parts_.membership.world_size()));
   const Proposal proposal(rank, request);
   const Deadline deadline = Clock::now() + kEndingDeadline;
   LeaveBehind();
@@ -130,7 +129,7 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
 }
 
 absl::Status Coordinator::CancelFor(uint32_t rank, const std::string& name) {
-  const size_t world_size = parts_.membership.Members().size();
+  const uint32_t world_size = parts_.membership.world_size();
   if (rank >= world_size) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
                      fmt::format("cancelling the load of {}: rank {} asks for it, this group has "

@@ -49,6 +49,7 @@ class Membership {
   uint64_t epoch() const;
   // Waits until every rank has joined. False at the deadline.
   bool WaitComplete(Deadline deadline) const;
+  uint32_t world_size() const { return options_.self.world_size; }
   std::vector<uint32_t> MissingRanks() const;
   std::vector<MemberState> Members() const;
   // Of who is there, by rank.
