@@ -40,7 +40,6 @@ class FakeDaemon:
         self.calls = []
         self.fail_next = {}  # method -> list of Refusal, raised one a call
         self.stay_loading = False
-        self.waiting = [3, 5]  # ranks that a load which stays so waits for
         self.settled = 2  # the state that loads end in: ACTIVE
         self.watch_silence = 2.0  # seconds until the same progress is told again
         self.bend_acquire = lambda reply: None
@@ -205,7 +204,7 @@ class FakeDaemon:
         message.progress.stage = 1 if self.stay_loading else 7
         message.progress.slowest_rank = -1
         if self.stay_loading:
-            message.progress.waiting_ranks.extend(self.waiting)
+            message.progress.waiting_ranks.extend([3, 5])
 
     def _new_slab(self):
         if self.gpu is None:

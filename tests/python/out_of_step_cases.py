@@ -48,7 +48,7 @@ def when_waited_for():
     """Returns when rank 0 has come to a call that this process has not, and waits."""
     deadline = time.monotonic() + 30
     while True:
-        shared = _agree.share()
+        shared = _agree._share()
         if any(not shared.store.check([f"{function}/{times}/2"]) for function, times in shared.ahead()):
             return
         assert time.monotonic() < deadline

@@ -27,6 +27,7 @@ import datetime
 import os
 import socket
 import sys
+import weakref
 from typing import Callable, Iterator, Optional, Tuple
 
 import torch.distributed as dist
@@ -40,35 +41,38 @@ from ._shared import Board, Failure, Shared
 
 _AT_EXIT = 2.0  # seconds a process may take longer to end
 
-_shared: Optional[Tuple[object, Shared]] = None  # and the store it is of
+# And the store it is of, which must end with the process group: rank 0's listens as long as it
+# lives, and torch would take it for the next group, with the addresses of the one before.
+_shared: Optional[Tuple[weakref.ref, Shared]] = None
 _forked = False  # whether the process group, and its rank, is that of the process that this was made of
 
 
 def _after_fork() -> None:
     global _forked
-    _forked = is_distributed()
+    _forked = _is_distributed()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def is_forked() -> bool:
-    """Whether the process group is that of the process that this one was forked from."""
-    return _forked
-
-
-def share() -> Shared:
-    """What this process has of the process group's store."""
+def _share() -> Shared:
     global _shared
     store = _private.default_store()
-    if _shared is None or _shared[0] is not store:
-        _shared = store, Shared(dist.PrefixStore("ckptd", store), dist.get_rank())
+    if _shared is None or _shared[0]() is not store:
+        of = weakref.ref(store, _forget)
+        _shared = of, Shared(dist.PrefixStore("ckptd", store), dist.get_rank())
     return _shared[1]
+
+
+def _forget(store: weakref.ref) -> None:
+    global _shared
+    if _shared is not None and _shared[0] is store:
+        _shared = None
 
 
 def _on_exit() -> None:
     """Tells ranks that wait for this one, or will, why it does not come."""
-    if _forked or not is_distributed():
+    if _forked or not _is_distributed():
         return
     error = getattr(sys, "last_value", None)
     why = "its process has ended"
@@ -108,12 +112,12 @@ def agree(doing: str, deadline: Deadline, of: str = "") -> Iterator[object]:
 
     of: what it is done of, if that is to be the same on all ranks.
     """
-    if not is_distributed():
+    if not _is_distributed():
         yield Alone()
         return
     group = None
     try:
-        shared = share()
+        shared = _share()
         group = _next_round(shared, doing, deadline)
         shared.count(*group.call)
         shared.board.clear(shared.rank)
@@ -147,8 +151,7 @@ def _is_unreachable(error: BaseException) -> bool:
     return getattr(error, "reason", "") == "DAEMON_UNREACHABLE"
 
 
-def is_distributed() -> bool:
-    """Whether there are other ranks."""
+def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -185,16 +188,16 @@ def preparing(doing: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _told_outside(tell: Callable[[Shared, Exception], None]) -> Iterator[None]:
     """Calls tell() when the block raises and has begun no round."""
-    if not is_distributed():
+    if not _is_distributed():
         yield
         return
     before = None
     with contextlib.suppress(dist.DistError):  # the round will say that the store is gone
-        before = dict(share().made)
+        before = dict(_share().made)
     try:
         yield
     except Exception as error:
         with contextlib.suppress(Exception):  # which would hide the error
-            if before is not None and share().made == before:
-                tell(share(), error)
+            if before is not None and _share().made == before:
+                tell(_share(), error)
         raise

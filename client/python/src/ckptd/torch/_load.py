@@ -16,7 +16,7 @@ from .._layout import RankLayout
 from .._rpc import Deadline
 from .._shard import Shard
 from .._types import Progress
-from . import _buffers, _extra_state, _hooks, _memory, _names, _parts, _place, _private, _private_fsdp1, _targets
+from . import _buffers, _extra_state, _hooks, _memory, _names, _place, _private, _private_fsdp1, _targets
 from ._collection import no_collection
 from ._result import LoadResult
 from ._targets import Target
@@ -88,24 +88,31 @@ def load_into(
 
     Returns a LoadResult. Raises ckptd.Error; the model is then as it was, except
     for BUFFERS_LEFT, which comes after the weights are in. Raises TypeError for
-    what is no module. What fails on one rank before it takes part, those that wait for it
-    raise within seconds, by way of the process group's store, with its number ("rank 3: ...").
+    what is no module.
     """
-    deadline = Deadline(timeout)
-    with _parts.part_in(source) as part:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"filling a model: the first argument of load_into is of type {type(model).__name__}, no "
-                "torch.nn.Module; pass the model first, then the path: load_into(model, path)"
-            )
-        how = How(mode, handle, digest, part.look)
-        near = address, client
-        return _load_into(model, source, part, how, dtype, strict, deadline, near, init_buffers)
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"filling a model: the first argument of load_into is of type {type(model).__name__}, no "
+            "torch.nn.Module; pass the model first, then the path: load_into(model, path)"
+        )
+    return _load_into(
+        model,
+        source,
+        mode,
+        handle,
+        dtype,
+        strict,
+        Deadline(timeout),
+        digest,
+        address,
+        client,
+        init_buffers,
+    )
 
 
 @torch.inference_mode(False)  # else what is placed could never be trained
 def _load_into(
-    model, source, part, how, dtype, strict, deadline, near, init_buffers
+    model, source, mode, handle, dtype, strict, deadline, digest, address, client, init_buffers
 ) -> LoadResult:
     clock = Clock()
     whole, model = model, _names.without_ddp(model)
@@ -113,16 +120,16 @@ def _load_into(
     _hooks.say_what_is_not_run("load_into", modules)
     with no_collection():
         targets = list_targets(modules, dtype if dtype is None else _memory.parse_dtype(dtype))
-    _check_mode(how.mode, targets)
+    _check_mode(mode, targets)
     clock.lap("model")
     rank, world_size = rank_and_size()
-    with connected(*near, deadline, rank) as own:
+    with connected(address, client, deadline, rank) as own:
         extras = _extra_state.of(modules)
         layout_of = functools.partial(
             _targets.state, targets, rank, world_size, strict, _shapes_of(own, source, extras, deadline)
         )
+        how = How(mode, handle, digest)
         shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
-        part.loaded(result.resident)
         with _closed_if_refused(shard):
             _check_counts(own, source, targets, shard.table, deadline)
     with no_collection():
