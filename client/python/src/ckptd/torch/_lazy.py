@@ -24,7 +24,7 @@ from typing import (
 import torch
 
 from .. import _client
-from .._errors import NotFound
+from .._errors import Error, NotFound, source_changed
 from .._types import Source
 from . import _agree, _load, _memory, _native, _native_files, _private
 from ._targets import SLOTS
@@ -33,9 +33,10 @@ _LOG = logging.getLogger("ckptd")
 # Bytes of values asked for at once while all are walked through. A larger tensor is a group of its
 # own. Whoever walks holds the last value, and with it its group, while the next one comes.
 _CHUNK = 24 << 20
-# Of one look-up: a load costs as much as reading some megabytes, and the daemon memory of 2 MiB at least.
-_SMALL = 1 << 20  # bytes of a tensor that brings others along
-_NEAR = 8 << 20  # bytes that are brought, and kept here until the next ones come
+# Of one look-up: a load takes 2 MiB of the daemon's memory at least. Larger tensors cost more to
+# copy than a load of their own does, where look-ups jump about in the file.
+_SMALL = 64 << 10  # bytes of a tensor that brings others along
+_NEAR = 2 << 20  # bytes that are brought, and kept here until the next ones come
 _LEAST = 4 << 10  # bytes that a tensor counts as: it is an object, and a name in a request
 
 
@@ -77,12 +78,12 @@ class LazyStateDict(collections.abc.MutableMapping):
 
     Looking a value up has this rank's daemon load that tensor, whole, into its memory,
     and gives a torch.Tensor over it that may be written (copy on write): its memory goes
-    with it. One of up to 1 MiB comes with its small neighbours, up to 8 MiB together, and is
-    a copy; the last 8 MiB of these are kept here, as they were read, for look-ups to come.
+    with it. One of up to 64 KiB comes with its small neighbours, up to 2 MiB together, and is
+    a copy; the last 2 MiB of these are kept here, as they were read, for look-ups to come.
     values() and items() load some megabytes at a time, and keep nothing. Names can be
     removed, replaced by tensors, and taken over from another one by update(), which reads
-    nothing. Not thread-safe. Raises ckptd.Error where the daemon does, KeyError for a name
-    that is not there.
+    nothing. Not thread-safe. Raises ckptd.Error where the daemon does and where a tensor is
+    in its file no more, KeyError for a name that is not there.
     """
 
     def __init__(
@@ -120,12 +121,13 @@ class LazyStateDict(collections.abc.MutableMapping):
             return entry
         if not _is_small(entry):
             return self._read([name])[name]
-        if entry not in self._near:
-            self._near = {}  # before the next ones: never both
-            self._near = self._bring(entry.source, self._neighbours_of(name))
-        if entry not in self._near:
-            raise KeyError(name)
-        value = self._near[entry]
+        near = self._near
+        if entry not in near:
+            near = self._near = {}  # before the next ones: never both
+            near = self._near = self._bring(entry.source, self._neighbours_of(name))
+        if entry not in near:
+            raise _gone(entry)
+        value = near[entry]
         return value.to(self._devices.get(name, value.device), copy=True)
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -232,6 +234,8 @@ class LazyStateDict(collections.abc.MutableMapping):
                 entry = self.entries[name]
                 if isinstance(entry, InFile):
                     shard = shards[entry.source]
+                    if entry.name not in shard.table.index:
+                        raise _gone(entry)
                     entry = _memory.whole(shard, shard.table.index[entry.name])
                     if name in self._devices:
                         entry = entry.to(self._devices[name])
@@ -250,6 +254,12 @@ class LazyStateDict(collections.abc.MutableMapping):
             options = {"layout": json.dumps(layout), "mode": "private", "digest": False}
             checkpoint = own.load(source, timeout=deadline.for_call(), **options)
             return own.acquire(checkpoint, "private", timeout=deadline.for_call())
+
+
+def _gone(entry: InFile) -> Error:
+    return source_changed(
+        entry.source, f"since its names were read, and it has no {entry.name} now", "read its names again"
+    )
 
 
 def _is_small(entry: InFile) -> bool:
