@@ -144,6 +144,26 @@ def test_what_a_killed_process_left_in_the_folder_the_next_one_removes(staged, t
     assert sorted(os.listdir(tmp_path)) == sorted([*others, os.path.basename(file.path)])
 
 
+def test_what_is_no_file_in_the_folder_is_not_waited_for_and_stays(staged, tmp_path, monkeypatch):
+    monkeypatch.setenv("CKPTD_STAGE_DIR", str(tmp_path))
+    pipe = tmp_path / "ckptd-stage-abcdefgh.safetensors"
+    os.mkfifo(pipe)
+    files = []
+    thread = threading.Thread(target=lambda: files.append(staged({"a": torch.zeros(2)})), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert files, "it waits for somebody to write into the pipe"
+    assert sorted(os.listdir(tmp_path)) == sorted([pipe.name, os.path.basename(files[0].path)])
+
+
+def test_a_copy_that_somebody_removed_is_closed_all_the_same(staged, tmp_path, monkeypatch):
+    monkeypatch.setenv("CKPTD_STAGE_DIR", str(tmp_path))
+    file = staged({"a": torch.zeros(2)})
+    os.unlink(file.path)
+    file.close()
+    assert file._fd == -1
+
+
 def test_what_others_still_offer_in_the_folder_stays(staged, tmp_path, monkeypatch):
     monkeypatch.setenv("CKPTD_STAGE_DIR", str(tmp_path))
     first, second = staged({"a": torch.ones(2)}), staged({"a": torch.zeros(2)})

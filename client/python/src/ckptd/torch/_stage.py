@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import stat
 import struct
 import tempfile
 import threading
@@ -211,7 +212,8 @@ class MemoryFile:
         if fd < 0:
             return
         if self._named:
-            os.unlink(self._named)
+            with contextlib.suppress(FileNotFoundError):  # somebody cleared the folder
+                os.unlink(self._named)
         try:
             # The kernel takes a second for 10 GB.
             threading.Thread(target=os.close, args=(fd,), daemon=True).start()
@@ -243,10 +245,12 @@ def _remove_left(folder: str) -> None:
     for name in filter(_LEFT.fullmatch, names):
         path = os.path.join(folder, name)
         with contextlib.suppress(OSError):  # another user's, or gone meanwhile
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            # Not waiting: anybody may put a pipe there.
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
+                found = os.fstat(fd)
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(fd).st_uid == os.geteuid():
+                if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
                     os.unlink(path)
                     _LOG.info("removed %s, which a process that has ended left", path)
             finally:
