@@ -47,6 +47,25 @@ def seen_in(monkeypatch, owner, name):
     return seen
 
 
+def held_by_a_thread():
+    """Returns when a thread is within no_collection; what makes it leave."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with no_collection():
+            inside.set()
+            leave.wait(30)
+
+    def go_on():
+        leave.set()
+        thread.join(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert inside.wait(30)
+    return go_on
+
+
 @pytest.mark.parametrize("call", LOADS.values(), ids=LOADS)
 def test_it_is_on_while_the_daemons_are_waited_for(daemon, path, monkeypatch, call):
     waits = seen_in(monkeypatch, ckptd.Client, "load")
@@ -80,20 +99,10 @@ def test_it_is_off_while_tensors_are_listed_and_placed(daemon, path, monkeypatch
 
 
 def test_it_comes_on_again_with_the_last_of_several_threads():
-    inside, leave = threading.Event(), threading.Event()
-
-    def hold():
-        with no_collection():
-            inside.set()
-            leave.wait(30)
-
-    thread = threading.Thread(target=hold)
     with no_collection():
-        thread.start()
-        assert inside.wait(30)
+        go_on = held_by_a_thread()
     assert not gc.isenabled()
-    leave.set()
-    thread.join(30)
+    go_on()
     assert gc.isenabled()
 
 
@@ -108,24 +117,15 @@ def test_it_stays_off_where_the_caller_had_turned_it_off():
 
 
 def test_a_child_that_is_forked_meanwhile_has_it_on():
-    inside, leave = threading.Event(), threading.Event()
-
-    def hold():
-        with no_collection():
-            inside.set()
-            leave.wait(30)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert inside.wait(30) and not gc.isenabled()
+    go_on = held_by_a_thread()
+    assert not gc.isenabled()
     child = os.fork()
     if child == 0:
         on = gc.isenabled()
         with no_collection():  # and it works there
             off = not gc.isenabled()
         os._exit(0 if on and off and gc.isenabled() else 1)
-    leave.set()
-    thread.join(30)
+    go_on()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

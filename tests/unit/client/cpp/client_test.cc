@@ -230,16 +230,20 @@ TEST_F(ClientTest, GivesUpOnASlowAnswerInTime) {
   EXPECT_THAT(last.status(), Says("waiting for rank 3 (rank 3 loads /other);"));
 }
 
-TEST_F(ClientTest, WatchesUntilTheLoadIsDone) {
-  daemon_.answers.watch = {FakeDaemon::MakeCheckpoint(kLoading),
-                           FakeDaemon::MakeCheckpoint(kActive)};
-  Client client = Connect();
+// A watch that tells of a load, and of its end.
+void ExpectWatched(Client client) {
   std::vector<CheckpointState> seen;
   WatchOptions options;
   options.on_update = [&seen](const CheckpointInfo& info) { seen.push_back(info.state); };
   ASSERT_OK_AND_ASSIGN(const CheckpointInfo last, client.Watch("checkpoints/ab12", options));
   EXPECT_EQ(last.state, CheckpointState::kActive);
   EXPECT_THAT(seen, ::testing::ElementsAre(CheckpointState::kLoading, CheckpointState::kActive));
+}
+
+TEST_F(ClientTest, WatchesUntilTheLoadIsDone) {
+  daemon_.answers.watch = {FakeDaemon::MakeCheckpoint(kLoading),
+                           FakeDaemon::MakeCheckpoint(kActive)};
+  ExpectWatched(Connect());
 }
 
 TEST_F(ClientTest, RefusesToStateShapesOfSomeTensorsOnly) {
@@ -305,13 +309,7 @@ TEST_F(ClientTest, AsksForALoadThatItCannotWatch) {
   daemon_.answers.watch_error = NoMoreWatches();
   daemon_.answers.get = {FakeDaemon::MakeCheckpoint(kLoading),
                          FakeDaemon::MakeCheckpoint(kActive)};
-  Client client = Connect();
-  std::vector<CheckpointState> seen;
-  WatchOptions options;
-  options.on_update = [&seen](const CheckpointInfo& info) { seen.push_back(info.state); };
-  ASSERT_OK_AND_ASSIGN(const CheckpointInfo last, client.Watch("checkpoints/ab12", options));
-  EXPECT_EQ(last.state, CheckpointState::kActive);
-  EXPECT_THAT(seen, ::testing::ElementsAre(CheckpointState::kLoading, CheckpointState::kActive));
+  ExpectWatched(Connect());
 }
 
 TEST_F(ClientTest, AsksForALoadThatItCannotWatchUntilItsTimeIsOver) {
