@@ -70,7 +70,7 @@ def local_indices(sharding, meshes, shape, rank):
         steps = [s for s in steps if s[1].kind != 3] + [s for s in steps if s[1].kind == 3]
     padded = None
     for at, placement in steps:
-        if placement.kind == 1:
+        if placement.kind == 1 or mesh.shape[at] == 1:
             continue
         dim = placement.dim % max(len(shape), 1)
         before, parts = lists[dim], mesh.shape[at]
