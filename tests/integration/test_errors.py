@@ -71,7 +71,7 @@ def test_a_layout_for_another_world_size(pair, good):
 def test_no_daemon_at_the_address(tmp_path, good):
     began = time.monotonic()
     with pytest.raises(ckptd.Error) as caught:
-        with ckptd.connect(f"unix://{tmp_path}/none.sock", timeout=1) as client:
+        with ckptd.connect(f"unix://{tmp_path}/none.sock", wait=1) as client:
             client.load(good, layout="fsdp:2")
     assert caught.value.reason == "DAEMON_UNREACHABLE" and f"{tmp_path}/none.sock" in caught.value.message
     assert time.monotonic() - began < 10

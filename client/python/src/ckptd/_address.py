@@ -144,8 +144,8 @@ def _why(address: Address, error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def unreachable(address: Address, error: OSError) -> Exception:
-    """The error for a daemon that could not be reached."""
+def unreachable(address: Address, error: OSError, waited: float = 0.0) -> Exception:
+    """The error for a daemon that could not be reached, after `waited` seconds."""
     facts = {"address": address.path, "chosen_by": address.chosen_by}
     if isinstance(error, PermissionError):
         return PermissionDenied(
@@ -154,9 +154,12 @@ def unreachable(address: Address, error: OSError) -> Exception:
             "DAEMON_UNREACHABLE",
             facts,
         )
+    why = _why(address, error)
+    if waited > 0:
+        why += f", and none came within {waited:g} s (`ckptd.connect(wait=60)` waits longer)"
     return Unavailable(
-        f"connecting to the ckptd daemon at {address}: {_why(address, error)}; start the job's "
-        "daemons with `ckptd launch --nproc N`, or name another with address= or CKPTD_ADDRESS",
+        f"connecting to the ckptd daemon at {address}: {why}; start the job's daemons with `ckptd "
+        "launch --nproc N`, or name another with address= or CKPTD_ADDRESS",
         "DAEMON_UNREACHABLE",
         facts,
     )
@@ -216,5 +219,5 @@ def wait_until_listening(address: Address, timeout: float) -> None:
             except OSError as error:
                 left = deadline - time.monotonic()
                 if isinstance(error, PermissionError) or left <= 0:
-                    raise unreachable(address, error) from None
+                    raise unreachable(address, error, timeout) from None
         time.sleep(min(0.05, left))

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("ckptd")
 _SAY_AFTER = 6.0  # seconds; daemons send progress every two, changed or not
+# For a daemon that is just starting: other ranks may wait for this one, and hear of it within ten.
+CONNECT_SECONDS = 5.0
 _CALL_SECONDS = 30.0
 # What callers can do where they gave no timeout: the daemon answers from its memory.
 _AT_ONCE = (
@@ -51,17 +53,17 @@ Layout = Union[None, str, Dict[str, Any], _layout.RankLayout]
 
 
 def connect(
-    address: Optional[str] = None, timeout: float = 10.0, *, rank: Optional[int] = None
+    address: Optional[str] = None, wait: float = CONNECT_SECONDS, *, rank: Optional[int] = None
 ) -> "Client":
     """Finds the daemon of this process: `address`, CKPTD_ADDRESS, or the default socket.
 
-    Waits up to `timeout` seconds for a daemon that is still starting. {rank} and
-    {local_rank} in the address are replaced from torchrun's or Slurm's
+    Waits up to `wait` seconds for a daemon that is still starting: 5 unless more are given.
+    {rank} and {local_rank} in the address are replaced from torchrun's or Slurm's
     environment; `rank` beats it. Raises Unavailable (DAEMON_UNREACHABLE) with
     the address, how it was chosen and what to try.
     """
     resolved = _address.resolve(address, rank)
-    _address.wait_until_listening(resolved, timeout)
+    _address.wait_until_listening(resolved, wait)
     return Client(resolved)
 
 

@@ -22,7 +22,6 @@ from ._result import LoadResult
 from ._targets import Target
 
 _SHOWN = 5  # names in a sentence
-PATIENCE = 5.0  # seconds for a daemon that is just starting: no rank waits longer for a bad one
 
 
 class Clock:
@@ -184,7 +183,9 @@ class How:
 @contextlib.contextmanager
 def connected(address, client, deadline: Deadline, rank: int):
     """`client`, or one of its own for this rank that is closed afterwards."""
-    own = client or _client.connect(address, min(PATIENCE, deadline.timeout), rank=rank)
+    own = client or _client.connect(
+        address, min(_client.CONNECT_SECONDS, deadline.timeout), rank=rank
+    )
     try:
         yield own
     finally:
