@@ -71,7 +71,7 @@ def test_two_names_of_a_file_can_change_places(daemon, tmp_path):
     state = {"a.weight": torch.randn(3, 3), "b.weight": torch.randn(3, 3)}
     save_file(state, tmp_path / "m.safetensors", metadata={"format": "pt"})
     lazy = ckptd.torch.load_state_dict(tmp_path / "m.safetensors", address=daemon.path)
-    lazy.entries["a.weight"], lazy.entries["b.weight"] = lazy.entries["b.weight"], lazy.entries["a.weight"]
+    lazy = lazy.rename({"a.weight": "b.weight", "b.weight": "a.weight"})
     model = nn.ModuleDict({n: nn.Linear(3, 3, bias=False) for n in "ab"})
     ckptd.torch.DistModule(model, address=daemon.path).load_state_dict(lazy)
     assert torch.equal(model["a"].weight, state["b.weight"])

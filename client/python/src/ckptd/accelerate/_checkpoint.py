@@ -15,7 +15,7 @@ from .. import _client
 from .._errors import FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._source import absolute
-from ..torch import _agree, _lazy, _load, _module, _native, _state_dict
+from ..torch import _agree, _in_file, _lazy, _load, _module, _native, _state_dict
 from ..torch._spread import Options
 from . import _feed
 from ._files import Files, resolve
@@ -150,7 +150,7 @@ def _spread(call: _Call) -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
     def names(own: _client.Client) -> _feed.Entries:
-        return _feed.names_in(_lazy.inspect(own, call.files.source, call.deadline))
+        return _feed.names_in(_in_file.inspect(own, call.files.source, call.deadline))
 
     options = ("full_state_dict", "strict", "broadcast_from_rank0")
     wish = StateDictOptions(**{name: call.arguments[name] for name in options})
@@ -176,12 +176,12 @@ def _run(call: _Call) -> None:
     def by_file() -> Dict[str, _feed.Entries]:
         # Not before accelerate has checked its arguments.
         with call.connected() as own:
-            found = _lazy.inspect(own, call.files.source, call.deadline)
+            found = _in_file.inspect(own, call.files.source, call.deadline)
             return _feed.entries(own, found, call.files, _wishes(call), call.digest, call.deadline)
 
     def load_state_dict(file: str, device_map: Any = None) -> Mapping[str, Any]:
         held = by_file()[absolute(file)]
-        return held if device_map is None else _lazy.LazyStateDict(held, **call.options())
+        return held if device_map is None else _Stream(held, **call.options())
 
     original = _native.original(_MODULE, _FUNCTION)
     offload = _Offload(call.arguments["offload_folder"], by_file if call.link else None)
@@ -201,6 +201,13 @@ def _wishes(call: _Call) -> Wishes:
         linked=call.link,
         **{name: call.arguments[name] for name in names},
     )
+
+
+class _Stream(_lazy.LazyStateDict):
+    """One that accelerate goes through once: what it has placed is not kept here."""
+
+    def items(self) -> Any:
+        return self.walk()
 
 
 class _Offload:

@@ -9,7 +9,7 @@ from .._rpc import Deadline
 from .._shard import Shard
 from .._source import absolute
 from .._types import Source, SourceTensor
-from ..torch import _lazy, _load, _memory, _private
+from ..torch import _in_file, _load, _memory, _private
 from ._files import Files
 from ._wishes import Device, Wishes
 
@@ -20,13 +20,7 @@ Entries = Dict[str, Any]  # name -> tensor, or InFile
 
 def names_in(found: Source) -> Entries:
     """Tensors of the files under their own names, in the order of the files."""
-    tensors = sorted(found.tensors.values(), key=lambda tensor: (tensor.file, tensor.offset))
-    return {tensor.name: _in_file(found, tensor) for tensor in tensors}
-
-
-def _in_file(found: Source, tensor: SourceTensor) -> _lazy.InFile:
-    number = _dtypes.BY_NAME[tensor.dtype].number
-    return _lazy.InFile(found.source, tensor.name, number, tensor.shape, tensor.nbytes)
+    return {name: _in_file.in_file(found, tensor) for name, tensor in _in_file.in_order(found)}
 
 
 def entries(
@@ -114,6 +108,7 @@ def _attach(
     options = _options(found, asked, _load.rank_and_size()[1])
     left = deadline.for_call()
     loaded = own.load(found.source, mode=mode, timeout=left, digest=digest, **options)
+    _in_file.check_unchanged(loaded, found.source, found.identity)
     return own.acquire(loaded, mode, timeout=deadline.for_call())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from .._errors import Unavailable
 from .._rpc import Deadline
-from . import _agree, _lazy, _native_files
+from . import _agree, _in_file, _lazy, _native_files
 
 
 def as_dict(doing: str, given: Any, timeout: float, every_rank: bool = False) -> Any:
@@ -28,7 +28,7 @@ def _dict_of(doing: str, given: Any) -> Any:
         return _native_files.read(os.fspath(given), _native_files.load_file)
     if not isinstance(given, _lazy.LazyStateDict):
         return given
-    if any(isinstance(entry, _lazy.InFile) for entry in given.entries.values()):
+    if any(isinstance(entry, _in_file.InFile) for entry in given.entries.values()):
         raise Unavailable(
             f"{doing} without the daemons: the values of a LazyStateDict come from a daemon, and "
             "none can be reached; start the daemons, or pass the checkpoint's path instead",

@@ -16,7 +16,7 @@ from .._layout import RankLayout
 from .._rpc import Deadline
 from .._shard import Shard
 from .._types import Progress
-from . import _buffers, _extra_state, _hooks, _memory, _names, _place, _private, _private_fsdp1, _targets
+from . import _buffers, _extra_state, _hooks, _in_file, _memory, _names, _place, _private, _private_fsdp1, _targets
 from ._collection import no_collection
 from ._result import LoadResult
 from ._targets import Target
@@ -178,6 +178,7 @@ class How:
     handle: Optional[str] = None
     digest: bool = True
     progress: Optional[Callable[[Progress], None]] = None
+    identity: str = ""  # of the files that it has to be: see _in_file.check_unchanged
 
 
 @contextlib.contextmanager
@@ -221,6 +222,7 @@ def attach(
         digest=how.digest,
         progress=how.progress,
     )
+    _in_file.check_unchanged(checkpoint, os.fspath(source), how.identity)
     clock.lap("load")
     with no_collection():  # its table has a row for each tensor; a daemon that holds it has no reason to wait
         shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .._autopatch import switched_off
 from .._patches import Patch, Patches
-from . import _buffers, _fsdp2, _lazy, _native, _state_dict
+from . import _buffers, _fsdp2, _lazy_open, _native, _state_dict
 from ._spread import Given
 
 _PLACES: Dict[str, Tuple[str, ...]] = {
@@ -118,6 +118,6 @@ def _with(function: Any, options: Dict[str, Any]) -> Any:
 
 def _load_state_dict(near, fallback, checkpoint_file, device_map=None):
     only_first = os.environ.get(_RAM_EFFICIENT, "").lower() in ("1", "true", "yes", "y", "t", "on")
-    return _lazy.load_state_dict(
+    return _lazy_open.load_state_dict(
         checkpoint_file, device_map, every_rank=not only_first, fallback=fallback, **near
     )

@@ -22,9 +22,9 @@ from .. import _address, _client
 from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._shard import Shard
-from . import _agree, _lazy, _load, _memory, _names, _place, _private, _stage, _targets
+from . import _agree, _in_file, _lazy, _load, _memory, _names, _place, _private, _stage, _targets
 from ._collection import no_collection
-from ._lazy import InFile
+from ._in_file import InFile
 from ._place import Entry
 from ._result import LoadResult
 from ._targets import Target
@@ -133,7 +133,8 @@ def spread(
                 made = Spread(_objects_of(word), *(word[k] for k in ("missing", "unexpected")))
                 try:
                     look = functools.partial(group.look, 2)
-                    _load_all(made, own, word, wanted, dtype_for, options, deadline, look)
+                    known = source.identities
+                    _load_all(made, own, word, wanted, dtype_for, options, deadline, look, known)
                     group.vote(2)
                 except BaseException:
                     made.close()
@@ -147,6 +148,7 @@ class _Source:
     def __init__(self, wanted: Wanted, own: _client.Client, deadline: Deadline):
         self._wanted, self._own, self._deadline = wanted, own, deadline
         self._staged: Union[None, _stage.OfferedMemory, _stage.MemoryFile] = None
+        self.identities: Dict[str, str] = {}  # source -> that of its files when names were read
 
     def close(self) -> None:
         if self._staged is not None:
@@ -175,6 +177,8 @@ class _Source:
                         f"{doing}: {name} is a tensor of the model and {type(entry).__name__} in "
                         "the state dict; pass a tensor"
                     )
+                if self.identities.setdefault(entry.source, entry.identity) != entry.identity:
+                    raise _in_file.changed(entry.source)
                 found.append(entry)
             part = _part_of(doing, target, parts, found)
             take[target.name] = [part, [entry.name for entry in found], found[0].dtype]
@@ -239,7 +243,7 @@ def _part_of(
 def _entries(given: Asked, own: _client.Client, deadline: Deadline) -> Mapping[str, Any]:
     """name -> InFile, tensor or other value."""
     if isinstance(given, (str, os.PathLike)):
-        return _lazy.entries_of(own, given, deadline)
+        return _in_file.entries_of(own, given, deadline)
     if callable(given):
         return given(own)
     if isinstance(given, _lazy.LazyStateDict):
@@ -306,10 +310,12 @@ def _load_all(
     options: Options,
     deadline: Deadline,
     look: Callable[[], None],
+    identities: Mapping[str, str],
 ) -> None:
     """Has the daemons load each part, and checks this rank's shard of it against the model.
 
     look: raises when another rank has failed; called while the daemons are waited for.
+    identities: source -> that of the files whose names rank 0 has read.
     """
     rank, size = _load.rank_and_size()
     for number, (source, in_memory) in enumerate(word["parts"]):
@@ -330,6 +336,7 @@ def _load_all(
         # A copy of rank 0's memory is of use to nobody else: the daemon keeps nothing of it.
         mode = "exclusive" if in_memory else "auto"
         how = _load.How(mode, None, options.digest, progress=lambda _: look())
+        how = replace(how, identity="" if in_memory else identities.get(source, ""))
         try:
             shard, result = _load.attach(
                 own, source, targets, lambda: layout, how, deadline, _load.Clock()
