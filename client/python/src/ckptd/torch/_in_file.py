@@ -11,6 +11,7 @@ from .. import _client
 from .._errors import Aborted, NotFound, source_changed
 from .._rpc import Deadline
 from .._types import Checkpoint, Source, SourceTensor
+from . import _private
 from ._targets import SLOTS
 
 _LOG = logging.getLogger("ckptd")
@@ -43,13 +44,13 @@ class InFile:
         """Makes what was read its value, on its device."""
         owner = self.owner
         owner.value = value if self.device is None else value.to(self.device)
-        owner.version = owner.value._version
+        owner.version = _private.changes_of(owner.value)
 
     @property
     def untouched(self) -> bool:
         """Whether torch knows of no change of the value since it was read."""
         owner = self.owner
-        return owner.value is None or owner.value._version == owner.version
+        return owner.value is None or _private.changes_of(owner.value) == owner.version
 
     @property
     def place(self) -> Tuple[str, str, str]:

@@ -337,11 +337,23 @@ def _equal(one: Any, other: Any) -> bool:
     return one is other or bool(one == other)  # as dicts compare values
 
 
-class _Values(collections.abc.ValuesView):
-    def __reversed__(self) -> Iterator[Any]:
-        return (self._mapping[name] for name in reversed(self._mapping))
-
-
 class _Items(collections.abc.ItemsView):
+    """As dicts have them: they can be gone through from the end, too."""
+
+    def __init__(self, owner: LazyStateDict) -> None:
+        super().__init__(owner)
+        self._owner = owner
+
     def __reversed__(self) -> Iterator[Tuple[str, Any]]:
-        return ((name, self._mapping[name]) for name in reversed(self._mapping))
+        return ((name, self._owner[name]) for name in reversed(self._owner))
+
+
+class _Values(collections.abc.ValuesView):
+    """As _Items."""
+
+    def __init__(self, owner: LazyStateDict) -> None:
+        super().__init__(owner)
+        self._owner = owner
+
+    def __reversed__(self) -> Iterator[Any]:
+        return (self._owner[name] for name in reversed(self._owner))

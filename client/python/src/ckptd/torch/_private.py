@@ -159,6 +159,11 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def changes_of(tensor: torch.Tensor) -> int:
+    """How often torch has changed the tensor, or one of its views, in place."""
+    return tensor._version
+
+
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """A DTensor's own part, not a view of it; a plain tensor itself."""
     return tensor._local_tensor if is_dtensor(tensor) else tensor
