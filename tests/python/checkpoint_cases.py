@@ -128,7 +128,7 @@ class Call:
         torch.manual_seed(1)
         model, offload = self.build(), folder / "offload"
         options = {**self.options, **({"offload_folder": offload} if self.offload else {}), **more}
-        device_map = None if self.device_map is None else dict(self.device_map)
+        device_map = dict(self.device_map) if isinstance(self.device_map, dict) else self.device_map
         kind = None
         try:
             assert load(model, os.fspath(checkpoint), device_map=device_map, **options) is None
@@ -225,5 +225,11 @@ CALLS += [Call(f"{form}, {'a map' if device_map else 'no map'}", device_map, for
 # is handed to safetensors, which knows few.
 BEYOND = [
     (Call("all on the host by a device", {"": torch.device("cpu")}), Call("", ALL_CPU)),
+    *((Call(f"all on the host by {host!r}", host), Call("", ALL_CPU)) for host in ("cpu", "cpu:0", torch.device("cpu:0"))),
+    *((Call(f"all on the host by a map to {host!r}", {"": host}, build=Model), Call("", ALL_CPU, build=Model))
+      for host in ("cpu:0", torch.device("cpu:0"))),
+    (Call("by part, spelled in several ways", {**BY_PART, "layers": "cpu:0", "embed": torch.device("cpu"), "head": "cpu:0"},
+          offload=True, options={"offload_state_dict": True}),
+     Call("", BY_PART, offload=True, options={"offload_state_dict": True})),
     (Call("all on disk", {"": "disk"}, offload=True), Call("", {"": "disk", "nothing": "cpu"}, offload=True)),
 ]

@@ -15,11 +15,11 @@ from .. import _client
 from .._errors import FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._source import absolute
-from ..torch import _agree, _in_file, _lazy, _load, _module, _native, _state_dict
+from ..torch import _agree, _devices, _in_file, _lazy, _load, _module, _native, _state_dict
 from ..torch._spread import Options
 from . import _feed
 from ._files import Files, resolve
-from ._wishes import Device, Wishes
+from ._wishes import Wishes
 
 _LOG = logging.getLogger("ckptd")
 _MODULE = "accelerate.utils.modeling"
@@ -29,7 +29,7 @@ _FUNCTION = "load_checkpoint_in_model"
 def load_checkpoint_in_model(
     model: nn.Module,
     checkpoint: Union[str, os.PathLike],
-    device_map: Optional[Mapping[str, Device]] = None,
+    device_map: Optional[_devices.DeviceMap] = None,
     offload_folder: Union[None, str, os.PathLike] = None,
     dtype: Union[None, str, torch.dtype] = None,
     offload_state_dict: bool = False,
@@ -49,8 +49,9 @@ def load_checkpoint_in_model(
 ) -> None:
     """accelerate's function of this name, over the memory of this rank's daemon.
 
-    With a device_map, what the map puts where the daemon keeps its memory comes by one
-    load, cast, and becomes the model's without a copy; "disk" and other devices get their
+    device_map: module name -> device, or one device for all: a torch.device, its text, or the
+    number of a GPU, and each spelling of a device is that device. With one, what it puts where
+    the daemon keeps its memory comes by one load, cast, and becomes the model's without a copy; "disk" and other devices get their
     tensors in groups of some megabytes. link_offloaded: entries on "disk" name the
     safetensors file in the offload folder's index instead of being written there, so that
     nothing of them is read; the folder then needs the checkpoint. offload_state_dict
@@ -65,8 +66,9 @@ def load_checkpoint_in_model(
     offload_8bit_bnb. timeout, digest, address, client: see load_into. fallback="native":
     accelerate reads where no daemon can be reached.
     """
+    modules = None if device_map is None else _devices.as_accelerate_s(_devices.by_module(device_map))
     arguments: Dict[str, Any] = {
-        "device_map": device_map,
+        "device_map": modules,
         "offload_folder": offload_folder,
         "dtype": dtype,
         "offload_state_dict": offload_state_dict,

@@ -9,9 +9,9 @@ from .._rpc import Deadline
 from .._shard import Shard
 from .._source import absolute
 from .._types import Source, SourceTensor
-from ..torch import _in_file, _load, _memory, _private
+from ..torch import _devices, _in_file, _load, _memory, _private
 from ._files import Files
-from ._wishes import Device, Wishes
+from ._wishes import Wishes
 
 _F32 = _dtypes.BY_NAME["F32"].number
 
@@ -49,7 +49,7 @@ def entries(
             by_file[tensor.file][name] = torch.empty(tensor.shape, dtype=dtype, device="meta")
             continue
         by_file[tensor.file][name] = entry
-        if _same(place, have):
+        if _devices.device_of(place) == have:
             stay.append(tensor)
     if stay:
         asked = {t.name: _number(t, wishes) for t in stay}
@@ -73,17 +73,6 @@ def _device(own: _client.Client, deadline: Deadline) -> torch.device:
     if uuid is None:
         return torch.device("cpu")
     return torch.device("cuda", _cuda_driver.find_device(uuid).ordinal)
-
-
-def _same(place: Device, have: torch.device) -> bool:
-    if place == "disk":
-        return False
-    wanted = torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
-    if wanted.type != have.type:
-        return False
-    if wanted.type == "cuda" and wanted.index is None:
-        return torch.cuda.current_device() == have.index
-    return wanted.type == "cpu" or wanted.index == have.index
 
 
 def _number(tensor: SourceTensor, wishes: Wishes) -> int:

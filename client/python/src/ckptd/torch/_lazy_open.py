@@ -63,5 +63,7 @@ def _open(path, devices, rank: int, timeout: float, address, client) -> LazyStat
         found = _in_file.inspect(own, path, deadline)
     names = [*found.tensors, *found.aliases]
     places = {} if devices is None else _devices.by_name(names, devices)
+    for device in set(places.values()):
+        torch.empty(0, device=device)  # torch's error for one that is not there, before anybody looks
     entries = _in_file.entries_in(found, places)
     return LazyStateDict(entries, address=address, client=client, timeout=timeout)
