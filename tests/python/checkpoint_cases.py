@@ -65,6 +65,12 @@ def save(folder, state, form="file", metadata=None):
     """Writes `state` and returns what is passed as checkpoint: one of FORMS."""
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt"} if metadata is None else metadata
+    if form == "index" and not state:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
+        return folder
+    if form == "bare index" and not state:
+        (folder / "weights.json").write_text("{}")
+        return folder / "weights.json"
     if form in ("file", "folder"):
         save_file(state, folder / "model.safetensors", metadata=metadata or None)
         return folder / "model.safetensors" if form == "file" else folder
@@ -218,6 +224,9 @@ CALLS = [
     Call("of another framework", ALL_CPU, metadata={"format": "tf"}),
     Call("of no format", metadata={"x": "y"}),
 ]
+CALLS += [Call(f"no tensors in a {form}, {'strict, ' if strict else ''}{'a map' if device_map else 'no map'}", device_map,
+               state={"without": tuple(Model().state_dict())}, build=Model, form=form, options={"strict": strict})
+          for form in ("file", "index", "bare index") for device_map in (None, ALL_CPU) for strict in (False, True)]
 CALLS += [Call(f"{form}, {'a map' if device_map else 'no map'}", device_map, form=form, offload=bool(device_map))
           for form in FORMS for device_map in (None, BY_PART)]
 

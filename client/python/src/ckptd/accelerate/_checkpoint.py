@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .. import _client
-from .._errors import FailedPrecondition, Unimplemented
+from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._source import absolute
 from ..torch import _agree, _devices, _in_file, _lazy, _load, _module, _native, _state_dict
@@ -59,7 +59,7 @@ def load_checkpoint_in_model(
 
     Without a device_map the ranks agree as in set_model_state_dict, which fills the model,
     also one on meta without a process group. Checkpoints that are no safetensors are
-    accelerate's own reading (torch.load).
+    accelerate's own reading (torch.load), as is an index that lists nothing.
 
     Raises what accelerate does, for a file that is missing or of another format as
     load_state_dict; else ckptd.Error, before the model is touched: UNIMPLEMENTED for
@@ -86,7 +86,7 @@ def load_checkpoint_in_model(
         together = device_map is None and _can_spread(model, full_state_dict)
         files = _resolve(checkpoint, deadline, together)
         original = _native.original(_MODULE, _FUNCTION)
-    if not files.all_safetensors:
+    if not files.by_daemons:
         return original(model, checkpoint, **arguments)
     near = {"address": address, "client": client}
     call = _Call(model, checkpoint, files, arguments, link_offloaded, digest, near, deadline, fallback)
@@ -136,9 +136,9 @@ def _resolve(checkpoint: str, deadline: Deadline, together: bool) -> Files:
     files, wrong = None, None
     try:
         files = resolve(checkpoint)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, Error) as error:
         wrong = error
-    if together and (files is None or files.all_safetensors):
+    if together and (files is None or files.by_daemons):
         with _agree.agree(_FUNCTION, deadline) as group:
             if wrong is not None:
                 raise wrong

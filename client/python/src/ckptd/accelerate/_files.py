@@ -4,6 +4,8 @@ import json
 import os
 from typing import List, NamedTuple
 
+from .._errors import InvalidArgument
+
 _WHOLE = ("pytorch_model.bin", "model.safetensors")  # in a folder, the first one counts
 _INDEX = ".index.json"
 
@@ -15,15 +17,17 @@ class Files(NamedTuple):
     files: List[str]
 
     @property
-    def all_safetensors(self) -> bool:
-        return all(path.endswith(".safetensors") for path in self.files)
+    def by_daemons(self) -> bool:
+        """Whether there is something to read, and all of it safetensors."""
+        return bool(self.files) and all(path.endswith(".safetensors") for path in self.files)
 
 
 def resolve(path: str) -> Files:
     """A file, an index, or a folder with a whole model's file or just one index.
 
     The rule is accelerate's. Raises ValueError where it does, OSError and ValueError for
-    an index that cannot be read.
+    an index that cannot be read; InvalidArgument SOURCE_INVALID for one that names
+    safetensors files outside of its folder, which accelerate would follow.
     """
     if os.path.isdir(path):
         path = os.path.join(path, _in_folder(path))
@@ -37,7 +41,17 @@ def resolve(path: str) -> Files:
     with open(path, encoding="utf-8") as file:
         listed = json.load(file)
     names = sorted(set(listed.get("weight_map", listed).values()))
-    return Files(path, [os.path.join(os.path.dirname(path), name) for name in names])
+    found = Files(path, [os.path.join(os.path.dirname(path), name) for name in names])
+    away = [name for name in names if os.path.isabs(name) or ".." in name.split("/")]
+    if away and found.by_daemons:
+        raise InvalidArgument(
+            f"loading {path}: it names {away[0]!r}, which is not below its folder; daemons do not follow "
+            "that, because an index comes with a checkpoint from anywhere and must not choose what they "
+            "read; put the files, or symbolic links to them, beside the index, and name those",
+            "SOURCE_INVALID",
+            {"file": path},
+        )
+    return found
 
 
 def _in_folder(folder: str) -> str:

@@ -103,6 +103,11 @@ def spread_over(model: nn.Module, given: Asked, wish: Any, options: Options) -> 
     whole, model = model, _names.without_ddp(model)
 
     def check(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
+        if not have and _refuses_none(wish):
+            raise RuntimeError(
+                f"{_FUNCTION}: the state dict has no tensors, and strict=True asks for all; pass the "
+                "model's checkpoint, or strict=False"
+            )
         missing, unexpected = _module.compare_names(have, wanted)
         # Where every rank has the dict, torch keeps what it lacks without a word.
         lacks = missing if wish.strict and wish.broadcast_from_rank0 else []
@@ -116,6 +121,12 @@ def spread_over(model: nn.Module, given: Asked, wish: Any, options: Options) -> 
     keys = _module.incompatible([], made.unexpected if knows else [])
     with torch.no_grad():  # as torch's
         return _module.finish(whole, keys, wish.strict)
+
+
+def _refuses_none(wish: Any) -> bool:
+    """Whether torch's function raises for a state dict of nothing."""
+    lenient = ("broadcast_from_rank0", "cpu_offload", "ignore_frozen_params")
+    return wish.strict and not any(getattr(wish, option, False) for option in lenient)
 
 
 def _dtypes(wanted: Wanted) -> DtypeFor:
