@@ -15,7 +15,7 @@ from .. import _client
 from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._source import absolute
-from ..torch import _agree, _devices, _in_file, _lazy, _load, _module, _native, _state_dict
+from ..torch import _agree, _devices, _in_file, _lazy, _load, _module, _native, _state_dict, _tied
 from ..torch._spread import Options
 from . import _feed
 from ._files import Files, resolve
@@ -46,6 +46,7 @@ def load_checkpoint_in_model(
     address: Optional[str] = None,
     client: Optional[_client.Client] = None,
     fallback: Optional[str] = None,
+    tied: Optional[str] = None,
 ) -> None:
     """accelerate's function of this name, over the memory of this rank's daemon.
 
@@ -57,7 +58,8 @@ def load_checkpoint_in_model(
     nothing of them is read; the folder then needs the checkpoint. offload_state_dict
     writes no temporary files: the daemon's memory holds what they would.
 
-    Without a device_map the ranks agree as in set_model_state_dict, which fills the model,
+    tied: names of one tensor with different values are an error, "first" takes the value of the
+    first of the model's names. Without a device_map the ranks agree as in set_model_state_dict, which fills the model,
     also one on meta without a process group. Checkpoints that are no safetensors are
     accelerate's own reading (torch.load), as is an index that lists nothing.
 
@@ -83,13 +85,16 @@ def load_checkpoint_in_model(
     with alone:
         checkpoint, deadline = os.fspath(checkpoint), Deadline(timeout)
         _native.check(fallback)
+        _tied.check(tied)
         together = device_map is None and _can_spread(model, full_state_dict)
         files = _resolve(checkpoint, deadline, together)
         original = _native.original(_MODULE, _FUNCTION)
     if not files.by_daemons:
         return original(model, checkpoint, **arguments)
     near = {"address": address, "client": client}
-    call = _Call(model, checkpoint, files, arguments, link_offloaded, digest, near, deadline, fallback)
+    call = _Call(
+        model, checkpoint, files, arguments, link_offloaded, digest, near, deadline, fallback, tied
+    )
     ours = _spread if together else _run
     return _native.stand_in(
         _FUNCTION,
@@ -112,6 +117,7 @@ class _Call:
     near: Dict[str, Any]  # the daemon: address=, client=
     deadline: Deadline
     fallback: Optional[str]
+    tied: Optional[str]
 
     def connected(self) -> ContextManager[_client.Client]:
         rank = _load.rank_and_size()[0]
@@ -156,8 +162,10 @@ def _spread(call: _Call) -> None:
 
     options = ("full_state_dict", "strict", "broadcast_from_rank0")
     wish = StateDictOptions(**{name: call.arguments[name] for name in options})
-    of = _native.named(call.fallback, _state_dict.source_of(call.files.source, wish))
-    how = Options(digest=call.digest, of=of, **call.options())
+    of = _native.named(
+        call.fallback, _state_dict.source_of(call.files.source, wish), _tied.said(call.tied)
+    )
+    how = Options(digest=call.digest, of=of, tied=call.tied, **call.options())
     result = _state_dict.spread_over(call.model, names, wish, how)
     if result.unexpected_keys and not call.arguments["strict"]:
         left_out = _module.shown(sorted(result.unexpected_keys))
@@ -174,12 +182,17 @@ def _run(call: _Call) -> None:
             "NOT_FROM_DAEMONS",
         )
 
+    def read(entry: _in_file.InFile) -> torch.Tensor:
+        return _lazy.LazyStateDict({entry.name: entry}, **call.options())[entry.name]
+
     @functools.cache
     def by_file() -> Dict[str, _feed.Entries]:
         # Not before accelerate has checked its arguments.
         with call.connected() as own:
             found = _in_file.inspect(own, call.files.source, call.deadline)
-            return _feed.entries(own, found, call.files, _wishes(call), call.digest, call.deadline)
+            held = _feed.entries(own, found, call.files, _wishes(call), call.digest, call.deadline)
+        _tied.settle(f"loading {call.checkpoint}", call.model, held, call.tied, read)
+        return held
 
     def load_state_dict(file: str, device_map: Any = None) -> Mapping[str, Any]:
         held = by_file()[absolute(file)]

@@ -8,7 +8,7 @@ from torch import nn
 
 from .. import _client
 from .._errors import Unimplemented
-from . import _agree, _given, _load, _memory, _module, _native, _private, _result
+from . import _agree, _given, _load, _memory, _module, _native, _private, _result, _tied
 from ._spread import DtypeFor, Given, Have, Options, Wanted, spread
 from ._targets import Arrangements, Target
 
@@ -25,7 +25,8 @@ class DistModule(nn.Module):
 
     Wraps `module`: attributes, names in state_dict() and in named_parameters(), and
     calls are the wrapped module's. timeout, digest, address, client: see load_into.
-    fallback="native": torch's set_model_state_dict when no daemon can be reached.
+    fallback="native": torch's set_model_state_dict when no daemon can be reached. tied: as of
+    set_model_state_dict.
     """
 
     def __init__(
@@ -37,10 +38,12 @@ class DistModule(nn.Module):
         address: Optional[str] = None,
         client: Optional[_client.Client] = None,
         fallback: Optional[str] = None,
+        tied: Optional[str] = None,
     ) -> None:
         super().__init__()
         _native.check(fallback)
-        own = Options(timeout, address, client, digest, _native.named(fallback))
+        _tied.check(tied)
+        own = Options(timeout, address, client, digest, _native.named(fallback, _tied.said(tied)), tied=tied)
         self.__dict__["spread_options"] = (own, fallback)
         super().__setattr__("module", module)
         del self.__dict__["training"]  # the wrapped module's counts

@@ -8,7 +8,7 @@ from torch import nn
 
 from .. import _client
 from .._errors import InvalidArgument
-from . import _agree, _buffers, _given, _load, _module, _names, _native, _private, _result
+from . import _agree, _buffers, _given, _load, _module, _names, _native, _private, _result, _tied
 from ._spread import DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -27,6 +27,7 @@ def fsdp2_load_full_state_dict(
     address: Optional[str] = None,
     client: Optional[_client.Client] = None,
     fallback: Optional[str] = None,
+    tied: Optional[str] = None,
 ) -> nn.Module:
     """accelerate's function of this name: rank 0's full state dict into a sharded model.
 
@@ -36,14 +37,15 @@ def fsdp2_load_full_state_dict(
 
     As there: floating tensors take the model's types (float8_e4m3fn and integers keep
     theirs), names that the model lacks are ignored, KeyError for one that full_sd lacks;
-    returns `model`. Other than there: buffers and plain parameters are filled as well, tied
+    returns `model`. tied: as of set_model_state_dict. Other than there: buffers and plain parameters are filled as well, tied
     ones stay tied and need but one of their names, parameters stay the same objects, and
     an error comes on every rank. fallback="native" calls accelerate's function when no
     daemon can be reached, with what safetensors reads on rank 0 if full_sd is a path.
     Raises RuntimeError for tensors of another shape and for models that differ between
     ranks, ckptd.Error.
     """
-    own = Options(timeout, address, client, digest, _native.named(fallback))
+    _tied.check(tied)
+    own = Options(timeout, address, client, digest, _native.named(fallback, _tied.said(tied)), tied=tied)
     with _agree.part_of(_LOAD):
         return _native.stand_in(
             _LOAD,
@@ -146,6 +148,7 @@ def fsdp2_prepare_model(
     address: Optional[str] = None,
     client: Optional[_client.Client] = None,
     fallback: Optional[str] = None,
+    tied: Optional[str] = None,
 ) -> nn.Module:
     """accelerate's function of this name, with the weights spread by the daemons.
 
@@ -163,7 +166,7 @@ def fsdp2_prepare_model(
     def load(accelerator, model, full_sd, cpu_offload=False):
         given = full_sd if source is None else source
         return fsdp2_load_full_state_dict(
-            accelerator, model, given, cpu_offload, fallback=fallback, **options
+            accelerator, model, given, cpu_offload, fallback=fallback, tied=tied, **options
         )
 
     spreads = accelerator.state.fsdp_plugin.cpu_ram_efficient_loading

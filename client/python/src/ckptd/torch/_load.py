@@ -16,12 +16,13 @@ from .._layout import RankLayout
 from .._rpc import Deadline
 from .._shard import Shard
 from .._types import Progress
-from . import _buffers, _extra_state, _hooks, _in_file, _memory, _names, _place, _private, _private_fsdp1, _targets
+from . import _buffers, _converted, _extra_state, _hooks, _in_file, _memory, _names, _place, _private, _private_fsdp1, _targets
 from ._collection import no_collection
 from ._result import LoadResult
 from ._targets import Target
 
 _SHOWN = 5  # names in a sentence
+_LOOK_SECONDS = 5.0  # for what only makes a sentence better
 
 
 class Clock:
@@ -94,19 +95,30 @@ def load_into(
             f"filling a model: the first argument of load_into is of type {type(model).__name__}, no "
             "torch.nn.Module; pass the model first, then the path: load_into(model, path)"
         )
-    return _load_into(
-        model,
-        source,
-        mode,
-        handle,
-        dtype,
-        strict,
-        Deadline(timeout),
-        digest,
-        address,
-        client,
-        init_buffers,
-    )
+    with _converted.explaining(model, functools.partial(_names_in, source, address, client)):
+        return _load_into(
+            model,
+            source,
+            mode,
+            handle,
+            dtype,
+            strict,
+            Deadline(timeout),
+            digest,
+            address,
+            client,
+            init_buffers,
+        )
+
+
+def _names_in(source, address, client) -> List[str]:
+    """Names in `source`; none where nobody can say so."""
+    deadline = Deadline(_LOOK_SECONDS)
+    try:
+        with connected(address, client, deadline, rank_and_size()[0]) as own:
+            return list(own.inspect(source, timeout=deadline.for_call()).tensors)
+    except Error:
+        return []
 
 
 @torch.inference_mode(False)  # else what is placed could never be trained

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .._autopatch import switched_off
 from .._patches import Patch, Patches
-from . import _buffers, _fsdp2, _lazy_open, _native, _state_dict
+from . import _buffers, _fsdp2, _lazy_open, _native, _state_dict, _tied
 from ._spread import Given
 
 _PLACES: Dict[str, Tuple[str, ...]] = {
@@ -63,6 +63,7 @@ def patch(
     address: Optional[str] = None,
     client: Any = None,
     fallback: Optional[str] = None,
+    tied: Optional[str] = None,
 ) -> Patched:
     """From now on, accelerate calls this package instead of its own functions.
 
@@ -85,7 +86,8 @@ def patch(
 
     _native.check(fallback)
     near = {"timeout": timeout, "address": address, "client": client}
-    common = {**near, "digest": digest, "fallback": fallback}
+    _tied.check(tied)
+    common = {**near, "digest": digest, "fallback": fallback, "tied": tied}
     new = {
         "load_state_dict": functools.partial(_load_state_dict, near, fallback),
         "load_checkpoint_in_model": _with(_checkpoint.load_checkpoint_in_model, common),

@@ -93,10 +93,10 @@ class Flat:
             for name, shape, begin in zip(flat._fqns, flat._shapes, begins)
         ]
 
-    def under(self, names: List[str]) -> "Flat":
-        """The same with one name for each member."""
+    def under(self, names: List[List[str]]) -> "Flat":
+        """The same with other names of each member."""
         other = copy.copy(self)
-        other.members = [m._replace(names=[name]) for m, name in zip(self.members, names)]
+        other.members = [m._replace(names=each) for m, each in zip(self.members, names)]
         return other
 
     @property

@@ -22,7 +22,7 @@ from .. import _address, _client
 from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._shard import Shard
-from . import _agree, _in_file, _lazy, _load, _memory, _names, _place, _private, _stage, _targets
+from . import _agree, _in_file, _lazy, _load, _memory, _names, _place, _private, _stage, _targets, _tied
 from ._collection import no_collection
 from ._in_file import InFile
 from ._place import Entry
@@ -41,7 +41,8 @@ class Options:
 
     timeout: seconds for everything, waiting for other ranks included. address, client:
     the daemon of this rank, as in load_into. digest: have the daemons compute digests. of:
-    what all ranks must pass alike, besides the model.
+    what all ranks must pass alike, besides the model. tied: "first" takes the value of a tied
+    tensor's first name where they differ.
     """
 
     timeout: float = 600.0
@@ -49,6 +50,7 @@ class Options:
     client: Optional[_client.Client] = None
     digest: bool = True
     of: str = ""
+    tied: Optional[str] = None  # see _tied
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def spread(
             wanted, dtype_for = plan()
         with _load.connected(options.address, options.client, deadline, group.rank) as own:
             with contextlib.closing(_Source(wanted, own, deadline)) as source:
-                word = json.loads(group.word(lambda: source.word(doing, given, check)))
+                word = json.loads(group.word(lambda: source.word(doing, given, check, options.tied)))
                 _compare(doing, word, wanted)
                 group.vote(1)
                 group.forget_word()
@@ -154,7 +156,7 @@ class _Source:
         if self._staged is not None:
             self._staged.close()
 
-    def word(self, doing: str, given: Asked, check: Check) -> str:
+    def word(self, doing: str, given: Asked, check: Check, tied: Optional[str]) -> str:
         """What the others have to know, as JSON."""
         entries = {_names.clean(n): e for n, e in _entries(given, self._own, self._deadline).items()}
         taken = self._wanted.names - set(self._wanted.objects)
@@ -163,11 +165,11 @@ class _Source:
         parts: Dict[Tuple[str, int], set] = {}
         take, staged = {}, {}
         for target in self._wanted.targets:
-            named = _names_of(doing, target, entries)
+            named = _names_of(doing, target, entries, tied, self._read)
             if not named:
                 continue
             found = []
-            for name in named:
+            for name in (name for names in named for name in names):
                 entry = entries[name]
                 if isinstance(entry, torch.Tensor):
                     staged[name] = entry
@@ -181,7 +183,8 @@ class _Source:
                     raise _in_file.changed(entry.source)
                 found.append(entry)
             part = _part_of(doing, target, parts, found)
-            take[target.name] = [part, [entry.name for entry in found], found[0].dtype]
+            in_source = [[self._name_in_source(name, entries[name]) for name in names] for names in named]
+            take[target.name] = [part, in_source, found[0].dtype]
         if staged:
             self._staged = _stage.staged(staged, self._own, self._deadline)
         path = self._staged.path if self._staged else ""
@@ -196,6 +199,13 @@ class _Source:
         }
         return json.dumps(said)
 
+    def _name_in_source(self, name: str, entry: Any) -> str:
+        return entry.name if isinstance(entry, InFile) else name
+
+    def _read(self, entry: InFile) -> torch.Tensor:
+        near = {"client": self._own, "timeout": self._deadline.for_call()}
+        return _lazy.LazyStateDict({entry.name: entry}, **near)[entry.name]
+
     def _objects(self, entries: Mapping[str, Any]) -> str:
         """Values that are no tensors of the model, as text."""
         objects = {n: entries[n] for n in self._wanted.objects if n in entries}
@@ -206,12 +216,13 @@ class _Source:
         return base64.b64encode(pickle.dumps(objects)).decode() if objects else ""
 
 
-def _names_of(doing: str, target: Target, entries: Mapping[str, Any]) -> List[str]:
-    """The names under which rank 0 has a target; none, or one per member of a flat parameter."""
+def _names_of(
+    doing: str, target: Target, entries: Mapping[str, Any], tied: Optional[str], read: _tied.Read
+) -> List[List[str]]:
+    """The names under which rank 0 has a target; none, or those of each member of a flat parameter."""
     parts = _targets.stated(target)
-    # Of several names of one tensor the last one's values are there in the end, as with torch.
-    found = [next((n for n in reversed(names) if n in entries), None) for names, _ in parts]
-    lacks = [names[0] for (names, _), name in zip(parts, found) if name is None]
+    found = [_tied.names_of(doing, names, entries, tied, read) for names, _ in parts]
+    lacks = [names[0] for (names, _), held in zip(parts, found) if not held]
     if lacks and len(lacks) < len(parts):
         raise FailedPrecondition(
             f"{doing}: {target.name} is one flat parameter of FSDP1, and {lacks[0]} of it is not "
@@ -328,8 +339,8 @@ def _load_all(
                 flat = target.flat.under(names)
                 targets.append(replace(target, flat=flat, dtype=target.tensor.dtype))
                 continue
-            wish = dtype_for(target, _memory.dtype_of(dtype, names[0]))
-            targets.append(replace(target, names=names, dtype=wish, persistent=True))
+            wish = dtype_for(target, _memory.dtype_of(dtype, names[0][0]))
+            targets.append(replace(target, names=names[0], dtype=wish, persistent=True))
         with no_collection():
             layout = _targets.state(targets, rank, size, strict=True)
         layout.refuse_unexpected = False  # of the source: its names were agreed upon already

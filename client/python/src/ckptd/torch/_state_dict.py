@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from .. import _client, _source
-from . import _agree, _given, _lazy, _load, _module, _names, _native, _private, _result
+from . import _agree, _given, _lazy, _load, _module, _names, _native, _private, _result, _tied
 from ._spread import Asked, DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -25,6 +25,7 @@ def set_model_state_dict(
     address: Optional[str] = None,
     client: Optional[_client.Client] = None,
     fallback: Optional[str] = None,
+    tied: Optional[str] = None,
 ) -> Any:
     """torch's function of this name, for a full state dict that rank 0 alone has.
 
@@ -39,8 +40,9 @@ def set_model_state_dict(
     broadcast_from_rank0 without full_state_dict. Other than there: errors come on every
     rank, parameters stay the same objects and tied ones tied, memory is the daemon's, and
     the dict is left as it is. timeout, digest, address, client: see load_into.
-    fallback="native" calls torch's function when no daemon can be reached, with what
-    safetensors reads if a path was passed. Raises ckptd.Error besides.
+    tied: names of one tensor with different values are an error, "first" takes the value of
+    the first of the model's names (torch: the last). fallback="native" calls torch's function
+    when no daemon can be reached, with what safetensors reads if a path was passed. Raises ckptd.Error besides.
     """
     lazy = isinstance(model_state_dict, (str, _lazy.LazyStateDict)) or hasattr(
         model_state_dict, "__fspath__"
@@ -59,8 +61,9 @@ def set_model_state_dict(
             return original(model, {} if lazy else model_state_dict, options=options)
         if not lazy:
             model_state_dict = _private.by_name(model, model_state_dict)
-        of = _native.named(fallback, source_of(model_state_dict, wish))
-        own = Options(timeout, address, client, digest, of)
+        of = _native.named(fallback, source_of(model_state_dict, wish), _tied.said(tied))
+        _tied.check(tied)
+        own = Options(timeout, address, client, digest, of, tied=tied)
         return _native.stand_in(
             _FUNCTION,
             lambda: spread_over(model, model_state_dict, wish, own),

@@ -1,0 +1,117 @@
+"""Names that share one tensor in a model, where a state dict has several of them.
+
+One rule for all functions: they must be equal there, or the caller says tied="first", which
+takes the value of the first of the model's names. Torch takes the last one's, accelerate the first's.
+"""
+
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+import torch
+from torch import nn
+
+from .._errors import InvalidArgument
+from . import _private
+from ._in_file import InFile
+
+Read = Callable[[InFile], torch.Tensor]  # its value
+
+
+def check(tied: Optional[str]) -> None:
+    if tied not in (None, "first"):
+        raise InvalidArgument(
+            f"reading tied={tied!r}: it is None, which refuses different values under names of one "
+            "tensor, or 'first' to take that of the model's first name",
+            "INVALID_REQUEST",
+        )
+
+
+def said(tied: Optional[str]) -> str:
+    """What ranks must pass alike."""
+    return f"tied={tied!r}" if tied else ""
+
+
+def names_of(
+    doing: str, names: Sequence[str], entries: Mapping[str, Any], tied: Optional[str], read: Read
+) -> List[str]:
+    """Under which of a tensor's `names` to load it: one, and others that daemons are to compare with it.
+
+    Empty where `entries` has none. Raises InvalidArgument LAYOUT_MISMATCH for different values.
+    """
+    found = [name for name in names if name in entries]
+    if tied == "first" or len(found) < 2:
+        return found[:1]
+    first = entries[found[0]]
+    for_daemons = [found[0]]
+    for name in found[1:]:
+        other = entries[name]
+        if _is_same(first, other):
+            continue
+        if isinstance(first, InFile) and isinstance(other, InFile) and first.source == other.source:
+            for_daemons.append(name)
+        elif not _has_bytes_of(*(read(e) if isinstance(e, InFile) else e for e in (first, other))):
+            raise _apart(doing, found[0], name)
+    return for_daemons
+
+
+def settle(
+    doing: str, model: nn.Module, entries: Mapping[str, Dict[str, Any]], tied: Optional[str], read: Read
+) -> None:
+    """The same for files whose names another library takes one by one: file -> its entries, which are changed."""
+    home = {name: held for held in entries.values() for name in held}
+    values = {name: held[name] for name, held in home.items()}
+    for names in _shared(model):
+        found = [name for name in names if name in values]
+        for name in found[1:]:
+            one, other = values[found[0]], values[name]
+            if tied == "first":
+                home[name][name] = one
+            elif not _is_same(one, other) and not _has_bytes_of(
+                *(read(e) if isinstance(e, InFile) else e for e in (one, other))
+            ):
+                raise _apart(doing, found[0], name)
+
+
+def _shared(model: nn.Module) -> List[List[str]]:
+    """Names of each tensor that has several, in the model's order."""
+    named: Dict[int, List[str]] = {}
+    for each in (model.named_parameters, model.named_buffers):
+        for name, tensor in each(remove_duplicate=False):
+            named.setdefault(id(tensor), []).append(name)
+    return [names for names in named.values() if len(names) > 1]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether it needs no comparison: one tensor, or one of a file, or the same view of one memory."""
+    if isinstance(one, InFile) and isinstance(other, InFile):
+        return one.place == other.place
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+        return one is other
+    if one is other or one.is_meta or other.is_meta or one.layout != other.layout != torch.strided:
+        return one is other
+    return one.dtype == other.dtype and _view(one) == _view(other)
+
+
+def _view(tensor: torch.Tensor) -> Any:
+    local = _private.local_of(tensor)
+    return local.device, local.data_ptr(), tuple(local.shape), local.stride(), tuple(tensor.shape)
+
+
+def _has_bytes_of(one: Any, other: Any) -> bool:
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+        return False
+    one, other = _private.local_of(one).detach(), _private.local_of(other).detach()
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.is_meta or other.is_meta:
+        return True  # of no bytes: whoever takes them says so
+    flat = [t.cpu().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]
+    return torch.equal(*flat)
+
+
+def _apart(doing: str, one: str, other: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{doing}: tensors {one!r} and {other!r} are to share memory, and have different values; untie "
+        f"them in the model, leave one of them out, or pass tied='first' to take that of {one!r}",
+        "LAYOUT_MISMATCH",
+        {"tensor": one},
+    )
