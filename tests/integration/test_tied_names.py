@@ -77,6 +77,7 @@ def FULL_OF(given):
 
 
 WAYS = [pytest.param(load, make, id=f"{name}, {what}") for name, load in SPREAD.items() for what, make in GIVEN.items()]
+BY_PATH["load_into"] = ckptd.torch.load_into
 WAYS += [pytest.param(load, GIVEN["a path"], id=name) for name, load in BY_PATH.items()]
 
 
@@ -109,6 +110,21 @@ def test_different_values_are_refused_by_name_or_the_first_is_taken(group, alone
     filled = model()
     load(filled, make(path, state, near), **near)
     assert torch.equal(filled.out.weight, state[FIRST]) and filled.inner.weight is filled.out.weight
+
+
+def test_load_into_takes_the_first_and_misses_nothing_else(group, tmp_path):
+    near, state = {"address": group.address(0)}, values(more=torch.ones(2))
+    save_file(state, tmp_path / "model.safetensors", metadata=METADATA)
+    with pytest.raises(ckptd.InvalidArgument, match="no rank asks for: more;") as caught:
+        ckptd.torch.load_into(Tied(), tmp_path / "model.safetensors", tied="first", **near)
+    assert caught.value.reason == "UNEXPECTED_TENSORS"
+    result = ckptd.torch.load_into(Tied(), tmp_path / "model.safetensors", tied="first", strict=False, **near)
+    assert (result.missing, result.unexpected) == ([], ["more"])
+    del state["more"], state[FIRST]
+    save_file(state, tmp_path / "model.safetensors", metadata=METADATA)
+    model = Tied()
+    result = ckptd.torch.load_into(model, tmp_path / "model.safetensors", tied="first", **near)
+    assert torch.equal(model.out.weight, state[LAST]) and (result.missing, result.unexpected) == ([], [])
 
 
 @pytest.mark.parametrize("load", [*SPREAD.values(), *BY_PATH.values()], ids=[*SPREAD, *BY_PATH])

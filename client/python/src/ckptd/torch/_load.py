@@ -16,7 +16,7 @@ from .._layout import RankLayout
 from .._rpc import Deadline
 from .._shard import Shard
 from .._types import Progress
-from . import _buffers, _converted, _extra_state, _hooks, _in_file, _memory, _names, _place, _private, _private_fsdp1, _targets
+from . import _buffers, _converted, _extra_state, _hooks, _in_file, _memory, _names, _place, _private, _private_fsdp1, _targets, _tied
 from ._collection import no_collection
 from ._result import LoadResult
 from ._targets import Target
@@ -52,6 +52,7 @@ def load_into(
     address: Optional[str] = None,
     client: Optional[_client.Client] = None,
     init_buffers: Optional[_buffers.InitBuffers] = None,
+    tied: Optional[str] = None,
 ) -> LoadResult:
     """Makes the daemon's memory the storage of every parameter and buffer of `model`.
 
@@ -83,6 +84,8 @@ def load_into(
     on meta, in place or by replacing them; Hugging Face models need none, unless their
     own initialisation raises, which leaves all of their buffers to it. Of what nobody
     computes the checkpoint's value is taken, where it has one.
+    tied: names of one tensor that the checkpoint has with different values are an error;
+    "first" takes the value of the first of the model's names.
     Hooks after load_state_dict are run, when strict errors have been raised already; those
     before it are named in a warning.
 
@@ -108,6 +111,7 @@ def load_into(
             address,
             client,
             init_buffers,
+            tied,
         )
 
 
@@ -123,8 +127,9 @@ def _names_in(source, address, client) -> List[str]:
 
 @torch.inference_mode(False)  # else what is placed could never be trained
 def _load_into(
-    model, source, mode, handle, dtype, strict, deadline, digest, address, client, init_buffers
+    model, source, mode, handle, dtype, strict, deadline, digest, address, client, init_buffers, tied
 ) -> LoadResult:
+    _tied.check(tied)
     clock = Clock()
     whole, model = model, _names.without_ddp(model)
     modules = _names.modules_of(model)
@@ -136,13 +141,24 @@ def _load_into(
     rank, world_size = rank_and_size()
     with connected(address, client, deadline, rank) as own:
         extras = _extra_state.of(modules)
-        layout_of = functools.partial(
-            _targets.state, targets, rank, world_size, strict, _shapes_of(own, source, extras, deadline)
-        )
+        left_out: List[str] = []
+        if tied == "first":
+            held = own.inspect(source, timeout=deadline.for_call()).tensors
+            targets, left_out = _tied.only_first(targets, held)
+        shapes = _shapes_of(own, source, extras, deadline)
+
+        def layout_of() -> RankLayout:
+            layout = _targets.state(targets, rank, world_size, strict, shapes)
+            layout.refuse_unexpected = strict and not left_out
+            return layout
+
         how = How(mode, handle, digest)
         shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
         with _closed_if_refused(shard):
             _check_counts(own, source, targets, shard.table, deadline)
+            result.unexpected = [name for name in result.unexpected if name not in left_out]
+            if strict and left_out:
+                _tied.refuse_unexpected(source, result.unexpected)
     with no_collection():
         held, spare, left, result.missing = _sort_out(targets, shard.table)
         result.missing += [name for name, _ in extras if name not in shard.table.index]

@@ -4,7 +4,8 @@ One rule for all functions: they must be equal there, or the caller says tied="f
 takes the value of the first of the model's names. Torch takes the last one's, accelerate the first's.
 """
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from dataclasses import replace
+from typing import Any, Callable, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 from .._errors import InvalidArgument
 from . import _private
 from ._in_file import InFile
+from ._targets import Target, stated
 
 Read = Callable[[InFile], torch.Tensor]  # its value
 
@@ -51,6 +53,32 @@ def names_of(
         elif not _has_bytes_of(*(read(e) if isinstance(e, InFile) else e for e in (first, other))):
             raise _apart(doing, found[0], name)
     return for_daemons
+
+
+def only_first(targets: List[Target], held: Container[str]) -> Tuple[List[Target], List[str]]:
+    """`targets` with one name each, of which `held` has some; and the other names that it has."""
+    found, left_out = [], []
+    for target in targets:
+        lists = [[name for name in names if name in held] or names for names, _ in stated(target)]
+        kept = [names[:1] if names[0] in held else names for names in lists]
+        left_out += [n for names, keep in zip(lists, kept) for n in names if n not in keep]
+        flat = target.flat
+        if flat is not None:
+            found.append(replace(target, flat=flat.under(kept)))
+        else:
+            found.append(replace(target, names=kept[0]))
+    return found, left_out
+
+
+def refuse_unexpected(source: Any, names: Sequence[str]) -> None:
+    """Raises InvalidArgument UNEXPECTED_TENSORS, as daemons do, for any."""
+    if names:
+        raise InvalidArgument(
+            f"{source} has {len(names)} tensor(s) that no rank asks for: {', '.join(names[:5])}; it may be "
+            "another model's: load with strict=False to take what both have",
+            "UNEXPECTED_TENSORS",
+            {"tensor": names[0]},
+        )
 
 
 def settle(
