@@ -141,24 +141,16 @@ def _load_into(
     rank, world_size = rank_and_size()
     with connected(address, client, deadline, rank) as own:
         extras = _extra_state.of(modules)
-        left_out: List[str] = []
-        if tied == "first":
-            held = own.inspect(source, timeout=deadline.for_call()).tensors
-            targets, left_out = _tied.only_first(targets, held)
+        targets, left_out = _first_names(targets, tied, own, source, deadline)
         shapes = _shapes_of(own, source, extras, deadline)
-
-        def layout_of() -> RankLayout:
-            layout = _targets.state(targets, rank, world_size, strict, shapes)
-            layout.refuse_unexpected = strict and not left_out
-            return layout
-
+        layout_of = functools.partial(
+            _state, targets, rank, world_size, strict, shapes, strict and not left_out
+        )
         how = How(mode, handle, digest)
         shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
         with _closed_if_refused(shard):
             _check_counts(own, source, targets, shard.table, deadline)
-            result.unexpected = [name for name in result.unexpected if name not in left_out]
-            if strict and left_out:
-                _tied.refuse_unexpected(source, result.unexpected)
+            result.unexpected = _tied.unexpected(source, result.unexpected, left_out, strict)
     with no_collection():
         held, spare, left, result.missing = _sort_out(targets, shard.table)
         result.missing += [name for name, _ in extras if name not in shard.table.index]
@@ -177,6 +169,22 @@ def _load_into(
     keys = _private.IncompatibleKeys(result.missing, result.unexpected)
     _hooks.run_after(whole, modules, keys, strict)
     return result
+
+
+def _first_names(
+    targets: List[Target], tied: Optional[str], own: _client.Client, source, deadline: Deadline
+) -> Tuple[List[Target], List[str]]:
+    """`targets` as `tied` has them, and names of the source that they leave out for that."""
+    if tied != "first":
+        return targets, []
+    held = own.inspect(source, timeout=deadline.for_call()).tensors
+    return _tied.only_first(targets, held)
+
+
+def _state(targets, rank, world_size, strict, shapes, refuse_unexpected: bool) -> RankLayout:
+    layout = _targets.state(targets, rank, world_size, strict, shapes)
+    layout.refuse_unexpected = refuse_unexpected
+    return layout
 
 
 @contextlib.contextmanager
