@@ -15,6 +15,7 @@
 #include "server/core/check_request.h"
 #include "server/core/local_link.h"
 #include "server/core/member_reading.h"
+#include "server/core/trainer_key.h"
 
 namespace ckptd {
 namespace {
@@ -319,6 +320,15 @@ Node::Info Node::GetInfo() const {
 
 std::string Node::group_secret() const {
   return membership_ == nullptr ? follower_->secret() : membership_->secret();
+}
+
+absl::StatusOr<std::string> Node::TrainerKey() const {
+  const std::string secret = group_secret();
+  if (!secret.empty()) return DeriveTrainerKey(secret);
+  return MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
+                   fmt::format("asking rank {}'s daemon for the group's key: it has not joined rank "
+                               "0's daemon yet; see the logs of both if this lasts",
+                               options_.identity.rank));
 }
 
 absl::StatusOr<std::shared_ptr<Incoming>> Node::Receive(const SinkCall& call) {

@@ -84,6 +84,9 @@ class Node {
   // is cancelled instead: DEADLINE when that has not ended it within seconds, and RANK_LOST
   // where the leader cannot be told.
   absl::StatusOr<Unloaded> Unload(const std::string& name, bool force);
+  // What trainers authenticate their own words to each other with; see trainer_key.h. Errors:
+  // RANK_MISSING on a member that has not joined.
+  absl::StatusOr<std::string> TrainerKey() const;
   Catalog& catalog() { return catalog_; }
   LeaseTable& leases() { return leases_; }
 

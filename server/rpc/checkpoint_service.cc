@@ -217,6 +217,8 @@ grpc::Status CheckpointServiceImpl::ListCheckpoints(grpc::ServerContext*,
   for (size_t i = *begin; i < end; ++i) *response->add_checkpoints() = ToProto(infos[i]);
   if (end < infos.size()) response->set_next_page_token(std::to_string(end));
   response->set_device_uuid(node_.device());
+  response->set_rank(static_cast<int32_t>(node_.options().identity.rank));
+  response->set_world_size(static_cast<int32_t>(node_.options().identity.world_size));
   return grpc::Status::OK;
 }
 
@@ -327,6 +329,15 @@ grpc::Status CheckpointServiceImpl::VerifyCheckpoint(grpc::ServerContext* contex
   for (const std::string& name : result->mismatched) response->add_mismatched(name);
   for (const std::string& file : result->files) response->add_files(TextOfPath(file));
   response->set_rank(static_cast<int32_t>(node_.options().identity.rank));
+  return grpc::Status::OK;
+}
+
+grpc::Status CheckpointServiceImpl::GetTrainerKey(grpc::ServerContext*,
+                                                  const v1::GetTrainerKeyRequest*,
+                                                  v1::GetTrainerKeyResponse* response) {
+  auto key = node_.TrainerKey();
+  if (!key.ok()) return ToGrpc(key.status());
+  response->set_key(*std::move(key));
   return grpc::Status::OK;
 }
 

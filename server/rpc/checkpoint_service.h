@@ -45,6 +45,9 @@ class CheckpointServiceImpl final : public v1::CheckpointService::Service {
   grpc::Status VerifyCheckpoint(grpc::ServerContext* context,
                                 const v1::VerifyCheckpointRequest* request,
                                 v1::VerifyCheckpointResponse* response) override;
+  grpc::Status GetTrainerKey(grpc::ServerContext* context,
+                             const v1::GetTrainerKeyRequest* request,
+                             v1::GetTrainerKeyResponse* response) override;
 
  private:
   absl::Status Watch(grpc::ServerContext* context, const std::string& name,

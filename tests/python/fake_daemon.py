@@ -7,6 +7,7 @@ FakeDaemon) bend replies for tests of what must be refused.
 """
 
 import concurrent.futures
+import hashlib
 import os
 import socket
 import struct
@@ -140,6 +141,10 @@ class FakeDaemon:
             self.lock.notify_all()
 
     # -- calls ---------------------------------------------------------------
+
+    def GetTrainerKey(self, request):
+        key = hashlib.sha256(os.path.dirname(self.path).encode()).digest()
+        return _proto.message("GetTrainerKeyResponse")(key=key)
 
     def _open(self, source):
         if not os.path.exists(source):
@@ -308,7 +313,7 @@ class FakeDaemon:
     def ListCheckpoints(self, request):
         names = sorted(self.slabs)
         start = int(request.page_token or 0)
-        reply = _proto.message("ListCheckpointsResponse")()
+        reply = _proto.message("ListCheckpointsResponse")(rank=self.rank, world_size=self.world_size)
         for name in names[start : start + 1]:
             self._describe(reply.checkpoints.add(), name)
         if start + 1 < len(names):

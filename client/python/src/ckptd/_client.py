@@ -253,6 +253,14 @@ class Client:
         reply = self._call("ListCheckpoints", request, "asking for the GPU", deadline)
         return reply.device_uuid or None
 
+    def trainer_key(self, timeout: float = _CALL_SECONDS) -> bytes:
+        """What all trainers of the group can have and nobody else: to know each other's words by.
+
+        Raises Unavailable (RANK_MISSING) before the daemon has joined its group.
+        """
+        request, doing = _proto.message("GetTrainerKeyRequest")(), "asking for the group's key"
+        return self._call("GetTrainerKey", request, doing, Deadline(timeout)).key
+
     def inspect(self, source: Path, timeout: float = _CALL_SECONDS) -> Source:
         """Names, dtypes and shapes of a source, as the daemon reads its headers."""
         deadline = Deadline(timeout)

@@ -205,6 +205,18 @@ TEST_F(NodeTest, AMembersLoadThatEndsBeforeItsNameIsKnownDoesNotHang) {
   EXPECT_EQ(reply.info.state, CheckpointState::kFailed);
 }
 
+TEST_F(NodeTest, AMemberThatHasNotJoinedHasNoKeyForTrainers) {
+  Node::Options options;
+  options.identity.rank = 1;
+  options.identity.world_size = 2;
+  options.on_secret = [](const std::string&) {};
+  options.leader = std::make_shared<HastyLeader>();  // which tells no secret
+  const Node member(*memory_, peer_memory_, std::move(options));
+  EXPECT_THAT(member.TrainerKey(),
+              FailsWith(absl::StatusCode::kUnavailable, reason::kRankMissing));
+  EXPECT_OK(node_->TrainerKey());
+}
+
 TEST_F(NodeTest, ALoadThatWaitsForARankHasTheTimeOfWhoeverWaitsLongest) {
   Node::Options options;
   options.identity.world_size = 2;

@@ -6,7 +6,7 @@ import logging
 import os
 import types
 from dataclasses import dataclass
-from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Union
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import nn
@@ -41,6 +41,7 @@ def load_checkpoint_in_model(
     broadcast_from_rank0: bool = False,
     *,
     link_offloaded: bool = False,
+    allow_rank0_values: bool = False,
     timeout: float = 600.0,
     digest: bool = True,
     address: Optional[str] = None,
@@ -60,8 +61,8 @@ def load_checkpoint_in_model(
 
     tied: names of one tensor with different values are an error, "first" takes the value of the
     first of the model's names. Without a device_map the ranks agree as in set_model_state_dict, which fills the model,
-    also one on meta without a process group. Checkpoints that are no safetensors are
-    accelerate's own reading (torch.load), as is an index that lists nothing.
+    also one on meta without a process group; allow_rank0_values as there. Checkpoints that are no
+    safetensors are accelerate's own reading (torch.load), as is an index that lists nothing.
 
     Raises what accelerate does, for a file that is missing or of another format as
     load_state_dict; else ckptd.Error, before the model is touched: UNIMPLEMENTED for
@@ -81,24 +82,24 @@ def load_checkpoint_in_model(
         "full_state_dict": full_state_dict,
         "broadcast_from_rank0": broadcast_from_rank0,
     }
-    alone = contextlib.nullcontext() if device_map is not None else _agree.part_of(_FUNCTION)
-    with alone:
+    near = _agree.Near(address, client)
+    with contextlib.nullcontext() if device_map is not None else _agree.part_of(_FUNCTION, near):
         checkpoint, deadline = os.fspath(checkpoint), Deadline(timeout)
         _native.check(fallback)
         _tied.check(tied)
         together = device_map is None and _can_spread(model, full_state_dict)
-        files = _resolve(checkpoint, deadline, together)
+        files, wrong = _resolve(checkpoint)
+        if wrong is not None and not together:
+            raise wrong
         original = _native.original(_MODULE, _FUNCTION)
-    if not files.by_daemons:
-        return original(model, checkpoint, **arguments)
-    near = {"address": address, "client": client}
-    call = _Call(
-        model, checkpoint, files, arguments, link_offloaded, digest, near, deadline, fallback, tied
-    )
-    ours = _spread if together else _run
+    if files is not None and not files.by_daemons:
+        return original(model, checkpoint, **arguments)  # each rank by itself
+    daemon = near._asdict()
+    how = (link_offloaded, digest, allow_rank0_values, daemon, deadline, fallback, tied)
+    call = _Call(model, checkpoint, files, arguments, *how)
     return _native.stand_in(
         _FUNCTION,
-        lambda: ours(call),
+        lambda: _spread(call, wrong) if together else _run(call),
         lambda: original(model, checkpoint, **arguments),
         fallback,
     )
@@ -110,10 +111,11 @@ class _Call:
 
     model: nn.Module
     checkpoint: str
-    files: Files
+    files: Optional[Files]  # None where this rank finds none
     arguments: Dict[str, Any]
     link: bool
     digest: bool
+    allow_rank0_values: bool
     near: Dict[str, Any]  # the daemon: address=, client=
     deadline: Deadline
     fallback: Optional[str]
@@ -135,27 +137,22 @@ def _can_spread(model: nn.Module, full_state_dict: bool) -> bool:
     return full_state_dict and len(real) <= 1
 
 
-def _resolve(checkpoint: str, deadline: Deadline, together: bool) -> Files:
-    """Which files it is. together: what is wrong with it on one rank is raised on every one,
-    which would wait; but each rank reads files that are accelerate's own reading by itself.
-    """
-    files, wrong = None, None
+def _resolve(checkpoint: str) -> Tuple[Optional[Files], Optional[Exception]]:
+    """Which files it is, or what is wrong with it."""
     try:
-        files = resolve(checkpoint)
+        return resolve(checkpoint), None
     except (OSError, ValueError, Error) as error:
-        wrong = error
-    if together and (files is None or files.by_daemons):
-        with _agree.agree(_FUNCTION, deadline) as group:
-            if wrong is not None:
-                raise wrong
-            group.vote(1)
-    if files is None:
-        raise wrong
-    return files
+        return None, error
 
 
-def _spread(call: _Call) -> None:
+def _spread(call: _Call, wrong: Optional[Exception]) -> None:
+    """wrong: what is the matter with the files on this rank; raised on every one, which would wait."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    with _agree.agree(_FUNCTION, call.deadline, near=_agree.Near(**call.near)) as group:
+        if wrong is not None:
+            raise wrong
+        group.vote(1)
 
     def names(own: _client.Client) -> _feed.Entries:
         return _feed.names_in(_in_file.inspect(own, call.files.source, call.deadline))
@@ -165,7 +162,8 @@ def _spread(call: _Call) -> None:
     of = _native.named(
         call.fallback, _state_dict.source_of(call.files.source, wish), _tied.said(call.tied)
     )
-    how = Options(digest=call.digest, of=of, tied=call.tied, **call.options())
+    more = {"allow_rank0_values": call.allow_rank0_values, "tied": call.tied}
+    how = Options(digest=call.digest, of=of, **more, **call.options())
     result = _state_dict.spread_over(call.model, names, wish, how)
     if result.unexpected_keys and not call.arguments["strict"]:
         left_out = _module.shown(sorted(result.unexpected_keys))

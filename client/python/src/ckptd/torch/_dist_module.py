@@ -24,7 +24,8 @@ class DistModule(nn.Module):
     """A module whose state dict needs to be there on rank 0 only.
 
     Wraps `module`: attributes, names in state_dict() and in named_parameters(), and
-    calls are the wrapped module's. timeout, digest, address, client: see load_into.
+    calls are the wrapped module's. allow_rank0_values: see fsdp2_load_full_state_dict. timeout,
+    digest, address, client: see load_into.
     fallback="native": torch's set_model_state_dict when no daemon can be reached. tied: as of
     set_model_state_dict.
     """
@@ -33,6 +34,7 @@ class DistModule(nn.Module):
         self,
         module: nn.Module,
         *,
+        allow_rank0_values: bool = False,
         timeout: float = 600.0,
         digest: bool = True,
         address: Optional[str] = None,
@@ -43,7 +45,8 @@ class DistModule(nn.Module):
         super().__init__()
         _native.check(fallback)
         _tied.check(tied)
-        own = Options(timeout, address, client, digest, _native.named(fallback, _tied.said(tied)), tied=tied)
+        of = _native.named(fallback, _tied.said(tied))
+        own = Options(timeout, address, client, digest, of, allow_rank0_values, tied)
         self.__dict__["spread_options"] = (own, fallback)
         super().__setattr__("module", module)
         del self.__dict__["training"]  # the wrapped module's counts
@@ -95,7 +98,7 @@ class DistModule(nn.Module):
         """
         own, fallback = self.spread_options
         doing = "DistModule.load_state_dict"
-        with _agree.part_of(doing):
+        with _agree.part_of(doing, _agree.Near(own.address, own.client)):
             return _native.stand_in(
                 doing,
                 lambda: _module.finish(self, _fill(self.module, state_dict, strict, own), strict),
@@ -148,7 +151,7 @@ def broadcast_and_shard_state_dict(
     Raises ValueError on other ranks than 0, KeyError on all ranks for a name that
     state_dict lacks, RuntimeError for another shape, ckptd.Error.
     """
-    with _agree.part_of(_SHARDING):
+    with _agree.part_of(_SHARDING, _agree.Near(address, client)):
         if _load.rank_and_size()[0] != 0:
             raise ValueError(
                 "broadcasting a state dict: this is not rank 0, which alone has it; call "
@@ -169,7 +172,7 @@ def shard_broadcasted_state_dict(
     fallback: Optional[str] = None,
 ) -> None:
     """The other ranks' side of broadcast_and_shard_state_dict. Raises ValueError on rank 0."""
-    with _agree.part_of(_SHARDING):
+    with _agree.part_of(_SHARDING, _agree.Near(address, client)):
         if _load.rank_and_size()[0] == 0:
             raise ValueError(
                 "receiving a state dict: this is rank 0, which has it; call "
@@ -188,7 +191,7 @@ class _Sink:
 
 
 def _shard(given: Given, meta, into, options: Options, fallback: Optional[str]) -> None:
-    with _agree.part_of(_SHARDING):
+    with _agree.part_of(_SHARDING, _agree.Near(options.address, options.client)):
         values = _native.stand_in(
             "broadcast_and_shard_state_dict",
             lambda: _shard_by_daemons(given, meta, options),

@@ -22,6 +22,7 @@ def fsdp2_load_full_state_dict(
     full_sd: Given,
     cpu_offload: bool = False,
     *,
+    allow_rank0_values: bool = False,
     timeout: float = 600.0,
     digest: bool = True,
     address: Optional[str] = None,
@@ -33,7 +34,9 @@ def fsdp2_load_full_state_dict(
 
     full_sd: on rank 0 a state dict, a LazyStateDict, or the path of a checkpoint; what
     other ranks pass does not count. cpu_offload: for a model with CPUOffloadPolicy, whose
-    parameters belong on the host anyway. timeout, digest, address, client: see load_into.
+    parameters belong on the host anyway. allow_rank0_values: give all ranks rank 0's values
+    also of parameters that FSDP was told to ignore, or shards over part of the ranks; else
+    these are refused by name (RANK_UNIQUE). timeout, digest, address, client: see load_into.
 
     As there: floating tensors take the model's types (float8_e4m3fn and integers keep
     theirs), names that the model lacks are ignored, KeyError for one that full_sd lacks;
@@ -45,8 +48,9 @@ def fsdp2_load_full_state_dict(
     ranks, ckptd.Error.
     """
     _tied.check(tied)
-    own = Options(timeout, address, client, digest, _native.named(fallback, _tied.said(tied)), tied=tied)
-    with _agree.part_of(_LOAD):
+    of = _native.named(fallback, _tied.said(tied))
+    own = Options(timeout, address, client, digest, of, allow_rank0_values, tied)
+    with _agree.part_of(_LOAD, _agree.Near(address, client)):
         return _native.stand_in(
             _LOAD,
             lambda: _spread(model, full_sd, cpu_offload, own),
@@ -143,6 +147,7 @@ def fsdp2_prepare_model(
     *,
     source: Optional[Given] = None,
     init_buffers: Optional[_buffers.InitBuffers] = None,
+    allow_rank0_values: bool = False,
     timeout: float = 600.0,
     digest: bool = True,
     address: Optional[str] = None,
@@ -159,9 +164,11 @@ def fsdp2_prepare_model(
     source: the weights instead of those in rank 0's model, which may then be on meta on
     every rank, rank 0 included: a path, a LazyStateDict or a state dict. Buffers that no
     checkpoint holds are then computed first, as load_into does with init_buffers.
+    allow_rank0_values: see fsdp2_load_full_state_dict.
     Returns the model. Raises what accelerate's does, and fsdp2_load_full_state_dict.
     """
     options = {"timeout": timeout, "digest": digest, "address": address, "client": client}
+    options["allow_rank0_values"] = allow_rank0_values
 
     def load(accelerator, model, full_sd, cpu_offload=False):
         given = full_sd if source is None else source
@@ -170,7 +177,8 @@ def fsdp2_prepare_model(
         )
 
     spreads = accelerator.state.fsdp_plugin.cpu_ram_efficient_loading
-    with _agree.part_of(_LOAD) if spreads else _agree.preparing("fsdp2_prepare_model"):
+    near = _agree.Near(address, client)
+    with _agree.part_of(_LOAD, near) if spreads else _agree.preparing("fsdp2_prepare_model", near):
         _native.check(fallback)
         if source is not None:
             _prepare_meta(accelerator, model, init_buffers)

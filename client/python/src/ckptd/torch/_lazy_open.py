@@ -39,7 +39,7 @@ def load_state_dict(
     if rank != 0 and not every_rank:
         return {}
     known = path.endswith((".safetensors", ".safetensors.index.json")) or os.path.isdir(path)
-    with _agree.preparing(f"load_state_dict of {path}"):
+    with _agree.preparing(f"load_state_dict of {path}", _agree.Near(address, client)):
         if not known:
             return torch.load(path, map_location=torch.device("cpu"), weights_only=True)
         devices = None if device_map is None else _devices.by_module(device_map)

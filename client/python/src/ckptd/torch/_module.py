@@ -5,7 +5,7 @@ from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple
 import torch
 from torch import nn
 
-from . import _buffers, _extra_state, _hooks, _load, _memory, _names, _private
+from . import _buffers, _extra_state, _hooks, _load, _memory, _names, _private, _rank_unique
 from ._spread import Asked, Check, DtypeFor, Have, Options, Spread, Wanted, spread
 from ._targets import Target, stated
 
@@ -34,6 +34,8 @@ def spread_over(
 
     def plan() -> Tuple[Wanted, DtypeFor]:
         wanted = wanted_of(model, modules)
+        if not options.allow_rank0_values:
+            _rank_unique.refuse(doing, model, modules, wanted.targets)
         counts.extend(target for target in wanted.targets if target.may_lack)
         return wanted, dtype_for(wanted)
 

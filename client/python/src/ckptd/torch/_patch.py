@@ -58,6 +58,7 @@ def patch(
     *,
     source: Optional[Given] = None,
     init_buffers: Optional[_buffers.InitBuffers] = None,
+    allow_rank0_values: bool = False,
     timeout: float = 600.0,
     digest: bool = True,
     address: Optional[str] = None,
@@ -88,6 +89,7 @@ def patch(
     near = {"timeout": timeout, "address": address, "client": client}
     _tied.check(tied)
     common = {**near, "digest": digest, "fallback": fallback, "tied": tied}
+    common["allow_rank0_values"] = allow_rank0_values
     new = {
         "load_state_dict": functools.partial(_load_state_dict, near, fallback),
         "load_checkpoint_in_model": _with(_checkpoint.load_checkpoint_in_model, common),

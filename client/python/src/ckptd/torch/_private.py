@@ -225,6 +225,20 @@ def is_dtensor(tensor) -> bool:
     return DTensor is not None and isinstance(tensor, DTensor)
 
 
+def is_fsdp2(module: nn.Module) -> bool:
+    return FSDPModule is not None and isinstance(module, FSDPModule)
+
+
+def mesh_of(fsdp):
+    """The mesh by which FSDP2 shards, and copies, a parameter."""
+    return fsdp.mesh_info.mesh
+
+
+def ignored_by_ddp(model: nn.Module) -> set:
+    """Names of what DistributedDataParallel leaves alone in what it wraps."""
+    return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+
+
 class Groups:
     """The FSDP2 parameter groups inside a model."""
 

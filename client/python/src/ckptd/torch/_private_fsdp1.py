@@ -39,6 +39,11 @@ _FLAT_NAMES = (
     "_shared_params",
 )
 
+
+def is_unit(module: nn.Module) -> bool:
+    return FSDP is not None and isinstance(module, FSDP)
+
+
 class Member(NamedTuple):
     """A parameter inside a flat parameter."""
 

@@ -1,25 +1,42 @@
 """What the ranks of a process group share in its store besides their rounds."""
 
+import contextlib
 import json
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from ._neighbours import Neighbours
+from ._failures import unproven
+from ._neighbours import Neighbours, host_key
+from ._seal import Seal
+
+_MOST = 100_000  # lines
+
 
 class Lines:
-    """A list that all ranks add to, in the store. Lines are JSON."""
+    """A list that all ranks add to, in the store. Lines are JSON.
 
-    def __init__(self, store, name: str):
-        self._store, self._name, self._read = store, name, 0
+    Nobody depends on any line: those that the group's key does not prove are left out.
+    """
+
+    def __init__(self, store, seal: Seal, name: str):
+        self._store, self._seal, self._name, self._read = store, seal, name, 0
 
     def add(self, line: Any) -> None:
-        number = self._store.add(f"{self._name}/count", 1)
-        self._store.set(f"{self._name}/{number}", json.dumps(line).encode())
+        name = f"{self._name}/{self._store.add(f'{self._name}/count', 1)}"
+        self._store.set(name, self._seal.write(name, json.dumps(line)).encode())
 
     def read(self) -> Iterator[Any]:
         """Those that were not read before."""
-        while self._store.check([f"{self._name}/{self._read + 1}"]):
+        for name, value in self.values():
+            text = self._seal.hint(name, value)
+            if text is not None:
+                yield json.loads(text)
+
+    def values(self) -> Iterator[Tuple[str, bytes]]:
+        """The same with what is in the store for them, by whomever."""
+        while self._read < _MOST and self._store.check([f"{self._name}/{self._read + 1}"]):
             self._read += 1
-            yield json.loads(self._store.get(f"{self._name}/{self._read}"))
+            name = f"{self._name}/{self._read}"
+            yield name, self._store.get(name)
 
 
 class Failure(NamedTuple):
@@ -32,8 +49,8 @@ class Failure(NamedTuple):
 class Board:
     """The last failure of each rank outside of rounds, for those that wait for it."""
 
-    def __init__(self, store):
-        self._lines = Lines(store, "failures")
+    def __init__(self, store, seal: Seal):
+        self._lines, self._seal = Lines(store, seal, "failures"), seal
         self._last: Dict[int, Failure] = {}
         self._told = False
 
@@ -49,11 +66,22 @@ class Board:
 
     def read(self) -> Dict[int, Failure]:
         """rank -> its failure."""
-        for rank, failure in self._lines.read():
+        for name, value in self._lines.values():
+            text = self._seal.hint(name, value)
+            rank, failure = json.loads(text) if text is not None else _unproven(value)
             self._last.pop(rank, None)
             if failure is not None:
                 self._last[rank] = Failure(*failure)
         return self._last
+
+
+def _unproven(value: bytes) -> Tuple[int, Optional[Failure]]:
+    """A line of the board by a rank that has no key, or by anybody: believed as far as failures are."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        rank, (text, lost) = json.loads(Seal.bare(value))
+        if type(rank) is int and isinstance(text, str):
+            return rank, Failure(unproven(text), lost is True)
+    return -1, None
 
 
 class Shared:
@@ -64,14 +92,20 @@ class Shared:
     """
 
     def __init__(self, store, rank: int):
-        self.store, self.rank = store, rank
-        self.board, self._calls = Board(store), Lines(store, "calls")
+        self.store, self.rank, self.seal = store, rank, Seal()
+        self.board, self._calls = Board(store, self.seal), Lines(store, self.seal, "calls")
         self._opened: List[Tuple[str, int]] = []  # since the last round that ended well
-        self.neighbours = Neighbours(store, rank)
+        self.neighbours: Optional[Neighbours] = None  # before there is a key
         self._key = f"made/{rank}"
         self.made: Dict[str, int] = {}
         if store.check([self._key]):
-            self.made = json.loads(store.get(self._key))
+            self.made = _counts(store.get(self._key))
+
+    def use(self, key: bytes) -> None:
+        """From now on what is read and written in the store is proven by `key`."""
+        changed, self.seal.key = key != self.seal.key, key
+        if changed:
+            self.neighbours = Neighbours(Lines(self.store, self.seal, host_key()), self.rank)
 
     def open(self, function: str, times: int) -> None:
         """Of the first rank that comes to a call."""
@@ -88,6 +122,8 @@ class Shared:
         Those calls count as made here as well, or the next ones would never be the same.
         """
         self.ahead()
+        if (function, times) not in self._opened:  # of ranks without a key
+            return
         end = self._opened.index((function, times))
         for other, number in self._opened[:end]:
             if self.made.get(other, 0) < number:
@@ -97,3 +133,27 @@ class Shared:
     def count(self, function: str, times: int) -> None:
         self.made[function] = times
         self.store.set(self._key, json.dumps(self.made).encode())
+
+
+def _counts(value: bytes) -> Dict[str, int]:
+    """Anybody may have written it: a wrong number leads to a call that no other rank makes."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(value) if len(value) <= 1 << 20 else None
+        if isinstance(found, dict):
+            return {name: number for name, number in found.items() if type(number) is int}
+    return {}
+
+
+def get_all(store, keys: List[str]) -> List[bytes]:
+    """Values that are there, in one message where the store takes several."""
+    if keys and store.has_extended_api():
+        return store.multi_get(keys)
+    return [store.get(key) for key in keys]
+
+
+def set_all(store, values: Dict[str, str]) -> None:
+    if values and store.has_extended_api():
+        store.multi_set(list(values), [value.encode() for value in values.values()])
+        return
+    for key, value in values.items():
+        store.set(key, value.encode())

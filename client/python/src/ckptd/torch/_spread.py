@@ -6,12 +6,10 @@ slices. All ranks succeed, or all raise what the first one that failed raised, b
 any of them has touched its model.
 """
 
-import base64
 import contextlib
 import functools
 import json
 import os
-import pickle
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
@@ -22,7 +20,7 @@ from .. import _address, _client
 from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._shard import Shard
-from . import _agree, _in_file, _lazy, _load, _memory, _names, _place, _private, _stage, _targets, _tied
+from . import _agree, _in_file, _lazy, _load, _memory, _names, _place, _plain, _private, _stage, _targets, _tied
 from ._collection import no_collection
 from ._in_file import InFile
 from ._place import Entry
@@ -41,7 +39,8 @@ class Options:
 
     timeout: seconds for everything, waiting for other ranks included. address, client:
     the daemon of this rank, as in load_into. digest: have the daemons compute digests. of:
-    what all ranks must pass alike, besides the model. tied: "first" takes the value of a tied
+    what all ranks must pass alike, besides the model. allow_rank0_values: also for tensors of
+    which each rank may have its own; see _rank_unique. tied: "first" takes the value of a tied
     tensor's first name where they differ.
     """
 
@@ -50,6 +49,7 @@ class Options:
     client: Optional[_client.Client] = None
     digest: bool = True
     of: str = ""
+    allow_rank0_values: bool = False
     tied: Optional[str] = None  # see _tied
 
 
@@ -123,10 +123,12 @@ def spread(
             "group to agree with the others; call torch.distributed.init_process_group() before",
             "NO_PROCESS_GROUP",
         )
-    with _agree.agree(doing, deadline, options.of) as group:
+    near = _agree.Near(options.address, options.client)
+    with _agree.agree(doing, deadline, options.of, near) as group:
         with no_collection():
             wanted, dtype_for = plan()
-        with _load.connected(options.address, options.client, deadline, group.rank) as own:
+        client = group.client or options.client
+        with _load.connected(options.address, client, deadline, group.rank) as own:
             with contextlib.closing(_Source(wanted, own, deadline)) as source:
                 word = json.loads(group.word(lambda: source.word(doing, given, check, options.tied)))
                 _compare(doing, word, wanted)
@@ -206,14 +208,14 @@ class _Source:
         near = {"client": self._own, "timeout": self._deadline.for_call()}
         return _lazy.LazyStateDict({entry.name: entry}, **near)[entry.name]
 
-    def _objects(self, entries: Mapping[str, Any]) -> str:
-        """Values that are no tensors of the model, as text."""
+    def _objects(self, entries: Mapping[str, Any]) -> Dict[str, Any]:
+        """Values that are no tensors of the model, as JSON has them."""
         objects = {n: entries[n] for n in self._wanted.objects if n in entries}
         # Of a checkpoint they are tensors; others than rank 0 may not even see its files.
         on_host = dict.fromkeys(objects, "cpu")
         near = {"client": self._own, "timeout": self._deadline.for_call()}
         objects = dict(_lazy.LazyStateDict(objects, devices=on_host, **near).items())
-        return base64.b64encode(pickle.dumps(objects)).decode() if objects else ""
+        return {name: _plain.encode(name, value) for name, value in objects.items()}
 
 
 def _names_of(
@@ -279,8 +281,7 @@ def _have(name: str, entry: Any, taken: bool) -> Have:
 
 
 def _objects_of(word: dict) -> Dict[str, Any]:
-    # From rank 0 of this very job, as with torch's broadcast_object_list.
-    return pickle.loads(base64.b64decode(word["objects"])) if word["objects"] else {}
+    return {name: _plain.decode(data) for name, data in word["objects"].items()}
 
 
 def _signature(wanted: Wanted) -> List[list]:

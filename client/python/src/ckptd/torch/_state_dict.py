@@ -20,6 +20,7 @@ def set_model_state_dict(
     model_state_dict: Given,
     *,
     options: Optional[Any] = None,
+    allow_rank0_values: bool = False,
     timeout: float = 600.0,
     digest: bool = True,
     address: Optional[str] = None,
@@ -39,7 +40,8 @@ def set_model_state_dict(
     missing and unexpected keys, RuntimeError with strict, ValueError for
     broadcast_from_rank0 without full_state_dict. Other than there: errors come on every
     rank, parameters stay the same objects and tied ones tied, memory is the daemon's, and
-    the dict is left as it is. timeout, digest, address, client: see load_into.
+    the dict is left as it is. allow_rank0_values: see fsdp2_load_full_state_dict. timeout, digest,
+    address, client: see load_into.
     tied: names of one tensor with different values are an error, "first" takes the value of
     the first of the model's names (torch: the last). fallback="native" calls torch's function
     when no daemon can be reached, with what safetensors reads if a path was passed. Raises ckptd.Error besides.
@@ -47,7 +49,7 @@ def set_model_state_dict(
     lazy = isinstance(model_state_dict, (str, _lazy.LazyStateDict)) or hasattr(
         model_state_dict, "__fspath__"
     )
-    with _outside(lazy, model_state_dict, options):
+    with _outside(lazy, model_state_dict, options, _agree.Near(address, client)):
         wish = options if options is not None else _native_options(full_state_dict=lazy)
         original = _native.original(*_ORIGINAL)
         if lazy and not (wish.full_state_dict or wish.broadcast_from_rank0):
@@ -63,7 +65,7 @@ def set_model_state_dict(
             model_state_dict = _private.by_name(model, model_state_dict)
         of = _native.named(fallback, source_of(model_state_dict, wish), _tied.said(tied))
         _tied.check(tied)
-        own = Options(timeout, address, client, digest, of, tied=tied)
+        own = Options(timeout, address, client, digest, of, allow_rank0_values, tied)
         return _native.stand_in(
             _FUNCTION,
             lambda: spread_over(model, model_state_dict, wish, own),
@@ -76,14 +78,14 @@ def set_model_state_dict(
         )
 
 
-def _outside(lazy: bool, given: Any, options: Any) -> ContextManager[None]:
+def _outside(lazy: bool, given: Any, options: Any, near: _agree.Near) -> ContextManager[None]:
     """Of a failure before the round: what this rank alone may load by torch is no part of one.
 
     Nobody loads an empty one by torch: somebody has forgotten the options.
     """
     together = options is not None and getattr(options, "broadcast_from_rank0", True)
     part = lazy or together or not given
-    return _agree.part_of(_FUNCTION) if part else _agree.preparing(_FUNCTION)
+    return (_agree.part_of if part else _agree.preparing)(_FUNCTION, near)
 
 
 def _native_options(full_state_dict: bool) -> Any:
