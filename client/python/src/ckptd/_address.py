@@ -74,6 +74,12 @@ def world_size() -> int:
     return group.get_world_size() if group else _number("WORLD_SIZE", "SLURM_NTASKS") or 1
 
 
+def is_outside() -> bool:
+    """Whether nothing makes this process a rank of a job: no process group, and no launcher's word."""
+    names = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS")
+    return _process_group() is None and not any(os.environ.get(name) for name in names)
+
+
 def _run_dir() -> str:
     explicit = os.environ.get("CKPTD_RUN_DIR")
     if explicit:

@@ -17,7 +17,7 @@ from typing import (
 )
 
 # _shard, too: the first acquire is what a restarted trainer waits for, and no place to import.
-from . import _address, _device_map, _give_back, _layout, _proto, _shard, _types
+from . import _address, _device_map, _give_back, _layout, _outside, _proto, _shard, _types
 from ._device_map import Device, DeviceMap
 from ._errors import (
     Error,
@@ -134,7 +134,8 @@ class Client:
         """Loads `source`, a path or file URI (or finds it resident), and waits until it is ACTIVE.
 
         layout: "fsdp:8", "hsdp:2x4", "replicate:8", a dict of rules, a RankLayout,
-        or None for a full copy on each rank. dtype: floating tensors are cast to it
+        or None for a full copy on each rank, from a process that is no rank of the job on
+        this daemon's rank alone. dtype: floating tensors are cast to it
         ("BF16", "bfloat16" or torch.bfloat16), those matching a glob in keep_fp32 stay
         float32. mode: what the shard will be
         acquired as. handle: how it will be handed over, None for what the daemon's memory
@@ -152,7 +153,7 @@ class Client:
             request_id=uuid.uuid4().hex,
             skip_digests=not digest,
         )
-        _layout.fill_layout(request.layout, layout)
+        _layout.fill_layout(request.layout, _outside.fit(self, source, layout, deadline))
         _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)
         whole, part = divmod(deadline.timeout, 1)
         request.timeout.seconds, request.timeout.nanos = int(whole), int(part * 1e9)

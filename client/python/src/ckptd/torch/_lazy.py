@@ -4,7 +4,6 @@ import collections
 import collections.abc
 import copy
 import hashlib
-import json
 import types
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
 
@@ -308,7 +307,7 @@ class LazyStateDict(dict):
         }
         deadline = _load.Deadline(self._timeout)
         with _load.connected(self._address, self._client, deadline, rank) as own:
-            options = {"layout": json.dumps(layout), "mode": "private", "digest": False}
+            options = {"layout": layout, "mode": "private", "digest": False}
             checkpoint = own.load(source, timeout=deadline.for_call(), **options)
             for entry in entries:
                 _in_file.check_unchanged(checkpoint, source, entry.identity)

@@ -10,7 +10,7 @@ from typing import Callable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import nn
 
-from .. import _address, _client
+from .. import _address, _client, _outside
 from .._errors import Error, InvalidArgument, Unimplemented
 from .._layout import RankLayout
 from .._rpc import Deadline
@@ -262,6 +262,8 @@ def attach(
     clock.lap("load")
     with no_collection():  # its table has a row for each tensor; a daemon that holds it has no reason to wait
         shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())
+    if layout.asked_by_rule is not None:
+        _name_as_stated(layout, shard.table)
     clock.lap("acquire")
     return shard, LoadResult(
         checkpoint.name,
@@ -276,6 +278,15 @@ def attach(
         copied_bytes=shard.copied_bytes,
         handle=shard.handle,
     )
+
+
+def _name_as_stated(layout: RankLayout, table) -> None:
+    """What was loaded by rule, for a process that is no rank of the job, has the source's names."""
+    found = layout.asked_by_rule
+    table.unexpected += _outside.unexpected(found, layout)
+    for name, stored in _outside.stored(found, layout).items():
+        if stored in table.index:
+            table.index.setdefault(name, table.index[stored])
 
 
 def list_targets(modules: _hooks.Modules, dtype: Optional[torch.dtype] = None) -> List[Target]:
