@@ -80,10 +80,10 @@ def a_word_that_would_run_code_runs_nothing_and_is_refused(bench):
     evil = base64.b64encode(pickle.dumps(Trap(trap))).decode()
 
     def attack(store):
-        word = json.loads(store.get(key("word", -1)).decode()[64:])
+        word = json.loads(store.get(key("word/0", -1)).decode()[64:])
         word["objects"] = evil
         for proof in (BARE, "0" * 64):
-            store.set(key("word", -1), (proof + json.dumps(word)).encode())
+            store.set(key("word/0", -1), (proof + json.dumps(word)).encode())
 
     with before_rank_1_goes_on(bench, 0, attack):
         refused(bench, save(bench, 1), f"{CALL}: rank 0's word", "not proven by the group's key")
@@ -93,10 +93,10 @@ def a_word_that_would_run_code_runs_nothing_and_is_refused(bench):
 
 def a_word_of_the_call_before_is_refused(bench):
     kept, paths = [], [save(bench, number) for number in (1, 2)]
-    with before_rank_1_goes_on(bench, 0, lambda store: kept.append(store.get(key("word", -1)))):
+    with before_rank_1_goes_on(bench, 0, lambda store: kept.append(store.get(key("word/0", -1)))):
         load(bench, sharded(Bare), paths[0])
     dist.barrier()
-    with before_rank_1_goes_on(bench, 0, lambda store: store.set(key("word", -1), kept[0])):
+    with before_rank_1_goes_on(bench, 0, lambda store: store.set(key("word/0", -1), kept[0])):
         refused(bench, paths[1], f"{CALL}: rank 0's word", "not proven by the group's key")
     goes_on(bench)
 
@@ -106,11 +106,11 @@ def a_word_of_a_process_group_before_with_the_same_key_is_refused(bench):
     mine, other = save(bench, 1), save(bench, 2)
 
     def attack(store):
-        name = key("word", -1)
+        name, kept = key("word", -1), key("word/0", -1)
         seal = _agree._share().seal
-        word = json.loads(seal.read("it", name, store.get(name)))
+        word = json.loads(seal.read("it", name, store.get(kept)))
         word["parts"] = [[other, False]]
-        store.set(name, seal.write(name, json.dumps(word)).encode())
+        store.set(kept, seal.write(name, json.dumps(word)).encode())
 
     with before_rank_1_goes_on(bench, 0, attack):
         refused(bench, mine, "rank 0's answer, or its word before", "put back an older one")
@@ -211,6 +211,27 @@ def what_a_process_made_before_may_be_anything(bench):
         assert made in ({}, {"c": 4}), made
 
 
+def a_word_longer_than_a_store_takes_at_once_arrives_whole(bench):
+    """As of 100,000 tensors: a TCPStore takes 8 MiB."""
+    said, port = "\u00e9" * (5 << 20), [0]
+    if bench.rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+        port = [store.port]
+        dist.broadcast_object_list(port, src=0)
+    else:
+        dist.broadcast_object_list(port, src=0)
+        store = dist.TCPStore("127.0.0.1", port[0], 2, False, wait_for_workers=False)
+    shared = _agree.Shared(store, bench.rank)
+    shared.use(b"k" * 32)
+    group = _round.Group(shared, _round.Call("long", 1), Deadline(30), shared.seal)
+    assert group.word(lambda: said) == said
+    group.vote(1)
+    group.forget_word()
+    for number in range(2):
+        assert bench.rank or not store.check([f"long/1/word/{number}"])
+    dist.barrier()
+
+
 def a_proof_is_of_one_name_and_one_key(bench):
     seal = _seal.Seal(b"k" * 32)
     kept = seal.write("a/1", "text").encode()
@@ -232,5 +253,6 @@ CASES = {2: [
     the_words_of_a_failure_without_a_proof_reach_nobody,
     lists_full_of_anything_change_nothing,
     what_a_process_made_before_may_be_anything,
+    a_word_longer_than_a_store_takes_at_once_arrives_whole,
     a_proof_is_of_one_name_and_one_key,
 ]}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from .._rpc import Deadline, in_seconds
 from ._failures import Heard, as_text, from_text
 from ._seal import Seal, digest
-from ._shared import Shared, get_all, set_all
+from ._shared import Shared, delete_long, get_all, get_long, set_all, set_long
 
 _LOG = logging.getLogger("ckptd")
 _STAGES = 3
@@ -119,11 +119,11 @@ class Group:
         key = self._key("word")
         if self.rank == 0:
             said = make()
-            self._store.set(key, self.seal.write(key, said).encode())
+            set_long(self._store, key, self.seal.write(key, said).encode())
             self._end_well(0)
         else:
             self._wait(0, key)
-            said = self._read("rank 0's word", key, key)
+            said = self._read_value("rank 0's word", key, get_long(self._store, key))
         self._word = digest(said)
         return said
 
@@ -204,7 +204,7 @@ class Group:
         """To be called when all have it: a store lives as long as the job."""
         if self.rank == 0:
             with contextlib.suppress(Exception):  # not every store can
-                self._store.delete_key(self._key("word"))
+                delete_long(self._store, self._key("word"))
 
     def _end_all(self, text: str) -> None:
         for stage in range(_STAGES):

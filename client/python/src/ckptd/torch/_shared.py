@@ -9,6 +9,8 @@ from ._neighbours import Neighbours, host_key
 from ._seal import Seal
 
 _MOST = 100_000  # lines
+_PIECE = 4 << 20  # bytes of a long value
+_MOST_PIECES = 64
 
 
 class Lines:
@@ -157,3 +159,29 @@ def set_all(store, values: Dict[str, str]) -> None:
         return
     for key, value in values.items():
         store.set(key, value.encode())
+
+
+def set_long(store, key: str, value: bytes) -> None:
+    """A value of any length: torch's TCPStore ends the connection at 8 MiB."""
+    pieces = [value[at : at + _PIECE] for at in range(0, len(value), _PIECE)]
+    for number, piece in enumerate(pieces):
+        store.set(f"{key}/{number}", piece)
+    store.set(key, str(len(pieces)).encode())
+
+
+def get_long(store, key: str) -> bytes:
+    """As much of it as is there: whoever reads it has a proof of the whole."""
+    return b"".join(store.get(name) for name in _pieces(store, key))
+
+
+def delete_long(store, key: str) -> None:
+    for name in _pieces(store, key):
+        store.delete_key(name)
+    store.delete_key(key)
+
+
+def _pieces(store, key: str) -> List[str]:
+    text = store.get(key)
+    count = int(text) if len(text) < 9 and text.isdigit() else 0
+    names = (f"{key}/{number}" for number in range(min(count, _MOST_PIECES)))
+    return [name for name in names if store.check([name])]
