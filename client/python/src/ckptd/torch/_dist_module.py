@@ -23,11 +23,11 @@ def _own_dtype(target: Target, source: torch.dtype) -> torch.dtype:
 class DistModule(nn.Module):
     """A module whose state dict needs to be there on rank 0 only.
 
-    Wraps `module`: attributes, names in state_dict() and in named_parameters(), and
-    calls are the wrapped module's. allow_rank0_values: see fsdp2_load_full_state_dict. timeout,
-    digest, address, client: see load_into.
-    fallback="native": torch's set_model_state_dict when no daemon can be reached. tied: as of
-    set_model_state_dict.
+    Wraps `module`: attributes, what is registered, names in state_dict() and in
+    named_parameters(), also of modules around it, and calls are the wrapped module's.
+    allow_rank0_values: see fsdp2_load_full_state_dict. timeout, digest, address, client:
+    see load_into. fallback="native": torch's set_model_state_dict when no daemon can be
+    reached. tied: as of set_model_state_dict.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class DistModule(nn.Module):
         self.__dict__["spread_options"] = (own, fallback)
         super().__setattr__("module", module)
         del self.__dict__["training"]  # the wrapped module's counts
+        self.register_load_state_dict_post_hook(_name_as_wrapped)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -68,9 +69,51 @@ class DistModule(nn.Module):
     def __delattr__(self, name: str) -> None:
         delattr(self.module, name)
 
+    def register_parameter(self, *args: Any, **kwargs: Any) -> None:
+        """With the wrapped module."""
+        self.module.register_parameter(*args, **kwargs)
+
+    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+        """With the wrapped module."""
+        self.module.register_buffer(*args, **kwargs)
+
+    def add_module(self, *args: Any, **kwargs: Any) -> None:
+        """To the wrapped module."""
+        self.module.add_module(*args, **kwargs)
+
+    def register_module(self, *args: Any, **kwargs: Any) -> None:
+        """With the wrapped module."""
+        self.module.add_module(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's."""
         return self.module(*args, **kwargs)
+
+    def named_modules(
+        self, memo: Optional[set] = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[Tuple[str, nn.Module]]:
+        """This one, then the wrapped module under the same name, and its parts under theirs."""
+        memo = set() if memo is None else memo
+        if self not in memo:
+            if remove_duplicate:
+                memo.add(self)
+            yield prefix, self
+            yield from self.module.named_modules(memo, prefix, remove_duplicate)
+
+    def _fqn_modifiers(self) -> Dict[str, str]:
+        # By it torch's functions, and ours, leave the name of the wrapped module out.
+        return {"": "module"}
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
+        """Where a module around it loads: of torch's, which gives the wrapped module a prefix of its own."""
+        for name in [name for name in state_dict if name.startswith(prefix)]:
+            state_dict[f"{prefix}module.{name[len(prefix) :]}"] = state_dict.pop(name)
+        self.__dict__["loading"] = prefix, error_msgs
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Dict[str, Any]:
         """The wrapped module's, by its names: of a sharded one, this rank's parts."""
@@ -105,6 +148,13 @@ class DistModule(nn.Module):
                 lambda: _native_fill(self.module, state_dict, strict, own),
                 fallback,
             )
+
+
+def _name_as_wrapped(module: DistModule, keys: Any) -> None:
+    """After torch has loaded it as a part of another one: takes the prefix out of what that says."""
+    prefix, messages = module.__dict__.pop("loading", ("", []))
+    for texts in (*keys, messages):
+        texts[:] = [text.replace(f"{prefix}module.", prefix) for text in texts]
 
 
 def _fill(module: nn.Module, given: Given, strict: bool, options: Options) -> Any:
