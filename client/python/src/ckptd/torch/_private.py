@@ -101,6 +101,24 @@ def set_aside(modules: Iterable[nn.Module], but: Container[int]):
             facts[name] = value
 
 
+@contextlib.contextmanager
+def plain_classes(modules: Iterable[nn.Module]):
+    """Meanwhile modules are of the classes that they had before FSDP2 made ones of its own of them.
+
+    Code that goes by a class's name, or by the file that it is in, then does as it does without FSDP2.
+    """
+    kinds = [(m, type(m)) for m in modules if FSDPModule is not None and isinstance(m, FSDPModule)]
+    try:
+        for module, kind in kinds:
+            while issubclass(kind, FSDPModule):
+                kind = next(base for base in kind.__bases__[::-1] if issubclass(base, nn.Module))
+            module.__class__ = kind
+        yield
+    finally:
+        for module, kind in kinds:
+            module.__class__ = kind
+
+
 def _blank_of(tensor: torch.Tensor, blanks: Dict[int, torch.Tensor]) -> torch.Tensor:
     """One on meta like it, which transformers takes for initialised; the same at each place."""
     blank = blanks.get(id(tensor))
