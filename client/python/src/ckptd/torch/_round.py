@@ -119,12 +119,14 @@ class Group:
         key = self._key("word")
         if self.rank == 0:
             said = make()
-            set_long(self._store, key, self.seal.write(key, said).encode())
+            kept = self.seal.write(key, said).encode()
+            set_long(self._store, key, kept)
             self._end_well(0)
         else:
             self._wait(0, key)
-            said = self._read_value("rank 0's word", key, get_long(self._store, key))
-        self._word = digest(said)
+            kept = get_long(self._store, key)
+            said = self._read_value("rank 0's word", key, kept)
+        self._word = Seal.proof(kept)  # of this word and no other
         return said
 
     def vote(self, stage: int) -> None:

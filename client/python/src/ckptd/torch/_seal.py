@@ -66,6 +66,11 @@ class Seal:
         return unproven(text) or self.read(what, name, value)
 
     @staticmethod
+    def proof(value: bytes) -> str:
+        """What stands before the text. To be called for values that were read, or written, here."""
+        return value[:_HEX].decode()
+
+    @staticmethod
     def body(value: bytes) -> bytes:
         """The text, proven or not: for comparisons that are proven elsewhere."""
         return value[_HEX:]
