@@ -497,12 +497,3 @@ def in_place_works(param, spec) -> bool:
         )
     except Exception:  # any failure means: take the public path
         return False
-
-
-def by_name(model: nn.Module, state):
-    """A state dict, also one by modules, which torch takes as long as it has this function."""
-    from torch.distributed.checkpoint import state_dict
-
-    unflatten = getattr(state_dict, "_unflatten_model_state_dict", None)
-    by_modules = isinstance(state, dict) and isinstance(next(iter(state), None), nn.Module)
-    return unflatten(model, state) if by_modules and unflatten else state

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from .. import _client, _source
-from . import _agree, _given, _lazy, _load, _module, _names, _native, _private, _result, _tied
+from . import _agree, _given, _lazy, _load, _module, _names, _native, _result, _tied
 from ._spread import Asked, DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -62,7 +62,7 @@ def set_model_state_dict(
             # Its ValueError, too: of options that have no room for any full one.
             return original(model, {} if lazy else model_state_dict, options=options)
         if not lazy:
-            model_state_dict = _private.by_name(model, model_state_dict)
+            model_state_dict = _by_name(model, model_state_dict)
         of = _native.named(fallback, source_of(model_state_dict, wish), _tied.said(tied))
         _tied.check(tied)
         own = Options(timeout, address, client, digest, of, allow_rank0_values, tied)
@@ -92,6 +92,15 @@ def _native_options(full_state_dict: bool) -> Any:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
     return StateDictOptions(full_state_dict=full_state_dict)
+
+
+def _by_name(model: nn.Module, state):
+    """A state dict, also one by modules, which torch takes as long as it has this function."""
+    from torch.distributed.checkpoint import state_dict
+
+    unflatten = getattr(state_dict, "_unflatten_model_state_dict", None)
+    by_modules = isinstance(state, dict) and isinstance(next(iter(state), None), nn.Module)
+    return unflatten(model, state) if by_modules and unflatten else state
 
 
 def source_of(given: Any, wish: Any) -> str:
