@@ -13,7 +13,6 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/path_text.h"
 #include "common/layout/rules_parser.h"
 
 namespace ckptd::cli {
@@ -143,15 +142,6 @@ absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,
   }
   policy.cast_to = *parsed;
   return policy;
-}
-
-std::string AbsolutePath(const std::string& argument) {
-  const std::string path = PathOfText(argument);
-  std::error_code error;
-  // Not normalised: behind a link, ".." is not what its text says.
-  const std::string start = path.substr(0, 2) == "./" ? path.substr(2) : path;
-  const std::filesystem::path absolute = std::filesystem::absolute(start, error);
-  return error ? path : absolute.string();
 }
 
 }  // namespace ckptd::cli

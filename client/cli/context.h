@@ -63,9 +63,6 @@ absl::StatusOr<std::string> ReadLayout(const std::string& argument);
 absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,
                                           const std::vector<std::string>& keep_f32);
 
-// A path or file URI as the daemon must get it: an absolute path, links kept.
-std::string AbsolutePath(const std::string& argument);
-
 }  // namespace ckptd::cli
 
 #endif  // CKPTD_CLIENT_CLI_CONTEXT_H_

@@ -165,7 +165,8 @@ std::string ToJson(const SourceInfo& source, bool tensors) {
               {"tensor_count", source.tensor_count},
               {"tensor_bytes", source.tensor_bytes},
               {"metadata", MapJson(source.metadata)},
-              {"aliases", MapJson(source.aliases)}};
+              {"aliases", MapJson(source.aliases)},
+              {"remarks", source.remarks}};
   if (tensors) {
     Json list = Json::array();
     for (const SourceTensor& tensor : source.tensors) {
@@ -246,7 +247,8 @@ std::string ToJson(const DeviceMap& map) {
 }
 
 std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how,
-                   const std::vector<ManifestDifference>& differences) {
+                   const std::vector<ManifestDifference>& differences,
+                   const std::vector<std::string>& remarks) {
   Json found = Json::array();
   for (const ManifestDifference& one : differences) {
     found.push_back({{"tensor", one.tensor}, {"file", one.file}, {"what", one.what}});
@@ -258,7 +260,8 @@ std::string ToJson(const VerifyResult& result, const std::string& what, const st
                {"tensor_count", result.tensor_count},
                {"bytes", result.bytes},
                {"mismatched", result.mismatched},
-               {"differences", std::move(found)}});
+               {"differences", std::move(found)},
+               {"remarks", remarks}});
 }
 
 std::string ToJson(const std::vector<LeaseInfo>& leases) {

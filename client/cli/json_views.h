@@ -29,7 +29,8 @@ std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warn
                    const LoadPrediction* prediction);
 std::string ToJson(const DeviceMap& map);
 std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how,
-                   const std::vector<ManifestDifference>& differences);
+                   const std::vector<ManifestDifference>& differences,
+                   const std::vector<std::string>& remarks);
 std::string ToJson(const std::vector<LeaseInfo>& leases);
 std::string ToJson(const DaemonInfo& info);
 

@@ -9,6 +9,7 @@
 #include "client/cli/verbs.h"
 #include "common/base/escape.h"
 #include "common/base/status.h"
+#include "common/checkpoint/open.h"
 
 namespace ckptd::cli {
 namespace {
@@ -41,7 +42,7 @@ std::optional<HandleKind> KindOf(const std::string& name) {
 
 absl::StatusOr<LoadRequest> ToRequest(const Options& options, const Context& context) {
   LoadRequest request;
-  request.source = AbsolutePath(options.path);
+  CKPTD_ASSIGN_OR_RETURN(request.source, AbsolutePath(options.path));
   CKPTD_ASSIGN_OR_RETURN(request.layout, ReadLayout(options.layout));
   CKPTD_ASSIGN_OR_RETURN(request.dtype_policy, ToDtypePolicy(options.dtype, options.keep_f32));
   request.intended_mode = ModeOf(options.mode);

@@ -121,6 +121,7 @@ struct SourceInfo {
   std::vector<SourceTensor> tensors;
   std::map<std::string, std::string> aliases;  // alias -> tensor
   std::map<std::string, std::string> metadata;
+  std::vector<std::string> remarks;  // for people: what was left out, what is odd in an index
 };
 
 struct RankBytes {

@@ -9,6 +9,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/hub_cache.h"
 #include "common/layout/layout.h"
 
 namespace ckptd {
@@ -86,6 +87,7 @@ absl::Status CheckSource(std::string_view doing, const std::string& source) {
                                  "check the request",
                                  doing, source.size(), PATH_MAX));
   }
+  CKPTD_RETURN_IF_ERROR(CheckScheme(source));
   if (source.empty() || source[0] != '/') {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      fmt::format("{} \"{}\": the source must be an absolute path on the machine "

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{200};
 constexpr std::chrono::seconds kLookupDeadline{5};
-constexpr std::chrono::milliseconds kExistsDeadline{500};
+constexpr std::chrono::milliseconds kRecogniseDeadline{500};
 // A little less than a proposal may take altogether.
 constexpr std::chrono::seconds kEndingDeadline{7};
 constexpr std::chrono::seconds kAbortDeadline{2};
@@ -95,12 +95,15 @@ absl::StatusOr<bool> Coordinator::CanReuse(const Proposal& proposal) {
 }
 
 absl::StatusOr<bool> Coordinator::CheckSource(const Proposal& proposal) {
-  // A load by rank begins when all have stated theirs: a mistyped path would wait for that.
-  if (!IsRankForm(proposal.request) || !rounds_.IsNew(proposal)) return true;
-  const absl::Status exists =
-      parts_.lookups.CheckFiles(proposal.request.source, {}, Clock::now() + kExistsDeadline);
-  if (exists.code() == absl::StatusCode::kNotFound) return exists;
-  return true;  // and what else is wrong with it, the load says
+  // A load that waits for others would say what is wrong with its path when they have come.
+  const bool waits = IsRankForm(proposal.request) || !parts_.membership.MissingRanks().empty();
+  if (!waits || !rounds_.IsNew(proposal)) return true;
+  const absl::Status recognised =
+      parts_.lookups.CheckFiles(proposal.request.source, {}, Clock::now() + kRecogniseDeadline);
+  if (recognised.ok() || !SaysWhether(recognised)) return true;
+  // Storage that fails now may answer by then.
+  if (absl::IsUnavailable(recognised)) return true;
+  return recognised;
 }
 
 absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadRequest& request) {

@@ -61,7 +61,7 @@ class Coordinator {
  private:
   // Whether the files of the checkpoint that this request would join are unchanged.
   absl::StatusOr<bool> CanReuse(const Proposal& proposal);
-  // True; NotFound for the first statement of a source that is not there.
+  // True; for the first request of a source that cannot be loaded, why.
   absl::StatusOr<bool> CheckSource(const Proposal& proposal);
   void Loop();
   void Tick();

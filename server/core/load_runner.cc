@@ -110,12 +110,16 @@ absl::Status LoadRunner::Interrupted() const {
 
 absl::Status LoadRunner::Open() {
   Enter(Stage::kOpening);
-  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, OpenSettledCheckpoint(load_.request.source));
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenSettledCheckpoint(load_.request.source));
+  CheckpointIndex& index = opened.index;
   if (!load_.files.empty() && index.files != load_.files) {
     return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
                      fmt::format("loading {}: its files have changed since other ranks loaded "
                                  "them; load again, all ranks then get the new ones",
                                  load_.request.source));
+  }
+  for (const std::string& remark : opened.remarks) {
+    Log(LogLevel::kInfo, "{}: {}: {}", load_.name, load_.request.source, remark);
   }
   index_ = std::make_shared<const CheckpointIndex>(std::move(index));
   return Interrupted();

@@ -61,7 +61,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                   host_tier_.enabled() ? &host_tier_ : nullptr, &comms_,
                   [this] { return !leases_.Empty(); }}),
       lookups_([](const CheckpointIndex& index) {
-        return index.files.empty() ? CheckExists(index.source) : CheckUnchanged(index);
+        return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
       }) {
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(

@@ -15,6 +15,7 @@
 #include "tests/testing/group_in_process.h"
 #include "tests/testing/small_source.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -60,7 +61,9 @@ class CoordinatorTest : public ::testing::Test {
   std::promise<void> go_on_;
   SmallSource source_;
   GroupInProcess group_{2};
-  Lookups lookups_{CheckUnchanged};
+  Lookups lookups_{[](const CheckpointIndex& index) {
+    return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
+  }};
   Worker load_worker_;
   std::unique_ptr<Coordinator> coordinator_ = Start();
 };
@@ -276,6 +279,18 @@ TEST_F(CoordinatorTest, ADaemonThatNeverJoinsFailsTheLoadAndNamesItsRank) {
   const CheckpointInfo info = EndOf(0, name);
   EXPECT_THAT(info.failure, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
   EXPECT_EQ(FactsOf(info.failure).at("ranks"), "1");
+}
+
+TEST_F(CoordinatorTest, NobodyIsWaitedForWhereTheSourceCannotBeRead) {
+  const TempFolder folder;
+  LoadRequest rules = Rules();
+  LoadRequest statement = Statement(1);
+  rules.source = statement.source = folder.Write("weights.bin", "PK");
+  EXPECT_THAT(coordinator_->Propose(1, statement),
+              FailsWith(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported));
+  group_.Drop(1);
+  EXPECT_THAT(coordinator_->Propose(0, rules),
+              FailsWith(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported));
 }
 
 TEST_F(CoordinatorTest, AMemberIsToldWhichDaemonALoadByRuleWaitsFor) {

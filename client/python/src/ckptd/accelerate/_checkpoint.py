@@ -92,6 +92,8 @@ def load_checkpoint_in_model(
         if wrong is not None and not together:
             raise wrong
         original = _native.original(_MODULE, _FUNCTION)
+    if files is not None and not files.without_index:
+        checkpoint = files.source  # in a folder accelerate would choose by a rule of its own
     if files is not None and not files.by_daemons:
         return original(model, checkpoint, **arguments)  # each rank by itself
     daemon = near._asdict()
@@ -193,9 +195,14 @@ def _run(call: _Call) -> None:
         return held
 
     def load_state_dict(file: str, device_map: Any = None) -> Mapping[str, Any]:
-        held = by_file()[absolute(file)]
+        files = by_file()
+        if call.files.without_index:
+            held = {name: value for part in files.values() for name, value in part.items()}
+        else:
+            held = files[absolute(file)]
         return held if device_map is None else _Stream(held, **call.options())
 
+    checkpoint = call.files.files[0] if call.files.without_index else call.checkpoint
     original = _native.original(_MODULE, _FUNCTION)
     offload = _Offload(call.arguments["offload_folder"], by_file if call.link else None)
     _with_globals(
@@ -203,7 +210,7 @@ def _run(call: _Call) -> None:
         load_state_dict=load_state_dict,
         offload_weight=offload.write,
         load_offloaded_weights=offload.read_back,
-    )(call.model, call.checkpoint, **call.arguments)
+    )(call.model, checkpoint, **call.arguments)
 
 
 def _wishes(call: _Call) -> Wishes:

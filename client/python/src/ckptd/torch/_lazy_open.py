@@ -5,7 +5,7 @@ from typing import Any, Dict, Optional, Union
 
 import torch
 
-from .. import _client
+from .. import _client, _source
 from . import _agree, _devices, _in_file, _load, _native, _native_files
 from ._lazy import LazyStateDict
 
@@ -19,6 +19,7 @@ def load_state_dict(
     address: Optional[str] = None,
     client: Optional[_client.Client] = None,
     fallback: Optional[str] = None,
+    variant: Optional[str] = None,
 ) -> Union[LazyStateDict, Dict[str, Any]]:
     """accelerate's function of this name, for a job whose rank 0 alone reads.
 
@@ -27,14 +28,16 @@ def load_state_dict(
     device_map: the device of all values, or module name -> device as accelerate applies it:
     one device is that of all, names under none of several go to the host. A device is a
     torch.device, its text, or the number of a GPU. Other files than safetensors are
-    torch.load's, on the host, as there. fallback="native" has accelerate read where no
+    torch.load's, on the host, as there. variant: as load_into's. fallback="native" has accelerate read where no
     daemon can be reached.
 
     Raises what accelerate does: FileNotFoundError, OSError for a file whose metadata says
     no format, ValueError for another format than PyTorch's and for no device; else
     ckptd.Error.
     """
-    path = os.fspath(checkpoint_file)
+    path = os.fspath(_source.of_variant(checkpoint_file, variant))
+    if path.startswith(("hf://", "~")):
+        path = _source.local_path(path)
     rank, _ = _load.rank_and_size()
     if rank != 0 and not every_rank:
         return {}

@@ -10,7 +10,7 @@ from typing import Callable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import nn
 
-from .. import _address, _client, _outside
+from .. import _address, _client, _outside, _source
 from .._errors import Error, InvalidArgument, Unimplemented
 from .._layout import RankLayout
 from .._rpc import Deadline
@@ -53,6 +53,7 @@ def load_into(
     client: Optional[_client.Client] = None,
     init_buffers: Optional[_buffers.InitBuffers] = None,
     tied: Optional[str] = None,
+    variant: Optional[str] = None,
 ) -> LoadResult:
     """Makes the daemon's memory the storage of every parameter and buffer of `model`.
 
@@ -86,6 +87,10 @@ def load_into(
     computes the checkpoint's value is taken, where it has one.
     tied: names of one tensor that the checkpoint has with different values are an error;
     "first" takes the value of the first of the model's names.
+    source: a file, an index, or a folder, of which the same files are read as transformers
+    reads: model.safetensors, else model.safetensors.index.json, else a numbered series, else
+    all .safetensors files but those of adapters and optimizers. variant="fp16" reads
+    model.fp16.safetensors, or its index, instead. Also hf://ORG/NAME@REVISION, in the local cache.
     Hooks after load_state_dict are run, when strict errors have been raised already; those
     before it are named in a warning.
 
@@ -98,6 +103,8 @@ def load_into(
             f"filling a model: the first argument of load_into is of type {type(model).__name__}, no "
             "torch.nn.Module; pass the model first, then the path: load_into(model, path)"
         )
+    _source.check_path("filling a model", source)
+    source = _source.of_variant(source, variant)
     with _converted.explaining(model, functools.partial(_names_in, source, address, client)):
         return _load_into(
             model,
