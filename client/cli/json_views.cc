@@ -77,6 +77,7 @@ Json CheckpointJson(const CheckpointInfo& checkpoint) {
           {"source", checkpoint.source},
           {"state", NameOf(checkpoint.state)},
           {"layout", checkpoint.layout},
+          {"served_from", checkpoint.served_from},
           {"intended_mode", NameOf(checkpoint.intended_mode)},
           {"handle_kind", HandleJson(checkpoint.handle_kind)},
           {"rank", checkpoint.rank},
@@ -154,7 +155,7 @@ std::string ToJson(const std::vector<CheckpointInfo>& checkpoints) {
 
 std::string ToJson(const LoadResult& result) {
   return Dump({{"checkpoint", CheckpointJson(result.checkpoint)},
-               {"resident", result.resident},
+               {"resident", result.resident || !result.checkpoint.served_from.empty()},
                {"differs", result.differs}});
 }
 

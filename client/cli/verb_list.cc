@@ -112,6 +112,7 @@ void PrintCheckpoint(const CheckpointInfo& checkpoint, Context& context) {
        {"failure", checkpoint.failure.has_value() ? checkpoint.failure->message : ""},
        {"source", checkpoint.source},
        {"layout", checkpoint.layout},
+       {"memory of", checkpoint.served_from},
        {"meant for", std::string(NameOf(checkpoint.intended_mode))},
        {"handed out as", std::string(checkpoint.handle_kind.has_value()
                                          ? NameOf(*checkpoint.handle_kind)

@@ -64,6 +64,10 @@ std::string Speed(const CheckpointInfo& checkpoint) {
 
 void PrintLoaded(const LoadResult& result, Context& context) {
   const CheckpointInfo& checkpoint = result.checkpoint;
+  const std::string was = !checkpoint.served_from.empty()
+                              ? fmt::format(" (was resident as {})", checkpoint.served_from)
+                          : result.resident ? " (was resident)"
+                                            : "";
   if (context.json()) {
     context.io.out << ToJson(result) << '\n';
   } else if (context.globals.quiet) {
@@ -71,24 +75,28 @@ void PrintLoaded(const LoadResult& result, Context& context) {
   } else {
     context.io.out << Escape(fmt::format(
                           "{} is {}{}: rank {} of {} holds {}, {}{}", checkpoint.name,
-                          NameOf(checkpoint.state), result.resident ? " (was resident)" : "",
+                          NameOf(checkpoint.state), was,
                           checkpoint.rank, checkpoint.world_size,
                           Counted(checkpoint.tensor_count, "tensor"),
                           HumanBytes(checkpoint.slab_bytes),
-                          result.resident ? "" : Speed(checkpoint)))
+                          was.empty() ? Speed(checkpoint) : ""))
                    << '\n';
   }
+}
+
+// Why nothing that was resident served it.
+void NoteDifference(const LoadResult& result, Context& context) {
+  if (result.differs.empty() || !result.checkpoint.served_from.empty()) return;
+  context.Note(fmt::format("note: another load of this source is resident; it differs in: {}",
+                           fmt::join(result.differs, ", ")));
 }
 
 absl::StatusOr<int> RunLoad(const Options& options, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(const LoadRequest request, ToRequest(options, context));
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
   CKPTD_ASSIGN_OR_RETURN(LoadResult result, client.Load(request));
-  if (!result.differs.empty()) {
-    context.Note(fmt::format("note: another load of this source is resident; it differs in: {}",
-                             fmt::join(result.differs, ", ")));
-  }
   if (options.no_wait) {
+    NoteDifference(result, context);
     PrintLoaded(result, context);
     return kExitFine;
   }
@@ -99,6 +107,7 @@ absl::StatusOr<int> RunLoad(const Options& options, Context& context) {
     CKPTD_ASSIGN_OR_RETURN(result.checkpoint, std::move(last));
   }
   CKPTD_RETURN_IF_ERROR(CheckActive(result.checkpoint));
+  NoteDifference(result, context);
   PrintLoaded(result, context);
   return kExitFine;
 }

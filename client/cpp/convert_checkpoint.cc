@@ -130,6 +130,7 @@ CheckpointInfo FromProto(const v1::Checkpoint& checkpoint) {
   out.create_time = TimeOf(checkpoint.has_create_time(), checkpoint.create_time());
   out.active_time = TimeOf(checkpoint.has_active_time(), checkpoint.active_time());
   out.layout = checkpoint.layout();
+  out.served_from = checkpoint.served_from();
   return out;
 }
 

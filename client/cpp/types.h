@@ -92,6 +92,7 @@ struct CheckpointInfo {
   std::optional<TimePoint> create_time;
   std::optional<TimePoint> active_time;
   std::string layout;
+  std::string served_from;  // the checkpoint whose memory it is; empty: it has its own
 };
 
 // OK for an ACTIVE checkpoint, else the error that says why not: the load's own

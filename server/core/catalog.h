@@ -61,6 +61,20 @@ class Catalog {
   // Evicts a checkpoint for `bytes` that the backend has `refused`: whoever asked tries again.
   // Errors: `refused`, where that helps nothing.
   absl::Status MakeRoom(uint64_t bytes, const absl::Status& refused);
+  // What is ACTIVE here, of the same files and kept as `call` asks: it may have all that is to be
+  // loaded. Newest first.
+  struct Resident {
+    std::string name;
+    uint64_t generation = 0;
+    LoadRequest request;
+    std::shared_ptr<const Shard> shard;
+  };
+  std::vector<Resident> MayServe(const PrepareCall& call) const;
+  // LOADING -> ACTIVE, as a view of the memory of `owner`, in which `shard` says where its tensors
+  // lie. A view has no memory of its own: leases on it count on its owner, it is pinned, unloaded
+  // and evicted with it, and it is not listed. False when the owner has gone meanwhile.
+  // Errors: CHECKPOINT_NOT_FOUND when the load was aborted.
+  absl::StatusOr<bool> PublishView(const PrepareCall& call, const Resident& owner, Shard shard);
   // True when the shard of this checkpoint is here, with that plan.
   bool HasActive(const std::string& name, uint64_t rank_digest) const;
   std::shared_ptr<ShardMemory> LoadingMemory(const std::string& name) const;
@@ -111,6 +125,7 @@ class Catalog {
     std::shared_ptr<const Shard> shard;
     // Of this load: one of the same name that follows it has another.
     uint64_t generation = 0;
+    std::string name = {};  // that the lease counts on: of a view, its owner
   };
   absl::StatusOr<Held> Hold(const std::string& name, AttachMode mode);
   void Release(const std::string& name, uint64_t generation);
@@ -151,6 +166,19 @@ class Catalog {
   const Entry* Find(const std::string& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of a load that failed: statements and tables may be megabytes, and it stays listed.
   static void KeepWhatIsShown(Entry& entry);
+  // Whether its memory is another entry's.
+  static bool IsView(const Entry& entry) { return !entry.info.served_from.empty(); }
+  // Of a view, the entry whose memory it is; else the entry itself.
+  Entry& OwnerOf(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  CheckpointInfo InfoOf(const Entry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Take(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Serves(const Entry& entry, const PrepareCall& call) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What a shard has of a load that was planned; its operations go.
+  void NotePlan(const PrepareCall& call, Shard shard, Entry& entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // An entry goes, and its views with it.
+  void Erase(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteAbort(const std::string& name, const absl::Status& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whoever hears only now that his load leads to it finds it gone.

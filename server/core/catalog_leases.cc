@@ -51,6 +51,8 @@ absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode 
   Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
   if (entry->info.state != CheckpointState::kActive) return NotActive("acquiring", entry->info);
+  const std::shared_ptr<const Shard> shard = entry->shard;
+  entry = &OwnerOf(*entry);
   if (entry->exclusive) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
                      fmt::format("acquiring {}: a client is taking it EXCLUSIVE; wait until its "
@@ -80,7 +82,7 @@ absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode 
   ++entry->info.leases;
   entry->exclusive = mode == AttachMode::kExclusive;
   Touch(*entry);
-  return Held{entry->memory, entry->shard, entry->generation};
+  return Held{entry->memory, shard, entry->generation, entry->info.name};
 }
 
 void Catalog::Release(const std::string& name, uint64_t generation) {
@@ -96,10 +98,18 @@ void Catalog::MarkTaken(const std::string& name, uint64_t generation) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   if (entry == nullptr || entry->generation != generation) return;
-  entry->info.state = CheckpointState::kTaken;
-  entry->info.slab_bytes = 0;
-  entry->memory = nullptr;
-  Touch(*entry);
+  for (auto& [other, view] : entries_) {
+    if (view.info.served_from == name) Take(view);
+  }
+  Take(*entry);
+}
+
+void Catalog::Take(Entry& entry) {
+  entry.info.state = CheckpointState::kTaken;
+  entry.info.slab_bytes = 0;
+  entry.info.served_from.clear();
+  entry.memory = nullptr;
+  Touch(entry);
 }
 
 absl::StatusOr<Catalog::Held> Catalog::Look(const std::string& name) const {
@@ -125,6 +135,7 @@ absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
+  entry = &OwnerOf(*entry);
   if (entry->info.state == CheckpointState::kLoading) {
     return NotActive("unloading", entry->info, "; or force it, which cancels the load on every rank");
   }
@@ -137,8 +148,7 @@ absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force) {
   }
   const uint64_t bytes = entry->memory == nullptr ? 0 : entry->info.slab_bytes;
   freed = std::move(entry->memory);
-  entries_.erase(name);
-  NoteGone(name);
+  Erase(std::string(entry->info.name));
   changed_.NotifyAll();
   Log(LogLevel::kInfo, "{}: unloaded, {:.1f} MB", name, static_cast<double>(bytes) / 1e6);
   return bytes;
@@ -148,9 +158,10 @@ absl::StatusOr<CheckpointInfo> Catalog::Pin(const std::string& name, bool pinned
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
-  entry->info.pinned = pinned;
-  Touch(*entry);
-  return entry->info;
+  Entry& owner = OwnerOf(*entry);
+  owner.info.pinned = pinned;
+  Touch(owner);
+  return InfoOf(*entry);
 }
 
 std::vector<ResidentCheckpoint> Catalog::Residents() const {

@@ -62,7 +62,7 @@ absl::Status Catalog::CheckKind(const LoadRequest& request) const {
 }
 
 bool Catalog::Evictable(const Entry& entry) {
-  return entry.info.state == CheckpointState::kActive && !entry.info.pinned &&
+  return entry.info.state == CheckpointState::kActive && !entry.info.pinned && !IsView(entry) &&
          entry.info.leases == 0 && entry.info.slab_bytes > 0;
 }
 
@@ -93,9 +93,7 @@ std::shared_ptr<ShardMemory> Catalog::EvictOne() {
   Log(LogLevel::kInfo, "{}: evicted, {:.1f} MB", victim->info.name,
       static_cast<double>(victim->info.slab_bytes) / 1e6);
   std::shared_ptr<ShardMemory> memory = std::move(victim->memory);
-  const std::string name = victim->info.name;
-  entries_.erase(name);
-  NoteGone(name);
+  Erase(std::string(victim->info.name));
   changed_.NotifyAll();
   return memory;
 }
@@ -105,6 +103,7 @@ std::string Catalog::Occupants() const {
   uint64_t pinned = 0;
   uint64_t loading = 0;
   for (const auto& [name, entry] : entries_) {
+    if (IsView(entry)) continue;
     if (entry.info.state == CheckpointState::kLoading) {
       loading += entry.info.slab_bytes;
     } else if (entry.info.state == CheckpointState::kActive) {
@@ -156,22 +155,26 @@ absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall
   if (entry == nullptr || entry->info.state != CheckpointState::kLoading) {
     return CheckpointNotFound(call.name);
   }
-  NoteFiles(*call.index, shard);
-  shard.plan.ops = {};
-  entry->info.slab_bytes = shard.plan.slab_bytes;
-  entry->info.tensor_count = shard.plan.tensors.size();
-  entry->info.plan_digest = call.plan_digest;
-  entry->info.epoch = call.epoch;
-  entry->info.source_identity = IdentityOf(call.index->files);
-  std::vector<uint64_t> facts = {entry->request_digest, entry->info.source_identity};
-  for (const SourceFile& file : call.index->files) facts.push_back(file.device);
-  entry->info.identity = CombineDigests(facts);
-  entry->files = call.index->files;
-  entry->request_digests = call.request_digests;
+  NotePlan(call, std::move(shard), *entry);
   entry->memory = memory;
-  entry->shard = std::make_shared<Shard>(std::move(shard));
   Touch(*entry);
   return memory;
+}
+
+void Catalog::NotePlan(const PrepareCall& call, Shard shard, Entry& entry) {
+  NoteFiles(*call.index, shard);
+  shard.plan.ops = {};
+  entry.info.slab_bytes = shard.plan.slab_bytes;
+  entry.info.tensor_count = shard.plan.tensors.size();
+  entry.info.plan_digest = call.plan_digest;
+  entry.info.epoch = call.epoch;
+  entry.info.source_identity = IdentityOf(call.index->files);
+  std::vector<uint64_t> facts = {entry.request_digest, entry.info.source_identity};
+  for (const SourceFile& file : call.index->files) facts.push_back(file.device);
+  entry.info.identity = CombineDigests(facts);
+  entry.files = call.index->files;
+  entry.request_digests = call.request_digests;
+  entry.shard = std::make_shared<Shard>(std::move(shard));
 }
 
 }  // namespace ckptd

@@ -115,6 +115,8 @@ struct CheckpointInfo {
   std::chrono::system_clock::time_point created;
   std::chrono::system_clock::time_point activated;
   std::string layout;
+  // The checkpoint whose memory it is a view of; empty: it has its own.
+  std::string served_from;
 };
 
 // A checkpoint a daemon still holds, as it tells a (new) leader.

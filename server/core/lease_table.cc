@@ -16,7 +16,7 @@ absl::StatusOr<LeaseTable::Ticket> LeaseTable::Open(const std::string& checkpoin
   CKPTD_ASSIGN_OR_RETURN(Catalog::Held held, catalog_.Hold(checkpoint, mode));
   Lease lease;
   lease.info.name = checkpoint + "/leases/" + RandomHex(8);
-  lease.info.checkpoint = checkpoint;
+  lease.info.checkpoint = held.name;
   lease.info.mode = mode;
   lease.info.created = std::chrono::system_clock::now();
   lease.token = RandomHex(kTokenLength / 2);

@@ -85,7 +85,7 @@ absl::Status LoadRunner::Load() {
   CKPTD_RETURN_IF_ERROR(Open());
   CKPTD_RETURN_IF_ERROR(PlanAll());
   CKPTD_RETURN_IF_ERROR(PrepareAll());
-  CKPTD_RETURN_IF_ERROR(Transfer());
+  if (!participants_.empty()) CKPTD_RETURN_IF_ERROR(Transfer());
   return CommitAll();
 }
 

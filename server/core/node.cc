@@ -287,7 +287,7 @@ absl::StatusOr<Node::Unloaded> Node::Unload(const std::string& name, bool force)
     if (ended) return Unloaded{0, true};
   }
   CKPTD_ASSIGN_OR_RETURN(const uint64_t freed, catalog_.Unload(name, force));
-  host_tier_.Drop(name);
+  host_tier_.Drop(info.ok() && !info->served_from.empty() ? info->served_from : name);
   return Unloaded{freed, false};
 }
 

@@ -7,6 +7,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/layout/plan_match.h"
 #include "common/layout/unexpected.h"
 #include "server/transfer/transfer.h"
 
@@ -18,6 +19,24 @@ absl::Status CheckStatement(const RankLayout* stated, uint32_t rank) {
   if (stated != nullptr && stated->rank == rank) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInternal, reason::kWrongRank,
                    fmt::format("planning rank {}: its statement is missing", rank));
+}
+
+// `wanted` where its tensors lie in the slab of `resident`.
+Shard ViewOf(const Shard& resident, const PlanMatch& match, const Shard& wanted) {
+  Shard view = wanted;
+  view.plan.slab_bytes = resident.plan.slab_bytes;
+  for (size_t i = 0; i < match.resident.size(); ++i) {
+    const uint32_t there = match.resident[i];
+    view.plan.tensors[i].offset = resident.plan.tensors[there].offset;
+    if (!resident.digests.empty()) view.digests.push_back(resident.digests[there]);
+  }
+  return view;
+}
+
+absl::StatusOr<RankPlan> PlanOfRank(const LoadRequest& request, const CheckpointIndex& index,
+                                    uint32_t rank) {
+  CKPTD_ASSIGN_OR_RETURN(const RankLayout layout, LayoutOfRank(request, index, rank));
+  return PlanRank(index, layout, request.policy);
 }
 
 }  // namespace
@@ -47,10 +66,8 @@ absl::StatusOr<std::vector<Cohort>> CohortsOf(
 }
 
 absl::StatusOr<Shard> RankSide::Plan(const PrepareCall& call) const {
-  CKPTD_ASSIGN_OR_RETURN(const RankLayout layout,
-                         LayoutOfRank(call.request, *call.index, options_.rank));
   Shard shard;
-  CKPTD_ASSIGN_OR_RETURN(shard.plan, PlanRank(*call.index, layout, call.request.policy));
+  CKPTD_ASSIGN_OR_RETURN(shard.plan, PlanOfRank(call.request, *call.index, options_.rank));
   if (shard.plan.digest != call.rank_digest) {
     return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
                      fmt::format("planning {}: rank {} computed plan digest {}, the leader {}; run "
@@ -59,7 +76,7 @@ absl::StatusOr<Shard> RankSide::Plan(const PrepareCall& call) const {
                                  HexDigest(call.rank_digest)));
   }
   if (IsRankForm(call.request)) {
-    const RankLayout* const own = &layout;
+    const RankLayout* const own = std::get<std::shared_ptr<const RankLayout>>(call.request.layout).get();
     shard.unexpected = UnexpectedTensors(*call.index, {&own, 1});
   }
   return shard;
@@ -89,6 +106,8 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
   NoteReaders(call);
   catalog_.Begin(call.name, call.request, since);
   CKPTD_ASSIGN_OR_RETURN(Shard shard, Plan(call));
+  CKPTD_ASSIGN_OR_RETURN(reply.resident, ServeResident(call, shard));
+  if (reply.resident) return reply;
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,
                          catalog_.Allocate(call, shard));
   if (const SlabView view = memory->View(); view.staged != nullptr) {
@@ -112,6 +131,28 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
     reply.communicator_id = options_.comms->held_id();
   }
   return reply;
+}
+
+absl::StatusOr<bool> RankSide::ServeResident(const PrepareCall& call, const Shard& shard) {
+  for (const Catalog::Resident& resident : catalog_.MayServe(call)) {
+    // Shards keep no operations; whatever else was resident is a pure function of the same files.
+    const auto plan = PlanOfRank(resident.request, *call.index, options_.rank);
+    if (!plan.ok() || plan->digest != resident.shard->plan.digest) continue;
+    const PlanMatch match = MatchPlans(*plan, shard.plan);
+    if (!match.differs.empty()) {
+      Log(LogLevel::kInfo, "{}: {} is of the same files and does not serve it: {}", call.name,
+          resident.name, match.differs);
+      continue;
+    }
+    CKPTD_ASSIGN_OR_RETURN(
+        const bool published,
+        catalog_.PublishView(call, resident, ViewOf(*resident.shard, match, shard)));
+    if (!published) continue;
+    Log(LogLevel::kInfo, "{}: active, {} tensors, all of them resident in {}: nothing is read",
+        call.name, shard.plan.tensors.size(), resident.name);
+    return true;
+  }
+  return false;
 }
 
 absl::StatusOr<bool> RankSide::Restore(const PrepareCall& call, const RankPlan& plan,

@@ -34,7 +34,8 @@ class RankSide {
   RankSide(Catalog& catalog, MemoryBackend& backend, Options options)
       : catalog_(catalog), backend_(backend), options_(std::move(options)) {}
 
-  // Plans this rank, compares digests, allocates the slab; fills and publishes it when
+  // Plans this rank, compares digests; publishes what another resident checkpoint of the files
+  // has all of. Else it allocates the slab; fills and publishes it when
   // the host tier has its bytes. `since` is when the call came in, as Catalog::Begin takes it. Errors: PLAN_MISMATCH, NO_MEMORY,
   // the planner's, CHECKPOINT_NOT_FOUND when the load was aborted meanwhile. On
   // an error the entry is left to Abort.
@@ -53,6 +54,9 @@ class RankSide {
  private:
   void ForgetOver();
   absl::StatusOr<Shard> Plan(const PrepareCall& call) const;
+  // Whether a checkpoint that is resident here has all of the shard, which is ACTIVE then as a
+  // view of it.
+  absl::StatusOr<bool> ServeResident(const PrepareCall& call, const Shard& shard);
   // Whether the host tier had the shard, which is ACTIVE then.
   absl::StatusOr<bool> Restore(const PrepareCall& call, const RankPlan& plan,
                                const ShardMemory& memory);

@@ -143,6 +143,7 @@ v1::Checkpoint ToProto(const CheckpointInfo& info) {
     *out.mutable_active_time() = ToProto(info.activated);
   }
   out.set_layout(info.layout);
+  out.set_served_from(info.served_from);
   return out;
 }
 

@@ -78,6 +78,9 @@ class Checkpoint:
     resident: bool = False
     differs: Tuple[str, ...] = ()
     handle: str = ""  # how its memory is handed over; empty: an older daemon's
+    # The resident checkpoint in whose memory it lies, as that has all that was asked for by
+    # another layout; lists show that one. Empty: it has memory of its own.
+    served_from: str = ""
 
     @property
     def waits_for(self) -> str:
@@ -137,9 +140,10 @@ def checkpoint_of(message, resident: bool = False, differs=()) -> Checkpoint:
         layout=message.layout,
         progress=progress_of(message.progress),
         failure=failure,
-        resident=resident,
-        differs=tuple(differs),
+        resident=resident or bool(message.served_from),
+        differs=() if message.served_from else tuple(differs),
         handle=_HANDLE_NAMES.get(message.handle_kind, ""),
+        served_from=message.served_from,
     )
 
 

@@ -273,7 +273,7 @@ def attach(
         _name_as_stated(layout, shard.table)
     clock.lap("acquire")
     return shard, LoadResult(
-        checkpoint.name,
+        checkpoint.served_from or checkpoint.name,
         mode,
         sum(shard.table.nbytes),
         len(shard.table.names),
