@@ -3,17 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
-#include <filesystem>
 #include <utility>
 
 #include "client/cli/json_views.h"
 #include "common/base/escape.h"
-#include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/layout/rules_parser.h"
+#include "common/layout/request_text.h"
 
 namespace ckptd::cli {
 namespace {
@@ -25,26 +22,6 @@ constexpr Timeout kCallTimeout{30'000};
 // An address that is none was given by options or by their twins in the environment.
 absl::Status OfAddress(const absl::Status& status) {
   return absl::IsInvalidArgument(status) ? UsageError(MessageOf(status)) : status;
-}
-
-absl::StatusOr<std::string> ReadLayoutFile(const std::string& path) {
-  absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxLayoutTextBytes);
-  if (text.ok()) return text;
-  const absl::Status& why = text.status();
-  return MakeError(why.code(), ReasonOf(why),
-                   fmt::format("reading the layout: {}; name a layout file, or give fsdp:N, "
-                               "hsdp:RxS or replicate:N",
-                               MessageOf(why)),
-                   FactsOf(why));
-}
-
-// What PyTorch calls those that a load can cast to.
-std::string HeaderName(const std::string& dtype) {
-  for (const auto& [name, torch] : {std::pair{"F16", "FLOAT16"}, std::pair{"BF16", "BFLOAT16"},
-                                    std::pair{"F32", "FLOAT32"}, std::pair{"F64", "FLOAT64"}}) {
-    if (dtype == torch) return name;
-  }
-  return dtype;
 }
 
 }  // namespace
@@ -116,15 +93,7 @@ absl::StatusOr<std::string> ReadLayout(const std::string& argument) {
     return UsageError("reading the layout: there is none; give fsdp:N, hsdp:RxS, replicate:N or a "
                       "file, as in --layout fsdp:4");
   }
-  if (argument.front() == '@') return ReadLayoutFile(argument.substr(1));
-  const size_t start = argument.find_first_not_of(" \t\r\n");
-  if (start != std::string::npos && argument[start] == '{') return argument;
-  std::error_code ignored;
-  if (std::filesystem::is_regular_file(argument, ignored) ||
-      std::filesystem::path(argument).extension() == ".json") {
-    return ReadLayoutFile(argument);
-  }
-  return argument;
+  return ckptd::ReadLayout(argument);
 }
 
 absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,
@@ -132,11 +101,8 @@ absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,
   DtypePolicy policy;
   policy.keep_f32 = keep_f32;
   if (dtype.empty()) return policy;
-  std::string upper = dtype;
-  std::transform(upper.begin(), upper.end(), upper.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  const std::optional<Dtype> parsed = ParseDtype(HeaderName(upper));
-  if (!parsed.has_value() || !IsCastable(*parsed)) {
+  const std::optional<Dtype> parsed = ParseCastDtype(dtype);
+  if (!parsed.has_value()) {
     return UsageError(fmt::format("reading --dtype {}: a load can cast to F16, BF16, F32 and F64",
                                   dtype));
   }

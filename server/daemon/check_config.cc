@@ -14,6 +14,7 @@
 #include "common/base/utf8.h"
 #include "common/layout/layout.h"
 #include "server/core/reading.h"
+#include "server/daemon/preload.h"
 #include "server/daemon/sizes.h"
 
 namespace ckptd {
@@ -91,6 +92,9 @@ absl::Status CheckWords(const Config& config) {
   CKPTD_RETURN_IF_ERROR(CheckWord("--huge-pages", config.huge_pages, {"auto", "off"}));
   CKPTD_RETURN_IF_ERROR(CheckWord("--peer-auth", config.peer_auth, {"required", "none"}));
   CKPTD_RETURN_IF_ERROR(CheckWord("--idle", config.idle, {"keep", "release"}));
+  CKPTD_RETURN_IF_ERROR(
+      CheckWord("--load-mode", config.load_mode, {"auto", "shared", "private", "exclusive"}));
+  CKPTD_RETURN_IF_ERROR(CheckWord("--ready-when", config.ready_when, {"group", "loaded"}));
   CKPTD_RETURN_IF_ERROR(ParseReaderPolicy(config.reader).status());
   CKPTD_RETURN_IF_ERROR(ParseReadWay(config.read).status());
   CKPTD_RETURN_IF_ERROR(ParseCommChoice(config.comm).status());
@@ -126,6 +130,18 @@ absl::Status CheckSizes(const Config& config) {
   return ParseShare(config.arena, 1).status();
 }
 
+absl::Status CheckPreload(const Config& config) {
+  if (!config.load.empty()) return PreloadRequest(config, false).status();
+  const char* const flag = !config.layout.empty()            ? "--layout"
+                           : !config.dtype.empty()           ? "--dtype"
+                           : config.ready_when == "loaded" ? "--ready-when loaded"
+                                                             : nullptr;
+  if (flag == nullptr) return absl::OkStatus();
+  return Invalid(fmt::format("checking {}: it is about what is loaded at the start; name that with "
+                             "--load, or leave it out",
+                             flag));
+}
+
 // Of host memory, that nothing is asked for which only GPUs have.
 absl::Status CheckHostMemory(const Config& config) {
   if (config.comm == "nccl") {
@@ -146,6 +162,7 @@ absl::Status CheckConfig(const Config& config) {
   CKPTD_RETURN_IF_ERROR(CheckWords(config));
   CKPTD_RETURN_IF_ERROR(CheckGroup(config));
   CKPTD_RETURN_IF_ERROR(CheckSizes(config));
+  CKPTD_RETURN_IF_ERROR(CheckPreload(config));
   return config.memory == "host" ? CheckHostMemory(config) : absl::OkStatus();
 }
 
