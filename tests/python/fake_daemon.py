@@ -248,9 +248,6 @@ class FakeDaemon:
             names[i].append(alias)
         known = {name for each in names.values() for name in each}
         slab.unexpected = sorted(set(tensors) - known)
-        if layout.refuse_unexpected and slab.unexpected:
-            sentence = f"planning: {slab.unexpected} in the source"
-            raise Refusal(3, "UNEXPECTED_TENSORS", sentence, {"tensor": slab.unexpected[0]})
         for i, name in enumerate(layout.names):
             shape = tuple(layout.dims[at : at + layout.ranks_of_shape[i]])
             at += len(shape)
@@ -266,13 +263,15 @@ class FakeDaemon:
                     {"tensor": name},
                 )
             row, full, _, data = tensors[held]
+            if (full, shape) == ((1,), ()):  # as PyTorch
+                shape = full
             if full != shape and optional:
                 continue
             if full != shape:
                 raise Refusal(
                     3, "LAYOUT_MISMATCH", f"planning {name}: {full} in the source, {shape} wanted"
                 )
-            array, row = cast(np.frombuffer(data, row.numpy), row, layout.dtypes[i])
+            array, row = cast(np.frombuffer(data, row.numpy), row, layout.dtypes[i], name)
             array, padded = array.reshape(shape), None
             sharding = layout.shardings[layout.sharding_of[i]]
             if sharding.HasField("mesh"):
@@ -288,6 +287,9 @@ class FakeDaemon:
                 count = int(np.prod(others, dtype=int)) * padded
             slab.aliases += [(alias, len(slab.rows)) for alias in names[i][1:]]
             slab.add(name, row, array, count)
+        if layout.refuse_unexpected and slab.unexpected:
+            sentence = f"planning: {slab.unexpected} in the source"
+            raise Refusal(3, "UNEXPECTED_TENSORS", sentence, {"tensor": slab.unexpected[0]})
 
     def WatchCheckpoint(self, request, context):
         while True:

@@ -16,8 +16,10 @@ from .._layout import RankLayout
 from .._rpc import Deadline
 from .._shard import Shard
 from .._types import Progress
-from . import _buffers, _converted, _extra_state, _hooks, _in_file, _memory, _names, _place, _private, _private_fsdp1, _targets, _tied
+from . import _buffers, _converted, _extra_state, _hooks, _memory, _names, _place, _private
+from . import _in_file, _private_fsdp1, _stored, _targets, _tied
 from ._collection import no_collection
+from ._rename import Regex, Rename, ignored
 from ._result import LoadResult
 from ._targets import Target
 
@@ -54,6 +56,8 @@ def load_into(
     init_buffers: Optional[_buffers.InitBuffers] = None,
     tied: Optional[str] = None,
     variant: Optional[str] = None,
+    rename: Optional[Rename] = None,
+    ignore: Sequence[Regex] = (),
 ) -> LoadResult:
     """Makes the daemon's memory the storage of every parameter and buffer of `model`.
 
@@ -91,6 +95,11 @@ def load_into(
     reads: model.safetensors, else model.safetensors.index.json, else a numbered series, else
     all .safetensors files but those of adapters and optimizers. variant="fp16" reads
     model.fp16.safetensors, or its index, instead. Also hf://ORG/NAME@REVISION, in the local cache.
+    rename: gives names of the checkpoint those of the model: a dict, a function of a name,
+    or (pattern, replacement) pairs as for re.sub, one after the other. Others stay as they
+    are. result.unexpected and errors about the checkpoint have its own names.
+    ignore: patterns, as for re.search, of the checkpoint's names that may be unexpected;
+    a Hugging Face model's own (_keys_to_ignore_on_load_unexpected) besides.
     Hooks after load_state_dict are run, when strict errors have been raised already; those
     before it are named in a warning.
 
@@ -98,12 +107,7 @@ def load_into(
     for BUFFERS_LEFT, which comes after the weights are in. Raises TypeError for
     what is no module.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"filling a model: the first argument of load_into is of type {type(model).__name__}, no "
-            "torch.nn.Module; pass the model first, then the path: load_into(model, path)"
-        )
-    _source.check_path("filling a model", source)
+    _check_arguments(model, source)
     source = _source.of_variant(source, variant)
     with _converted.explaining(model, functools.partial(_names_in, source, address, client)):
         return _load_into(
@@ -119,6 +123,8 @@ def load_into(
             client,
             init_buffers,
             tied,
+            rename,
+            ignore,
         )
 
 
@@ -132,9 +138,37 @@ def _names_in(source, address, client) -> List[str]:
         return []
 
 
+def _check_arguments(model, source) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"filling a model: the first argument of load_into is of type {type(model).__name__}, no "
+            "torch.nn.Module; pass the model first, then the path: load_into(model, path)"
+        )
+    if isinstance(source, torch.optim.Optimizer):
+        raise TypeError(
+            f"filling a model: the second argument of load_into is of type {type(source).__name__}, no path; "
+            "an optimizer's state is in no such checkpoint: load_into(model, path), and load the optimizer "
+            "with torch.distributed.checkpoint"
+        )
+    _source.check_path("filling a model", source)
+
+
 @torch.inference_mode(False)  # else what is placed could never be trained
 def _load_into(
-    model, source, mode, handle, dtype, strict, deadline, digest, address, client, init_buffers, tied
+    model,
+    source,
+    mode,
+    handle,
+    dtype,
+    strict,
+    deadline,
+    digest,
+    address,
+    client,
+    init_buffers,
+    tied,
+    rename,
+    ignore,
 ) -> LoadResult:
     _tied.check(tied)
     clock = Clock()
@@ -145,19 +179,13 @@ def _load_into(
         targets = list_targets(modules, dtype if dtype is None else _memory.parse_dtype(dtype))
     _check_mode(mode, targets)
     clock.lap("model")
-    rank, world_size = rank_and_size()
-    with connected(address, client, deadline, rank) as own:
-        extras = _extra_state.of(modules)
-        targets, left_out = _first_names(targets, tied, own, source, deadline)
-        shapes = _shapes_of(own, source, extras, deadline)
-        layout_of = functools.partial(
-            _state, targets, rank, world_size, strict, shapes, strict and not left_out
-        )
+    with connected(address, client, deadline, rank_and_size()[0]) as own:
+        contents = _stored.Contents(own, source, deadline, rename)
+        extras = _stored.extras_of(_extra_state.of(modules), contents)
+        ignored([], ignore)  # refuses what is no list of patterns
+        patterns = [*ignore, *_buffers.may_be_unexpected(model)] if strict else []
         how = How(mode, handle, digest)
-        shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
-        with _closed_if_refused(shard):
-            _check_counts(own, source, targets, shard.table, deadline)
-            result.unexpected = _tied.unexpected(source, result.unexpected, left_out, strict)
+        targets, shard, result = _attach_found(targets, contents, extras, tied, strict, patterns, how, clock)
     with no_collection():
         held, spare, left, result.missing = _sort_out(targets, shard.table)
         result.missing += [name for name, _ in extras if name not in shard.table.index]
@@ -178,20 +206,38 @@ def _load_into(
     return result
 
 
-def _first_names(
-    targets: List[Target], tied: Optional[str], own: _client.Client, source, deadline: Deadline
-) -> Tuple[List[Target], List[str]]:
-    """`targets` as `tied` has them, and names of the source that they leave out for that."""
-    if tied != "first":
-        return targets, []
-    held = own.inspect(source, timeout=deadline.for_call()).tensors
-    return _tied.only_first(targets, held)
+def _attach_found(
+    targets: List[Target],
+    contents: _stored.Contents,
+    extras: _extra_state.Extras,
+    tied: Optional[str],
+    strict: bool,
+    patterns: Sequence[Regex],
+    how: "How",
+    clock: Clock,
+) -> Tuple[List[Target], Shard, LoadResult]:
+    """`targets` as the checkpoint has them, and what attach() gives for these."""
+    own, source, deadline = contents.own, contents.source, contents.deadline
+    targets = _stored.look_up(targets, contents, strict)
+    targets, left_out = _stored.first_names(targets, contents, tied)
 
+    def layout_of() -> RankLayout:
+        shapes = _stored.shapes_of(extras, contents)
+        layout = _targets.state(targets, *rank_and_size(), strict, shapes)
+        # Else what is found is looked at here.
+        layout.refuse_unexpected = strict and not (patterns or left_out)
+        return layout
 
-def _state(targets, rank, world_size, strict, shapes, refuse_unexpected: bool) -> RankLayout:
-    layout = _targets.state(targets, rank, world_size, strict, shapes)
-    layout.refuse_unexpected = refuse_unexpected
-    return layout
+    try:
+        shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
+    except Error as error:
+        raise _stored.advised(error, targets, contents) from None
+    with _closed_if_refused(shard):
+        _stored.check_counts(targets, contents, shard.table.index)
+        result.unexpected = [name for name in result.unexpected if name not in left_out]
+        if strict and (patterns or left_out):
+            _stored.check_unexpected(result.unexpected, source, patterns)
+    return targets, shard, result
 
 
 @contextlib.contextmanager
@@ -381,47 +427,19 @@ def _sort_out(
     """
     held, spare, left, missing = [], [], [], []
     for target in targets:
-        found = target.flat is not None or target.names[0] in table.index
+        found = bool(target.asked) and (target.flat is not None or target.asked[0] in table.index)
         # A buffer that the model computed itself stays, whatever the checkpoint holds.
         if found and target.persistent:
             held.append(target)
         elif found and target.tensor.is_meta and _fits(target, table):
             spare.append(target)
         elif target.persistent and not target.may_lack:
-            missing.append(target.name)
+            missing += [names[0] for names, _ in _targets.stated(target)]
         elif target.tensor.is_meta:
             left.append(target)
     return held, spare, left, sorted(missing)
 
 
-def _shapes_of(
-    own: _client.Client, source, extras: _extra_state.Extras, deadline: Deadline
-) -> List[Tuple[str, Sequence[int]]]:
-    """(name, shape) of modules' own values: of any shape, so the checkpoint's is stated; () if it lacks one."""
-    if not extras:
-        return []
-    held = own.inspect(source, timeout=deadline.for_call()).tensors
-    return [(name, held[name].shape if name in held else ()) for name, _ in extras]
-
-
-def _check_counts(
-    own: _client.Client, source, targets: List[Target], table, deadline: Deadline
-) -> None:
-    """Refuses batch norms' counts of another shape, which the daemon left out like missing ones."""
-    counts = [t for t in targets if t.may_lack and t.name not in table.index]
-    left = deadline.for_call()
-    held = own.inspect(source, timeout=left).tensors if counts else {}
-    for name in (name for target in counts for name in target.names):
-        if name in held:
-            raise InvalidArgument(
-                f"filling {name}: the checkpoint has it in shape {list(held[name].shape)}, and "
-                "batch norms count in shape []; save the checkpoint with PyTorch's own counts, or "
-                "without them",
-                "LAYOUT_MISMATCH",
-                {"tensor": name},
-            )
-
-
 def _fits(target: Target, table) -> bool:
     """Whether a buffer that need not be loaded has the checkpoint's dtype; others must have it."""
-    return table.dtypes[table.index[target.name]].number == _memory.number_of(target.dtype)
+    return table.dtypes[table.index[target.asked[0]]].number == _memory.number_of(target.dtype)

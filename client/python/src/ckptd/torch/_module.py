@@ -97,7 +97,7 @@ def mismatched(have: Mapping[str, Have], targets: Iterable[Target]) -> List[str]
                 f'While copying the parameter named "{name}", expected torch.Tensor or Tensor-like '
                 f"object from checkpoint but received {have[name].kind}"
             )
-        elif name is not None and have[name].shape != shape:
+        elif name is not None and have[name].shape != shape and (have[name].shape, shape) != ((1,), ()):
             found.append(
                 f"size mismatch for {name}: copying a param with shape "
                 f"torch.Size({list(have[name].shape)}) from checkpoint, the shape in current model "

@@ -20,7 +20,7 @@ from .. import _address, _client
 from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._shard import Shard
-from . import _agree, _in_file, _lazy, _load, _memory, _names, _place, _plain, _private, _stage, _targets, _tied
+from . import _agree, _in_file, _lazy, _load, _memory, _names, _place, _plain, _private, _stage, _stored, _targets, _tied
 from ._collection import no_collection
 from ._in_file import InFile
 from ._place import Entry
@@ -224,15 +224,7 @@ def _names_of(
     """The names under which rank 0 has a target; none, or those of each member of a flat parameter."""
     parts = _targets.stated(target)
     found = [_tied.names_of(doing, names, entries, tied, read) for names, _ in parts]
-    lacks = [names[0] for (names, _), held in zip(parts, found) if not held]
-    if lacks and len(lacks) < len(parts):
-        raise FailedPrecondition(
-            f"{doing}: {target.name} is one flat parameter of FSDP1, and {lacks[0]} of it is not "
-            "in the state dict; pass all of its members",
-            "MODEL_PART",
-            {"tensor": lacks[0]},
-        )
-    return [] if lacks else found
+    return _stored.all_or_none(doing, target, found)
 
 
 def _part_of(
@@ -340,8 +332,10 @@ def _load_all(
                 flat = target.flat.under(names)
                 targets.append(replace(target, flat=flat, dtype=target.tensor.dtype))
                 continue
-            wish = dtype_for(target, _memory.dtype_of(dtype, names[0][0]))
-            targets.append(replace(target, names=names[0], dtype=wish, persistent=True))
+            source_dtype = _memory.dtype_of(dtype, names[0][0])
+            wish = dtype_for(target, source_dtype)
+            found = replace(target, names=names[0], dtype=wish, persistent=True)
+            targets.append(_stored.cast_here(found, source_dtype))
         with no_collection():
             layout = _targets.state(targets, rank, size, strict=True)
         layout.refuse_unexpected = False  # of the source: its names were agreed upon already

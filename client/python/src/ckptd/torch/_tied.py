@@ -70,24 +70,6 @@ def only_first(targets: List[Target], held: Container[str]) -> Tuple[List[Target
     return found, left_out
 
 
-def unexpected(
-    source: Any, found: Sequence[str], left_out: Sequence[str], strict: bool
-) -> List[str]:
-    """`found` without what was left out, for which daemons could not refuse others: here strict does.
-
-    Raises InvalidArgument UNEXPECTED_TENSORS.
-    """
-    names = [name for name in found if name not in left_out]
-    if strict and left_out and names:
-        raise InvalidArgument(
-            f"{source} has {len(names)} tensor(s) that no rank asks for: {', '.join(names[:5])}; it may be "
-            "another model's: load with strict=False to take what both have",
-            "UNEXPECTED_TENSORS",
-            {"tensor": names[0]},
-        )
-    return names
-
-
 def settle(
     doing: str, model: nn.Module, entries: Mapping[str, Dict[str, Any]], tied: Optional[str], read: Read
 ) -> None:
