@@ -58,7 +58,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:40].encode("ascii", "replace").decode())
+@pytest.mark.parametrize("value", VALUES, ids=[f"{i}-{type(value).__name__}" for i, value in enumerate(VALUES)])
 def test_plain_data_arrives_as_it_was_of_exactly_its_types(value):
     assert same(sent(value), value), sent(value)
 
