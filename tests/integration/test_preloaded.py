@@ -1,5 +1,6 @@
 """What is resident by rule serves what trainers state, where it comes to the same; and loads at the start."""
 
+import concurrent.futures
 import sys
 
 import ckptd
@@ -25,6 +26,24 @@ sys.exit(7)
 @pytest.mark.parametrize("case", [case.__name__ for case in preloaded_cases.CASES[2]])
 def test_what_was_loaded_by_rule_serves_trainers_for_whom_it_is_the_same(case, outcomes):
     assert_passed(outcomes(preloaded_cases, 2), case, 2)
+
+
+def test_what_is_asked_for_while_it_is_read_by_rule_is_read_once(start, tmp_path):
+    path = sparse(tmp_path / "m.safetensors", 128 << 20)
+    group = start(2)
+
+    def load(rank):
+        layout = ckptd.RankLayout(rank, 2, shardings=[ckptd.Sharding()])
+        layout.add("hole", (128 << 20,), 0)
+        with ckptd.connect(group.address(rank)) as client:
+            return client.load(path, layout=layout, timeout=60)
+
+    ruled = group.json("load", path, "--layout", "replicate:2", "--no-wait")["checkpoint"]
+    assert ruled["state"] == "LOADING"
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        stated = list(pool.map(load, range(2)))
+    assert [(one.resident, one.served_from) for one in stated] == [(True, ruled["name"])] * 2
+    assert [one["name"] for one in group.json("list")["checkpoints"]] == [ruled["name"]]
 
 
 def health(socket):
