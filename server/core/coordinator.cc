@@ -69,6 +69,7 @@ absl::Status WhyExpired(const Rounds::Expired& round, const std::vector<uint32_t
 Coordinator::Coordinator(Parts parts)
     : parts_(std::move(parts)),
       rounds_(parts_.membership.world_size()),
+      participants_(parts_.membership.world_size()),
       ticker_([this] { Loop(); }) {}
 
 Coordinator::~Coordinator() {
@@ -125,9 +126,7 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
     CKPTD_ASSIGN_OR_RETURN(name, rounds_.Propose(proposal, reuse, Clock::now()));
   }
   if (rank == 0) parts_.catalog.Begin(*name, request, since);
-  MutexLock lock(mutex_);
-  wake_ = true;
-  changed_.NotifyAll();
+  Hurry();
   return *name;
 }
 
@@ -144,9 +143,7 @@ absl::Status Coordinator::CancelFor(uint32_t rank, const std::string& name) {
                                      "load again, if it is wanted",
                                      name, rank),
                          {{"checkpoint", name}, {"rank", std::to_string(rank)}}));
-  MutexLock lock(mutex_);
-  wake_ = true;
-  changed_.NotifyAll();
+  Hurry();
   return absl::OkStatus();
 }
 
@@ -164,10 +161,11 @@ absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
                                             const std::vector<ResidentCheckpoint>& residents) {
   const uint64_t before = parts_.membership.epoch();
   CKPTD_ASSIGN_OR_RETURN(JoinReply reply, parts_.membership.Join(identity));
-  if (reply.epoch != before) rounds_.SetResidents(identity.rank, reply.epoch, residents);
-  MutexLock lock(mutex_);
-  wake_ = true;
-  changed_.NotifyAll();
+  if (reply.epoch != before) {
+    rounds_.SetResidents(identity.rank, reply.epoch, residents);
+    participants_.Forget(identity.rank, Clock::now());
+  }
+  Hurry();
   return reply;
 }
 
@@ -175,6 +173,8 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   CKPTD_ASSIGN_OR_RETURN(HeartbeatReply reply,
                          parts_.membership.Heartbeat(call.rank, call.incarnation));
   rounds_.Withdraw(call.rank, call.abandoned, Clock::now());
+  reply.verdicts = participants_.Update(call.rank, call.participants, Clock::now());
+  GiveUpEnded();
   if (reply.epoch != call.members_epoch) {
     reply.members = parts_.membership.ChangedSince(call.members_epoch);
   }
@@ -190,8 +190,13 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   // those that this rank does not see before it prepares them, too.
   std::set<std::string> told;
   for (const auto& [name, progress] : reply.loads) told.insert(name);
-  for (const std::string& name : rounds_.Names()) {
-    if (told.count(name) == 0) reply.loads.emplace_back(name, Queued());
+  std::vector<std::string> names = rounds_.Names();
+  {
+    MutexLock lock(mutex_);
+    names.insert(names.end(), giving_up_.begin(), giving_up_.end());
+  }
+  for (const std::string& name : names) {
+    if (told.insert(name).second) reply.loads.emplace_back(name, Queued());
   }
   return reply;
 }
@@ -211,7 +216,9 @@ void Coordinator::Loop() {
 void Coordinator::Tick() {
   parts_.membership.DropSilent();
   ForgetDeparted();
+  TellOfParticipants();
   rounds_.Withdraw(0, parts_.catalog.TakeAbandoned(Clock::now()), Clock::now());
+  rounds_.EndConflicts(Clock::now());
   FailExpired();
   FailOverdue();
   PostReady();
@@ -233,10 +240,35 @@ void Coordinator::ForgetDeparted() {
   if (std::exchange(present_epoch_, epoch) == epoch) return;
   const Presence::Members now = parts_.membership.Incarnations();
   for (const auto& departed : present_.Update(now)) {
-    if (now.count(departed.first) == 0) rounds_.SetResidents(departed.first, epoch, {});
+    if (now.count(departed.first) == 0) {
+      rounds_.SetResidents(departed.first, epoch, {});
+      participants_.Forget(departed.first, Clock::now());
+    }
     parts_.load_worker.Post(
         [this, departed] { parts_.peers.memory.Forget(departed.first, departed.second); });
   }
+}
+
+void Coordinator::TellOfParticipants() {
+  if (parts_.participants == nullptr) return;
+  const std::vector<Participant> all = parts_.participants->Snapshot(Clock::now());
+  const std::vector<Verdict> verdicts = participants_.Update(0, all, Clock::now());
+  GiveUpEnded();  // before its client goes on
+  parts_.participants->Told(all, verdicts);
+}
+
+void Coordinator::GiveUpEnded() {
+  const std::vector<GroupParticipants::Ended> ended = participants_.TakeEnded();
+  for (const auto& [sources, why] : ended) {
+    for (const std::string& source : sources) rounds_.GiveUp(source, why);
+  }
+  if (!ended.empty()) Hurry();
+}
+
+void Coordinator::Hurry() {
+  MutexLock lock(mutex_);
+  wake_ = true;
+  changed_.NotifyAll();
 }
 
 void Coordinator::PostReady() {
@@ -292,11 +324,19 @@ std::set<std::string> Coordinator::Resident() const {
 }
 
 void Coordinator::FailExpired() {
-  for (const Rounds::Expired& round : rounds_.TakeExpired(Clock::now())) {
+  const std::vector<Rounds::Expired> expired = rounds_.TakeExpired(Clock::now());
+  if (expired.empty()) return;
+  {
+    MutexLock lock(mutex_);
+    for (const Rounds::Expired& round : expired) giving_up_.insert(round.name);
+  }
+  for (const Rounds::Expired& round : expired) {
     AbortEverywhere(round.name, round.cancelled.ok()
                                     ? WhyExpired(round, parts_.membership.MissingRanks())
                                     : round.cancelled);
   }
+  MutexLock lock(mutex_);
+  giving_up_.clear();
 }
 
 // A runner that waits for storage cannot say that its time is over.

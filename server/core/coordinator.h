@@ -14,6 +14,8 @@
 
 #include "absl/status/statusor.h"
 #include "server/core/catalog.h"
+#include "server/core/group_participants.h"
+#include "server/core/local_participants.h"
 #include "server/core/lookups.h"
 #include "server/core/membership.h"
 #include "server/core/presence.h"
@@ -36,6 +38,7 @@ class Coordinator {
     ReadingOptions reading;
     ReaderPolicy reader = ReaderPolicy::kRank0;
     std::function<bool()> handed_out = [] { return false; };  // of this daemon, as PrepareReply's
+    LocalParticipants* participants = nullptr;                // rank 0's; null: none
   };
   explicit Coordinator(Parts parts);
   ~Coordinator();
@@ -55,6 +58,9 @@ class Coordinator {
                                  const std::vector<ResidentCheckpoint>& residents);
   absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call);
 
+  // Rank 0's clients have news for the group.
+  void Hurry();
+
   // Aborts what runs, fails what waits.
   void Stop();
 
@@ -67,6 +73,10 @@ class Coordinator {
   void Tick();
   // Lets go of what ranks that left the group had: their memory, their shards.
   void ForgetDeparted();
+  // For rank 0 what members do with each heartbeat.
+  void TellOfParticipants();
+  // Loads that wait for a rank whose client has failed.
+  void GiveUpEnded();
   void PostReady();
   void FailExpired();
   void FailOverdue();
@@ -87,6 +97,7 @@ class Coordinator {
 
   Parts parts_;
   Rounds rounds_;
+  GroupParticipants participants_;
   Presence present_;  // at the last tick
   uint64_t present_epoch_ = 0;
   std::atomic<bool> stopping_ = false;
@@ -94,6 +105,8 @@ class Coordinator {
   CondVar changed_;
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;
   LoadRunner* running_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  // Given up, and not all ranks have been told why: heartbeats do not overtake that.
+  std::set<std::string> giving_up_ ABSL_GUARDED_BY(mutex_);
   std::thread ticker_;
 };
 

@@ -16,6 +16,7 @@
 #include "common/base/mutex.h"
 #include "server/core/catalog.h"
 #include "server/core/links.h"
+#include "server/core/local_participants.h"
 #include "server/core/presence.h"
 
 namespace ckptd {
@@ -34,6 +35,8 @@ class Follower {
     // For how long a load waits on a rank whose join the leader refuses: the reason may be a
     // predecessor that is still ending.
     std::chrono::nanoseconds refused_patience = std::chrono::seconds(5);
+    // Of this rank, for the leader to hear of; null: none.
+    LocalParticipants* participants = nullptr;
   };
   Follower(Parts parts, MemberIdentity identity);
   ~Follower();
@@ -65,6 +68,8 @@ class Follower {
   absl::Status CancelLoad(const std::string& name, Deadline deadline) {
     return parts_.leader->CancelLoad(identity_.rank, name, deadline);
   }
+  // There is news for the leader, which the next heartbeat would tell it too late.
+  void Hurry();
   void Stop();
 
  private:
@@ -78,6 +83,8 @@ class Follower {
   // What was loading fails with the reason, which may be known only once this has joined again.
   void LoseLeader(const std::string& why);
   bool Pause(std::chrono::nanoseconds duration);  // false: stopping
+  // Whether anybody waits for what the next heartbeat tells, or brings.
+  bool HasNews() const;
 
   const Parts parts_;
   const MemberIdentity identity_;
@@ -85,6 +92,7 @@ class Follower {
   mutable CondVar changed_;
   State state_ ABSL_GUARDED_BY(mutex_);
   std::string secret_ ABSL_GUARDED_BY(mutex_);
+  bool hurry_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::string leader_incarnation_;  // the loop's own
   std::chrono::nanoseconds interval_{std::chrono::seconds(1)};

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "server/core/domain.h"
 #include "server/core/identity.h"
+#include "server/core/participant.h"
 #include "server/core/reading.h"
 #include "server/core/scatter.h"
 #include "server/transfer/frames.h"
@@ -94,6 +95,8 @@ struct HeartbeatCall {
   std::optional<ReadingNow> reading;
   // LoadRequest::statement of what nobody waits for any more.
   std::vector<std::string> abandoned = {};
+  // All of its clients that take part in loads.
+  std::vector<Participant> participants = {};
 };
 
 struct HeartbeatReply {
@@ -104,6 +107,7 @@ struct HeartbeatReply {
   // Incarnations of who has joined, rank 0 too, since HeartbeatCall::members_epoch; empty ones of
   // who has gone. To who knows nobody: all, once they are all.
   std::map<uint32_t, std::string> members;
+  std::vector<Verdict> verdicts = {};  // on HeartbeatCall::participants
 };
 
 // The leader as a member reaches it. Thread-safe.

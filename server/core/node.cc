@@ -60,6 +60,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                  {options_.identity.rank, options_.memory_endpoint,
                   host_tier_.enabled() ? &host_tier_ : nullptr, &comms_,
                   [this] { return !leases_.Empty(); }}),
+      participants_([this] { follower_ == nullptr ? coordinator_->Hurry() : follower_->Hurry(); }),
       lookups_([](const CheckpointIndex& index) {
         return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
       }) {
@@ -72,7 +73,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
         Coordinator::Parts{catalog_, *membership_, {peer_memory, backend, comms_},
                            load_worker_, lookups_,
                            options_.reading, options_.reader,
-                           [this] { return !leases_.Empty(); }});
+                           [this] { return !leases_.Empty(); }, &participants_});
   } else {
     follower_ = std::make_unique<Follower>(
         Follower::Parts{catalog_, backend_, options_.leader, options_.on_secret,
@@ -81,7 +82,8 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                           load_worker_.Post([this, rank, incarnation] {
                             peer_memory_.Forget(rank, incarnation);
                           });
-                        }},
+                        },
+                        std::chrono::seconds(5), &participants_},
         options_.identity);
   }
 }

@@ -19,6 +19,7 @@
 #include "server/core/dry_run.h"
 #include "server/core/follower.h"
 #include "server/core/lease_table.h"
+#include "server/core/local_participants.h"
 #include "server/core/lookups.h"
 #include "server/core/questions.h"
 #include "server/core/member_reading.h"
@@ -89,6 +90,7 @@ class Node {
   absl::StatusOr<std::string> TrainerKey() const;
   Catalog& catalog() { return catalog_; }
   LeaseTable& leases() { return leases_; }
+  LocalParticipants& participants() { return participants_; }
 
   // --- operators ---
   void Drain();
@@ -163,6 +165,7 @@ class Node {
   std::atomic<bool> draining_ = false;
   std::atomic<bool> stopping_ = false;
   OwnReading own_reading_;
+  LocalParticipants participants_;
   Mutex requests_mutex_;
   struct Remembered {
     uint64_t digest = 0;

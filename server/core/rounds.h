@@ -103,6 +103,12 @@ class Rounds {
     absl::Status cancelled = {};  // why it was given up; OK: its deadline has passed
   };
   std::vector<Expired> TakeExpired(Clock::time_point now);
+  // Gives up rounds that have waited for each other's ranks for kConflictPatience: these load
+  // something else, and a rank that waits there does not come here. Nobody joins them.
+  void EndConflicts(Clock::time_point now);
+  static constexpr std::chrono::seconds kConflictPatience{5};
+  // Gives up the rounds of that source that wait for ranks, by rank. Nobody joins them.
+  void GiveUp(const std::string& source, const absl::Status& why);
   // Open rounds and the ranks they wait for.
   std::vector<Expired> Waiting() const;
   // The names alone, for when it is daemons that are waited for.
@@ -161,7 +167,11 @@ class Rounds {
       Deadline deadline;
     };
     std::vector<Late> late;
+    std::optional<Clock::time_point> conflict = {};  // since when it waits so
   };
+  // Whether `round` waits for a rank that has stated its tensors in `other`.
+  bool WaitsFor(const std::vector<int32_t>& missing, const Round& other) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Round NewRound(const Proposal& proposal, Deadline deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Add(Round& round, const Proposal& proposal);

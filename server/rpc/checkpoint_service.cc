@@ -12,6 +12,7 @@
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
 #include "server/rpc/inspect_page.h"
+#include "server/rpc/join_load.h"
 
 namespace ckptd {
 namespace {
@@ -23,6 +24,8 @@ constexpr std::chrono::milliseconds kWatchPeriod{100};
 constexpr std::chrono::seconds kWatchSilence{2};
 // Ranks hear one after the other that a load has ended: for one that asks at once.
 constexpr std::chrono::seconds kEndTravels{1};
+// For the leader to hear of a failure before its client goes on.
+constexpr std::chrono::seconds kFailureTravels{2};
 constexpr int kMaxAwaitingEnd = 16;  // each holds one of the server's threads
 // A watch holds a server thread.
 constexpr int kMaxWatchers = 64;
@@ -338,6 +341,22 @@ grpc::Status CheckpointServiceImpl::GetTrainerKey(grpc::ServerContext*,
   auto key = node_.TrainerKey();
   if (!key.ok()) return ToGrpc(key.status());
   response->set_key(*std::move(key));
+  return grpc::Status::OK;
+}
+
+grpc::ServerUnaryReactor* CheckpointServiceImpl::JoinLoad(grpc::CallbackServerContext*,
+                                                          const v1::JoinLoadRequest* request,
+                                                          v1::JoinLoadResponse* response) {
+  return ckptd::JoinLoad(node_, *request, response);
+}
+
+grpc::Status CheckpointServiceImpl::LeaveLoad(grpc::ServerContext*,
+                                              const v1::LeaveLoadRequest* request,
+                                              v1::LeaveLoadResponse*) {
+  const absl::Status outcome = request->has_failure()
+                                   ? FailureFrom(request->failure(), request->facts())
+                                   : absl::OkStatus();
+  node_.participants().Leave(request->participant(), outcome, Clock::now() + kFailureTravels);
   return grpc::Status::OK;
 }
 

@@ -42,6 +42,7 @@ v1::HeartbeatRequest ToProto(const HeartbeatCall& call) {
     out.mutable_reading()->set_ended(call.reading->ended);
   }
   for (const std::string& statement : call.abandoned) out.add_abandoned(statement);
+  for (const Participant& one : call.participants) *out.add_participants() = ToProto(one);
   return out;
 }
 
@@ -55,6 +56,9 @@ HeartbeatCall FromProto(const v1::HeartbeatRequest& request) {
                     request.reading().ended()};
   }
   call.abandoned.assign(request.abandoned().begin(), request.abandoned().end());
+  for (const v1::LoadParticipant& one : request.participants()) {
+    if (call.participants.size() < kMostParticipants) call.participants.push_back(FromProto(one));
+  }
   return call;
 }
 
@@ -75,6 +79,7 @@ v1::HeartbeatResponse ToProto(const HeartbeatReply& reply) {
     member.set_rank(static_cast<int32_t>(rank));
     member.set_incarnation(incarnation);
   }
+  for (const Verdict& verdict : reply.verdicts) *out.add_verdicts() = ToProto(verdict);
   return out;
 }
 
@@ -90,6 +95,9 @@ HeartbeatReply FromProto(const v1::HeartbeatResponse& response) {
   }
   for (const v1::MemberName& member : response.members()) {
     reply.members[static_cast<uint32_t>(member.rank())] = member.incarnation();
+  }
+  for (const v1::ParticipantVerdict& verdict : response.verdicts()) {
+    reply.verdicts.push_back(FromProto(verdict));
   }
   return reply;
 }

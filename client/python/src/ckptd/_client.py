@@ -27,6 +27,7 @@ from ._errors import (
     Unavailable,
     source_changed,
 )
+from ._participant import Alone
 from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, in_seconds, is_transient
 from ._source import Path, path_of, source_text
 from ._types import Checkpoint, Plan, Progress, Source, Verification
@@ -130,6 +131,7 @@ class Client:
         timeout: float = _LOAD_SECONDS,
         digest: bool = True,
         progress: Optional[Callable[[Progress], None]] = None,
+        _part: Alone = Alone(),
     ) -> Checkpoint:
         """Loads `source`, a path or file URI (or finds it resident), and waits until it is ACTIVE.
 
@@ -161,20 +163,27 @@ class Client:
         _give_back.settle()  # what this process let go may be the room for it
         reply = self._call("LoadCheckpoint", request, doing, deadline)
         started = _types.checkpoint_of(reply.checkpoint, reply.resident, reply.differs)
-        return self._wait(started, doing, deadline, progress)
+        return self._wait(started, doing, deadline, progress, _part)
 
-    def _wait(self, checkpoint: Checkpoint, doing: str, deadline: Deadline, progress) -> Checkpoint:
+    def _wait(
+        self, checkpoint: Checkpoint, doing: str, deadline: Deadline, progress, part: Alone
+    ) -> Checkpoint:
         resident, differs = checkpoint.resident, checkpoint.differs
         lost, heard, reminder = None, time.monotonic(), _Reminder(doing, deadline.timeout)
+        if checkpoint.state != "LOADING":
+            part.found()
         while checkpoint.state == "LOADING":
             try:
-                for message in self._follow(checkpoint.name, doing, deadline):
+                for message in self._follow(checkpoint.name, doing, deadline, part):
                     checkpoint = _types.checkpoint_of(message, resident, differs)
                     lost, heard = None, time.monotonic()
                     reminder.look(checkpoint)
                     if progress is not None:
                         progress(checkpoint.progress)
             except Error as error:
+                if part.failure is not None:
+                    checkpoint = self._end_with(checkpoint, part)
+                    break
                 if deadline.passed():
                     raise deadline.exceeded(doing, checkpoint.waits_for) from None
                 if lost is not None and error.reason == "CHECKPOINT_NOT_FOUND":
@@ -191,6 +200,14 @@ class Client:
         _check_active(checkpoint, doing)
         return checkpoint
 
+    def _end_with(self, checkpoint: Checkpoint, part: Alone) -> Checkpoint:
+        """How a load has ended; raises what another rank failed of, where it has not."""
+        # Where that is what the load itself failed of, the daemon's own words are as on each rank.
+        now = self.get(checkpoint)
+        if now.state == "LOADING":
+            part.raise_failure()
+        return now
+
     def watch(
         self, checkpoint: Union[str, Checkpoint], timeout: float = _LOAD_SECONDS
     ) -> Iterator[Checkpoint]:
@@ -200,14 +217,17 @@ class Client:
         seconds.
         """
         name = _name(checkpoint)
-        for message in self._follow(name, f"watching {name}", Deadline(timeout)):
+        for message in self._follow(name, f"watching {name}", Deadline(timeout), Alone()):
             yield _types.checkpoint_of(message)
 
-    def _follow(self, name: str, doing: str, deadline: Deadline):
+    def _follow(self, name: str, doing: str, deadline: Deadline, part: Alone):
         """Yields Checkpoint messages by the daemon's stream, or by asking where it has none left."""
         request = _proto.message("WatchCheckpointRequest")(name=name)
         try:
-            for reply in self._connection.stream("WatchCheckpoint", request, doing, deadline):
+            replies = self._connection.stream(
+                "WatchCheckpoint", request, doing, deadline, part.ending
+            )
+            for reply in replies:
                 yield reply.checkpoint
             return
         except ResourceExhausted as error:
@@ -220,6 +240,7 @@ class Client:
             now = _types.checkpoint_of(reply.checkpoint)
             if now.state != "LOADING":
                 return
+            part.raise_failure()
             if deadline.left() <= _POLL_SECONDS:
                 time.sleep(deadline.left())
                 raise deadline.exceeded(doing, now.waits_for)

@@ -10,7 +10,7 @@ from typing import Callable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import nn
 
-from .. import _address, _client, _outside, _source
+from .. import _address, _client, _outside, _participant, _source
 from .._errors import Error, InvalidArgument, Unimplemented
 from .._layout import RankLayout
 from .._rpc import Deadline
@@ -58,6 +58,7 @@ def load_into(
     variant: Optional[str] = None,
     rename: Optional[Rename] = None,
     ignore: Sequence[Regex] = (),
+    barrier: bool = False,
 ) -> LoadResult:
     """Makes the daemon's memory the storage of every parameter and buffer of `model`.
 
@@ -100,32 +101,52 @@ def load_into(
     are. result.unexpected and errors about the checkpoint have its own names.
     ignore: patterns, as for re.search, of the checkpoint's names that may be unexpected;
     a Hugging Face model's own (_keys_to_ignore_on_load_unexpected) besides.
+    barrier: return when every rank has placed its weights, and raise what one of them failed
+    of. Give it on all ranks, or on none: a single one that was started again attaches by
+    itself only without.
+    A rank that fails, or whose process ends in the call, ends the calls of the others with its
+    sentence: of those that still wait, and with `barrier` of all.
     Hooks after load_state_dict are run, when strict errors have been raised already; those
     before it are named in a warning.
 
     Returns a LoadResult. Raises ckptd.Error; the model is then as it was, except
-    for BUFFERS_LEFT, which comes after the weights are in. Raises TypeError for
-    what is no module.
+    for BUFFERS_LEFT and what other ranks failed of late, which come after the weights are in.
+    Raises TypeError for what is no module.
     """
-    _check_arguments(model, source)
-    source = _source.of_variant(source, variant)
-    with _converted.explaining(model, functools.partial(_names_in, source, address, client)):
-        return _load_into(
-            model,
-            source,
-            mode,
-            handle,
-            dtype,
-            strict,
-            Deadline(timeout),
-            digest,
-            address,
-            client,
-            init_buffers,
-            tied,
-            rename,
-            ignore,
-        )
+    deadline = Deadline(timeout)
+    with _part_of_load(source, barrier, deadline, address, client) as (client, part):
+        _check_arguments(model, source)
+        source = _source.of_variant(source, variant)
+        with _converted.explaining(model, functools.partial(_names_in, source, address, client)):
+            return _load_into(
+                model,
+                source,
+                mode,
+                handle,
+                dtype,
+                strict,
+                deadline,
+                digest,
+                address,
+                client,
+                init_buffers,
+                tied,
+                rename,
+                ignore,
+                part,
+            )
+
+
+@contextlib.contextmanager
+def _part_of_load(source, barrier: bool, deadline: Deadline, address, client):
+    """(client, this rank's part): from before anything can fail here. Alone there is nobody to tell."""
+    rank, world_size = rank_and_size()
+    if world_size == 1:
+        yield client, _participant.Alone()
+        return
+    with connected(address, client, deadline, rank) as own:
+        with _participant.take_part(own, source, deadline, barrier) as part:
+            yield own, part
 
 
 def _names_in(source, address, client) -> List[str]:
@@ -169,6 +190,7 @@ def _load_into(
     tied,
     rename,
     ignore,
+    part,
 ) -> LoadResult:
     _tied.check(tied)
     clock = Clock()
@@ -184,7 +206,7 @@ def _load_into(
         extras = _stored.extras_of(_extra_state.of(modules), contents)
         ignored([], ignore)  # refuses what is no list of patterns
         patterns = [*ignore, *_buffers.may_be_unexpected(model)] if strict else []
-        how = How(mode, handle, digest)
+        how = How(mode, handle, digest, part=part)
         targets, shard, result = _attach_found(targets, contents, extras, tied, strict, patterns, how, clock)
     with no_collection():
         held, spare, left, result.missing = _sort_out(targets, shard.table)
@@ -195,6 +217,7 @@ def _load_into(
             entries = _place.prepare(held, shard)
             spares = _place.prepare(spare, shard)
             values = _extra_state.read(extras, shard)
+            part.raise_failure()  # the model is still as it was
         _place.fill(entries, shard, result)
     _extra_state.give(extras, values)
     clock.lap("place")
@@ -268,6 +291,7 @@ class How:
     digest: bool = True
     progress: Optional[Callable[[Progress], None]] = None
     identity: str = ""  # of the files that it has to be: see _in_file.check_unchanged
+    part: _participant.Alone = _participant.Alone()
 
 
 @contextlib.contextmanager
@@ -310,6 +334,7 @@ def attach(
         timeout=left,
         digest=how.digest,
         progress=how.progress,
+        _part=how.part,
     )
     _in_file.check_unchanged(checkpoint, os.fspath(source), how.identity)
     clock.lap("load")

@@ -1,0 +1,106 @@
+// Clients that take part in loads: proto and domain.
+#include <algorithm>
+#include <utility>
+
+#include "common/checkpoint/path_text.h"
+#include "server/rpc/convert.h"
+#include "server/rpc/sendable_text.h"
+
+namespace ckptd {
+namespace {
+
+// Of what a client says: it travels to every rank, with each heartbeat.
+constexpr size_t kMostText = 2048;
+constexpr size_t kMostFacts = 16;
+constexpr std::chrono::hours kLongestBarrier{24};
+constexpr std::chrono::hours kOldest{24 * 365 * 10};
+
+std::string Bounded(const std::string& text) { return SendableText(text, kMostText); }
+
+void SetFacts(const absl::Status& status, google::protobuf::Map<std::string, std::string>& facts) {
+  for (const auto& [key, value] : FactsOf(status)) facts[key] = SendableFact(key, value, kMostText);
+}
+
+}  // namespace
+
+absl::Status FailureFrom(const v1::Failure& failure,
+                         const google::protobuf::Map<std::string, std::string>& facts) {
+  v1::Failure bounded = failure;
+  bounded.set_message(Bounded(failure.message()));
+  bounded.set_reason(Bounded(failure.reason()).substr(0, 64));
+  Facts some;
+  for (const auto& [key, value] : facts) {
+    if (some.size() < kMostFacts) some[Bounded(key).substr(0, 64)] = Bounded(value);
+  }
+  return FromFailure(bounded, some);
+}
+
+Participant FromProto(const v1::JoinLoadRequest& request) {
+  Participant participant;
+  participant.id = request.participant();
+  participant.source = SourceOfText(Bounded(request.source()));
+  participant.real_source = SourceOfText(Bounded(request.real_source()));
+  participant.pid = static_cast<uint32_t>(request.pid());
+  participant.barrier = request.barrier();
+  using Nanoseconds = std::chrono::nanoseconds;
+  participant.process_age =
+      std::clamp<Nanoseconds>(FromProto(request.process_age()), Nanoseconds(0), kOldest);
+  if (request.has_timeout()) {
+    participant.time_left =
+        std::clamp<Nanoseconds>(FromProto(request.timeout()), Nanoseconds(0), kLongestBarrier);
+  }
+  return participant;
+}
+
+v1::LoadParticipant ToProto(const Participant& participant) {
+  v1::LoadParticipant out;
+  v1::JoinLoadRequest& joined = *out.mutable_joined();
+  joined.set_participant(participant.id);
+  joined.set_source(TextOfPath(participant.source));
+  joined.set_real_source(TextOfPath(participant.real_source));
+  joined.set_pid(static_cast<int32_t>(participant.pid));
+  joined.set_barrier(participant.barrier);
+  *joined.mutable_process_age() = ToProto(participant.process_age);
+  *joined.mutable_timeout() =
+      ToProto(std::max(participant.time_left, std::chrono::nanoseconds(0)));
+  out.set_placed(participant.state == Participant::State::kPlaced);
+  if (participant.state == Participant::State::kFailed) {
+    *out.mutable_failure() = ToFailure(participant.failure);
+    SetFacts(participant.failure, *out.mutable_facts());
+  }
+  return out;
+}
+
+Participant FromProto(const v1::LoadParticipant& in) {
+  Participant participant = FromProto(in.joined());
+  if (in.has_failure()) {
+    participant.state = Participant::State::kFailed;
+    participant.failure = FailureFrom(in.failure(), in.facts());
+  } else if (in.placed()) {
+    participant.state = Participant::State::kPlaced;
+  }
+  return participant;
+}
+
+v1::JoinLoadResponse AnswerOf(const absl::Status& outcome) {
+  v1::JoinLoadResponse out;
+  if (outcome.ok()) return out;
+  *out.mutable_failure() = ToFailure(outcome);
+  SetFacts(outcome, *out.mutable_facts());
+  return out;
+}
+
+v1::ParticipantVerdict ToProto(const Verdict& verdict) {
+  v1::ParticipantVerdict out;
+  out.set_participant(verdict.id);
+  *out.mutable_answer() = AnswerOf(verdict.status);
+  return out;
+}
+
+Verdict FromProto(const v1::ParticipantVerdict& in) {
+  const v1::JoinLoadResponse& answer = in.answer();
+  return {in.participant(), answer.has_failure() ? FailureFrom(answer.failure(), answer.facts())
+                                                 : absl::OkStatus()};
+}
+
+}  // namespace ckptd
