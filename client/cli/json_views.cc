@@ -110,6 +110,7 @@ Json MemoryJson(const MemoryInfo& memory) {
           {"used_bytes", memory.used_bytes},
           {"arena_bytes", memory.arena_bytes},
           {"arena_target_bytes", memory.arena_target_bytes},
+          {"arena_why", memory.arena_why},
           {"huge_page_bytes", memory.huge_page_bytes},
           {"lingering_bytes", memory.lingering_bytes},
           {"device_uuid", memory.device_uuid},

@@ -68,6 +68,29 @@ absl::StatusOr<int> RunPin(const std::string& id, bool off, Context& context) {
   return kExitFine;
 }
 
+std::string TrimmedText(const DaemonInfo& daemon, const AdminClient::Trimmed& trimmed) {
+  const std::string lingering =
+      trimmed.lingering_bytes == 0
+          ? ""
+          : fmt::format(", and {} that clients still map", HumanBytes(trimmed.lingering_bytes));
+  return fmt::format("rank {} gave {} back to the system; {} of checkpoints stay until they are "
+                     "unloaded{}{}",
+                     daemon.rank, HumanBytes(trimmed.freed_bytes), HumanBytes(trimmed.used_bytes),
+                     lingering, OtherRanks(daemon.world_size));
+}
+
+absl::StatusOr<int> RunTrim(Context& context) {
+  CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
+  CKPTD_ASSIGN_OR_RETURN(const DaemonInfo daemon, admin.Info());
+  CKPTD_ASSIGN_OR_RETURN(const AdminClient::Trimmed trimmed, admin.Trim());
+  PrintResult({RankField(daemon.rank),
+               {"freed_bytes", "", trimmed.freed_bytes, Kind::kNumber},
+               {"used_bytes", "", trimmed.used_bytes, Kind::kNumber},
+               {"lingering_bytes", "", trimmed.lingering_bytes, Kind::kNumber}},
+              TrimmedText(daemon, trimmed), context);
+  return kExitFine;
+}
+
 absl::StatusOr<int> RunDrain(const std::string& wait, Context& context) {
   std::optional<Timeout> patience;
   if (!wait.empty()) {
@@ -128,6 +151,19 @@ void AddPin(CLI::App& app, Context& context) {
   verb->callback([name, off, &context] {
     context.action = [name, off, &context] { return RunPin(*name, *off, context); };
   });
+}
+
+void AddTrim(CLI::App& app, Context& context) {
+  CLI::App* verb = AddVerb(
+      app, "trim", "Give a daemon's free memory back to the system",
+      "That is host memory which no checkpoint needs: what was faulted in ahead (--arena), and what\n"
+      "unloaded checkpoints left. The next load makes memory anew, which takes longer. Memory of\n"
+      "checkpoints stays (`ckptctl unload`), and what clients map stays until they let go.\n"
+      "It is one rank's daemon, without the others: --rank chooses it.\n\n"
+      "Examples:\n"
+      "  ckptctl trim\n"
+      "  ckptctl trim --rank 3 --output json\n");
+  verb->callback([&context] { context.action = [&context] { return RunTrim(context); }; });
 }
 
 void AddDrain(CLI::App& app, Context& context) {

@@ -36,6 +36,12 @@ std::string MemoryLine(const MemoryInfo& memory) {
                      HumanBytes(memory.huge_page_bytes), HumanBytes(memory.lingering_bytes));
 }
 
+// How large the arena is to be, and why.
+std::string ArenaLine(const MemoryInfo& memory) {
+  if (memory.arena_why.empty()) return "";
+  return fmt::format("{}: {}", HumanBytes(memory.arena_target_bytes), memory.arena_why);
+}
+
 void PrintMembers(const DaemonInfo& info, std::ostream& out) {
   Table table({{"RANK", Table::Align::kRight},
                {"JOINED"},
@@ -68,6 +74,7 @@ void PrintInfo(const DaemonInfo& info, bool config, Context& context) {
                {"up", Age(info.start_time, context)},
                {"tier", tier},
                {"memory", MemoryLine(info.memory)},
+               {"arena", ArenaLine(info.memory)},
                {"checkpoints", std::to_string(info.checkpoint_count)},
                {"leases", std::to_string(info.lease_count)},
                {"workload socket", info.workload_socket},

@@ -86,6 +86,13 @@ absl::StatusOr<uint32_t> AdminClient::Drain(std::optional<Timeout> wait) {
   return response.remaining_leases();
 }
 
+absl::StatusOr<AdminClient::Trimmed> AdminClient::Trim() {
+  v1::TrimMemoryResponse response;
+  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::TrimMemory, v1::TrimMemoryRequest(), response,
+                                  "giving free memory back"));
+  return Trimmed{response.freed_bytes(), response.used_bytes(), response.lingering_bytes()};
+}
+
 absl::StatusOr<std::string> AdminClient::SetLogLevel(const std::string& level) {
   v1::SetLogLevelRequest request;
   request.set_level(level);

@@ -36,6 +36,12 @@ class AdminClient {
   // Refuses new work from now on; with a wait, until no lease is left. Leases
   // that remain.
   absl::StatusOr<uint32_t> Drain(std::optional<Timeout> wait);
+  struct Trimmed {
+    uint64_t freed_bytes = 0;      // went back to the system
+    uint64_t used_bytes = 0;       // of checkpoints
+    uint64_t lingering_bytes = 0;  // of none any more, but clients map them
+  };
+  absl::StatusOr<Trimmed> Trim();
   // The level before.
   absl::StatusOr<std::string> SetLogLevel(const std::string& level);
 

@@ -87,6 +87,7 @@ MemoryInfo MemoryOf(const v1::MemoryInfo& memory) {
   out.used_bytes = memory.used_bytes();
   out.arena_bytes = memory.arena_bytes();
   out.arena_target_bytes = memory.arena_target_bytes();
+  out.arena_why = memory.arena_why();
   out.huge_page_bytes = memory.huge_page_bytes();
   out.lingering_bytes = memory.lingering_bytes();
   out.device_uuid = memory.device_uuid();

@@ -170,6 +170,7 @@ struct MemoryInfo {
   uint64_t used_bytes = 0;
   uint64_t arena_bytes = 0;
   uint64_t arena_target_bytes = 0;
+  std::string arena_why;  // why that much, for people
   uint64_t huge_page_bytes = 0;
   uint64_t lingering_bytes = 0;
   std::string device_uuid;     // tier cuda

@@ -105,6 +105,21 @@ void Node::Drain() {
   options_.on_drain();
 }
 
+uint64_t Node::Trim() {
+  uint64_t freed = 0;
+  for (ReadyMemory* const ready : options_.ready) freed += ready->Trim();
+  DropReleased();
+  return freed;
+}
+
+void Node::DropReleased() {
+  if (dropping_.exchange(true)) return;
+  load_worker_.Post([this] {
+    dropping_ = false;
+    options_.drop_released();
+  });
+}
+
 absl::Status Node::CheckNotDraining() const {
   if (!draining_) return absl::OkStatus();
   return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
@@ -297,6 +312,7 @@ Node::Info Node::GetInfo() const {
   Info info;
   info.identity = options_.identity;
   info.memory = backend_.Usage();
+  if (!options_.ready.empty()) info.arena_why = options_.ready.front()->Why();
   info.host_tier_budget = host_tier_.budget();
   info.host_tier_used = host_tier_.used();
   info.tier = backend_.tier();

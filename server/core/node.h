@@ -25,6 +25,7 @@
 #include "server/core/member_reading.h"
 #include "server/core/rank_side.h"
 #include "server/core/worker.h"
+#include "server/memory/ready_memory.h"
 
 namespace ckptd {
 
@@ -53,6 +54,10 @@ class Node {
     bool keep_comm = true;  // between loads
     // Host memory for pristine copies of what clients take over; null: none.
     MemoryBackend* host_tier = nullptr;
+    // What `backend` keeps ready, and the host tier; no nulls.
+    std::vector<ReadyMemory*> ready;
+    // Lets go of memory of other daemons that they have given back. Called on the load worker.
+    std::function<void()> drop_released = [] {};
   };
   // Seams outlive the node.
   Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options);
@@ -94,6 +99,11 @@ class Node {
 
   // --- operators ---
   void Drain();
+  // Gives memory that no checkpoint needs back to the system: its bytes, the host tier's too.
+  uint64_t Trim();
+  // Lets go, behind the loads that run, of memory that other daemons have given back. Does not
+  // block.
+  void DropReleased();
   absl::Status CheckNotDraining() const;
   struct Info {
     MemberIdentity identity;
@@ -101,6 +111,7 @@ class Node {
     std::string state;   // JOINING, READY, DRAINING
     std::string detail;
     MemoryUsage memory;
+    std::string arena_why;
     uint64_t host_tier_budget = 0;
     uint64_t host_tier_used = 0;
     std::string tier;
@@ -164,6 +175,7 @@ class Node {
   RankSide rank_side_;
   std::atomic<bool> draining_ = false;
   std::atomic<bool> stopping_ = false;
+  std::atomic<bool> dropping_ = false;
   OwnReading own_reading_;
   LocalParticipants participants_;
   Mutex requests_mutex_;

@@ -14,6 +14,7 @@
 #include "common/base/utf8.h"
 #include "common/layout/layout.h"
 #include "server/core/reading.h"
+#include "server/daemon/arena_default.h"
 #include "server/daemon/preload.h"
 #include "server/daemon/sizes.h"
 
@@ -22,6 +23,7 @@ namespace {
 
 // Far more than there are cores, or requests that storage answers at once.
 constexpr uint32_t kMostReaderThreads = 1024;
+constexpr double kMostIdleSeconds = 366 * 86400;
 
 absl::Status Invalid(const std::string& why) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, why);
@@ -127,7 +129,12 @@ absl::Status CheckSizes(const Config& config) {
   CKPTD_RETURN_IF_ERROR(ParseBytes(config.staging).status());
   CKPTD_RETURN_IF_ERROR(ParseShare(config.memory_budget, 1).status());
   CKPTD_RETURN_IF_ERROR(ParseShare(config.host_tier, 1).status());
-  return ParseShare(config.arena, 1).status();
+  if (!(config.arena_idle >= 0 && config.arena_idle <= kMostIdleSeconds)) {
+    return Invalid(fmt::format("checking --arena-idle {}: seconds, up to {} (a year), or 0 to keep "
+                               "memory for good",
+                               config.arena_idle, kMostIdleSeconds));
+  }
+  return config.arena == kAutoArena ? absl::OkStatus() : ParseShare(config.arena, 1).status();
 }
 
 absl::Status CheckPreload(const Config& config) {

@@ -75,9 +75,14 @@ const Setting kSettings[] = {
      "Most memory for shards: a size (16GiB), or a share of what is available at start, divided "
      "among the daemons that share it (not of a GPU that is the only one they see)"},
     {"arena", &Config::arena,
-     "Memory faulted in the background at start and reused by loads: a size or a share of the "
-     "budget, less what would leave the machine less than a tenth; 0 lets it grow with the first "
-     "load"},
+     "Memory faulted in the background at start and reused by loads, so that the first one does "
+     "not wait for the system: auto takes what the job loaded when it ran last, else a share of "
+     "what is available, and gives back what is not needed; a size, or a share of the budget; 0 "
+     "lets it grow with the first load. At least a tenth of the machine is left to others"},
+    {"arena-idle", &Config::arena_idle,
+     "With --arena auto: seconds without a load after which memory that no checkpoint needs goes "
+     "back to the system; 0 keeps it. It goes at once where the machine runs short of memory, "
+     "and by `ckptctl trim`"},
     {"segment-bytes", &Config::segment_bytes,
      "Size of the arena's memfd segments, a multiple of 2MiB"},
     {"huge-pages", &Config::huge_pages, "Gather the arena into huge pages: auto or off"},

@@ -39,7 +39,8 @@ struct Config {
   std::string idle = "keep";
   std::string host_tier = "0";
   std::string memory_budget = "80%";
-  std::string arena = "0";
+  std::string arena = "auto";
+  double arena_idle = 300;  // seconds
   std::string segment_bytes = "256MiB";
   std::string huge_pages = "auto";
   std::string numa = "auto";

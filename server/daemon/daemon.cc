@@ -23,6 +23,8 @@ namespace ckptd {
 namespace {
 
 constexpr std::chrono::milliseconds kReadyPoll{200};
+// For daemons to say what they still own; loads wait for it.
+constexpr std::chrono::milliseconds kDropPatience{200};
 // Rank-form statements of very large models pass the default 4 MiB.
 constexpr int kMaxWorkloadMessage = 256 << 20;
 // Of what arrives from clients at once. Daemons of the group know each other, and a
@@ -92,6 +94,8 @@ Node::Options Daemon::NodeOptions() {
   options.config = Describe(config_);
   options.tier_reason = memory_.reason;
   options.host_tier = memory_.host_tier.get();
+  options.ready = memory_.ready;
+  options.drop_released = [this] { peer_memory_->DropReleased(Clock::now() + kDropPatience); };
   options.reading.comm = ParseCommChoice(config_.comm).value();  // checked
   options.comms = memory_.comms.get();
   options.no_comms = memory_.no_comms;

@@ -36,6 +36,8 @@ class Daemon {
 
   // As MemoryBackend::Health.
   absl::Status Health() const { return memory_.backend->Health(); }
+  // Lets go of what other daemons of this host have given back. Called now and then.
+  void DropReleased() { node_->DropReleased(); }
   // Waits for the group, loads what the settings name, and says when the daemon is ready, as
   // --ready-when has it: by --ready-fd and by its health. Returns then, or when `stop` says so.
   void AnnounceReady(const std::function<bool()>& stop);

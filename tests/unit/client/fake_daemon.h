@@ -55,6 +55,7 @@ struct FakeAnswers {
   std::vector<v1::ListShardTensorsResponse> further_pages;
   v1::GetDaemonInfoResponse info;
   v1::ListLeasesResponse leases;
+  v1::TrimMemoryResponse trim;
   uint32_t remaining_leases = 0;
 };
 
@@ -266,6 +267,12 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
                            v1::DrainDaemonResponse* response) override {
     admin_calls.push_back("drain " + std::to_string(request->timeout().seconds()));
     response->set_remaining_leases(answers.remaining_leases);
+    return answers.error;
+  }
+  grpc::Status TrimMemory(grpc::ServerContext*, const v1::TrimMemoryRequest*,
+                          v1::TrimMemoryResponse* response) override {
+    admin_calls.push_back("trim");
+    *response = answers.trim;
     return answers.error;
   }
   grpc::Status SetLogLevel(grpc::ServerContext*, const v1::SetLogLevelRequest* request,

@@ -287,6 +287,27 @@ TEST_F(DaemonVerbs, DrainWaitsAsLongAsTold) {
   EXPECT_THAT(daemon_.admin_calls, ::testing::ElementsAre("drain 300"));
 }
 
+TEST_F(DaemonVerbs, TrimSaysWhatWentBackAndWhatStaysAndWhy) {
+  daemon_.answers.trim.set_freed_bytes(1'500'000'000);
+  daemon_.answers.trim.set_used_bytes(400'000'000);
+  EXPECT_EQ(Run({"trim"}).out,
+            "rank 0 gave 1.5 GB back to the system; 400 MB of checkpoints stay until they are "
+            "unloaded; --rank chooses another\n");
+  daemon_.answers.trim.set_lingering_bytes(2'000'000);
+  EXPECT_THAT(Run({"trim"}).out, HasSubstr("unloaded, and 2 MB that clients still map"));
+  const auto json = nlohmann::json::parse(Run({"trim", "--output", "json"}).out);
+  EXPECT_EQ(json, nlohmann::json({{"rank", 0}, {"freed_bytes", 1'500'000'000},
+                                  {"used_bytes", 400'000'000}, {"lingering_bytes", 2'000'000}}));
+}
+
+TEST_F(DaemonVerbs, InfoSaysHowLargeTheArenaIsToBeAndWhy) {
+  daemon_.answers.info.mutable_memory()->set_arena_target_bytes(1'500'000'000);
+  daemon_.answers.info.mutable_memory()->set_arena_why("as the job loaded last");
+  EXPECT_THAT(Run({"info"}).out, HasSubstr("1.5 GB: as the job loaded last"));
+  const auto json = nlohmann::json::parse(Run({"info", "--output", "json"}).out);
+  EXPECT_EQ(json["memory"]["arena_why"], "as the job loaded last");
+}
+
 TEST_F(DaemonVerbs, LogLevelTellsTheOneBefore) {
   const auto json = nlohmann::json::parse(Run({"log-level", "debug", "--output", "json"}).out);
   EXPECT_EQ(json["previous_level"], "info");

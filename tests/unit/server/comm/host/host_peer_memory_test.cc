@@ -162,6 +162,28 @@ TEST_F(HostPeerMemoryTest, KeepOnlyDropsWhatTheRankNoLongerOwns) {
   EXPECT_EQ(leader_.MappedBytes(3), kSegment);
 }
 
+TEST_F(HostPeerMemoryTest, WhatItsDaemonHasGivenBackIsDroppedAndTheRestStays) {
+  const auto kept = Allocate(kSegment);
+  auto released = Allocate(2 * kSegment);
+  ASSERT_OK(leader_.Map(Describe(*kept), Soon()));
+  ASSERT_OK(leader_.Map(Describe(*released), Soon()));
+  leader_.DropReleased(Soon());
+  EXPECT_EQ(leader_.MappedBytes(3), 3 * kSegment);
+  released.reset();
+  EXPECT_EQ(daemon_->memory().Trim(), 2 * kSegment);
+  leader_.DropReleased(Soon());
+  EXPECT_EQ(leader_.MappedBytes(3), kSegment);
+}
+
+TEST_F(HostPeerMemoryTest, WhatADaemonHasThatDoesNotAnswerInTimeIsKept) {
+  auto slab = Allocate(kSegment);
+  ASSERT_OK(leader_.Map(Describe(*slab), Soon()));
+  slab.reset();
+  daemon_->memory().Trim();
+  leader_.DropReleased(std::chrono::steady_clock::now());
+  EXPECT_EQ(leader_.MappedBytes(3), kSegment);
+}
+
 TEST_F(HostPeerMemoryTest, ForgetDropsAll) {
   const auto slab = Allocate(kSegment);
   ASSERT_OK(leader_.Map(Describe(*slab), Soon()));
