@@ -224,10 +224,10 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   return reply;
 }
 
-absl::StatusOr<CheckpointIndex> Node::Inspect(const std::string& source, const Asker& asker) {
+absl::StatusOr<OpenedCheckpoint> Node::Inspect(const std::string& source, const Asker& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("inspecting", source));
-  return questions_.Ask<CheckpointIndex>([source] { return OpenCheckpoint(source); }, asker,
-                              "inspecting " + source);
+  return questions_.Ask<OpenedCheckpoint>([source] { return OpenWithRemarks(source); }, asker,
+                                          "inspecting " + source);
 }
 
 absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const Asker& asker) {

@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
+#include "common/checkpoint/open.h"
 #include "server/core/catalog.h"
 #include "server/core/coordinator.h"
 #include "server/core/dry_run.h"
@@ -71,7 +72,7 @@ class Node {
   };
   absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id);
   // Errors of Questions, too.
-  absl::StatusOr<CheckpointIndex> Inspect(const std::string& source, const Asker& asker);
+  absl::StatusOr<OpenedCheckpoint> Inspect(const std::string& source, const Asker& asker);
   // As PlanDry.
   absl::StatusOr<GroupPlan> Plan(const LoadRequest& request, const Asker& asker);
   absl::StatusOr<DeviceMap> Plan(const DeviceMapRequest& request, const Asker& asker);

@@ -13,6 +13,7 @@
 #include "server/rpc/grpc_status.h"
 #include "server/rpc/inspect_page.h"
 #include "server/rpc/join_load.h"
+#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {
@@ -93,16 +94,21 @@ absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& 
                                             v1::InspectCheckpointResponse* response) {
   const std::string source = SourceOfText(request.source());
   std::shared_ptr<const CheckpointIndex> index;
+  std::vector<std::string> remarks;
   if (!request.page_token().empty()) {
     MutexLock lock(inspected_mutex_);
     if (inspected_ != nullptr && inspected_->source == source) index = inspected_;
   }
   if (index == nullptr) {
-    CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, node_.Inspect(source, asker));
-    index = std::make_shared<const CheckpointIndex>(std::move(opened));
+    CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, node_.Inspect(source, asker));
+    index = std::make_shared<const CheckpointIndex>(std::move(opened.index));
+    remarks = std::move(opened.remarks);
   }
   CKPTD_ASSIGN_OR_RETURN(*response,
                          InspectPage(*index, request.page_token(), request.page_size()));
+  if (request.page_token().empty()) {
+    for (const std::string& remark : remarks) response->add_remarks(SendableText(remark));
+  }
   const bool last = response->next_page_token().empty();
   MutexLock lock(inspected_mutex_);
   if (!last) {

@@ -237,13 +237,16 @@ def test_the_daemon_s_log_says_what_was_left_out(group, tmp_path):
     assert lines and all(INDEX in line and '"model.safetensors" counts' in line for line in lines)
 
 
-def test_inspect_and_verify_say_it_and_do_not_refuse(group, tmp_path):
+@pytest.mark.parametrize("remote", [False, True], ids=["offline", "by the daemon"])
+def test_inspect_and_verify_say_it_and_do_not_refuse(remote, group, tmp_path):
     an_index_with_a_name_that_no_file_has(tmp_path)
     other(tmp_path, "consolidated.safetensors")
-    found = group.json("inspect", tmp_path)
+    found = group.json("inspect", tmp_path, *["--remote"] * remote)
     left_out, nowhere = found["remarks"]
     assert 'left out "consolidated.safetensors"' in left_out and "in no file that it names" in nowhere
     assert group.json("verify", tmp_path)["remarks"] == found["remarks"]
+    with ckptd.connect(group.address(0)) as client:
+        assert client.inspect(tmp_path).remarks == found["remarks"]
 
 
 def test_what_the_model_needs_and_no_file_has_is_refused_by_name(group, tmp_path):

@@ -299,6 +299,7 @@ class Client:
                     reply.tensor_bytes,
                     dict(reply.metadata),
                     reply.source_identity,
+                    remarks=list(reply.remarks),
                 )
             elif reply.source_identity != result.identity:
                 raise source_changed(

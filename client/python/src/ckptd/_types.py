@@ -171,6 +171,8 @@ class Source:
     identity: str  # hex digest over the files: equal while nobody replaces or writes them
     tensors: Dict[str, SourceTensor] = field(default_factory=dict)
     aliases: Dict[str, str] = field(default_factory=dict)  # name -> tensor it is
+    # Sentences for people: files of a folder that were left out, and what is odd in an index.
+    remarks: List[str] = field(default_factory=list)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors or name in self.aliases
