@@ -14,12 +14,18 @@ WHOLE = "model.safetensors"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _USUAL_INDEX = "model.safetensors.index.json"
 _SAFETENSORS, _INDEX = ".safetensors", ".safetensors.index.json"
+_VARIANT_INDEX = re.compile(r"\.safetensors\.index(\.[^./]+)?\.json$")
 _SERIES = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors", re.DOTALL)
 _NO_PART = re.compile(
     r"(adapter_model|consolidated|optimizer|pytorch_lora_weights|random_states|rng_state|scaler"
     r"|scheduler|training_state)([.-]|_[0-9])"
 )
 _MOST_CONFIG_BYTES = 10_000_000
+
+
+def is_safetensors(name: str) -> bool:
+    """Whether a file or index is of safetensors by its name; an index may be a variant's."""
+    return name.endswith(_SAFETENSORS) or _VARIANT_INDEX.search(name) is not None
 
 
 def holds_safetensors(folder: str) -> bool:

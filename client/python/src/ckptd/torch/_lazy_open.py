@@ -5,7 +5,7 @@ from typing import Any, Dict, Optional, Union
 
 import torch
 
-from .. import _client, _source
+from .. import _client, _folder, _source
 from . import _agree, _devices, _in_file, _load, _native, _native_files
 from ._lazy import LazyStateDict
 
@@ -41,7 +41,7 @@ def load_state_dict(
     rank, _ = _load.rank_and_size()
     if rank != 0 and not every_rank:
         return {}
-    known = path.endswith((".safetensors", ".safetensors.index.json")) or os.path.isdir(path)
+    known = _folder.is_safetensors(path) or os.path.isdir(path)
     with _agree.preparing(f"load_state_dict of {path}", _agree.Near(address, client)):
         if not known:
             return torch.load(path, map_location=torch.device("cpu"), weights_only=True)
