@@ -25,6 +25,7 @@ struct Options {
   std::string digest = "on";
   std::string dtype;
   std::vector<std::string> keep_f32;
+  std::string wait_memory;
   bool no_wait = false;
 };
 
@@ -49,6 +50,10 @@ absl::StatusOr<LoadRequest> ToRequest(const Options& options, const Context& con
   request.handle_kind = KindOf(options.handle);
   request.digests = options.digest == "on";
   request.timeout = context.TimeoutOr(kLoadTimeout);
+  if (!options.wait_memory.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(request.wait_memory, ParseTimeout(options.wait_memory));
+  }
+  request.hold = false;  // trainers acquire it, later; `ckptctl pin` keeps it for them
   return request;
 }
 
@@ -126,6 +131,14 @@ absl::StatusOr<int> RunWatch(const std::string& id, Context& context) {
   return kExitFine;
 }
 
+void AddWaiting(CLI::App& verb, Options& options) {
+  verb.add_option("--wait-memory", options.wait_memory,
+                  "Wait this long for memory that trainers hold, as in 90s or 5m; else it is an "
+                  "error at once")
+      ->type_name("DURATION");
+  verb.add_flag("--no-wait", options.no_wait, "Start the load and return at once");
+}
+
 }  // namespace
 
 absl::StatusOr<CheckpointInfo> Follow(Client& client, const CheckpointInfo& checkpoint,
@@ -182,7 +195,7 @@ void AddLoad(CLI::App& app, Context& context) {
                    "Keep floating tensors of these names in F32; may be given again")
       ->type_name("GLOB")
       ->allow_extra_args(false);
-  verb->add_flag("--no-wait", options->no_wait, "Start the load and return at once");
+  AddWaiting(*verb, *options);
   verb->callback([options, &context] {
     context.action = [options, &context] { return RunLoad(*options, context); };
   });

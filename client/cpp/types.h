@@ -32,7 +32,7 @@ enum class CheckpointState : uint8_t {
 };
 enum class LoadStage : uint8_t {
   kUnspecified = 0, kGathering, kQueued, kOpening, kPlanning, kAllocating, kTransferring,
-  kPublishing,
+  kPublishing, kWaitingForMemory,
 };
 
 // "ACTIVE", "TRANSFERRING", "SHARED"; "UNSPECIFIED" for anything unknown.
@@ -54,6 +54,7 @@ struct LoadProgress {
   int32_t slowest_rank = -1;           // -1 when unknown
   std::vector<int32_t> waiting_ranks;  // a gathering load waits for these
   std::string elsewhere;               // what one of them loads instead, for people
+  std::string no_memory;               // kWaitingForMemory: who holds what, for people
   uint64_t storage_bytes = 0;
   uint64_t mapped_bytes = 0;  // of these, read through a mapping of the page cache
   uint64_t direct_bytes = 0;  // and past it
@@ -88,7 +89,9 @@ struct CheckpointInfo {
   bool pinned = false;
   uint32_t lease_count = 0;
   LoadProgress progress;
+  // Of a load that failed; when ACTIVE: of the last one that was to fill the ranks without it.
   std::optional<LoadFailure> failure;
+  uint32_t resident_ranks = 0;  // that hold their shard, when ACTIVE; 0: an older daemon's
   std::optional<TimePoint> create_time;
   std::optional<TimePoint> active_time;
   std::string layout;

@@ -4,6 +4,7 @@
 #ifndef CKPTD_SERVER_CORE_CATALOG_H_
 #define CKPTD_SERVER_CORE_CATALOG_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -39,6 +40,7 @@ class Catalog {
     // that it was begun with.
     bool gathering = false;
     std::string statement = {};
+    LoadRequest request = {};  // what it was loaded for: with digests, where that had them
   };
   std::optional<Match> FindMatch(const LoadRequest& request) const;
   // Fields in which the newest resident checkpoint of the same source differs;
@@ -53,6 +55,16 @@ class Catalog {
   // overtake the answer that tells us its name.
   void Begin(const std::string& name, const LoadRequest& request, uint64_t since = kNow);
   void UpdateProgress(const std::string& name, const Progress& progress);
+
+  // One that is ACTIVE here is to be filled on ranks that lack it: until that load has ended,
+  // clients see it as LOADING. Nothing where it has ended after the moment `since`.
+  void BeginFilling(const std::string& name, uint64_t since);
+  // Every rank holds its shard. False where it is not ACTIVE here.
+  bool Complete(const std::string& name);
+  // On how many ranks it is, as the leader has counted.
+  void NoteResidence(const std::string& name, uint32_t ranks);
+  // Those that are ACTIVE here.
+  std::set<std::string> ActiveNames() const;
 
   // Memory for a LOADING checkpoint; evicts unleased, unpinned ones, least
   // recently used first, when the budget asks for it and that can help. Errors: NO_MEMORY with
@@ -75,6 +87,18 @@ class Catalog {
   // and evicted with it, and it is not listed. False when the owner has gone meanwhile.
   // Errors: CHECKPOINT_NOT_FOUND when the load was aborted.
   absl::StatusOr<bool> PublishView(const PrepareCall& call, const Resident& owner, Shard shard);
+  // NO_MEMORY has this fact where clients could let go of what it lacks: the names of what
+  // they hold. Else waiting helps nothing.
+  static constexpr char kHeldBy[] = "held_by";
+  // Its memory goes, the load stays: there is not enough of it on another rank.
+  void GiveBack(const std::string& name);
+  // Evicts for loads that were refused memory here and wait for it, in their order; those that
+  // would get it now.
+  std::vector<std::string> MakeRoomForWaiting();
+  bool AnyWaiting() const;
+  // Says which processes hold a checkpoint. Set once, before the catalog is used.
+  using Holders = std::function<std::vector<int32_t>(const std::string& name)>;
+  void SetHolders(Holders holders) { holders_ = std::move(holders); }
   // True when the shard of this checkpoint is here, with that plan.
   bool HasActive(const std::string& name, uint64_t rank_digest) const;
   std::shared_ptr<ShardMemory> LoadingMemory(const std::string& name) const;
@@ -127,7 +151,17 @@ class Catalog {
     uint64_t generation = 0;
     std::string name = {};  // that the lease counts on: of a view, its owner
   };
-  absl::StatusOr<Held> Hold(const std::string& name, AttachMode mode);
+  // `request_id`: of the load that led here, as KeepFor was told.
+  absl::StatusOr<Held> Hold(const std::string& name, AttachMode mode,
+                            const std::string& request_id = "");
+  // The client of that request waits for it, and will acquire it: it is not evicted until then,
+  // nor for kKept after it has become ACTIVE. False where there is no such checkpoint.
+  bool KeepFor(const std::string& name, const std::string& request_id);
+  // That client has gone.
+  void KeepNoMore(const std::string& name, const std::string& request_id);
+  // Instead of kKept. Set before the catalog is used.
+  void SetKept(std::chrono::nanoseconds kept) { kept_ = kept; }
+  static constexpr std::chrono::seconds kKept{10};
   void Release(const std::string& name, uint64_t generation);
   // The shard without a lease, for verifying it.
   absl::StatusOr<Held> Look(const std::string& name) const;
@@ -160,6 +194,22 @@ class Catalog {
     uint32_t watchers = 0;
     bool polled = false;
     std::optional<Clock::time_point> unwatched = {};  // since when, after somebody watched
+    // By request, until when; unset: the load has not ended.
+    std::map<std::string, std::optional<Clock::time_point>> kept_for;
+    // ACTIVE, while a load of its name fills other ranks: how far that is, and when it ended last.
+    struct Filling {
+      Progress progress;
+      uint64_t begun = 0;
+    };
+    std::optional<Filling> filling = {};
+    uint64_t filled = 0;
+    absl::Status unfilled = {};
+    // LOADING: what it was refused here and waits for.
+    struct Wanted {
+      uint64_t bytes = 0;
+      uint64_t order = 0;
+    };
+    std::optional<Wanted> wanted = {};
   };
 
   Entry* Find(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -170,7 +220,10 @@ class Catalog {
   static bool IsView(const Entry& entry) { return !entry.info.served_from.empty(); }
   // Of a view, the entry whose memory it is; else the entry itself.
   Entry& OwnerOf(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What clients are told of it.
   CheckpointInfo InfoOf(const Entry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same without what a view has of its owner: LOADING while other ranks are filled.
+  static CheckpointInfo Shown(const Entry& entry);
   void Take(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Serves(const Entry& entry, const PrepareCall& call) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -179,6 +232,13 @@ class Catalog {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // An entry goes, and its views with it.
   void Erase(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The moment at which its load was begun; unset where that has ended.
+  static std::optional<uint64_t> LoadsSince(const Entry& entry);
+  // A load that fills other ranks has ended.
+  void EndFilling(Entry& entry, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // From now on it is kept for those who waited.
+  void StartKeeping(Entry& entry) const;
+  static bool Kept(const Entry& entry);
   void NoteAbort(const std::string& name, const absl::Status& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whoever hears only now that his load leads to it finds it gone.
@@ -188,7 +248,7 @@ class Catalog {
   static bool Gathers(const Entry& entry);
   // Waits for the statements of other ranks, and its own client has gone.
   static bool Abandoned(const Entry& entry, Clock::time_point now);
-  // Nobody needs its memory: ACTIVE, neither leased nor pinned.
+  // Nobody needs its memory: ACTIVE, neither leased nor pinned nor kept for a client.
   static bool Evictable(const Entry& entry);
   // Memory of the least recently used evictable checkpoint; null when none.
   std::shared_ptr<ShardMemory> EvictOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -198,11 +258,22 @@ class Catalog {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Prune() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   HandleKind KindFor(const LoadRequest& request) const;
-  absl::StatusOr<std::unique_ptr<Slab>> AllocateEvicting(uint64_t bytes,
-                                                         const LoadRequest& request);
-  std::string Occupants() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::unique_ptr<Slab>> AllocateEvicting(uint64_t bytes, const PrepareCall& call);
+  // What a refused load of that many bytes would have to get from others.
+  struct Occupied {
+    uint64_t leased = 0, pinned = 0, loading = 0;
+    std::vector<std::pair<std::string, std::string>> by;  // names, and how they are held
+  };
+  Occupied FindOccupied() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status SayOccupied(const absl::Status& refused, const Occupied& occupied,
+                           bool may_fit) const;
+  // NO_MEMORY where a load that has waited for longer could not have its memory beside this.
+  absl::Status CheckTurn(uint64_t bytes, const PrepareCall& call) const;
+  void NoteWanted(const PrepareCall& call, uint64_t bytes, const absl::Status& refused);
 
   MemoryBackend& backend_;
+  Holders holders_ = [](const std::string&) { return std::vector<int32_t>(); };
+  std::chrono::nanoseconds kept_ = kKept;
   const uint32_t rank_;
   const uint32_t world_size_;
   mutable Mutex mutex_;

@@ -1,4 +1,5 @@
 // The part of the catalog that lends shards and takes them back.
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -46,7 +47,8 @@ absl::Status NotActive(std::string_view doing, const CheckpointInfo& info,
 
 }  // namespace
 
-absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode mode) {
+absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode mode,
+                                            const std::string& request_id) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
@@ -79,6 +81,7 @@ absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode 
                        {{"checkpoint", name}});
     }
   }
+  entry->kept_for.erase(request_id);
   ++entry->info.leases;
   entry->exclusive = mode == AttachMode::kExclusive;
   Touch(*entry);
@@ -136,8 +139,8 @@ absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force) {
   Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
   entry = &OwnerOf(*entry);
-  if (entry->info.state == CheckpointState::kLoading) {
-    return NotActive("unloading", entry->info, "; or force it, which cancels the load on every rank");
+  if (LoadsSince(*entry).has_value()) {
+    return NotActive("unloading", InfoOf(*entry), "; or force it, which cancels the load on every rank");
   }
   if (entry->info.leases > 0 && !force) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
@@ -162,6 +165,35 @@ absl::StatusOr<CheckpointInfo> Catalog::Pin(const std::string& name, bool pinned
   owner.info.pinned = pinned;
   Touch(owner);
   return InfoOf(*entry);
+}
+
+bool Catalog::KeepFor(const std::string& name, const std::string& request_id) {
+  MutexLock lock(mutex_);
+  Entry* entry = Find(name);
+  if (entry == nullptr) return false;
+  Entry& owner = OwnerOf(*entry);
+  owner.kept_for[request_id].reset();
+  if (!LoadsSince(owner).has_value()) StartKeeping(owner);
+  return true;
+}
+
+void Catalog::KeepNoMore(const std::string& name, const std::string& request_id) {
+  MutexLock lock(mutex_);
+  if (Entry* entry = Find(name); entry != nullptr) OwnerOf(*entry).kept_for.erase(request_id);
+}
+
+void Catalog::StartKeeping(Entry& entry) const {
+  for (auto& [request, until] : entry.kept_for) {
+    if (until.has_value()) continue;
+    until = Clock::now() + std::chrono::duration_cast<Clock::duration>(kept_);
+  }
+}
+
+bool Catalog::Kept(const Entry& entry) {
+  const auto now = Clock::now();
+  return std::any_of(entry.kept_for.begin(), entry.kept_for.end(), [now](const auto& kept) {
+    return !kept.second.has_value() || *kept.second > now;
+  });
 }
 
 std::vector<ResidentCheckpoint> Catalog::Residents() const {

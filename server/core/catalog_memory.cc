@@ -63,7 +63,8 @@ absl::Status Catalog::CheckKind(const LoadRequest& request) const {
 
 bool Catalog::Evictable(const Entry& entry) {
   return entry.info.state == CheckpointState::kActive && !entry.info.pinned && !IsView(entry) &&
-         entry.info.leases == 0 && entry.info.slab_bytes > 0;
+         entry.info.leases == 0 && entry.info.slab_bytes > 0 && !entry.filling.has_value() &&
+         !Kept(entry);
 }
 
 // What cannot fit even then costs nobody its checkpoint.
@@ -98,29 +99,16 @@ std::shared_ptr<ShardMemory> Catalog::EvictOne() {
   return memory;
 }
 
-std::string Catalog::Occupants() const {
-  uint64_t leased = 0;
-  uint64_t pinned = 0;
-  uint64_t loading = 0;
-  for (const auto& [name, entry] : entries_) {
-    if (IsView(entry)) continue;
-    if (entry.info.state == CheckpointState::kLoading) {
-      loading += entry.info.slab_bytes;
-    } else if (entry.info.state == CheckpointState::kActive) {
-      (entry.info.leases > 0 ? leased : pinned) += entry.info.slab_bytes;
-    }
-  }
-  return fmt::format("of the resident checkpoints {} bytes are leased, {} pinned, {} loading",
-                     leased, pinned, loading);
-}
-
 absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
-                                                                const LoadRequest& request) {
-  for (;;) {
-    auto slab = backend_.Allocate(bytes, request.intended, KindFor(request));
+                                                                const PrepareCall& call) {
+  absl::Status status = CheckTurn(bytes, call);
+  while (status.ok()) {
+    auto slab = backend_.Allocate(bytes, call.request.intended, KindFor(call.request));
     if (slab.ok()) return slab;
-    CKPTD_RETURN_IF_ERROR(MakeRoom(bytes, slab.status()));
+    status = MakeRoom(bytes, slab.status());
   }
+  NoteWanted(call, bytes, status);
+  return status;
 }
 
 absl::Status Catalog::MakeRoom(uint64_t bytes, const absl::Status& refused) {
@@ -134,11 +122,14 @@ absl::Status Catalog::MakeRoom(uint64_t bytes, const absl::Status& refused) {
   const uint64_t taken = std::max(bytes, Said(refused, "asked_bytes").value_or(0));
   const uint64_t budget = backend_.Usage().budget;
   std::shared_ptr<ShardMemory> evicted;  // goes without the lock
-  MutexLock lock(mutex_);
-  if (EvictionHelps(taken, budget, device_free)) evicted = EvictOne();
-  if (evicted != nullptr) return absl::OkStatus();
-  return MakeError(refused.code(), reason::kNoMemory, MessageOf(refused) + "; " + Occupants(),
-                   FactsOf(refused));
+  Occupied occupied;
+  {
+    MutexLock lock(mutex_);
+    if (EvictionHelps(taken, budget, device_free)) evicted = EvictOne();
+    if (evicted != nullptr) return absl::OkStatus();
+    occupied = FindOccupied();
+  }
+  return SayOccupied(refused, occupied, taken <= budget);
 }
 
 absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall& call,
@@ -146,7 +137,7 @@ absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall
   CKPTD_RETURN_IF_ERROR(CheckKind(call.request));
   std::unique_ptr<Slab> slab;
   if (shard.plan.slab_bytes > 0) {
-    CKPTD_ASSIGN_OR_RETURN(slab, AllocateEvicting(shard.plan.slab_bytes, call.request));
+    CKPTD_ASSIGN_OR_RETURN(slab, AllocateEvicting(shard.plan.slab_bytes, call));
   }
   auto memory =
       std::make_shared<ShardMemory>(backend_, std::move(slab), KindFor(call.request));
@@ -157,6 +148,7 @@ absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall
   }
   NotePlan(call, std::move(shard), *entry);
   entry->memory = memory;
+  entry->wanted.reset();
   Touch(*entry);
   return memory;
 }

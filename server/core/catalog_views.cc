@@ -14,7 +14,7 @@ Catalog::Entry& Catalog::OwnerOf(Entry& entry) {
 }
 
 CheckpointInfo Catalog::InfoOf(const Entry& entry) const {
-  CheckpointInfo info = entry.info;
+  CheckpointInfo info = Shown(entry);
   const Entry* const owner = IsView(entry) ? Find(entry.info.served_from) : nullptr;
   if (owner == nullptr) return info;
   info.leases = owner->info.leases;
@@ -69,6 +69,11 @@ absl::StatusOr<bool> Catalog::PublishView(const PrepareCall& call, const Residen
   entry->info.activated = std::chrono::system_clock::now();
   entry->info.progress = {};
   entry->info.progress.bytes_total = entry->info.progress.bytes_done = bytes;
+  // Who waited for the view is kept its memory.
+  memory->kept_for.merge(entry->kept_for);
+  entry->kept_for.clear();
+  StartKeeping(*memory);
+  entry->wanted.reset();
   Touch(*entry);
   Touch(*memory);
   return true;

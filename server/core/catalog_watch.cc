@@ -17,7 +17,7 @@ std::vector<CheckpointInfo> Catalog::List() const {
   {
     MutexLock lock(mutex_);
     for (const auto& [name, entry] : entries_) {
-      if (!IsView(entry)) infos.push_back(entry.info);
+      if (!IsView(entry)) infos.push_back(InfoOf(entry));
     }
   }
   std::sort(infos.begin(), infos.end(),
@@ -70,7 +70,7 @@ void Catalog::WatchEnd(const std::string& name, Deadline deadline) const {
   MutexLock lock(mutex_);
   changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const Entry* entry = Find(name);
-    return stopped_ || entry == nullptr || entry->info.state != CheckpointState::kLoading;
+    return stopped_ || entry == nullptr || !LoadsSince(*entry).has_value();
   });
 }
 

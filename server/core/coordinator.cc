@@ -39,8 +39,18 @@ std::string RankText(const std::vector<Rank>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
+// Of a round that has waited for memory for as long as it may.
+absl::Status WhyRefused(const Rounds::Expired& round) {
+  return MakeError(round.refused.code(), ReasonOf(round.refused),
+                   fmt::format("loading {}: it has waited for memory of {}, in vain: {}", round.name,
+                               RankText(round.waiting), MessageOf(round.refused)),
+                   FactsOf(round.refused));
+}
+
 // Of a round whose deadline has passed; `absent`: ranks that have no daemon.
 absl::Status WhyExpired(const Rounds::Expired& round, const std::vector<uint32_t>& absent) {
+  if (!round.cancelled.ok()) return round.cancelled;
+  if (!round.refused.ok()) return WhyRefused(round);
   if (!absent.empty()) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
                      fmt::format("loading {}: no daemon of {} has joined the group in time; start "
@@ -70,6 +80,7 @@ Coordinator::Coordinator(Parts parts)
     : parts_(std::move(parts)),
       rounds_(parts_.membership.world_size()),
       participants_(parts_.membership.world_size()),
+      holdings_(parts_.membership),
       ticker_([this] { Loop(); }) {}
 
 Coordinator::~Coordinator() {
@@ -164,6 +175,9 @@ absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
   if (reply.epoch != before) {
     rounds_.SetResidents(identity.rank, reply.epoch, residents);
     participants_.Forget(identity.rank, Clock::now());
+    std::set<std::string> held;
+    for (const ResidentCheckpoint& resident : residents) held.insert(resident.name);
+    holdings_.Set(identity.rank, std::move(held));
   }
   Hurry();
   return reply;
@@ -173,6 +187,9 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   CKPTD_ASSIGN_OR_RETURN(HeartbeatReply reply,
                          parts_.membership.Heartbeat(call.rank, call.incarnation));
   rounds_.Withdraw(call.rank, call.abandoned, Clock::now());
+  rounds_.NoteRoom(call.rank, call.has_room, Clock::now());
+  holdings_.Set(call.rank, call.held);
+  reply.residences = holdings_.Count(call.rank, Loading());
   reply.verdicts = participants_.Update(call.rank, call.participants, Clock::now());
   GiveUpEnded();
   if (reply.epoch != call.members_epoch) {
@@ -219,6 +236,7 @@ void Coordinator::Tick() {
   TellOfParticipants();
   rounds_.Withdraw(0, parts_.catalog.TakeAbandoned(Clock::now()), Clock::now());
   rounds_.EndConflicts(Clock::now());
+  NoteOwn();
   FailExpired();
   FailOverdue();
   PostReady();
@@ -229,9 +247,20 @@ void Coordinator::Tick() {
 // As each member does for itself.
 void Coordinator::FailForgotten() {
   const uint64_t since = parts_.catalog.Tick();
-  std::set<std::string> known;
-  for (const std::string& name : rounds_.Names()) known.insert(name);
-  parts_.catalog.FailForgotten(known, since);
+  parts_.catalog.FailForgotten(Loading(), since);
+}
+
+std::set<std::string> Coordinator::Loading() const {
+  const std::vector<std::string> names = rounds_.Names();
+  return {names.begin(), names.end()};
+}
+
+void Coordinator::NoteOwn() {
+  rounds_.NoteRoom(0, parts_.catalog.MakeRoomForWaiting(), Clock::now());
+  holdings_.Set(0, parts_.catalog.ActiveNames());
+  for (const auto& [name, ranks] : holdings_.Count(0, Loading())) {
+    parts_.catalog.NoteResidence(name, ranks);
+  }
 }
 
 void Coordinator::ForgetDeparted() {
@@ -243,6 +272,7 @@ void Coordinator::ForgetDeparted() {
     if (now.count(departed.first) == 0) {
       rounds_.SetResidents(departed.first, epoch, {});
       participants_.Forget(departed.first, Clock::now());
+      holdings_.Set(departed.first, {});
     }
     parts_.load_worker.Post(
         [this, departed] { parts_.peers.memory.Forget(departed.first, departed.second); });
@@ -309,18 +339,13 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
   // The runner has told the ranks that it began with; one that was restarted
   // meanwhile may have joined the round as well.
   if (!outcome.status.ok()) AbortEverywhere(load.name, outcome.status);
+  holdings_.Add(load.name, outcome.holders);
   rounds_.Finished(load.name, outcome);
-  rounds_.ForgetOldest(Resident());
+  rounds_.ForgetOldest(parts_.catalog.ActiveNames());
   for (const uint32_t rank : outcome.lost) {
     Log(LogLevel::kInfo, "{}: rank {} holds its shard no longer; waiting for its trainer",
         load.name, rank);
   }
-}
-
-std::set<std::string> Coordinator::Resident() const {
-  std::set<std::string> names;
-  for (const ResidentCheckpoint& one : parts_.catalog.Residents()) names.insert(one.name);
-  return names;
 }
 
 void Coordinator::FailExpired() {
@@ -331,9 +356,7 @@ void Coordinator::FailExpired() {
     for (const Rounds::Expired& round : expired) giving_up_.insert(round.name);
   }
   for (const Rounds::Expired& round : expired) {
-    AbortEverywhere(round.name, round.cancelled.ok()
-                                    ? WhyExpired(round, parts_.membership.MissingRanks())
-                                    : round.cancelled);
+    AbortEverywhere(round.name, WhyExpired(round, parts_.membership.MissingRanks()));
   }
   MutexLock lock(mutex_);
   giving_up_.clear();
@@ -376,6 +399,8 @@ std::vector<std::pair<std::string, Progress>> Coordinator::Gathering() const {
     return loads;
   }
   for (Rounds::Expired& round : rounds_.Waiting()) {
+    progress.stage = round.refused.ok() ? Stage::kGathering : Stage::kWaitingForMemory;
+    progress.no_memory = MessageOf(round.refused);
     progress.waiting_ranks = std::move(round.waiting);
     progress.elsewhere = std::move(round.elsewhere);
     loads.emplace_back(std::move(round.name), progress);

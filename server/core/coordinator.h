@@ -16,6 +16,7 @@
 #include "server/core/catalog.h"
 #include "server/core/group_participants.h"
 #include "server/core/local_participants.h"
+#include "server/core/holdings.h"
 #include "server/core/lookups.h"
 #include "server/core/membership.h"
 #include "server/core/presence.h"
@@ -48,6 +49,8 @@ class Coordinator {
   // A client of `rank` asked for this; the name of the checkpoint it leads to.
   // Errors: LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, DEADLINE (file metadata).
   absl::StatusOr<std::string> Propose(uint32_t rank, const LoadRequest& request);
+  // As Holdings.
+  std::set<uint32_t> FindMissing(const std::string& name) { return holdings_.FindMissing(name); }
   // An operator of `rank` gives that load up, for all ranks. Does not wait for its end;
   // nothing where no such load waits or runs. Errors: WRONG_RANK.
   absl::Status CancelFor(uint32_t rank, const std::string& name);
@@ -85,11 +88,13 @@ class Coordinator {
   // The loads that wait for ranks, and for which.
   std::vector<std::pair<std::string, Progress>> Gathering() const;
   void ShowWaiting();
+  // What this rank holds, and has room for, as members tell with their heartbeats.
+  void NoteOwn();
+  std::set<std::string> Loading() const;  // names of all rounds
   void FailForgotten();
   // Nobody joins a load that is out of date.
   void LeaveBehind();
   void RunLoad(const ReadyLoad& load);
-  std::set<std::string> Resident() const;  // here
   // Who hears of what members have read.
   void SetRunning(LoadRunner* runner);
   // Tells every rank that is a member how the load ended.
@@ -98,6 +103,7 @@ class Coordinator {
   Parts parts_;
   Rounds rounds_;
   GroupParticipants participants_;
+  Holdings holdings_;
   Presence present_;  // at the last tick
   uint64_t present_epoch_ = 0;
   std::atomic<bool> stopping_ = false;

@@ -26,6 +26,7 @@ constexpr std::chrono::nanoseconds kBetweenMembers = std::chrono::microseconds(2
 // has read its own share.
 bool IsNews(const Catalog& catalog, const std::string& name, const Progress& progress) {
   if (progress.stage < Stage::kTransferring) return true;
+  if (progress.stage == Stage::kWaitingForMemory) return true;
   const auto known = catalog.Get(name);
   return known.ok() && known->progress.stage == progress.stage &&
          known->progress.bytes_done < progress.bytes_done;
@@ -121,6 +122,7 @@ bool Follower::Pause(std::chrono::nanoseconds duration) {
 bool Follower::HasNews() const {
   // Until the group is complete, and while others wait for our part.
   if (!state().missing_ranks.empty() || parts_.reading.Now().has_value()) return true;
+  if (parts_.catalog.AnyWaiting()) return true;
   return parts_.participants != nullptr && !parts_.participants->Empty();
 }
 
@@ -220,7 +222,8 @@ bool Follower::Beat() {
   std::vector<Participant> participants;
   if (parts_.participants != nullptr) participants = parts_.participants->Snapshot(begun);
   auto reply = parts_.leader->Heartbeat({identity_.rank, identity_.incarnation, members_epoch_,
-                                         reading, abandoned_, participants},
+                                         reading, abandoned_, parts_.catalog.ActiveNames(),
+                                         parts_.catalog.MakeRoomForWaiting(), participants},
                                         deadline);
   if (!reply.ok()) return StillKnown(reply.status(), begun);
   if (reading.has_value()) parts_.reading.Told(*reading);
@@ -233,6 +236,7 @@ bool Follower::Beat() {
     if (IsNews(parts_.catalog, name, progress)) parts_.catalog.UpdateProgress(name, progress);
   }
   parts_.catalog.FailForgotten(known, since);
+  for (const auto& [name, ranks] : reply->residences) parts_.catalog.NoteResidence(name, ranks);
   if (!reply->members.empty()) {
     const bool all = std::exchange(members_epoch_, reply->epoch) == 0;
     const auto departed =

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -64,6 +65,10 @@ class Follower {
   // be news, as far as the leader has time for that many members.
   static std::chrono::nanoseconds BeatPause(std::chrono::nanoseconds interval, bool often,
                                             uint32_t world_size);
+  // As LeaderLink::FindMissing.
+  absl::StatusOr<std::set<uint32_t>> FindMissing(const std::string& name, Deadline deadline) {
+    return parts_.leader->FindMissing(name, deadline);
+  }
   // As LeaderLink::CancelLoad.
   absl::Status CancelLoad(const std::string& name, Deadline deadline) {
     return parts_.leader->CancelLoad(identity_.rank, name, deadline);

@@ -24,6 +24,9 @@ constexpr std::chrono::seconds kProposeDeadline{20};
 // For the leader to hear of it, and for its readers to notice.
 constexpr std::chrono::seconds kCancelDeadline{8};
 constexpr std::chrono::seconds kLookupDeadline{5};
+// Of the leader, which asks all ranks.
+constexpr std::chrono::seconds kFindMissingDeadline{8};
+constexpr int kAttempts = 3;
 constexpr size_t kRememberedRequests = 1024;
 constexpr size_t kMaxRequestIdBytes = 128;
 
@@ -64,6 +67,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
       lookups_([](const CheckpointIndex& index) {
         return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
       }) {
+  catalog_.SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
         Membership::Options{options_.identity, std::make_shared<LocalLink>(rank_side_),
@@ -158,6 +162,8 @@ absl::Status Node::ClaimRequestId(const std::string& request_id, const LoadReque
 }
 
 absl::StatusOr<std::optional<Catalog::Match>> Node::FindResident(const LoadRequest& request) {
+  // Memory that nobody uses goes to who waits for it, before somebody uses it again.
+  catalog_.MakeRoomForWaiting();
   const auto match = catalog_.FindMatch(request);
   if (!match.has_value()) return match;
   if (!match->active) {
@@ -187,40 +193,84 @@ absl::StatusOr<std::string> Node::Propose(LoadRequest request) {
   return name;
 }
 
-absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::string& request_id) {
+absl::StatusOr<Node::Found> Node::FillMissing(const Catalog::Match& match,
+                                              const LoadRequest& request) {
+  std::set<uint32_t> missing;
+  if (coordinator_ != nullptr) {
+    missing = coordinator_->FindMissing(match.name);
+  } else {
+    auto asked = follower_->FindMissing(match.name, Clock::now() + kFindMissingDeadline);
+    // Without a leader nobody knows: Propose waits for it.
+    if (asked.status().code() == absl::StatusCode::kUnavailable) asked = std::set<uint32_t>{0};
+    CKPTD_RETURN_IF_ERROR(asked.status());
+    missing = *std::move(asked);
+  }
+  if (missing.empty()) {
+    catalog_.Complete(match.name);
+    return Found{match.name, true};
+  }
+  Log(LogLevel::kInfo, "{}: rank {} has no shard of it and is to be filled again", match.name,
+      fmt::join(missing, ", "));
+  LoadRequest again = match.request;
+  again.timeout = request.timeout;
+  again.wait_memory = request.wait_memory;
+  again.statement.clear();
+  const uint64_t since = catalog_.Tick();
+  CKPTD_ASSIGN_OR_RETURN(const std::string name, Propose(again));
+  catalog_.BeginFilling(name, since);
+  return Found{name, false};
+}
+
+absl::StatusOr<Node::Found> Node::FindOrLoad(const LoadRequest& request) {
+  CKPTD_ASSIGN_OR_RETURN(const std::optional<Catalog::Match> match, FindResident(request));
+  if (!match.has_value()) {
+    Found found{"", false, catalog_.NearMiss(request)};
+    CKPTD_ASSIGN_OR_RETURN(found.name, Propose(request));
+    return found;
+  }
+  if (match->gathering) {
+    // Whoever asked first may be in more of a hurry: the leader waits for the last of them.
+    LoadRequest again = request;
+    again.statement = match->statement;
+    CKPTD_ASSIGN_OR_RETURN(std::string name, Propose(again));
+    const bool same = name == match->name;
+    return Found{std::move(name), same};
+  }
+  // By rank each trainer asks for its own; and who takes an EXCLUSIVE shard leaves none behind.
+  const bool for_all = !IsRankForm(request) && request.intended != AttachMode::kExclusive;
+  if (match->active && for_all && options_.identity.world_size > 1) {
+    return FillMissing(*match, request);
+  }
+  return Found{match->name, true};
+}
+
+absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::string& request_id,
+                                           bool hold) {
   CKPTD_RETURN_IF_ERROR(CheckNotDraining());
   CKPTD_RETURN_IF_ERROR(
       CheckRequest(request, options_.identity.rank, options_.identity.world_size));
   CKPTD_RETURN_IF_ERROR(catalog_.CheckKind(request));
-  std::string name;
-  CKPTD_RETURN_IF_ERROR(ClaimRequestId(request_id, request, name));
   LoadReply reply;
-  if (!name.empty()) {
-    auto info = catalog_.Get(name);
-    if (info.ok()) {
-      reply.info = *info;
-      reply.resident = true;
-      return reply;
-    }
+  Found found;
+  CKPTD_RETURN_IF_ERROR(ClaimRequestId(request_id, request, found.name));
+  if (!found.name.empty()) {
+    if (hold) catalog_.KeepFor(found.name, request_id);
+    const auto info = catalog_.Get(found.name);
+    if (info.ok()) return LoadReply{*info, true, {}};
   }
-  CKPTD_ASSIGN_OR_RETURN(const std::optional<Catalog::Match> match, FindResident(request));
-  if (!match.has_value()) {
-    reply.differs = catalog_.NearMiss(request);
-    CKPTD_ASSIGN_OR_RETURN(name, Propose(request));
-  } else if (match->gathering) {
-    // Whoever asked first may be in more of a hurry: the leader waits for the last of them.
-    request.statement = match->statement;
-    CKPTD_ASSIGN_OR_RETURN(name, Propose(request));
-  } else {
-    name = match->name;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    CKPTD_ASSIGN_OR_RETURN(found, FindOrLoad(request));
+    // What was found may have been evicted meanwhile.
+    if (!hold || catalog_.KeepFor(found.name, request_id)) break;
   }
-  reply.resident = match.has_value() && match->name == name;
   if (!request_id.empty()) {
     MutexLock lock(requests_mutex_);
     const auto at = requests_.find(request_id);
-    if (at != requests_.end()) at->second.name = name;
+    if (at != requests_.end()) at->second.name = found.name;
   }
-  CKPTD_ASSIGN_OR_RETURN(reply.info, catalog_.Get(name));
+  CKPTD_ASSIGN_OR_RETURN(reply.info, catalog_.Get(found.name));
+  reply.resident = found.resident;
+  reply.differs = std::move(found.differs);
   return reply;
 }
 

@@ -70,7 +70,9 @@ class Node {
     bool resident = false;
     std::vector<std::string> differs;
   };
-  absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id);
+  // `hold`: whether the client will acquire it, and it is kept from eviction for that.
+  absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id,
+                                 bool hold = true);
   // Errors of Questions, too.
   absl::StatusOr<OpenedCheckpoint> Inspect(const std::string& source, const Asker& asker);
   // As PlanDry.
@@ -144,6 +146,7 @@ class Node {
   // Takes what a communicator brings to this rank, which reads nothing.
   absl::Status ReceiveScatter(const ExecuteCall& call);
   absl::Status Commit(const CommitCall& call, Deadline deadline);
+  void GiveBack(const std::string& name) { rank_side_.GiveBack(name); }
   void Abort(const std::string& name, const absl::Status& why) { rank_side_.Abort(name, why); }
   // The leader's stream of a load broke in the middle of a transfer; `deadline` of that load.
   void LeaderLost(const std::string& name, Deadline deadline);
@@ -155,6 +158,16 @@ class Node {
   // Its digests beside what the memory has now. TAKEN when a client took it meanwhile.
   static absl::StatusOr<Verification> Compare(const std::string& name, const Catalog::Held& held);
   absl::StatusOr<std::string> Propose(LoadRequest request);
+  // The checkpoint that `request` leads to, and whether it was there: on all ranks, where it is
+  // for all.
+  struct Found {
+    std::string name;
+    bool resident = false;
+    std::vector<std::string> differs = {};
+  };
+  absl::StatusOr<Found> FindOrLoad(const LoadRequest& request);
+  // By rule: has the ranks filled that do not hold their shard of what matches here.
+  absl::StatusOr<Found> FillMissing(const Catalog::Match& match, const LoadRequest& request);
   // The resident checkpoint that answers the request, if its files are unchanged.
   absl::StatusOr<std::optional<Catalog::Match>> FindResident(const LoadRequest& request);
   absl::Status ClaimRequestId(const std::string& request_id, const LoadRequest& request,

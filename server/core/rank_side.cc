@@ -102,6 +102,7 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
     reply.resident = true;
     return reply;
   }
+  catalog_.GiveBack(call.name);  // of an attempt before
   ForgetOver();  // what a failed load still holds of its memory, this one may need
   NoteReaders(call);
   catalog_.Begin(call.name, call.request, since);
@@ -209,7 +210,13 @@ absl::StatusOr<std::shared_ptr<Incoming>> RankSide::Receive(uint64_t epoch,
                                name, at->second->epoch(), epoch));
 }
 
+void RankSide::GiveBack(const std::string& name) {
+  catalog_.GiveBack(name);
+  ForgetOver();
+}
+
 absl::Status RankSide::Commit(const CommitCall& call) {
+  if (catalog_.Complete(call.name)) return absl::OkStatus();
   const std::shared_ptr<const Shard> shard = catalog_.LoadingShard(call.name);
   std::shared_ptr<Incoming> incoming;
   {

@@ -45,7 +45,10 @@ class RankSide {
   // The prepared load that a reader elsewhere sends bytes of. Thread-safe. Errors:
   // EPOCH_CHANGED, CHECKPOINT_NOT_FOUND.
   absl::StatusOr<std::shared_ptr<Incoming>> Receive(uint64_t epoch, const std::string& name);
-  // Counts, seals, publishes. Errors: Internal COVERAGE when readers placed another
+  // Lets go of what Prepare took; the load goes on later, with another Prepare.
+  void GiveBack(const std::string& name);
+  // Counts, seals, publishes; of a shard that was here already, only notes that all ranks hold
+  // theirs. Errors: Internal COVERAGE when readers placed another
   // number of bytes than the plan has, those of receiving.
   absl::Status Commit(const CommitCall& call);
   bool Holds(const std::string& name) const { return catalog_.Look(name).ok(); }

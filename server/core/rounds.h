@@ -22,8 +22,10 @@ namespace ckptd {
 // A load that can start.
 struct ReadyLoad {
   std::string name;
+  uint64_t order = 0;  // lower ones were asked for before
   LoadRequest request;  // shared fields; rule form: the rules
   Deadline deadline;
+  Deadline memory_deadline = {};  // until when it waits for memory
   // What the ranks that hold it already were loaded from; empty when there are none.
   std::vector<SourceFile> files;
   // Rank form: per rank what it stated; null for ranks that hold it already.
@@ -48,7 +50,12 @@ struct LoadOutcome {
   std::set<uint32_t> holders;  // ranks that hold the shard now
   // Ranks that were taken for holders and are none (unloaded, evicted, taken):
   // nothing was loaded, the round has to wait for their statements.
-  std::set<uint32_t> lost;
+  std::set<uint32_t> lost = {};
+  // Ranks that had no memory for it while clients hold some: nothing was loaded, the round has to
+  // wait until they have, and for a while.
+  std::set<uint32_t> refused_by = {};
+  absl::Status refused = {};
+  Clock::time_point not_before = {};
 };
 
 // What a rank asks for. Digests of many tensors take long: they are made here, outside of
@@ -92,7 +99,10 @@ class Rounds {
   // the rank again. One that is left without any statement expires.
   void Withdraw(uint32_t rank, const std::vector<std::string>& statements, Clock::time_point now);
 
-  // Takes the rounds that can start.
+  // Ranks that had no memory for a round have it now.
+  void NoteRoom(uint32_t rank, const std::vector<std::string>& names, Clock::time_point now);
+
+  // Takes the rounds that can start, those first that were asked for first.
   std::vector<ReadyLoad> TakeReady();
   // Takes the rounds whose deadline has passed, with the ranks that are missing, and those
   // that were given up.
@@ -101,6 +111,7 @@ class Rounds {
     std::vector<int32_t> waiting;
     std::string elsewhere = {};   // what one of them waits for instead, for people
     absl::Status cancelled = {};  // why it was given up; OK: its deadline has passed
+    absl::Status refused = {};    // not OK: it waits for memory of `waiting`
   };
   std::vector<Expired> TakeExpired(Clock::time_point now);
   // Gives up rounds that have waited for each other's ranks for kConflictPatience: these load
@@ -153,6 +164,10 @@ class Rounds {
     uint64_t order = 0;  // the one begun last has the highest
     uint32_t begun_by = 0;
     Deadline deadline;
+    Deadline memory_deadline;
+    std::set<uint32_t> refused_by;  // it waits for memory of these
+    absl::Status refused;
+    Clock::time_point not_before;
     bool running = false;
     bool ending = false;
     bool failing = false;
@@ -165,6 +180,7 @@ class Rounds {
     struct Late {
       Proposal proposal;
       Deadline deadline;
+      Deadline memory_deadline;
     };
     std::vector<Late> late;
     std::optional<Clock::time_point> conflict = {};  // since when it waits so
@@ -172,7 +188,9 @@ class Rounds {
   // Whether `round` waits for a rank that has stated its tensors in `other`.
   bool WaitsFor(const std::vector<int32_t>& missing, const Round& other) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Round NewRound(const Proposal& proposal, Deadline deadline)
+  // The round waits again, for memory.
+  static void WaitForMemory(Round& round, const LoadOutcome& outcome);
+  Round NewRound(const Proposal& proposal, Deadline deadline, Deadline memory_deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Add(Round& round, const Proposal& proposal);
   // Whether a proposal belongs to that open or running round.

@@ -153,7 +153,8 @@ grpc::Status CheckpointServiceImpl::LoadCheckpoint(grpc::ServerContext*,
                                                    v1::LoadCheckpointResponse* response) {
   auto load = FromProto(*request);
   if (!load.ok()) return ToGrpc(load.status());
-  const auto reply = node_.Load(std::move(load).value(), request->request_id());
+  const auto reply =
+      node_.Load(std::move(load).value(), request->request_id(), !request->no_hold());
   if (!reply.ok()) return ToGrpc(reply.status());
   *response->mutable_checkpoint() = ToProto(reply->info);
   response->set_resident(reply->resident);
@@ -197,9 +198,15 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
                                         "GetCheckpoint instead",
                                         request->name(), kMaxWatchers)));
   }
-  const uint64_t generation = node_.catalog().WatcherCame(request->name());
+  Catalog& catalog = node_.catalog();
+  const std::string& load = request->load_request_id();
+  if (!load.empty()) catalog.KeepFor(request->name(), load);
+  const uint64_t generation = catalog.WatcherCame(request->name());
   const absl::Status status = Watch(context, request->name(), writer);
-  node_.catalog().WatcherLeft(request->name(), generation, Clock::now());
+  catalog.WatcherLeft(request->name(), generation, Clock::now());
+  const auto info = catalog.Get(request->name());
+  const bool loading = info.ok() && info->state == CheckpointState::kLoading;
+  if (loading && context->IsCancelled()) catalog.KeepNoMore(request->name(), load);
   --watchers_;
   return ToGrpc(status);
 }
@@ -272,6 +279,7 @@ void CheckpointServiceImpl::FillHandle(const ShardMemory& memory, AttachMode mod
 }
 
 void CheckpointServiceImpl::AwaitEnd(const std::string& name) {
+  if (node_.catalog().Look(name).ok()) return;
   if (++awaiting_end_ <= kMaxAwaitingEnd) {
     node_.catalog().WatchEnd(name, Clock::now() + kEndTravels);
   }
@@ -288,7 +296,7 @@ absl::Status CheckpointServiceImpl::Acquire(const grpc::ServerContext& context,
   // Nobody would give back a lease opened for a client that has gone meanwhile.
   if (context.IsCancelled()) return absl::CancelledError("acquiring: the client has gone");
   CKPTD_ASSIGN_OR_RETURN(const LeaseTable::Ticket ticket,
-                         node_.leases().Open(request.name(), mode));
+                         node_.leases().Open(request.name(), mode, request.load_request_id()));
   const Shard& shard = *ticket.held.shard;
   response->set_lease(ticket.lease);
   response->set_token(ticket.token);

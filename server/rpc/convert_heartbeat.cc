@@ -43,6 +43,8 @@ v1::HeartbeatRequest ToProto(const HeartbeatCall& call) {
   }
   for (const std::string& statement : call.abandoned) out.add_abandoned(statement);
   for (const Participant& one : call.participants) *out.add_participants() = ToProto(one);
+  for (const std::string& name : call.held) out.add_held(name);
+  for (const std::string& name : call.has_room) out.add_has_room(name);
   return out;
 }
 
@@ -59,6 +61,8 @@ HeartbeatCall FromProto(const v1::HeartbeatRequest& request) {
   for (const v1::LoadParticipant& one : request.participants()) {
     if (call.participants.size() < kMostParticipants) call.participants.push_back(FromProto(one));
   }
+  call.held = {request.held().begin(), request.held().end()};
+  call.has_room.assign(request.has_room().begin(), request.has_room().end());
   return call;
 }
 
@@ -80,6 +84,11 @@ v1::HeartbeatResponse ToProto(const HeartbeatReply& reply) {
     member.set_incarnation(incarnation);
   }
   for (const Verdict& verdict : reply.verdicts) *out.add_verdicts() = ToProto(verdict);
+  for (const auto& [name, ranks] : reply.residences) {
+    v1::Residence& residence = *out.add_residences();
+    residence.set_name(name);
+    residence.set_ranks(ranks);
+  }
   return out;
 }
 
@@ -98,6 +107,9 @@ HeartbeatReply FromProto(const v1::HeartbeatResponse& response) {
   }
   for (const v1::ParticipantVerdict& verdict : response.verdicts()) {
     reply.verdicts.push_back(FromProto(verdict));
+  }
+  for (const v1::Residence& residence : response.residences()) {
+    reply.residences[residence.name()] = residence.ranks();
   }
   return reply;
 }

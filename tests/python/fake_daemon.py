@@ -36,6 +36,7 @@ class FakeDaemon:
         self.checkpoints, self.slabs, self.requests, self.tokens = {}, {}, [], {}
         self.lock = threading.Condition()
         self.identities = {}  # of the files of each checkpoint
+        self.sources = {}  # of each checkpoint
         self.leases = 0  # connections open on the fd socket
         # Knobs.
         self.calls = []
@@ -196,12 +197,13 @@ class FakeDaemon:
                 self.slabs[name] = self._fill(tensors, request)
                 self.checkpoints[key] = name
                 self.identities[name] = identity_of(request.source)
+                self.sources[name] = request.source
             reply = _proto.message("LoadCheckpointResponse")(resident=resident)
             self._describe(reply.checkpoint, name)
             return reply
 
     def _describe(self, message, name):
-        message.name, message.source = name, "fake"
+        message.name, message.source = name, self.sources[name]
         message.source_identity = self.identities[name]
         message.state = 1 if self.stay_loading else self.settled
         message.rank, message.world_size = self.rank, self.world_size

@@ -15,7 +15,7 @@ import ckptd
 import grpc
 import numpy as np
 import pytest
-from ckptd import _address, _client, _proto, _rpc, _types
+from ckptd import _address, _client, _proto, _rpc, _types, _waiting
 from fake_daemon import FakeDaemon, Refusal
 
 NO_PROGRESS = _types.progress_of(_proto.message("Progress")())
@@ -47,7 +47,7 @@ def test_progress_is_reported_while_waiting(daemon, client, source):
 
 
 def test_a_load_that_waits_for_ranks_says_so_once(daemon, client, source, caplog, monkeypatch):
-    monkeypatch.setattr(_client, "_SAY_AFTER", 0.05)
+    monkeypatch.setattr(_waiting, "_SAY_AFTER", 0.05)
     daemon.stay_loading, daemon.watch_silence = True, 0.01
     after = []
 
@@ -68,7 +68,7 @@ def test_a_load_that_waits_for_ranks_says_so_once(daemon, client, source, caplog
 def test_a_load_that_waits_for_others_than_before_waits_anew(monkeypatch, caplog):
     now = [0.0]
     monkeypatch.setattr(_client, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
-    reminder = _client._Reminder("loading m", 600)
+    reminder = _waiting.Reminder("loading m", 600)
     for seconds, ranks in ((0, (1, 2)), (5, (2,)), (10, (2,)), (12, ()), (19, ()), (20, (2,)), (27, (2,)), (40, (2,))):
         now[0] = seconds
         progress = dataclasses.replace(NO_PROGRESS, waiting_ranks=ranks)

@@ -74,6 +74,30 @@ TEST_F(CoordinatorTest, OneProposalOfRulesLoadsEveryRank) {
   EXPECT_EQ(EndOf(1, name).state, CheckpointState::kActive);
 }
 
+TEST_F(CoordinatorTest, AskedWhoLacksAShardItAsksAllRanksNow) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  EndOf(0, name);
+  EndOf(1, name);
+  EXPECT_THAT(coordinator_->FindMissing(name), ::testing::IsEmpty());
+  ASSERT_OK(group_.rank(1).catalog.Unload(name, false));
+  EXPECT_THAT(coordinator_->FindMissing(name), ::testing::ElementsAre(1));
+  group_.Drop(1);
+  EXPECT_THAT(coordinator_->FindMissing(name), ::testing::ElementsAre(1));
+}
+
+TEST_F(CoordinatorTest, AHeartbeatTellsOnHowManyRanksACheckpointIs) {
+  HeartbeatCall call = Beat(1);
+  call.held = {"checkpoints/a", "checkpoints/b"};
+  ASSERT_OK(MakeActive(group_.rank(0).catalog, "checkpoints/b", Rules()));
+  std::map<std::string, uint32_t> told;
+  for (const Deadline end = Soon(); told["checkpoints/b"] != 2 && Clock::now() < end;) {
+    ASSERT_OK_AND_ASSIGN(const HeartbeatReply reply, coordinator_->Heartbeat(call));
+    told = reply.residences;
+  }
+  EXPECT_EQ(told["checkpoints/a"], 1u);
+  EXPECT_EQ(told["checkpoints/b"], 2u);
+}
+
 TEST_F(CoordinatorTest, LoadsOnceAllRanksHaveStatedTheirTensors) {
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Statement(0)));
   ASSERT_OK(coordinator_->Propose(1, Statement(1)));

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -184,6 +185,9 @@ class HastyLeader final : public LeaderLink {
     abort("checkpoints/a");
     return "checkpoints/a";
   }
+  absl::StatusOr<std::set<uint32_t>> FindMissing(const std::string&, Deadline) override {
+    return std::set<uint32_t>();
+  }
   absl::Status CancelLoad(uint32_t, const std::string&, Deadline) override {
     return absl::OkStatus();
   }
@@ -255,6 +259,9 @@ class PatientLeader final : public LeaderLink {
   absl::StatusOr<std::string> Propose(uint32_t, const LoadRequest& request, Deadline) override {
     proposals.push_back(request);
     return "checkpoints/a";
+  }
+  absl::StatusOr<std::set<uint32_t>> FindMissing(const std::string&, Deadline) override {
+    return std::set<uint32_t>();
   }
   absl::Status CancelLoad(uint32_t, const std::string&, Deadline) override {
     return absl::OkStatus();

@@ -85,7 +85,8 @@ def load_into(
     are unexpected when no rank's model has them (pipeline stages make up one
     model). Non-persistent buffers are never missing or unexpected. What modules give by
     get_extra_state counts, too; a checkpoint holds it where it is a tensor.
-    timeout: seconds for everything, waiting for other ranks included.
+    timeout: seconds for everything, waiting for other ranks, and for memory that others hold,
+    included.
     init_buffers: function of (model, names) that computes non-persistent buffers
     on meta, in place or by replacing them; Hugging Face models need none, unless their
     own initialisation raises, which leaves all of their buffers to it. Of what nobody
@@ -333,6 +334,7 @@ def attach(
         handle=how.handle,
         timeout=left,
         digest=how.digest,
+        wait_memory=left,
         progress=how.progress,
         _part=how.part,
     )
