@@ -18,6 +18,8 @@ namespace {
 constexpr char kUsage[] = "USAGE";
 constexpr Timeout kMaxTimeout{24LL * 3600 * 1000};
 constexpr Timeout kCallTimeout{30'000};
+// For rank 0 to say how many ranks there are, where another one's daemon is not there.
+constexpr Timeout kFirstTimeout{2'000};
 
 // An address that is none was given by options or by their twins in the environment.
 absl::Status OfAddress(const absl::Status& status) {
@@ -42,14 +44,37 @@ ConnectOptions Context::ToConnectOptions() const {
 
 absl::StatusOr<Client> Context::Connect() const {
   absl::StatusOr<Client> client = Client::Connect(ToConnectOptions());
-  if (!client.ok()) return OfAddress(client.status());
+  if (!client.ok()) return NotConnected(client.status());
   return client;
 }
 
 absl::StatusOr<AdminClient> Context::ConnectAdmin() const {
   absl::StatusOr<AdminClient> admin = AdminClient::Connect(ToConnectOptions());
-  if (!admin.ok()) return OfAddress(admin.status());
+  if (!admin.ok()) return NotConnected(admin.status());
   return admin;
+}
+
+absl::StatusOr<Address> Context::ResolvedAddress() const {
+  const absl::StatusOr<Address> address =
+      ResolveAddress(ToConnectOptions().address, ProcessEnvironment());
+  if (!address.ok()) return OfAddress(address.status());
+  return address;
+}
+
+absl::Status Context::NotConnected(const absl::Status& status) const {
+  if (globals.rank.value_or(0) == 0 || ReasonOf(status) != reason::kDaemonUnreachable) {
+    return OfAddress(status);
+  }
+  ConnectOptions first = ToConnectOptions();
+  first.address.rank = 0;
+  first.connect_timeout = std::min(first.connect_timeout, kFirstTimeout);
+  first.call_timeout = std::min(first.call_timeout, kFirstTimeout);
+  absl::StatusOr<AdminClient> admin = AdminClient::Connect(first);
+  if (!admin.ok()) return status;
+  const absl::StatusOr<DaemonInfo> info = admin->Info();
+  if (!info.ok() || *globals.rank < static_cast<uint32_t>(info->world_size)) return status;
+  return UsageError(fmt::format("--rank {}: the group of job {} has ranks 0 to {}", *globals.rank,
+                                info->job, info->world_size - 1));
 }
 
 void Context::Note(std::string_view text) const {

@@ -91,6 +91,7 @@ Json CheckpointJson(const CheckpointInfo& checkpoint) {
           {"digests", checkpoint.digests},
           {"pinned", checkpoint.pinned},
           {"lease_count", checkpoint.lease_count},
+          {"resident_ranks", checkpoint.resident_ranks},
           {"create_time", TimeJson(checkpoint.create_time)},
           {"active_time", TimeJson(checkpoint.active_time)},
           {"progress", ProgressJson(checkpoint.progress)},
@@ -266,9 +267,9 @@ std::string ToJson(const VerifyResult& result, const std::string& what, const st
                {"remarks", remarks}});
 }
 
-std::string ToJson(const std::vector<LeaseInfo>& leases) {
+std::string ToJson(const std::vector<RankLease>& leases) {
   Json out = Json::array();
-  for (const LeaseInfo& lease : leases) {
+  for (const auto& [rank, lease] : leases) {
     out.push_back({{"name", lease.name},
                    {"checkpoint", lease.checkpoint},
                    {"mode", NameOf(lease.mode)},
@@ -276,6 +277,7 @@ std::string ToJson(const std::vector<LeaseInfo>& leases) {
                    {"uid", lease.uid},
                    {"connected", lease.connected},
                    {"create_time", TimeJson(lease.create_time)}});
+    if (rank.has_value()) out.back()["rank"] = *rank;
   }
   return Dump(Json{{"leases", std::move(out)}});
 }

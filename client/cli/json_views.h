@@ -3,6 +3,8 @@
 #ifndef CKPTD_CLIENT_CLI_JSON_VIEWS_H_
 #define CKPTD_CLIENT_CLI_JSON_VIEWS_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,7 +33,12 @@ std::string ToJson(const DeviceMap& map);
 std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how,
                    const std::vector<ManifestDifference>& differences,
                    const std::vector<std::string>& remarks);
-std::string ToJson(const std::vector<LeaseInfo>& leases);
+// A lease, and whose it is where several ranks' are listed.
+struct RankLease {
+  std::optional<uint32_t> rank;
+  LeaseInfo lease;
+};
+std::string ToJson(const std::vector<RankLease>& leases);
 std::string ToJson(const DaemonInfo& info);
 
 // A flat object; values that are numbers in the API are given as numbers.

@@ -139,19 +139,62 @@ TEST_F(DaemonVerbs, WatchTakesAShortName) {
 }
 
 TEST_F(DaemonVerbs, ListAlignsWhatTheDaemonHolds) {
-  daemon_.answers.list = {FakeDaemon::MakeCheckpoint(kActive), Transferring()};
+  v1::Checkpoint active = FakeDaemon::MakeCheckpoint(kActive);
+  active.set_resident_ranks(1);
+  daemon_.answers.list = {active, Transferring()};
   EXPECT_EQ(Run({"list"}).out,
-            "NAME              STATE          SIZE  TENSORS  LEASES  PINNED         AGE  LAYOUT  "
-            "SOURCE\n"
-            "checkpoints/ab12  ACTIVE       1.5 GB        3       0  no      1 min 30 s  fsdp:2  "
-            "/models/tiny\n"
-            "checkpoints/ab12  LOADING 25%  1.5 GB        3       0  no      1 min 30 s  fsdp:2  "
-            "/models/tiny\n");
+            "NAME              STATE          SIZE  TENSORS  LEASES  PINNED  RANKS         AGE  "
+            "LAYOUT  SOURCE\n"
+            "checkpoints/ab12  ACTIVE       1.5 GB        3       0  no        1/2  1 min 30 s  "
+            "fsdp:2  /models/tiny\n"
+            "checkpoints/ab12  LOADING 25%  1.5 GB        3       0  no             1 min 30 s  "
+            "fsdp:2  /models/tiny\n");
 }
 
 TEST_F(DaemonVerbs, ListPrintsNamesOnlyWhenQuiet) {
   daemon_.answers.list = {FakeDaemon::MakeCheckpoint(kActive)};
   EXPECT_EQ(Run({"list", "-q"}).out, "checkpoints/ab12\n");
+}
+
+TEST_F(DaemonVerbs, ListShowsLoadsThatFailedOnRequestAndSaysHowManyThereAre) {
+  v1::Checkpoint failed = FakeDaemon::MakeCheckpoint(v1::Checkpoint::STATE_FAILED);
+  failed.set_name("checkpoints/failed");
+  daemon_.answers.list = {FakeDaemon::MakeCheckpoint(kActive), failed, failed};
+  const Outcome outcome = Run({"list"});
+  EXPECT_THAT(outcome.out, Not(HasSubstr("checkpoints/failed")));
+  EXPECT_THAT(outcome.err, HasSubstr("2 more failed"));
+  EXPECT_EQ(nlohmann::json::parse(Run({"list", "--output", "json"}).out)["checkpoints"].size(), 1u);
+  EXPECT_THAT(Run({"list", "--failed"}).out, HasSubstr("checkpoints/failed"));
+  EXPECT_THAT(Run({"list", "--state", "FAILED"}).out, HasSubstr("checkpoints/failed"));
+}
+
+TEST_F(DaemonVerbs, AllRanksNeedsAnAddressOfEachOfThem) {
+  const Outcome outcome = Run({"list", "--all-ranks"});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("is the address of one daemon; write {rank} in it"));
+  EXPECT_EQ(Run({"list", "--all-ranks", "--rank", "1"}).code, kExitUsage);
+}
+
+TEST_F(DaemonVerbs, UnloadingWhatIsIdleLeavesWhatIsLeasedOrPinned) {
+  v1::Checkpoint leased = FakeDaemon::MakeCheckpoint(kActive);
+  leased.set_name("checkpoints/leased");
+  leased.set_lease_count(1);
+  v1::Checkpoint pinned = FakeDaemon::MakeCheckpoint(kActive);
+  pinned.set_name("checkpoints/pinned");
+  pinned.set_pinned(true);
+  daemon_.answers.list = {leased, FakeDaemon::MakeCheckpoint(kActive), pinned, Transferring()};
+  EXPECT_EQ(Run({"unload", "--idle"}).code, kExitFine);
+  EXPECT_THAT(daemon_.admin_calls, ::testing::ElementsAre("unload checkpoints/ab12"));
+  EXPECT_EQ(Run({"unload", "--idle", "ab12"}).code, kExitUsage);
+  EXPECT_EQ(Run({"unload"}).code, kExitUsage);
+}
+
+TEST_F(DaemonVerbs, LoadWaitsForMemoryForAsLongAsItIsToldAndHoldsNothing) {
+  Run({"load", "/m", "--layout", "fsdp:2"});
+  EXPECT_FALSE(daemon_.last_load.has_wait_memory());
+  Run({"load", "/m", "--layout", "fsdp:2", "--wait-memory", "90s"});
+  EXPECT_EQ(daemon_.last_load.wait_memory().seconds(), 90);
+  EXPECT_TRUE(daemon_.last_load.no_hold());
 }
 
 TEST_F(DaemonVerbs, ListShowsThoseOfAStateOnlyWhenAsked) {
