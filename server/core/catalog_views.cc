@@ -69,6 +69,8 @@ absl::StatusOr<bool> Catalog::PublishView(const PrepareCall& call, const Residen
   entry->info.activated = std::chrono::system_clock::now();
   entry->info.progress = {};
   entry->info.progress.bytes_total = entry->info.progress.bytes_done = bytes;
+  entry->info.resident_ranks = world_size_;  // what is published on one rank is so on all
+  entry->filled = ++ticks_;
   // Who waited for the view is kept its memory.
   memory->kept_for.merge(entry->kept_for);
   entry->kept_for.clear();
