@@ -115,7 +115,7 @@ def test_a_load_has_the_room_of_what_was_dropped(client, source, dropped, monkey
     seen, call = [], client._call
     monkeypatch.setattr(client, "_call", lambda *args: [seen.append(dropped()), call(*args)][1])
     client.load(source[0])
-    assert "cuMemRelease" in seen[0]
+    assert "cuMemRelease" in seen[-1]
 
 
 def test_a_thread_without_a_context_may_drop_the_memory(client, source, calls, collect):
