@@ -92,7 +92,9 @@ absl::StatusOr<int> RunList(const ListOptions& options, Context& context) {
     context.io.out << ToJson(checkpoints) << '\n';
   } else {
     PrintList(checkpoints, options.all_ranks, context);
-    if (failed > 0) context.Note(fmt::format("{} more failed; --failed shows them", Counted(failed, "load")));
+    if (failed > 0) context.Note(fmt::format("{} not shown; --failed shows {}",
+                                            failed == 1 ? "1 failed load is" : fmt::format("{} failed loads are", failed),
+                                            failed == 1 ? "it" : "them"));
   }
   CKPTD_RETURN_IF_ERROR(status);
   return kExitFine;

@@ -46,9 +46,9 @@ TEST_F(CatalogWaitingTest, WhatAClientHasWaitedForIsNotEvictedUntilItAcquires) {
   ASSERT_TRUE(catalog_.KeepFor(kA, "its load"));
   ASSERT_OK(MakeActive(catalog_, kA, request_, 2 * kSmallSegment));
   EXPECT_THAT(Ask(kB, 0), FailsWith(kExhausted, reason::kNoMemory));
-  ASSERT_OK_AND_ASSIGN(const Catalog::Held held,
-                       catalog_.Hold(kA, AttachMode::kShared, "its load"));
+  ASSERT_OK_AND_ASSIGN(Catalog::Held held, catalog_.Hold(kA, AttachMode::kShared, "its load"));
   catalog_.Release(kA, held.generation);
+  held = {};
   EXPECT_OK(Ask(kB, 0));
 }
 

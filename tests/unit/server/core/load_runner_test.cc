@@ -93,10 +93,11 @@ TEST_F(LoadRunnerTest, ARankThatLetsGoOfItsShardMeanwhileFailsTheLoadThatFillsAn
 }
 
 TEST_F(LoadRunnerTest, WithoutMemoryOnOneRankAllGiveBackTheirsAndTheLoadMayWait) {
-  const LoadRequest other = RuleRequest();
+  LoadRequest other = RuleRequest();
+  other.intended = AttachMode::kExclusive;  // never sealed, so that rank 0 can map it afterwards
   Catalog& crowded = group_.rank(1).catalog;
   ASSERT_OK(MakeActive(crowded, "checkpoints/other", other, 8 * kSmallSegment));
-  ASSERT_OK(crowded.Hold("checkpoints/other", AttachMode::kShared));
+  ASSERT_OK(crowded.Hold("checkpoints/other", AttachMode::kExclusive));
   ReadyLoad load = ByRules("fsdp:3");
   load.order = 1;
   load.memory_deadline = Soon();

@@ -37,7 +37,7 @@ class ViewsTest : public ::testing::Test {
     return request;
   }
   CheckpointInfo Load(const LoadRequest& request) {
-    const std::string name = node_->Load(request, "").value().info.name;
+    const std::string name = node_->Load(request, "", false).value().info.name;
     node_->catalog().WatchEnd(name, Soon());
     const CheckpointInfo info = node_->catalog().Get(name).value();
     EXPECT_EQ(info.state, CheckpointState::kActive) << info.failure;
