@@ -215,7 +215,6 @@ CALLS = [
     Call("statistics of int8 weights", ALL_CPU,
          state={"more": {"head.weight": torch.ones(11, 8, dtype=torch.int8), "head.SCB": torch.ones(11)}},
          build=lambda: on_meta(tied=False), options={"dtype": F16}),
-    Call("both names of a tie", ALL_CPU, state={"without": ()}),
     Call("the other name of a tie", ALL_CPU, state={"without": ("embed.weight",)}),
     Call("untied", ALL_CPU, state={"without": ()}, build=lambda: on_meta(tied=False)),
     Call("a tie on two devices", {**BY_PART, "head": "disk"}, offload=True),
