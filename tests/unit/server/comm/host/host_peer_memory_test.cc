@@ -175,15 +175,6 @@ TEST_F(HostPeerMemoryTest, WhatItsDaemonHasGivenBackIsDroppedAndTheRestStays) {
   EXPECT_EQ(leader_.MappedBytes(3), kSegment);
 }
 
-TEST_F(HostPeerMemoryTest, WhatADaemonHasThatDoesNotAnswerInTimeIsKept) {
-  auto slab = Allocate(kSegment);
-  ASSERT_OK(leader_.Map(Describe(*slab), Soon()));
-  slab.reset();
-  daemon_->memory().Trim();
-  leader_.DropReleased(std::chrono::steady_clock::now());
-  EXPECT_EQ(leader_.MappedBytes(3), kSegment);
-}
-
 TEST_F(HostPeerMemoryTest, ForgetDropsAll) {
   const auto slab = Allocate(kSegment);
   ASSERT_OK(leader_.Map(Describe(*slab), Soon()));
