@@ -56,7 +56,7 @@ def test_a_refusal_names_the_checkpoint_who_holds_it_and_where_that_is_seen(star
                     load(client, second, wait_memory=patience)
                 assert f"{loaded.name} is leased by process {os.getpid()}" in refused.value.message
                 assert "`ckptctl leases --rank 0`" in refused.value.message
-            error = group.error("load", second, "--layout", "replicate:1", "--wait-memory", "500ms")
+            error = group.error("load", second, "--layout", "replicate:1", "--quiet", "--wait-memory", "500ms")
             assert error["reason"] == "NO_MEMORY"
             assert "has waited for memory of rank 0" in error["message"]
 
