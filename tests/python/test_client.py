@@ -67,7 +67,7 @@ def test_a_load_that_waits_for_ranks_says_so_once(daemon, client, source, caplog
 
 def test_a_load_that_waits_for_others_than_before_waits_anew(monkeypatch, caplog):
     now = [0.0]
-    monkeypatch.setattr(_client, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(_waiting, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     reminder = _waiting.Reminder("loading m", 600)
     for seconds, ranks in ((0, (1, 2)), (5, (2,)), (10, (2,)), (12, ()), (19, ()), (20, (2,)), (27, (2,)), (40, (2,))):
         now[0] = seconds
