@@ -70,6 +70,7 @@ absl::StatusOr<std::vector<std::vector<Step>>> StepsPerDim(const Sharding& shard
     const Placement& placement = sharding.placements[i];
     if (placement.kind == Placement::Kind::kReplicate) continue;
     CKPTD_ASSIGN_OR_RETURN(const size_t dim, CutDim(placement.dim, shape));
+    if (mesh.shape[i] == 1) continue;  // it cuts nothing, so padding is not by it either
     const bool is_strided = placement.kind == Placement::Kind::kStridedShard;
     steps[dim].push_back(Step{i, is_strided ? placement.split_factor : uint64_t{1}});
     if (is_strided) strided[dim] = true;

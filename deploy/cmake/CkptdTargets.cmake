@@ -10,12 +10,6 @@ endif()
 add_library(ckptd_options INTERFACE)
 target_include_directories(ckptd_options INTERFACE ${CMAKE_SOURCE_DIR})
 target_compile_definitions(ckptd_options INTERFACE SPDLOG_FMT_EXTERNAL CKPTD_VERSION="${PROJECT_VERSION}")
-if(CKPTD_BUILD_FUZZERS)
-  # Instrumented templates of fmt would be most of what is compiled.
-  target_link_libraries(ckptd_options INTERFACE fmt)
-else()
-  target_compile_definitions(ckptd_options INTERFACE FMT_HEADER_ONLY)
-endif()
 target_compile_options(ckptd_options INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wconversion -fno-plt -fstack-protector-strong
   # g++ 12 sees overlaps in std::string assignments that are none (GCC bug 105651).

@@ -125,6 +125,52 @@ def types_are_what_the_pages_say(bench):
     assert prepared.embed.weight.dtype == torch.bfloat16 and prepared.head.weight.dtype == torch.float32
 
 
+class Tied(Model):
+    """With what the writer of the example refuses: tied weights, and the counts of a batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(self.norm(x.flatten(0, 1)))
+
+
+def trained(seed):
+    """A sharded model, and its optimizer after a step."""
+    torch.manual_seed(seed)
+    model = Tied()
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.arange(6).view(2, 3)).square().mean().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def what_the_readme_saves_is_loaded_with_the_optimizer(bench):
+    """The example of saving by DCP: of a model with tied weights, which lie there once."""
+    text = (DOCS.parent / "README.md").read_text().split("## Saving so that ckptd can load it\n")[1]
+    save, load = re.search(r"^```python\n(.*?)^```", text, flags=re.M | re.S).group(1).split("# The next time:\n")
+    folder = os.path.join(bench.folder, bench.case)
+    saved, optimizer = trained(7)
+    names = {"path": f"{folder}/weights", "optimizer_path": f"{folder}/optimizer", "torch": torch, "ckptd": ckptd,
+             "model": saved, "optimizer": optimizer}
+    exec(save, names)  # our own text
+    states = [optimizer.state_dict()]
+    names["model"], names["optimizer"] = trained(8)
+    with daemon_of(bench):
+        exec(load, names)
+    assert_equal(names["model"], saved, "weights")
+    states.append(names["optimizer"].state_dict())
+    for mine, theirs in zip(*(state["state"].values() for state in reversed(states))):
+        assert all(torch.equal(mine[key], theirs[key]) for key in ("exp_avg", "exp_avg_sq", "step"))
+
+
 CASES = {2: [case(page, *pair) for page in PAGES for pair in pairs(page)]}
 assert len(CASES[2]) == 11, "examples have come or gone"
-CASES[2].append(types_are_what_the_pages_say)
+CASES[2] += [types_are_what_the_pages_say, what_the_readme_saves_is_loaded_with_the_optimizer]

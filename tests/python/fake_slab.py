@@ -70,7 +70,7 @@ def local_indices(sharding, meshes, shape, rank):
         steps = [s for s in steps if s[1].kind != 3] + [s for s in steps if s[1].kind == 3]
     padded = None
     for at, placement in steps:
-        if placement.kind == 1:
+        if placement.kind == 1 or mesh.shape[at] == 1:
             continue
         dim = placement.dim % max(len(shape), 1)
         before, parts = lists[dim], mesh.shape[at]
@@ -95,12 +95,12 @@ def joined(array, boxes):
     return np.concatenate(parts) if array.ndim else array
 
 
-def cast(array, source, target):
+def cast(array, source, target, name=""):
     if not target or target == source.number:
         return array, source
     row = _dtypes.BY_NUMBER[target]
     if {source.number, target} - _dtypes.CASTABLE:
-        raise Refusal(3, "LAYOUT_MISMATCH", f"cannot cast {source.name} to {row.name}")
+        raise Refusal(3, "LAYOUT_MISMATCH", f"cannot cast {source.name} to {row.name}", {"tensor": name})
     wide = (
         array.astype("f8")
         if source.name != "BF16"

@@ -232,6 +232,25 @@ TEST(Padding, FollowsTheTensorParallelPartUnderFsdp) {
   EXPECT_EQ(Resolve(sharding, mesh, {5, 1}, 3).padded_elements, 1u);
 }
 
+TEST(Padding, IsByTheLastDimensionOfTheMeshThatCuts) {
+  // fully_shard over dp = 2 of what tp = 1 or ep = 1 left whole.
+  const std::vector<std::pair<Mesh, std::vector<Placement>>> cases = {
+      {MeshOf({2, 1}), {ShardOf(0), ShardOf(0)}},
+      {MeshOf({1, 2}), {ShardOf(0), ShardOf(0)}},
+      {MeshOf({1, 2, 1}), {Replicate(), ShardOf(0), ShardOf(0)}},
+      {MeshOf({2, 1, 1}), {StridedShardOf(0, 1), ShardOf(0), ShardOf(0)}},
+  };
+  for (const auto& [mesh, placements] : cases) {
+    Sharding sharding = OnMesh(placements);
+    sharding.padded_dim = 0;
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      const LocalGeometry geometry = Resolve(sharding, mesh, {5, 3}, rank);
+      EXPECT_THAT(geometry.local_shape, ElementsAre(rank == 0 ? 3 : 2, 3));
+      EXPECT_EQ(geometry.padded_elements, 9u);
+    }
+  }
+}
+
 TEST(Padding, RefusesAnotherDimensionThatDoesNotDivideEvenly) {
   Sharding sharding = OnMesh({ShardOf(1)});
   sharding.padded_dim = 1;

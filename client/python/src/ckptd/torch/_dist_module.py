@@ -181,7 +181,7 @@ class _Sink:
 
     def __init__(self) -> None:
         self.found: Dict[str, torch.Tensor] = {}
-        self.__dict__["_buffers"] = self.found
+        self.__dict__.update({"_parameters": {}, "_buffers": self.found})
 
 
 def _shard(given: Given, meta, into, options: Options, fallback: Optional[str]) -> None:

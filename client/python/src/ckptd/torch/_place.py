@@ -2,12 +2,12 @@
 
 import functools
 import math
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, Iterable, List, NamedTuple, Optional
 
 import torch
 from torch import nn
 
-from .._errors import DataLoss, FailedPrecondition, Unimplemented
+from .._errors import DataLoss, FailedPrecondition, Internal, Unimplemented
 from .._shard import Shard
 from . import _private, _memory
 from ._result import LoadResult
@@ -97,7 +97,8 @@ def _entry(target: Target, table, refusals: Dict[int, Optional[str]]) -> Entry:
     count = math.prod(padded)
     if row.number != _memory.number_of(target.dtype):
         _differs(target, f"{row.name} instead of {target.dtype}")
-    if shape != local:
+    # Without elements any shape is right: torch makes [0, 0] of a part of [2, 0].
+    if shape != local and (math.prod(shape) or math.prod(local)):
         _differs(target, f"shape {list(shape)} instead of {list(local)}")
     if room < count * row.bits // 8:
         _differs(target, f"{room} bytes with padding, fewer than {count} elements need")
@@ -120,10 +121,10 @@ def _copied(target: Target) -> Optional[str]:
     fixed = tensor.is_meta or target.spec is not None or target.cast is not None
     if fixed or target.dtype != tensor.dtype:
         return None
-    if target.is_buffer:
-        plain = type(tensor) is torch.Tensor and not tensor.requires_grad
-        return None if plain else f"it is a buffer of type {type(tensor).__name__}, with its own ways"
-    if type(tensor) is not nn.Parameter or tensor.is_contiguous() or _private.repeats(tensor):
+    if target.is_buffer and (type(tensor) is not torch.Tensor or tensor.requires_grad):
+        return f"it is a buffer of type {type(tensor).__name__}, with its own ways"
+    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    if not plain or tensor.is_contiguous() or _private.repeats(tensor):
         return None
     return "its memory order is not row-major"
 
@@ -260,7 +261,22 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
     for entry in entries:
         if entry.public is not None:
             _fill_publicly(entry, shard, result)
+    with _private.plain_reads():
+        check_filled(entry.target for entry in entries)
     _note_copies(entries, shard, result)
+
+
+def check_filled(targets: Iterable[Target]) -> None:
+    """Raises Internal (LEFT_ON_META) where one of them, asked for and brought, is without memory."""
+    for target in targets:
+        held = [_private.in_slot(slot) for slot in target.slots] or [target.tensor]
+        if any(tensor is not None and tensor.is_meta for tensor in held):
+            raise Internal(
+                f"filling {target.name}: it was loaded and is still on meta, so the model is not "
+                "whole; build the model anew, on the host instead of on meta, and report this",
+                "LEFT_ON_META",
+                {"tensor": target.name},
+            )
 
 
 def _fill_buffer(target: Target, view: torch.Tensor) -> None:
@@ -270,8 +286,8 @@ def _fill_buffer(target: Target, view: torch.Tensor) -> None:
         view = view.to(target.cast)
     if target.spec is None:
         view = _private.put_buffer(target.tensor, view)
-    for module, name in target.slots:
-        _private.buffers_of(module)[name] = view
+    for slot in target.slots:
+        _private.put_in_slot(slot, view)
     target.tensor = view
 
 
@@ -294,9 +310,9 @@ def _fill_publicly(entry: Entry, shard: Shard, result: LoadResult) -> None:
     module, name = target.slots[0]
     before = target.tensor
     module.load_state_dict({name: value}, strict=False, assign=True)
-    param = _private.parameters_of(module)[name]
-    for other, other_name in target.slots[1:]:
-        _private.parameters_of(other)[other_name] = param
+    param = _private.in_slot(target.slots[0])
+    for slot in target.slots[1:]:
+        _private.put_in_slot(slot, param)
     if param is not before:
         result.replaced[target.name] = entry.public
     target.tensor = param

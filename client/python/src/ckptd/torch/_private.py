@@ -27,6 +27,7 @@ _PARAM_NAMES = (
     "padded_sharded_param_size",
     "sharded_size",
     "fsdp_placement",
+    "mesh_info",
     "_sharding_spec",
     "_module_info",
 )
@@ -47,13 +48,24 @@ def tensors_of(module: nn.Module) -> Tuple[dict, dict]:
     return module._parameters, module._buffers
 
 
-def parameters_of(module: nn.Module) -> dict:
-    """Own parameters by name, None for those not set. Writing to it registers nothing."""
-    return module._parameters
-
-
 def buffers_of(module: nn.Module) -> dict:
     return module._buffers
+
+
+def _registry(slot: Tuple[nn.Module, str]) -> dict:
+    module, name = slot
+    return module._parameters if name in module._parameters else module._buffers
+
+
+def in_slot(slot: Tuple[nn.Module, str]) -> Optional[torch.Tensor]:
+    """The parameter or buffer that a module has under a name; None if neither."""
+    held = _registry(slot)  # TorchScript's is no dict
+    return held[slot[1]] if slot[1] in held else None
+
+
+def put_in_slot(slot: Tuple[nn.Module, str], tensor: torch.Tensor) -> None:
+    """Makes it the module's parameter or buffer of that name, whichever it has. Registers nothing."""
+    _registry(slot)[slot[1]] = tensor
 
 
 @contextlib.contextmanager
@@ -281,6 +293,12 @@ def managed_elsewhere(module: nn.Module, name: str) -> bool:
         if not held or any(p._module_info.param_name == name for p in held):
             return True
     return False
+
+
+def padded_dim(fsdp_param) -> Optional[int]:
+    """The tensor dimension along which FSDP2 pads short shards; None where it cuts none."""
+    shards = 1 if fsdp_param is None else getattr(fsdp_param.mesh_info, "shard_mesh_size", 1)
+    return None if shards == 1 else fsdp_param.fsdp_placement.dim
 
 
 def keeps_short_shards() -> bool:

@@ -86,8 +86,10 @@ class Target:
 
     names: List[str]
     tensor: torch.Tensor
-    slots: List[Tuple[nn.Module, str]]  # modules that hold it, and under which name
-    is_buffer: bool
+    # Modules that hold it, and under which name: of a parameter these first, for it may be
+    # registered as a buffer, too.
+    slots: List[Tuple[nn.Module, str]]
+    is_buffer: bool  # and nowhere a parameter
     persistent: bool
     arrangement: Arrangement
     fsdp: Optional[object] = None  # its FSDPParam
@@ -141,7 +143,9 @@ def collect(
         if target.spec is not None and target.fsdp is None:
             _check_managed_here(full_name, slot)
         target.names += [name for name in names if name not in target.names]
-        target.slots.append(slot)
+        parameter_at_last = target.is_buffer and not is_buffer
+        target.slots.insert(0 if parameter_at_last else len(target.slots), slot)
+        target.is_buffer = target.is_buffer and is_buffer
         target.persistent = target.persistent or persistent
 
     for path, module in modules:
@@ -286,8 +290,7 @@ class _Statement:
         if fsdp is not None:
             _check_order(spec.mesh, target.name)
         placements = tuple(_placement(p, target) for p in spec.placements)
-        padded = None if fsdp is None else fsdp.fsdp_placement.dim
-        return Sharding(self._mesh(spec.mesh), placements, padded)
+        return Sharding(self._mesh(spec.mesh), placements, _private.padded_dim(fsdp))
 
     def flat_sharding(self, flat: _private_fsdp1.Flat) -> int:
         if flat.ranks is None:
