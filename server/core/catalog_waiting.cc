@@ -112,6 +112,8 @@ bool Catalog::AnyWaiting() const {
 
 std::vector<std::string> Catalog::MakeRoomForWaiting() {
   std::vector<std::string> fit;
+  // Heartbeats come through here, and the backend's answer may wait for memory that is being made.
+  if (!AnyWaiting()) return fit;
   const MemoryUsage usage = backend_.Usage();
   std::vector<std::shared_ptr<ShardMemory>> evicted;  // goes without the lock
   MutexLock lock(mutex_);
