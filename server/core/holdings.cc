@@ -1,6 +1,5 @@
 #include "server/core/holdings.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "common/base/at_once.h"
@@ -16,12 +15,22 @@ constexpr std::chrono::seconds kAskDeadline{2};
 
 void Holdings::Set(uint32_t rank, std::set<std::string> names) {
   MutexLock lock(mutex_);
-  if (rank < held_.size()) held_[rank] = std::move(names);
+  if (rank >= held_.size() || held_[rank] == names) return;
+  for (const std::string& name : names) ++ranks_[name];
+  for (const std::string& name : held_[rank]) DropOne(name);
+  held_[rank] = std::move(names);
+}
+
+void Holdings::DropOne(const std::string& name) {
+  const auto at = ranks_.find(name);
+  if (--at->second == 0) ranks_.erase(at);
 }
 
 void Holdings::Add(const std::string& name, const std::set<uint32_t>& ranks) {
   MutexLock lock(mutex_);
-  for (const uint32_t rank : ranks) held_[rank].insert(name);
+  for (const uint32_t rank : ranks) {
+    if (held_[rank].insert(name).second) ++ranks_[name];
+  }
 }
 
 std::map<std::string, uint32_t> Holdings::Count(uint32_t rank,
@@ -30,10 +39,7 @@ std::map<std::string, uint32_t> Holdings::Count(uint32_t rank,
   std::map<std::string, uint32_t> counts;
   if (rank >= held_.size()) return counts;
   for (const std::string& name : held_[rank]) {
-    if (loading.count(name) > 0) continue;
-    counts[name] = static_cast<uint32_t>(
-        std::count_if(held_.begin(), held_.end(),
-                      [&name](const auto& names) { return names.count(name) > 0; }));
+    if (loading.count(name) == 0) counts.emplace(name, ranks_.at(name));
   }
   return counts;
 }

@@ -38,11 +38,14 @@ class Holdings {
     std::set<uint32_t> missing;
   };
   std::set<uint32_t> AskAll(const std::string& name);
+  void DropOne(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Membership& membership_;
   mutable Mutex mutex_;
   CondVar changed_;
   std::vector<std::set<std::string>> held_ ABSL_GUARDED_BY(mutex_);  // by rank
+  // Of what is held: by how many. Each heartbeat asks, so it is not counted over all ranks then.
+  std::map<std::string, uint32_t> ranks_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> asking_ ABSL_GUARDED_BY(mutex_);
   // Who came after the ranks were asked has the next answer.
   std::map<std::string, std::shared_ptr<Question>> next_ ABSL_GUARDED_BY(mutex_);
