@@ -1,6 +1,9 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +19,7 @@
 namespace ckptd::cli {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 using Kind = JsonField::Kind;
 
 // A result of few facts: an object, or one sentence unless --quiet.
@@ -157,24 +161,34 @@ absl::StatusOr<int> RunTrim(Context& context) {
   return kExitFine;
 }
 
+// None takes new work while another is waited for. One that cannot be told does not keep the
+// others from being waited for: what is wrong with it shows when it is asked again.
+void DrainEveryRank(const Context& context) {
+  Context quiet = context;
+  quiet.globals.quiet = true;
+  const absl::Status told = ForEachRank(quiet, true, [](Context& one) -> absl::Status {
+    CKPTD_ASSIGN_OR_RETURN(AdminClient admin, one.ConnectAdmin());
+    return admin.Drain(std::nullopt).status();
+  });
+  (void)told;
+}
+
 absl::StatusOr<int> RunDrain(const std::string& wait, bool all_ranks, Context& context) {
   std::optional<Timeout> patience;
   if (!wait.empty()) {
     CKPTD_ASSIGN_OR_RETURN(patience, ParseTimeout(wait));
   }
-  // All of them first: none takes new work while another is waited for.
-  absl::Status status;
-  if (all_ranks && patience.has_value()) {
-    status = ForEachRank(context, all_ranks, [](Context& one) -> absl::Status {
-      CKPTD_ASSIGN_OR_RETURN(AdminClient admin, one.ConnectAdmin());
-      return admin.Drain(std::nullopt).status();
-    });
-    CKPTD_RETURN_IF_ERROR(status);
-  }
-  status = ForEachRank(context, all_ranks, [&](Context& one) -> absl::Status {
+  const auto end = Clock::now() + patience.value_or(Timeout(0));
+  if (all_ranks && patience.has_value()) DrainEveryRank(context);
+  const absl::Status status = ForEachRank(context, all_ranks, [&](Context& one) -> absl::Status {
     CKPTD_ASSIGN_OR_RETURN(AdminClient admin, one.ConnectAdmin());
     CKPTD_ASSIGN_OR_RETURN(const DaemonInfo daemon, admin.Info());
-    CKPTD_ASSIGN_OR_RETURN(const uint32_t remaining, admin.Drain(patience));
+    // Each has what those before it have left of the time.
+    std::optional<Timeout> left = patience;
+    if (all_ranks && left.has_value()) {
+      left = std::max(std::chrono::ceil<Timeout>(end - Clock::now()), Timeout(1));
+    }
+    CKPTD_ASSIGN_OR_RETURN(const uint32_t remaining, admin.Drain(left));
     PrintResult({RankField(daemon.rank), {"remaining_leases", "", remaining, Kind::kNumber}},
                 fmt::format("the daemon of rank {} takes no new work; {} lease{} left{}",
                             daemon.rank, remaining, remaining == 1 ? " is" : "s are",
@@ -255,7 +269,7 @@ void AddDrain(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(
       app, "drain", "Refuse new loads and leases from now on, before a shutdown",
       "With --wait it waits until the last lease has ended; exit code 4 says some remain.\n"
-      "It is one rank's daemon: --rank chooses it, --all-ranks means the whole group.\n\n"
+      "It is one rank's daemon: --rank chooses it, --all-ranks means all that are on this host.\n\n"
       "Examples:\n"
       "  ckptctl drain --all-ranks\n"
       "  ckptctl drain --wait 5m\n");

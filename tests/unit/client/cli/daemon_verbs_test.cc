@@ -175,6 +175,59 @@ TEST_F(DaemonVerbs, AllRanksNeedsAnAddressOfEachOfThem) {
   EXPECT_EQ(Run({"list", "--all-ranks", "--rank", "1"}).code, kExitUsage);
 }
 
+// The daemon is rank 2's of four, in a job's folder where there is no other.
+class DaemonVerbsOnAHostOfSeveral : public DaemonVerbs {
+ protected:
+  DaemonVerbsOnAHostOfSeveral() {
+    daemon_.answers.info.set_rank(2);
+    daemon_.answers.info.set_world_size(4);
+    daemon_.Start();
+    for (const char* end : {".sock", ".admin.sock"}) {
+      std::filesystem::rename(daemon_.dir() / (std::string("rank-0") + end),
+                              daemon_.dir() / (std::string("rank-2") + end));
+    }
+    daemon_.dir().Write("rank-7.lock", "");
+  }
+  Outcome OnAll(std::vector<std::string> arguments) {
+    const std::filesystem::path folder = daemon_.dir().path();
+    const ScopedVariable run_dir("CKPTD_RUN_DIR", folder.parent_path().string());
+    arguments.insert(arguments.end(), {"--all-ranks", "--job", folder.filename().string()});
+    return run_(arguments);
+  }
+};
+
+TEST_F(DaemonVerbsOnAHostOfSeveral, AllRanksAreThoseWithASocketHereThoughRank0IsNot) {
+  daemon_.answers.list = {FakeDaemon::MakeCheckpoint(kActive)};
+  const Outcome outcome = OnAll({"list", "--output", "json"});
+  EXPECT_EQ(outcome.code, kExitFine) << outcome.err;
+  EXPECT_EQ(nlohmann::json::parse(outcome.out)["checkpoints"].size(), 1u);
+  EXPECT_EQ(outcome.err, "ckptctl: 3 of 4 ranks have their sockets on other hosts: call it there, too\n");
+}
+
+TEST_F(DaemonVerbsOnAHostOfSeveral, DrainWaitsForThoseThatAnswerThoughOneDoesNot) {
+  std::filesystem::copy_file(daemon_.dir() / "rank-7.lock", daemon_.dir() / "rank-3.admin.sock");
+  const Outcome outcome = OnAll({"drain", "--wait", "5m", "--timeout", "1s"});
+  EXPECT_EQ(outcome.code, kExitUnreachable);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 3: "));
+  EXPECT_THAT(outcome.out, HasSubstr("the daemon of rank 2 takes no new work"));
+  ASSERT_EQ(daemon_.admin_calls.size(), 2u);
+  EXPECT_EQ(daemon_.admin_calls[0], "drain 0");
+  EXPECT_THAT(daemon_.admin_calls[1], ::testing::AnyOf("drain 298", "drain 299", "drain 297"));
+}
+
+TEST_F(DaemonVerbsOnAHostOfSeveral, ARankOfThisHostWithoutASocketHasFailed) {
+  for (const int rank : {0, 1, 2, 3}) {
+    v1::MemberInfo& member = *daemon_.answers.info.add_members();
+    member.set_rank(rank);
+    member.set_host(rank < 3 ? "here" : "there");
+  }
+  daemon_.answers.info.set_rank(0);
+  const Outcome outcome = OnAll({"list", "--timeout", "300ms"});
+  EXPECT_EQ(outcome.code, kExitUnreachable);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1: "));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("rank 3: ")));
+}
+
 TEST_F(DaemonVerbs, UnloadingWhatIsIdleLeavesWhatIsLeasedOrPinned) {
   v1::Checkpoint leased = FakeDaemon::MakeCheckpoint(kActive);
   leased.set_name("checkpoints/leased");
