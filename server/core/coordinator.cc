@@ -235,7 +235,9 @@ void Coordinator::Tick() {
   ForgetDeparted();
   TellOfParticipants();
   rounds_.Withdraw(0, parts_.catalog.TakeAbandoned(Clock::now()), Clock::now());
-  rounds_.EndConflicts(Clock::now());
+  rounds_.EndConflicts(Clock::now(), [this](uint32_t rank, const std::string& source) {
+    return participants_.JobsOf(rank, source);
+  });
   NoteOwn();
   FailExpired();
   FailOverdue();

@@ -30,6 +30,7 @@ absl::Status LocalParticipants::Join(Participant participant, Answer answer,
                                      Clock::time_point now) {
   {
     MutexLock lock(mutex_);
+    DropOld(now);
     if (entries_.size() >= kMostParticipants) {
       return MakeError(absl::StatusCode::kResourceExhausted, reason::kTooManyWaiting,
                        fmt::format("joining the load of {}: {} clients take part in loads at this "
@@ -55,6 +56,7 @@ LocalParticipants::Answer LocalParticipants::End(Entry& entry, const absl::Statu
   if (participant.state != State::kLoading && outcome.ok()) return nullptr;
   participant.state = outcome.ok() ? State::kPlaced : State::kFailed;
   participant.failure = outcome;
+  entry.ended = Clock::now();
   // Else all ranks are waited for.
   const bool answered = !outcome.ok() || !participant.barrier;
   return answered ? std::exchange(entry.answer, nullptr) : nullptr;
@@ -101,17 +103,27 @@ void LocalParticipants::Lost(const std::string& id) {
   answer(why);
 }
 
-std::vector<Participant> LocalParticipants::Snapshot(Clock::time_point now) const {
+void LocalParticipants::DropOld(Clock::time_point now) {
+  const size_t dropped = std::erase_if(entries_, [now](const auto& one) {
+    return one.second.answer == nullptr && now - one.second.ended > kFailureHeardFor;
+  });
+  if (dropped > 0) changed_.NotifyAll();
+}
+
+std::vector<Participant> LocalParticipants::Snapshot(Clock::time_point now) {
   MutexLock lock(mutex_);
+  DropOld(now);
   std::vector<const Entry*> entries;
   for (const auto& [id, entry] : entries_) entries.push_back(&entry);
   std::sort(entries.begin(), entries.end(),
             [](const Entry* a, const Entry* b) { return a->order < b->order; });
   std::vector<Participant> all;
   for (const Entry* entry : entries) {
-    all.push_back(entry->participant);
-    all.back().process_age += now - entry->joined;
-    all.back().time_left -= now - entry->joined;
+    Participant& told = all.emplace_back(entry->participant);
+    told.age = now - entry->joined;
+    told.process_age += told.age;
+    told.time_left -= told.age;
+    if (told.state != State::kLoading) told.ended_age = now - entry->ended;
   }
   return all;
 }

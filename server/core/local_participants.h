@@ -31,8 +31,9 @@ class LocalParticipants {
   // Its call has ended before it said anything: so has its process, as a rule.
   void Lost(const std::string& id);
 
-  // For the leader: all that there are, in the order in which they joined.
-  std::vector<Participant> Snapshot(Clock::time_point now) const;
+  // For the leader: all that there are, in the order in which they joined. Not what ended so long
+  // ago that nobody is to hear of it: where no leader answers, it would take the room of others.
+  std::vector<Participant> Snapshot(Clock::time_point now);
   // The leader was told that snapshot and answered so.
   void Told(const std::vector<Participant>& told, const std::vector<Verdict>& verdicts);
   bool Empty() const;
@@ -43,9 +44,11 @@ class LocalParticipants {
     Clock::time_point joined;
     uint64_t order = 0;
     Answer answer;  // null: it was called
+    Clock::time_point ended = {};  // when it was no longer loading
   };
   // Takes the answer that it is to be given with `outcome`, outside the lock; null where there is none.
   Answer End(Entry& entry, const absl::Status& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropOld(Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::function<void()> on_change_;
   mutable Mutex mutex_;

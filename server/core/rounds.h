@@ -5,6 +5,7 @@
 #ifndef CKPTD_SERVER_CORE_ROUNDS_H_
 #define CKPTD_SERVER_CORE_ROUNDS_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -114,9 +115,14 @@ class Rounds {
     absl::Status refused = {};    // not OK: it waits for memory of `waiting`
   };
   std::vector<Expired> TakeExpired(Clock::time_point now);
+  // The jobs whose clients wait at `rank` for a load of `source`; among them an empty one where
+  // that is not known.
+  using JobsOf = std::function<std::set<std::string>(uint32_t rank, const std::string& source)>;
   // Gives up rounds that have waited for each other's ranks for kConflictPatience: these load
-  // something else, and a rank that waits there does not come here. Nobody joins them.
-  void EndConflicts(Clock::time_point now);
+  // something else, and a rank that waits there does not come here. Nobody joins them. A rank
+  // waits elsewhere for its own job: those that are known to be of another one are not looked at.
+  // `jobs` is called under the lock.
+  void EndConflicts(Clock::time_point now, const JobsOf& jobs);
   static constexpr std::chrono::seconds kConflictPatience{5};
   // Gives up the rounds of that source that wait for ranks, by rank. Nobody joins them.
   void GiveUp(const std::string& source, const absl::Status& why);
@@ -185,9 +191,9 @@ class Rounds {
     std::vector<Late> late;
     std::optional<Clock::time_point> conflict = {};  // since when it waits so
   };
-  // Whether `round` waits for a rank that has stated its tensors in `other`.
-  bool WaitsFor(const std::vector<int32_t>& missing, const Round& other) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether `round` waits for a rank that has stated its tensors in `other`, for the same job.
+  static bool WaitsFor(const Round& round, const std::vector<int32_t>& missing, const Round& other,
+                       const JobsOf& jobs);
   // The round waits again, for memory.
   static void WaitForMemory(Round& round, const LoadOutcome& outcome);
   Round NewRound(const Proposal& proposal, Deadline deadline, Deadline memory_deadline)

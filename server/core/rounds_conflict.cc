@@ -18,11 +18,26 @@ absl::Status Conflict(const std::string& source, const std::string& elsewhere) {
                                source, elsewhere));
 }
 
+bool MayShareOne(const std::set<std::string>& a, const std::set<std::string>& b) {
+  return a.count("") > 0 || b.count("") > 0 ||
+         std::any_of(a.begin(), a.end(), [&b](const std::string& job) { return b.count(job) > 0; });
+}
+
 }  // namespace
 
-bool Rounds::WaitsFor(const std::vector<int32_t>& missing, const Round& other) const {
-  return std::any_of(missing.begin(), missing.end(), [&other](int32_t rank) {
+bool Rounds::WaitsFor(const Round& round, const std::vector<int32_t>& missing, const Round& other,
+                      const JobsOf& jobs) {
+  const auto stated = [&other](int32_t rank) {
     return other.digests[static_cast<size_t>(rank)] != 0;
+  };
+  if (std::none_of(missing.begin(), missing.end(), stated)) return false;
+  std::set<std::string> own;
+  for (uint32_t rank = 0; rank < round.digests.size(); ++rank) {
+    if (round.digests[rank] != 0) own.merge(jobs(rank, round.request.source));
+  }
+  return std::any_of(missing.begin(), missing.end(), [&](int32_t rank) {
+    return stated(rank) &&
+           MayShareOne(own, jobs(static_cast<uint32_t>(rank), other.request.source));
   });
 }
 
@@ -36,7 +51,7 @@ void Rounds::GiveUp(const std::string& source, const absl::Status& why) {
   }
 }
 
-void Rounds::EndConflicts(Clock::time_point now) {
+void Rounds::EndConflicts(Clock::time_point now, const JobsOf& jobs) {
   MutexLock lock(mutex_);
   struct Open {
     const std::string* name;
@@ -53,8 +68,8 @@ void Rounds::EndConflicts(Clock::time_point now) {
   for (size_t i = 0; i < open.size(); ++i) {
     for (size_t j = i + 1; j < open.size(); ++j) {
       if (open[i].conflict && open[j].conflict) continue;
-      if (!WaitsFor(open[i].missing, *open[j].round)) continue;
-      if (!WaitsFor(open[j].missing, *open[i].round)) continue;
+      if (!WaitsFor(*open[i].round, open[i].missing, *open[j].round, jobs)) continue;
+      if (!WaitsFor(*open[j].round, open[j].missing, *open[i].round, jobs)) continue;
       open[i].conflict = open[j].conflict = true;
     }
   }

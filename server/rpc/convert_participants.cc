@@ -12,6 +12,7 @@ namespace {
 // Of what a client says: it travels to every rank, with each heartbeat.
 constexpr size_t kMostText = 2048;
 constexpr size_t kMostFacts = 16;
+constexpr size_t kMostJobKey = 64;
 constexpr std::chrono::hours kLongestBarrier{24};
 constexpr std::chrono::hours kOldest{24 * 365 * 10};
 
@@ -19,6 +20,10 @@ std::string Bounded(const std::string& text) { return SendableText(text, kMostTe
 
 void SetFacts(const absl::Status& status, google::protobuf::Map<std::string, std::string>& facts) {
   for (const auto& [key, value] : FactsOf(status)) facts[key] = SendableFact(key, value, kMostText);
+}
+
+std::chrono::nanoseconds AgeFrom(const google::protobuf::Duration& age) {
+  return std::clamp<std::chrono::nanoseconds>(FromProto(age), std::chrono::nanoseconds(0), kOldest);
 }
 
 }  // namespace
@@ -40,11 +45,11 @@ Participant FromProto(const v1::JoinLoadRequest& request) {
   participant.id = request.participant();
   participant.source = SourceOfText(Bounded(request.source()));
   participant.real_source = SourceOfText(Bounded(request.real_source()));
+  participant.job = SendableText(request.job_key(), kMostJobKey);
   participant.pid = static_cast<uint32_t>(request.pid());
   participant.barrier = request.barrier();
+  participant.process_age = AgeFrom(request.process_age());
   using Nanoseconds = std::chrono::nanoseconds;
-  participant.process_age =
-      std::clamp<Nanoseconds>(FromProto(request.process_age()), Nanoseconds(0), kOldest);
   if (request.has_timeout()) {
     participant.time_left =
         std::clamp<Nanoseconds>(FromProto(request.timeout()), Nanoseconds(0), kLongestBarrier);
@@ -58,11 +63,14 @@ v1::LoadParticipant ToProto(const Participant& participant) {
   joined.set_participant(participant.id);
   joined.set_source(TextOfPath(participant.source));
   joined.set_real_source(TextOfPath(participant.real_source));
+  joined.set_job_key(participant.job);
   joined.set_pid(static_cast<int32_t>(participant.pid));
   joined.set_barrier(participant.barrier);
   *joined.mutable_process_age() = ToProto(participant.process_age);
   *joined.mutable_timeout() =
       ToProto(std::max(participant.time_left, std::chrono::nanoseconds(0)));
+  *out.mutable_age() = ToProto(participant.age);
+  *out.mutable_ended_age() = ToProto(participant.ended_age);
   out.set_placed(participant.state == Participant::State::kPlaced);
   if (participant.state == Participant::State::kFailed) {
     *out.mutable_failure() = ToFailure(participant.failure);
@@ -73,6 +81,8 @@ v1::LoadParticipant ToProto(const Participant& participant) {
 
 Participant FromProto(const v1::LoadParticipant& in) {
   Participant participant = FromProto(in.joined());
+  participant.age = AgeFrom(in.age());
+  participant.ended_age = AgeFrom(in.ended_age());
   if (in.has_failure()) {
     participant.state = Participant::State::kFailed;
     participant.failure = FailureFrom(in.failure(), in.facts());

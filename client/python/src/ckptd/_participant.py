@@ -6,6 +6,7 @@ they cannot (older ones, too many clients), the load goes on without.
 """
 
 import contextlib
+import hashlib
 import logging
 import os
 import time
@@ -142,7 +143,7 @@ class Participant(Alone):
 def _request(number: str, source: Path, deadline: Deadline, barrier: bool):
     """(the source for sentences, JoinLoadRequest)"""
     request = _proto.message("JoinLoadRequest")(
-        participant=number, pid=os.getpid(), barrier=barrier
+        participant=number, pid=os.getpid(), barrier=barrier, job_key=_job_key()
     )
     with contextlib.suppress(TypeError, ValueError):  # the load says what is wrong with it
         request.source = source_text(source)
@@ -150,6 +151,16 @@ def _request(number: str, source: Path, deadline: Deadline, barrier: bool):
     _fill_duration(request.process_age, _age())
     _fill_duration(request.timeout, deadline.left())
     return request.source, request
+
+
+def _job_key() -> str:
+    """The same on every rank of this job, and another one in jobs beside it; empty: not known.
+
+    Not by MASTER_ADDR: ranks may spell one host in several ways, and would then not hear of each
+    other. Jobs that share their daemons have their first rank on one host, and so differ in ports.
+    """
+    facts = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT")]
+    return hashlib.sha256(os.fsencode("\0".join(facts))).hexdigest()[:32] if any(facts) else ""
 
 
 def _fill_duration(duration, seconds: float) -> None:

@@ -41,6 +41,16 @@ class GroupParticipantsTest : public ::testing::Test {
     participant.failure = MakeError(absl::StatusCode::kNotFound, reason::kTensorNotFound, why);
     return participant;
   }
+  static Participant Of(const std::string& job, Participant participant) {
+    participant.job = job;
+    return participant;
+  }
+  // As its daemon says after a while: how long ago it joined and ended.
+  static Participant Aged(Participant participant, seconds joined, seconds ended = seconds(0)) {
+    participant.age = joined;
+    participant.ended_age = ended;
+    return participant;
+  }
   // The sentence that this call of the rank has ended with: "in it" if it has not, "" if well.
   std::string Hears(uint32_t rank, const Participant& participant) {
     for (const Verdict& verdict : group_.Update(rank, {participant}, now_)) {
@@ -136,6 +146,51 @@ TEST_F(GroupParticipantsTest, AFailureIsHeardOfForSecondsAndByNoProcessThatBegan
   EXPECT_EQ(Hears(0, In("a")), "in it");
   young.process_age += seconds(20);
   EXPECT_EQ(Hears(2, young), "in it");
+}
+
+TEST_F(GroupParticipantsTest, AFailureThatIsToldLateEndsNothingWhereItsRankHasComeAgain) {
+  group_.Update(2, {Aged(In("c2"), seconds(3))}, now_);
+  const Participant old = Aged(Failed(In("b")), seconds(90), seconds(8));
+  group_.Update(1, {old, Aged(In("b2"), seconds(3))}, now_);
+  EXPECT_EQ(Hears(2, In("c2")), "in it");
+  EXPECT_TRUE(group_.TakeEnded().empty());
+  now_ += seconds(4);
+  EXPECT_EQ(Hears(2, In("c2")), "in it");
+}
+
+TEST_F(GroupParticipantsTest, AFailureThatIsToldLateLeavesItsRankTheTimeToComeAgain) {
+  group_.Update(2, {Aged(In("c2"), seconds(3))}, now_);
+  now_ += seconds(3);
+  group_.Update(1, {Aged(Failed(In("b")), seconds(90), seconds(8))}, now_);
+  EXPECT_EQ(Hears(2, In("c2")), "in it");
+  EXPECT_TRUE(group_.TakeEnded().empty()) << "rank 2 waits in it";
+  now_ += GroupParticipants::kComesAgain;
+  EXPECT_EQ(Hears(2, In("c2")), "rank 1: a mistake");
+}
+
+TEST_F(GroupParticipantsTest, JobsThatUseTheSameDaemonsHearNothingOfEachOther) {
+  group_.Update(0, {Of("E", In("e0")), Of("T", In("t0"))}, now_);
+  group_.Update(2, {In("unknown", "/link")}, now_);
+  group_.Update(1, {Of("E", In("e1"))}, now_);
+  group_.Update(1, {Of("E", Failed(In("e1")))}, now_);
+  const auto verdicts = group_.Update(0, {Of("E", In("e0")), Of("T", In("t0"))}, now_);
+  ASSERT_EQ(verdicts.size(), 1u);
+  EXPECT_EQ(verdicts[0].id, "e0");
+  EXPECT_TRUE(group_.TakeEnded().empty()) << "T waits in a load of the same files";
+  now_ += GroupParticipants::kStaysAway;
+  EXPECT_EQ(Hears(0, Of("T", In("t0"))), "in it");
+  group_.Update(1, {Of("T", In("t1"))}, now_);
+  EXPECT_EQ(Hears(0, Of("E", In("e2", "/next"))), "in it");
+  now_ += GroupParticipants::kStaysAway;
+  EXPECT_EQ(Hears(2, Of("E", In("later", "/next"))), "in it");
+  now_ += GroupParticipants::kStaysAway;
+  EXPECT_EQ(Hears(2, Of("E", In("later", "/next"))), "rank 1: a mistake") << "T's call is none of E";
+}
+
+TEST_F(GroupParticipantsTest, TheJobsThatWaitForALoadAtARankAreKnown) {
+  group_.Update(0, {Of("E", In("e0")), Of("T", In("t0", "/n"))}, now_);
+  EXPECT_THAT(group_.JobsOf(0, "/m"), ::testing::ElementsAre("E"));
+  EXPECT_THAT(group_.JobsOf(1, "/m"), ::testing::ElementsAre(""));
 }
 
 TEST_F(GroupParticipantsTest, ARankThatFailedElsewhereAndStaysAwayIsHeardOfByThoseWhoWait) {

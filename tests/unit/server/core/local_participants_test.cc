@@ -113,6 +113,20 @@ TEST_F(LocalParticipantsTest, TheLeaderHearsOfThemInTheOrderInWhichTheyCame) {
   EXPECT_EQ(later[0].time_left, std::chrono::minutes(10) - std::chrono::seconds(3));
 }
 
+TEST_F(LocalParticipantsTest, WhatEndedLongAgoIsNotToldAndTakesNoRoom) {
+  for (size_t i = 0; i < kMostParticipants; ++i) {
+    ASSERT_TRUE(Join(std::to_string(i)).ok());
+    if (i > 0) local_.Leave(std::to_string(i), absl::AbortedError("a mistake"), Clock::now());
+  }
+  const auto after = Clock::now() - now_ + std::chrono::seconds(5);
+  const Participant failed = local_.Snapshot(now_ + after).at(1);
+  EXPECT_GE(failed.age, after);
+  EXPECT_GE(failed.ended_age, std::chrono::seconds(5));
+  EXPECT_LE(failed.ended_age, after);
+  EXPECT_EQ(local_.Snapshot(now_ + after + kFailureHeardFor).size(), 1u) << "the one that loads";
+  EXPECT_TRUE(Join("again").ok());
+}
+
 TEST_F(LocalParticipantsTest, WhatNobodyCouldTellApartOrThereIsNoRoomForIsRefused) {
   EXPECT_EQ(ReasonOf(Join("")), reason::kInvalidRequest);
   EXPECT_EQ(ReasonOf(Join(std::string(200, 'a'))), reason::kInvalidRequest);

@@ -24,7 +24,7 @@ class RoundsConflictTest : public RoundsTest {
   }
   // What is given up at that time, by the sentence that it is given up with.
   std::vector<std::string> GivenUp(Clock::duration after) {
-    rounds_.EndConflicts(now_ + after);
+    rounds_.EndConflicts(now_ + after, jobs_);
     std::vector<std::string> sentences;
     for (const auto& one : rounds_.TakeExpired(now_ + after)) {
       EXPECT_EQ(ReasonOf(one.cancelled), reason::kLoadConflict);
@@ -32,7 +32,23 @@ class RoundsConflictTest : public RoundsTest {
     }
     return sentences;
   }
+
+  Rounds::JobsOf jobs_ = [](uint32_t, const std::string&) { return std::set<std::string>{""}; };
 };
+
+TEST_F(RoundsConflictTest, LoadsOfTwoJobsThatUseTheSameDaemonsDoNotWaitForEachOther) {
+  StateOf(0, "/a");
+  StateOf(1, "/b");
+  bool known = true;
+  jobs_ = [&known](uint32_t, const std::string& source) {
+    return std::set<std::string>{known ? "job of " + source : ""};
+  };
+  GivenUp({});
+  EXPECT_THAT(GivenUp(Rounds::kConflictPatience), IsEmpty());
+  known = false;
+  GivenUp({});
+  EXPECT_EQ(GivenUp(Rounds::kConflictPatience).size(), 2u);
+}
 
 TEST_F(RoundsConflictTest, LoadsThatWaitForEachOthersRanksAreGivenUpAfterSeconds) {
   StateOf(0, "/a");

@@ -26,6 +26,9 @@ TEST(ConvertParticipantsTest, HeartbeatsCarryParticipantsAndVerdictsWhole) {
   one.barrier = true;
   one.process_age = seconds(100);
   one.time_left = seconds(-1);
+  one.age = seconds(9);
+  one.ended_age = seconds(3);
+  one.job = "E";
   one.state = Participant::State::kFailed;
   one.failure = Mistake();
   HeartbeatCall call;
@@ -34,7 +37,8 @@ TEST(ConvertParticipantsTest, HeartbeatsCarryParticipantsAndVerdictsWhole) {
   const HeartbeatCall back = FromProto(ToProto(call));
   ASSERT_EQ(back.participants.size(), 2u);
   const Participant& same = back.participants[0];
-  EXPECT_EQ(same.id + same.source + same.real_source, "a/m/real/m");
+  EXPECT_EQ(same.id + same.source + same.real_source + same.job, "a/m/real/mE");
+  EXPECT_TRUE(same.age == seconds(9) && same.ended_age == seconds(3));
   EXPECT_TRUE(same.pid == 7 && same.barrier && same.process_age == seconds(100));
   EXPECT_EQ(same.time_left, seconds(0)) << "time is up";
   EXPECT_EQ(same.failure, Mistake());
@@ -51,10 +55,12 @@ TEST(ConvertParticipantsTest, HeartbeatsCarryParticipantsAndVerdictsWhole) {
 TEST(ConvertParticipantsTest, WhatAClientSaysIsBoundedBeforeItTravels) {
   v1::JoinLoadRequest request;
   request.set_source("/" + std::string(100000, 'a'));
+  request.set_job_key(std::string(100000, 'a'));
   request.mutable_process_age()->set_seconds(-5);
   request.mutable_timeout()->set_seconds(1'000'000'000);
   const Participant participant = FromProto(request);
   EXPECT_LE(participant.source.size(), 2048u);
+  EXPECT_EQ(participant.job.size(), 64u);
   EXPECT_EQ(participant.process_age, seconds(0));
   EXPECT_EQ(participant.time_left, std::chrono::hours(24));
   EXPECT_EQ(FromProto(v1::JoinLoadRequest()).time_left, std::chrono::minutes(10));
