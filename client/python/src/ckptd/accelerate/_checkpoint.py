@@ -270,7 +270,7 @@ class _Offload:
             files = self._by_file()
             entry = next(held[name] for held in files.values() if name in held)
             # Of names of one tensor another one's value may have been taken.
-            stored = getattr(entry, "name", name)
+            stored = entry.name if isinstance(entry, _in_file.InFile) else name
             file = next(path for path, held in files.items() if stored in held)
             dtype = str(weight.dtype).replace("torch.", "")
             index[name] = {"safetensors_file": file, "weight_name": stored, "dtype": dtype}
