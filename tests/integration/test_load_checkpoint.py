@@ -229,7 +229,7 @@ def test_a_linked_entry_names_the_value_that_tied_chooses(group, tmp_path):
     ours(group)(model, path, device_map={"a": "disk", "b": "disk"}, offload_folder=tmp_path / "o",
                 link_offloaded=True, tied="first")
     weights = accelerate.utils.OffloadedWeightsLoader(save_folder=tmp_path / "o")
-    assert all(torch.equal(weights[name], state["a.weight"]) for name in weights)
+    assert {name: weights[name].mean().item() for name in weights} == {"a.weight": 1, "b.weight": 1}
 
 
 @pytest.mark.parametrize("link", [True, False])

@@ -203,13 +203,15 @@ def _run(call: _Call) -> None:
     def read(entry: _in_file.InFile) -> torch.Tensor:
         return _lazy.LazyStateDict({entry.name: entry}, **call.options())[entry.name]
 
+    chosen: Dict[str, str] = {}  # see _tied.settle
+
     @functools.cache
     def by_file() -> Dict[str, _feed.Entries]:
         # Not before accelerate has checked its arguments.
         with call.connected() as own:
             found = _in_file.inspect(own, call.files.source, call.deadline)
             held = _feed.entries(own, found, call.files, _wishes(call), call.digest, call.deadline)
-        _tied.settle(f"loading {call.checkpoint}", call.model, held, call.tied, read)
+        chosen.update(_tied.settle(f"loading {call.checkpoint}", call.model, held, call.tied, read))
         return held
 
     def load_state_dict(file: str, device_map: Any = None) -> Mapping[str, Any]:
@@ -222,7 +224,7 @@ def _run(call: _Call) -> None:
 
     checkpoint = call.files.files[0] if call.files.without_index else call.checkpoint
     original = _native.original(_MODULE, _FUNCTION)
-    offload = _Offload(call.arguments["offload_folder"], by_file if call.link else None)
+    offload = _Offload(call.arguments["offload_folder"], by_file if call.link else None, chosen)
     _with_globals(
         original,
         load_state_dict=load_state_dict,
@@ -252,11 +254,17 @@ class _Offload:
     """Where accelerate's function puts tensors aside.
 
     folder: the one for "disk"; what goes anywhere else waits in memory, which is the
-    daemon's, instead of in files. by_file: to have entries name their files.
+    daemon's, instead of in files. by_file: to have entries name their files. chosen: name -> the
+    one whose value is taken for it.
     """
 
-    def __init__(self, folder: Any, by_file: Optional[Callable[[], Dict[str, _feed.Entries]]]):
-        self._folder, self._by_file = folder, by_file
+    def __init__(
+        self,
+        folder: Any,
+        by_file: Optional[Callable[[], Dict[str, _feed.Entries]]],
+        chosen: Mapping[str, str],
+    ):
+        self._folder, self._by_file, self._chosen = folder, by_file, chosen
         self._waiting: Dict[str, torch.Tensor] = {}
 
     def write(self, weight: torch.Tensor, name: str, folder: Any, index: Any = None) -> Any:
@@ -268,9 +276,7 @@ class _Offload:
             offload_weight(weight, name, folder, index=index)
         else:
             files = self._by_file()
-            entry = next(held[name] for held in files.values() if name in held)
-            # Of names of one tensor another one's value may have been taken.
-            stored = entry.name if isinstance(entry, _in_file.InFile) else name
+            stored = self._chosen.get(name, name)
             file = next(path for path, held in files.items() if stored in held)
             dtype = str(weight.dtype).replace("torch.", "")
             index[name] = {"safetensors_file": file, "weight_name": stored, "dtype": dtype}

@@ -73,8 +73,12 @@ def only_first(targets: List[Target], held: Container[str]) -> Tuple[List[Target
 
 def settle(
     doing: str, model: nn.Module, entries: Mapping[str, Dict[str, Any]], tied: Optional[str], read: Read
-) -> None:
-    """The same for files whose names another library takes one by one: file -> its entries, which are changed."""
+) -> Dict[str, str]:
+    """The same for files whose names another library takes one by one: file -> its entries, which are changed.
+
+    Returns, for those that were given the value of another name, that name.
+    """
+    chosen = {}
     home = {_names.clean(name): (held, name) for held in entries.values() for name in held}
     values = {clean: held[name] for clean, (held, name) in home.items()}
     for names in shared_names(model):
@@ -84,10 +88,12 @@ def settle(
             if tied == "first":
                 held, own = home[name]
                 held[own] = one
+                chosen[own] = home[found[0]][1]
             elif not _is_same(one, other) and not _has_bytes_of(
                 *(read(e) if isinstance(e, InFile) else e for e in (one, other))
             ):
                 raise _apart(doing, found[0], name)
+    return chosen
 
 
 def in_dict(doing: str, model: nn.Module, whole: Any, tied: Optional[str]) -> Any:
