@@ -62,7 +62,9 @@ absl::StatusOr<LocatedSource> LocateByIndex(const std::string& path) {
 absl::StatusOr<FolderChoice> ChooseByConfig(const std::string& folder) {
   const std::string path = folder + "/config.json";
   const absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxConfigJsonBytes);
-  if (!text.ok()) return FolderChoice();
+  if (text.status().code() == absl::StatusCode::kNotFound) return FolderChoice();
+  // It may name other weights than the usual files, so it is not passed over.
+  if (!text.ok()) return WithFact(text.status(), "file", path);
   absl::StatusOr<std::string> name = WeightsNamedBy(*text);
   if (!name.ok()) return WithFact(WithContext(name.status(), "reading " + path), "file", path);
   if (name->empty()) return FolderChoice();

@@ -221,6 +221,17 @@ def test_linked_entries_name_their_file_and_nothing_of_them_is_read(group, tmp_p
         assert linked.dtype == value.dtype and bytes_of(linked) == bytes_of(value)
 
 
+def test_a_linked_entry_names_the_value_that_tied_chooses(group, tmp_path):
+    state = {"a.weight": torch.ones(3, 3), "b.weight": torch.full((3, 3), 2.0)}
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(3, 3, bias=False, device="meta") for name in "ab"})
+    model["b"].weight = model["a"].weight
+    path = save(tmp_path, state)
+    ours(group)(model, path, device_map={"a": "disk", "b": "disk"}, offload_folder=tmp_path / "o",
+                link_offloaded=True, tied="first")
+    weights = accelerate.utils.OffloadedWeightsLoader(save_folder=tmp_path / "o")
+    assert {name: weights[name].mean().item() for name in weights} == {"a.weight": 1, "b.weight": 1}
+
+
 @pytest.mark.parametrize("link", [True, False])
 @pytest.mark.parametrize("fallback", [None, "native"])
 def test_offloaded_weights_come_back_as_with_accelerate(link, fallback, group, tmp_path):

@@ -99,6 +99,29 @@ def test_load_into_says_what_is_missing_and_what_is_too_much(daemons, path):
     assert raised.value.reason == "LAYOUT_MISMATCH"
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_names_of_one_tensor_are_compared(strict, daemons, path):
+    state, near = values(path), {"address": daemons.address(0), "timeout": 20, "strict": strict}
+    save_file({name: tensor.clone() for name, tensor in state.items()}, path)
+    model = on_meta()
+    assert not ckptd.torch.load_into(model, path, **near).unexpected
+    assert torch.equal(model.head.weight, state["head.weight"])
+    save_file({**state, "head.weight": state["head.weight"] + 1}, path)
+    with pytest.raises(ckptd.InvalidArgument, match="'embed.weight' and 'head.weight' are to share") as raised:
+        ckptd.torch.load_into(on_meta(), path, **near)
+    assert raised.value.reason == "LAYOUT_MISMATCH"
+    model = on_meta()
+    ckptd.torch.load_into(model, path, tied="first", **near)
+    assert torch.equal(model.head.weight, state["embed.weight"])
+
+
+def test_a_number_saved_in_shape_1_is_taken(daemons, path):
+    save_file({**load_file(path), "steps": torch.tensor([5])}, path)
+    model = on_meta()
+    ckptd.torch.load_into(model, path, address=daemons.address(0), timeout=20)
+    assert model.steps == 5 and model.steps.shape == ()
+
+
 def test_load_into_casts(daemons, path):
     model = on_meta()
     ckptd.torch.load_into(model, path, dtype=torch.bfloat16, address=daemons.address(0), timeout=20)

@@ -192,7 +192,7 @@ def lists_full_of_anything_change_nothing(bench):
     store = _agree._share().store
     if bench.rank == 0:
         goods = [b"", b"\xff" * 70, BARE.encode(), (BARE + "[[[[").encode(), (BARE + "[7, [[], 1]]").encode(),
-                 (BARE + '["x", null]').encode(), (BARE + "[" * 100_000).encode(), ("0" * 64 + "[1, 2, 3]").encode()]
+                 (BARE + '["x", null]').encode(), (BARE + '[1, ["garbage", true]]').encode(), (BARE + "[" * 100_000).encode(), ("0" * 64 + "[1, 2, 3]").encode()]
         for name in ("calls", "failures", _agree._share().neighbours._lines._name if _agree._share().neighbours else "calls"):
             for value in goods:
                 number = store.add(f"{name}/count", 1)

@@ -15,7 +15,7 @@ import ckptd
 import grpc
 import numpy as np
 import pytest
-from ckptd import _address, _client, _proto, _rpc, _types, _waiting
+from ckptd import _address, _proto, _rpc, _types, _waiting
 from fake_daemon import FakeDaemon, Refusal
 
 NO_PROGRESS = _types.progress_of(_proto.message("Progress")())

@@ -114,6 +114,8 @@ def test_small_tensors_keep_no_lease_of_the_daemon(lazy, daemon):
 
 def test_each_of_them_goes_to_its_own_device(lazy):
     state = lazy(SMALL, devices={min(SMALL): "meta"})
+    assert {name: value.device.type for name, value in state.walk()} == {
+        name: "meta" if name == min(SMALL) else "cpu" for name in SMALL}
     assert state[min(SMALL)].device.type == "meta" and state[max(SMALL)].device.type == "cpu"
 
 

@@ -109,3 +109,19 @@ def check_that_the_order_stays(make, order, kind, shape):
     result = make.load(mine, state)
     assert mine.w is kept and torch.equal(mine.w, theirs.w) and mine.w.stride() == theirs.w.stride()
     assert list(result.copied) == ([] if theirs.w.is_contiguous() else ["w"])
+
+
+def test_a_buffer_keeps_its_memory_order_when_its_type_changes(make):
+    model = Holder("buffer", "w", ORDERS["channels last"](torch.zeros(2, 3, 4, 5)))
+    state, order = {"w": torch.randn(2, 3, 4, 5)}, model.w.stride()
+    result = make.load(model, state, dtype=torch.bfloat16)
+    assert torch.equal(model.w, state["w"].bfloat16()) and model.w.stride() == order
+    assert list(result.copied) == ["w"]
+
+
+def test_a_buffer_that_was_made_in_inference_mode_keeps_its_memory_order(make):
+    with torch.inference_mode():
+        model = Holder("buffer", "w", ORDERS["channels last"](torch.zeros(2, 3, 4, 5)))
+    state, order = {"w": torch.randn(2, 3, 4, 5)}, model.w.stride()
+    make.load(model, state)
+    assert torch.equal(model.w, state["w"]) and model.w.stride() == order

@@ -45,22 +45,28 @@ def _size_of(layout: Any) -> int:
 
 def stored(found: Source, layout: RankLayout) -> Dict[str, str]:
     """Names of `layout` that the source has, under whichever name -> its own name for them."""
+    return {name: own[0] for name, own in every_stored(found, layout).items()}
+
+
+def every_stored(found: Source, layout: RankLayout) -> Dict[str, List[str]]:
+    """The same with all that the source has for a name: of a tied tensor it may be several."""
     known: List[List[str]] = [[name] for name in layout.names]
     for alias, index in layout.aliases.items():
         known[index].append(alias)
     held = {**dict(zip(found.tensors, found.tensors)), **found.aliases}
-    first = ((names[0], next((held[n] for n in names if n in held), None)) for names in known)
-    return {name: own for name, own in first if own is not None}
+    own = ((names[0], list(dict.fromkeys(held[n] for n in names if n in held))) for names in known)
+    return {name: names for name, names in own if names}
 
 
 def unexpected(found: Source, layout: RankLayout) -> List[str]:
     """What the source has and `layout` does not ask for."""
-    return sorted(set(found.tensors) - set(stored(found, layout).values()))
+    asked = (name for names in every_stored(found, layout).values() for name in names)
+    return sorted(set(found.tensors) - set(asked))
 
 
 def _by_rule(found: Source, layout: RankLayout, place) -> Dict[str, Any]:
     """One rank's own statement, of whole tensors, as rules. Raises what its load would."""
-    own, optional, by_dtype = stored(found, layout), set(layout.optional), {}
+    own, optional, by_dtype = every_stored(found, layout), set(layout.optional), {}
     for index, (name, shape) in enumerate(zip(layout.names, layout.shapes)):
         if name not in own:
             if not (layout.skip_missing or index in optional):
@@ -71,14 +77,13 @@ def _by_rule(found: Source, layout: RankLayout, place) -> Dict[str, Any]:
                     {"tensor": name},
                 )
             continue
-        tensor, wanted = found.tensors[own[name]], layout.dtypes[index]
-        in_file = _dtypes.BY_NAME[tensor.dtype].number
-        fits = wanted in (0, in_file) or {wanted, in_file} <= _dtypes.CASTABLE
-        if tuple(tensor.shape) != tuple(shape) or not fits:
-            if index in optional:
-                continue
-            raise _mismatch(found.source, tensor, own[name], shape, wanted)
-        by_dtype.setdefault(wanted if wanted in _dtypes.CASTABLE else 0, set()).add(own[name])
+        wanted = layout.dtypes[index]
+        for stored_name in own[name]:
+            tensor = found.tensors[stored_name]
+            if _fits(tensor, shape, wanted):
+                by_dtype.setdefault(wanted if wanted in _dtypes.CASTABLE else 0, set()).add(stored_name)
+            elif index not in optional:
+                raise _mismatch(found.source, tensor, stored_name, shape, wanted)
     left = unexpected(found, layout) if layout.refuse_unexpected else []
     if left:
         raise InvalidArgument(
@@ -92,6 +97,12 @@ def _by_rule(found: Source, layout: RankLayout, place) -> Dict[str, Any]:
         dtype = {"dtype": _dtypes.BY_NUMBER[number].name} if number else {}
         rules.append({"match": sorted(names), "only_ranks": [place.rank], **dtype})
     return {"world_size": place.world_size, "rules": rules, "default": {"drop": True}}
+
+
+def _fits(tensor, shape, wanted: int) -> bool:
+    in_file = _dtypes.BY_NAME[tensor.dtype].number
+    same = tuple(tensor.shape) == tuple(shape) or (tuple(tensor.shape), tuple(shape)) == ((1,), ())
+    return same and (wanted in (0, in_file) or {wanted, in_file} <= _dtypes.CASTABLE)
 
 
 def _mismatch(source: str, tensor, name: str, shape, wanted: int) -> InvalidArgument:

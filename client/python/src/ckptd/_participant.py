@@ -145,7 +145,7 @@ def _request(number: str, source: Path, deadline: Deadline, barrier: bool):
     request = _proto.message("JoinLoadRequest")(
         participant=number, pid=os.getpid(), barrier=barrier, job_key=_job_key()
     )
-    with contextlib.suppress(TypeError, ValueError):  # the load says what is wrong with it
+    with contextlib.suppress(TypeError, ValueError, Error):  # the load says what is wrong with it
         request.source = source_text(source)
         request.real_source = source_text(os.path.realpath(path_of(request.source)))
     _fill_duration(request.process_age, _age())

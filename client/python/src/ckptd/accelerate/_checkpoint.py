@@ -14,8 +14,9 @@ from torch import nn
 from .. import _client
 from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
-from .._source import absolute
-from ..torch import _agree, _devices, _in_file, _lazy, _load, _module, _native, _state_dict, _tied
+from .._source import absolute, local_path
+from ..torch import _agree, _devices, _in_file, _lazy, _load, _module, _native, _native_files, _state_dict
+from ..torch import _tied
 from ..torch._spread import Options
 from . import _feed
 from ._files import Files, resolve
@@ -102,7 +103,7 @@ def load_checkpoint_in_model(
     return _native.stand_in(
         _FUNCTION,
         lambda: _spread(call, wrong) if together else _run(call),
-        lambda: original(model, checkpoint, **arguments),
+        lambda: _natively(call, original),
         fallback,
     )
 
@@ -139,10 +140,27 @@ def _can_spread(model: nn.Module, full_state_dict: bool) -> bool:
     return full_state_dict and len(real) <= 1
 
 
+def _natively(call: _Call, original: Callable) -> None:
+    """accelerate's own function, which chooses among names of one tensor without a word."""
+    names = {name for names in _tied.shared_names(call.model) for name in names}
+    if names and call.files is not None:
+        held = _native_files.read_some(call.files.files, names)
+        doing = f"loading {call.checkpoint} by accelerate's own function"
+        if call.tied is None:
+            _tied.settle(doing, call.model, {"": held}, None, lambda value: value)
+        elif _tied.in_dict(doing, call.model, held, call.tied) is not held:
+            raise FailedPrecondition(
+                f"{doing} with tied={call.tied!r}: it has different values under names of one tensor, and "
+                "accelerate chooses by an order of its own; start the daemons, or untie the model",
+                "DAEMON_UNREACHABLE",
+            )
+    original(call.model, call.checkpoint, **call.arguments)
+
+
 def _resolve(checkpoint: str) -> Tuple[Optional[Files], Optional[Exception]]:
     """Which files it is, or what is wrong with it."""
     try:
-        return resolve(checkpoint), None
+        return resolve(local_path(checkpoint)), None
     except (OSError, ValueError, Error) as error:
         return None, error
 
@@ -185,13 +203,15 @@ def _run(call: _Call) -> None:
     def read(entry: _in_file.InFile) -> torch.Tensor:
         return _lazy.LazyStateDict({entry.name: entry}, **call.options())[entry.name]
 
+    chosen: Dict[str, str] = {}  # see _tied.settle
+
     @functools.cache
     def by_file() -> Dict[str, _feed.Entries]:
         # Not before accelerate has checked its arguments.
         with call.connected() as own:
             found = _in_file.inspect(own, call.files.source, call.deadline)
             held = _feed.entries(own, found, call.files, _wishes(call), call.digest, call.deadline)
-        _tied.settle(f"loading {call.checkpoint}", call.model, held, call.tied, read)
+        chosen.update(_tied.settle(f"loading {call.checkpoint}", call.model, held, call.tied, read))
         return held
 
     def load_state_dict(file: str, device_map: Any = None) -> Mapping[str, Any]:
@@ -204,7 +224,7 @@ def _run(call: _Call) -> None:
 
     checkpoint = call.files.files[0] if call.files.without_index else call.checkpoint
     original = _native.original(_MODULE, _FUNCTION)
-    offload = _Offload(call.arguments["offload_folder"], by_file if call.link else None)
+    offload = _Offload(call.arguments["offload_folder"], by_file if call.link else None, chosen)
     _with_globals(
         original,
         load_state_dict=load_state_dict,
@@ -234,11 +254,17 @@ class _Offload:
     """Where accelerate's function puts tensors aside.
 
     folder: the one for "disk"; what goes anywhere else waits in memory, which is the
-    daemon's, instead of in files. by_file: to have entries name their files.
+    daemon's, instead of in files. by_file: to have entries name their files. chosen: name -> the
+    one whose value is taken for it.
     """
 
-    def __init__(self, folder: Any, by_file: Optional[Callable[[], Dict[str, _feed.Entries]]]):
-        self._folder, self._by_file = folder, by_file
+    def __init__(
+        self,
+        folder: Any,
+        by_file: Optional[Callable[[], Dict[str, _feed.Entries]]],
+        chosen: Mapping[str, str],
+    ):
+        self._folder, self._by_file, self._chosen = folder, by_file, chosen
         self._waiting: Dict[str, torch.Tensor] = {}
 
     def write(self, weight: torch.Tensor, name: str, folder: Any, index: Any = None) -> Any:
@@ -249,9 +275,11 @@ class _Offload:
 
             offload_weight(weight, name, folder, index=index)
         else:
-            file = next(path for path, held in self._by_file().items() if name in held)
+            files = self._by_file()
+            stored = self._chosen.get(name, name)
+            file = next(path for path, held in files.items() if stored in held)
             dtype = str(weight.dtype).replace("torch.", "")
-            index[name] = {"safetensors_file": file, "weight_name": name, "dtype": dtype}
+            index[name] = {"safetensors_file": file, "weight_name": stored, "dtype": dtype}
         return index
 
     def read_back(self, model: nn.Module, index: Mapping[str, Any], _: str) -> None:

@@ -173,9 +173,10 @@ def _fill(module: nn.Module, given: Given, strict: bool, options: Options) -> An
 def _native_fill(module: nn.Module, given: Given, strict: bool, own: Options) -> Any:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
+    together = _load.rank_and_size()[1] > 1  # a process that is alone may have no process group
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=together, strict=strict)
     where = ("torch.distributed.checkpoint.state_dict", "set_model_state_dict")
-    whole = _given.as_dict("DistModule.load_state_dict", given, own.timeout)
+    whole = _module.dict_for_original("DistModule.load_state_dict", module, given, own)
     return _native.original(*where)(module, dict(whole), options=options)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from .. import _client
 from .._errors import InvalidArgument
-from . import _agree, _buffers, _given, _load, _module, _names, _native, _private, _result, _tied
+from . import _agree, _buffers, _load, _module, _names, _native, _private, _result, _tied
 from ._spread import DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -55,15 +55,15 @@ def fsdp2_load_full_state_dict(
             _LOAD,
             lambda: _spread(model, full_sd, cpu_offload, own),
             lambda: _native.original(_UTILS, _LOAD)(
-                accelerator, model, _native_dict(_LOAD, model, full_sd, timeout), cpu_offload
+                accelerator, model, _native_dict(model, full_sd, own), cpu_offload
             ),
             fallback,
         )
 
 
-def _native_dict(doing: str, model: nn.Module, given: Given, timeout: float) -> Any:
+def _native_dict(model: nn.Module, given: Given, options: Options) -> Any:
     """What accelerate gets: of a file in the model's types, or its ranks wait for ever."""
-    whole = _given.as_dict(doing, given, timeout)
+    whole = _module.dict_for_original(_LOAD, model, given, options)
     if not isinstance(given, (str, os.PathLike)):
         return whole
     wanted = model.state_dict()

@@ -222,7 +222,7 @@ class LazyStateDict(dict):
 
     def _values_of(self, group: List[Tuple[str, Any]]) -> List[Tuple[str, Any]]:
         left = [e for _, e in group if isinstance(e, InFile) and e.owner.value is None]
-        read = dict(zip(map(id, left), self._read(left)))
+        read = {id(e): value.to(e.device or value.device) for e, value in zip(left, self._read(left))}
         return [(name, read.get(id(entry), _in_file.now(entry))) for name, entry in group]
 
     @torch.inference_mode(False)  # else changes could not be told, and nothing be trained

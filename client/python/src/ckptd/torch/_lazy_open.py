@@ -36,14 +36,12 @@ def load_state_dict(
     ckptd.Error.
     """
     path = os.fspath(_source.of_variant(checkpoint_file, variant))
-    if path.startswith(("hf://", "~")):
-        path = _source.local_path(path)
     rank, _ = _load.rank_and_size()
     if rank != 0 and not every_rank:
         return {}
-    known = _folder.is_safetensors(path) or os.path.isdir(path)
     with _agree.preparing(f"load_state_dict of {path}", _agree.Near(address, client)):
-        if not known:
+        path = _source.local_path(path)
+        if not (_folder.is_safetensors(path) or os.path.isdir(path)):
             return torch.load(path, map_location=torch.device("cpu"), weights_only=True)
         devices = None if device_map is None else _devices.by_module(device_map)
         return _native.stand_in(

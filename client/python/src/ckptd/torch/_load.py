@@ -343,7 +343,8 @@ def attach(
     with no_collection():  # its table has a row for each tensor; a daemon that holds it has no reason to wait
         shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())
     if layout.asked_by_rule is not None:
-        _name_as_stated(layout, shard.table)
+        with _closed_if_refused(shard):
+            _name_as_stated(layout, shard)
     clock.lap("acquire")
     return shard, LoadResult(
         checkpoint.served_from or checkpoint.name,
@@ -360,13 +361,20 @@ def attach(
     )
 
 
-def _name_as_stated(layout: RankLayout, table) -> None:
-    """What was loaded by rule, for a process that is no rank of the job, has the source's names."""
-    found = layout.asked_by_rule
+def _name_as_stated(layout: RankLayout, shard: Shard) -> None:
+    """What was loaded by rule, for a process that is no rank of the job, has the source's names.
+
+    Raises InvalidArgument (LAYOUT_MISMATCH) for names of one tensor that have different values.
+    """
+    found, table = layout.asked_by_rule, shard.table
     table.unexpected += _outside.unexpected(found, layout)
-    for name, stored in _outside.stored(found, layout).items():
-        if stored in table.index:
-            table.index.setdefault(name, table.index[stored])
+    for name, stored in _outside.every_stored(found, layout).items():
+        held = [one for one in stored if one in table.index]
+        if len(held) > 1:
+            values = {one: _memory.whole(shard, table.index[one]) for one in held}
+            _tied.names_of(f"loading {found.source}", held, values, None, lambda value: value)
+        if held:
+            table.index.setdefault(name, table.index[held[0]])
 
 
 def list_targets(modules: _hooks.Modules, dtype: Optional[torch.dtype] = None) -> List[Target]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Container, Dict, Iterable, List, Mapping
 
 from .. import _folder
 from .._errors import FailedPrecondition, InvalidArgument
@@ -34,6 +34,17 @@ def read(
     found: Dict[str, Any] = {}
     for file in _files_of(path):
         found.update(read_file(file))
+    return found
+
+
+def read_some(files: Iterable[str], names: Container[str]) -> Dict[str, Any]:
+    """name -> tensor, of those of `names` that the safetensors files hold."""
+    from safetensors import safe_open
+
+    found: Dict[str, Any] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            found.update((name, file.get_tensor(name)) for name in file.keys() if name in names)
     return found
 
 

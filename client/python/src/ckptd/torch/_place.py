@@ -122,9 +122,12 @@ def _copied(target: Target) -> Optional[str]:
     if target.beside is not None:
         return f"it shares its storage with {target.beside}"
     tensor = target.tensor
-    if tensor.is_meta or target.spec is not None or target.placed != tensor.dtype:
+    recast = target.placed != tensor.dtype
+    if tensor.is_meta or target.spec is not None or (recast and not target.is_buffer):
         return None
-    if target.is_buffer and (type(tensor) is not torch.Tensor or tensor.requires_grad):
+    if _private.in_slot(target.slots[0]) is None:
+        return None  # it only tells what is wanted
+    if not recast and target.is_buffer and (type(tensor) is not torch.Tensor or tensor.requires_grad):
         return f"it is a buffer of type {type(tensor).__name__}, with its own ways"
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     if not plain or tensor.is_contiguous() or _private.repeats(tensor):
@@ -240,9 +243,7 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
             target = entry.target
             flat, view = entry.tensors(shard)
             if entry.copied is not None:
-                with torch.no_grad():
-                    target.tensor.copy_(view)
-                changed.append(target.tensor)
+                changed.append(_copy_into(target, view))
             elif target.is_buffer:
                 if not target.tensor.is_meta:
                     changed.append(target.tensor)
@@ -282,10 +283,22 @@ def check_filled(targets: Iterable[Target]) -> None:
             )
 
 
+def _copy_into(target: Target, view: torch.Tensor) -> torch.Tensor:
+    """Gives the target the value of `view` in its own memory order. Returns its tensor."""
+    tensor = target.tensor
+    if target.placed != tensor.dtype:
+        _fill_buffer(target, torch.empty_like(tensor, dtype=target.placed, device=view.device).copy_(view))
+    else:
+        # PyTorch lets tensors of inference mode be written in that mode alone.
+        with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+            tensor.copy_(view)
+    return target.tensor
+
+
 def _fill_buffer(target: Target, view: torch.Tensor) -> None:
     if target.spec is not None:
         view = _private.dtensor_over(view, target.spec, False)
-    else:
+    elif _private.in_slot(target.slots[0]) is not None:  # else it only tells what is wanted
         view = _private.put_buffer(target.tensor, view)
     for slot in target.slots:
         _private.put_in_slot(slot, view)

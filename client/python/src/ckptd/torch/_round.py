@@ -12,7 +12,7 @@ import torch.distributed as dist
 from .._rpc import Deadline, in_seconds
 from ._failures import Heard, as_text, from_text
 from ._seal import Seal, digest
-from ._shared import Shared, delete_long, get_all, get_long, set_all, set_long
+from ._shared import Shared, check_length, delete_long, get_all, get_long, set_all, set_long
 
 _LOG = logging.getLogger("ckptd")
 _STAGES = 3
@@ -120,6 +120,7 @@ class Group:
         if self.rank == 0:
             said = make()
             kept = self.seal.write(key, said).encode()
+            check_length(kept)
             set_long(self._store, key, kept)
             self._end_well(0)
         else:

@@ -4,6 +4,7 @@ import contextlib
 import json
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
+from .._errors import Unimplemented
 from ._failures import unproven
 from ._neighbours import Neighbours, host_key
 from ._seal import Seal
@@ -81,8 +82,9 @@ def _unproven(value: bytes) -> Tuple[int, Optional[Failure]]:
     """A line of the board by a rank that has no key, or by anybody: believed as far as failures are."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         rank, (text, lost) = json.loads(Seal.bare(value))
-        if type(rank) is int and isinstance(text, str):
-            return rank, Failure(unproven(text), lost is True)
+        left = unproven(text) if isinstance(text, str) else ""
+        if type(rank) is int and left:
+            return rank, Failure(left, lost is True)
     return -1, None
 
 
@@ -159,6 +161,17 @@ def set_all(store, values: Dict[str, str]) -> None:
         return
     for key, value in values.items():
         store.set(key, value.encode())
+
+
+def check_length(value: bytes) -> None:
+    """Raises Unimplemented (VALUE_UNSUPPORTED) where get_long would read less than `value`."""
+    most = _PIECE * _MOST_PIECES
+    if len(value) > most:
+        raise Unimplemented(
+            f"telling the other ranks what rank 0 has: its names and values that are no tensors of the model take "
+            f"{len(value)} bytes together, and {most} can be sent; have get_extra_state give less",
+            "VALUE_UNSUPPORTED",
+        )
 
 
 def set_long(store, key: str, value: bytes) -> None:

@@ -170,17 +170,15 @@ class _Source:
             named = _names_of(doing, target, entries, tied, self._read)
             if not named:
                 continue
-            found = []
-            for name in (name for names in named for name in names):
+            found, every = [], [name for names in named for name in names]
+            self._bring_together(every, entries)
+            for name in every:
                 entry = entries[name]
                 if isinstance(entry, torch.Tensor):
                     staged[name] = entry
                     entry = InFile("", name, _memory.number_of(entry.dtype), (), 0)
                 elif not isinstance(entry, InFile):
-                    raise TypeError(
-                        f"{doing}: {name} is a tensor of the model and {type(entry).__name__} in "
-                        "the state dict; pass a tensor"
-                    )
+                    raise _no_tensor(doing, name, entry)
                 if self.identities.setdefault(entry.source, entry.identity) != entry.identity:
                     raise _in_file.changed(entry.source)
                 found.append(entry)
@@ -201,6 +199,13 @@ class _Source:
         }
         return json.dumps(said)
 
+    def _bring_together(self, names: List[str], entries: Dict[str, Any]) -> None:
+        """Reads what is in a file where others of `names` are in memory: one load brings them all."""
+        if any(isinstance(entries[name], torch.Tensor) for name in names):
+            for name in names:
+                if isinstance(entries[name], InFile):
+                    entries[name] = self._read(entries[name])
+
     def _name_in_source(self, name: str, entry: Any) -> str:
         return entry.name if isinstance(entry, InFile) else name
 
@@ -216,6 +221,11 @@ class _Source:
         near = {"client": self._own, "timeout": self._deadline.for_call()}
         objects = dict(_lazy.LazyStateDict(objects, devices=on_host, **near).items())
         return {name: _plain.encode(name, value) for name, value in objects.items()}
+
+
+def _no_tensor(doing: str, name: str, entry: Any) -> TypeError:
+    kind = type(entry).__name__
+    return TypeError(f"{doing}: {name} is a tensor of the model and {kind} in the state dict; pass a tensor")
 
 
 def _names_of(

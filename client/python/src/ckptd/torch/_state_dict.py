@@ -1,13 +1,14 @@
 """set_model_state_dict of torch.distributed.checkpoint.state_dict, fed by the daemons."""
 
 import os
+from dataclasses import replace
 from typing import Any, ContextManager, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
 
 from .. import _client, _source
-from . import _agree, _given, _lazy, _load, _module, _names, _native, _result, _tied
+from . import _agree, _lazy, _load, _module, _names, _native, _result, _tied
 from ._spread import Asked, DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -71,7 +72,9 @@ def set_model_state_dict(
             lambda: spread_over(model, model_state_dict, wish, own),
             lambda: original(
                 model,
-                _given.as_dict(_FUNCTION, model_state_dict, timeout, not wish.broadcast_from_rank0),
+                _module.dict_for_original(
+                    _FUNCTION, model, model_state_dict, own, not wish.broadcast_from_rank0
+                ),
                 options=wish,
             ),
             fallback,
@@ -129,6 +132,8 @@ def spread_over(model: nn.Module, given: Asked, wish: Any, options: Options) -> 
         _result.raise_as_torch(model, lacks, unexpected if wish.strict else [], sizes)
         return missing, unexpected
 
+    if not wish.broadcast_from_rank0:  # every rank passes the same, for itself
+        options = replace(options, allow_rank0_values=True)
     made = _module.spread_over(_FUNCTION, model, given, check, _dtypes, options)
     # Torch's result: what the model keeps counts as there, and rank 0 alone knows the dict.
     knows = _load.rank_and_size()[0] == 0 or not wish.broadcast_from_rank0

@@ -4,6 +4,7 @@ One rule for all functions: they must be equal there, or the caller says tied="f
 takes the value of the first of the model's names. Torch takes the last one's, accelerate the first's.
 """
 
+import copy
 from dataclasses import replace
 from typing import Any, Callable, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from .._errors import InvalidArgument
-from . import _private
+from . import _names, _private
 from ._in_file import InFile
 from ._targets import Target, stated
 
@@ -72,28 +73,49 @@ def only_first(targets: List[Target], held: Container[str]) -> Tuple[List[Target
 
 def settle(
     doing: str, model: nn.Module, entries: Mapping[str, Dict[str, Any]], tied: Optional[str], read: Read
-) -> None:
-    """The same for files whose names another library takes one by one: file -> its entries, which are changed."""
-    home = {name: held for held in entries.values() for name in held}
-    values = {name: held[name] for name, held in home.items()}
-    for names in _shared(model):
+) -> Dict[str, str]:
+    """The same for files whose names another library takes one by one: file -> its entries, which are changed.
+
+    Returns, for those that were given the value of another name, that name.
+    """
+    chosen = {}
+    home = {_names.clean(name): (held, name) for held in entries.values() for name in held}
+    values = {clean: held[name] for clean, (held, name) in home.items()}
+    for names in shared_names(model):
         found = [name for name in names if name in values]
         for name in found[1:]:
             one, other = values[found[0]], values[name]
             if tied == "first":
-                home[name][name] = one
+                held, own = home[name]
+                held[own] = one
+                chosen[own] = home[found[0]][1]
             elif not _is_same(one, other) and not _has_bytes_of(
                 *(read(e) if isinstance(e, InFile) else e for e in (one, other))
             ):
                 raise _apart(doing, found[0], name)
+    return chosen
 
 
-def _shared(model: nn.Module) -> List[List[str]]:
-    """Names of each tensor that has several, in the model's order."""
+def in_dict(doing: str, model: nn.Module, whole: Any, tied: Optional[str]) -> Any:
+    """The same for a state dict that torch or accelerate take: `whole`, or a copy where it is to differ."""
+    if not isinstance(whole, Mapping):
+        return whole
+    held = dict(whole)
+    settle(doing, model, {"": held}, tied, lambda entry: entry)
+    changed = {name: value for name, value in held.items() if value is not whole[name]}
+    if not changed:
+        return whole
+    made = copy.copy(whole)  # with torch's _metadata
+    made.update(changed)
+    return made
+
+
+def shared_names(model: nn.Module) -> List[List[str]]:
+    """Names of each tensor that has several, in the model's order, as checkpoints have them."""
     named: Dict[int, List[str]] = {}
     for each in (model.named_parameters, model.named_buffers):
         for name, tensor in each(remove_duplicate=False):
-            named.setdefault(id(tensor), []).append(name)
+            named.setdefault(id(tensor), []).append(_names.clean(name))
     return [names for names in named.values() if len(names) > 1]
 
 
