@@ -79,13 +79,15 @@ absl::Status UnloadOf(const UnloadOptions& options, Context& context, absl::Stat
   }
   for (const std::string& id : ids) {
     const std::string name = CheckpointName(id);
-    const absl::StatusOr<AdminClient::Unloaded> unloaded = admin.Unload(name, options.force);
+    const absl::StatusOr<AdminClient::Unloaded> unloaded =
+        admin.Unload(name, options.force, options.idle);
     if (MayLack(unloaded.status(), options.all_ranks || options.idle)) {
       lacking = unloaded.status();
       continue;
     }
-    // Somebody has come for it in between.
-    if (options.idle && ReasonOf(unloaded.status()) == reason::kLeased) continue;
+    // Somebody has come for it in between, is yet to come, or has others filled.
+    const std::string why = ReasonOf(unloaded.status());
+    if (options.idle && (why == reason::kLeased || why == reason::kNotActive)) continue;
     CKPTD_RETURN_IF_ERROR(unloaded.status());
     ++unloaded_count;
     PrintResult({{"name", name},

@@ -43,10 +43,12 @@ absl::StatusOr<AdminClient> AdminClient::Connect(const ConnectOptions& options) 
   return AdminClient(std::make_unique<Impl>(std::move(connection)));
 }
 
-absl::StatusOr<AdminClient::Unloaded> AdminClient::Unload(const std::string& name, bool force) {
+absl::StatusOr<AdminClient::Unloaded> AdminClient::Unload(const std::string& name, bool force,
+                                                          bool idle) {
   v1::UnloadCheckpointRequest request;
   request.set_name(name);
   request.set_force(force);
+  request.set_idle(idle);
   v1::UnloadCheckpointResponse response;
   CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::UnloadCheckpoint, request, response, "unloading " + name));
   return Unloaded{response.freed_bytes(), response.cancelled()};

@@ -29,7 +29,7 @@ class AdminClient {
     uint64_t freed_bytes = 0;
     bool cancelled = false;  // it was LOADING, and has failed on every rank
   };
-  absl::StatusOr<Unloaded> Unload(const std::string& name, bool force);
+  absl::StatusOr<Unloaded> Unload(const std::string& name, bool force, bool idle = false);
   absl::StatusOr<CheckpointInfo> Pin(const std::string& name, bool pinned);
   absl::StatusOr<std::vector<LeaseInfo>> Leases();
   absl::StatusOr<DaemonInfo> Info();

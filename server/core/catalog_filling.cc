@@ -38,11 +38,26 @@ void Catalog::EndFilling(Entry& entry, const absl::Status& why) {
   if (!entry.filling.has_value()) return;
   entry.filling.reset();
   entry.info.failure = why;
-  StartKeeping(entry);
+  StartKeeping(OwnerOf(entry));
   Touch(entry);
   if (why.ok()) return;
   Log(LogLevel::kError, "{}: filling the ranks without it failed: {}", entry.info.name,
       MessageOf(why));
+}
+
+const Catalog::Entry* Catalog::Unended(const Entry& owner) const {
+  if (LoadsSince(owner).has_value()) return &owner;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.filling.has_value() && entry.info.served_from == owner.info.name) return &entry;
+  }
+  return nullptr;
+}
+
+std::string Catalog::LoadThatNeeds(const std::string& name) const {
+  MutexLock lock(mutex_);
+  const Entry* const entry = Find(name);
+  const Entry* const loading = entry == nullptr ? nullptr : Unended(OwnerOf(*entry));
+  return loading == nullptr ? std::string() : loading->info.name;
 }
 
 bool Catalog::Complete(const std::string& name) {

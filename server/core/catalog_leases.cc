@@ -47,12 +47,33 @@ absl::Status NotActive(std::string_view doing, const CheckpointInfo& info,
 
 }  // namespace
 
+absl::Status Catalog::CheckTakeable(const Entry& entry, const std::string& name) {
+  if (entry.info.leases > 0) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
+                     fmt::format("acquiring {} EXCLUSIVE: {} open on it; release what is held, or "
+                                 "acquire it SHARED or PRIVATE",
+                                 name, LeasesText(entry.info.leases)),
+                     {{"checkpoint", name}});
+  }
+  if (entry.memory->sealed()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kExclusiveNeedsCopy,
+                     fmt::format("acquiring {} EXCLUSIVE: its memory is sealed because it was "
+                                 "loaded for, or lent to, readers; unload it (`ckptctl unload "
+                                 "{}`) and load it with intended mode EXCLUSIVE, or acquire it "
+                                 "PRIVATE",
+                                 name, name),
+                     {{"checkpoint", name}});
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode mode,
                                             const std::string& request_id) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
   if (entry->info.state != CheckpointState::kActive) return NotActive("acquiring", entry->info);
+  Entry* const asked = entry;
   const std::shared_ptr<const Shard> shard = entry->shard;
   entry = &OwnerOf(*entry);
   if (entry->exclusive) {
@@ -63,27 +84,11 @@ absl::StatusOr<Catalog::Held> Catalog::Hold(const std::string& name, AttachMode 
                                  name),
                      {{"checkpoint", name}});
   }
-  if (mode == AttachMode::kExclusive) {
-    if (entry->info.leases > 0) {
-      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
-                       fmt::format("acquiring {} EXCLUSIVE: {} open on it; release what is held, or "
-                                   "acquire it SHARED or PRIVATE",
-                                   name, LeasesText(entry->info.leases)),
-                       {{"checkpoint", name}});
-    }
-    if (entry->memory->sealed()) {
-      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kExclusiveNeedsCopy,
-                       fmt::format("acquiring {} EXCLUSIVE: its memory is sealed because it was "
-                                   "loaded for, or lent to, readers; unload it (`ckptctl unload "
-                                   "{}`) and load it with intended mode EXCLUSIVE, or acquire it "
-                                   "PRIVATE",
-                                   name, name),
-                       {{"checkpoint", name}});
-    }
-  }
+  if (mode == AttachMode::kExclusive) CKPTD_RETURN_IF_ERROR(CheckTakeable(*entry, name));
   entry->kept_for.erase(request_id);
   ++entry->info.leases;
   entry->exclusive = mode == AttachMode::kExclusive;
+  if (asked != entry) Touch(*asked);
   Touch(*entry);
   return Held{entry->memory, shard, entry->generation, entry->info.name};
 }
@@ -111,6 +116,7 @@ void Catalog::Take(Entry& entry) {
   entry.info.state = CheckpointState::kTaken;
   entry.info.slab_bytes = 0;
   entry.info.served_from.clear();
+  entry.filling.reset();
   entry.memory = nullptr;
   Touch(entry);
 }
@@ -120,7 +126,8 @@ absl::StatusOr<Catalog::Held> Catalog::Look(const std::string& name) const {
   const Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
   if (entry->info.state != CheckpointState::kActive) return NotActive("verifying", entry->info);
-  return Held{entry->memory, entry->shard, entry->generation};
+  const Entry& owner = OwnerOf(*entry);
+  return Held{entry->memory, entry->shard, entry->generation, owner.info.name, owner.shard};
 }
 
 absl::StatusOr<std::shared_ptr<const Shard>> Catalog::Table(const std::string& name) const {
@@ -133,20 +140,29 @@ absl::StatusOr<std::shared_ptr<const Shard>> Catalog::Table(const std::string& n
   return entry->shard;
 }
 
-absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force) {
+absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force, bool idle) {
   std::shared_ptr<ShardMemory> freed;  // destroyed after the lock
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
   entry = &OwnerOf(*entry);
-  if (LoadsSince(*entry).has_value()) {
-    return NotActive("unloading", InfoOf(*entry), "; or force it, which cancels the load on every rank");
+  // Who forces it has cancelled the load of a view, or wants its memory before that ends.
+  const Entry* const loading = Unended(*entry);
+  if (loading != nullptr && (loading == entry || !force)) {
+    return NotActive("unloading", InfoOf(*loading), "; or force it, which cancels the load on every rank");
   }
   if (entry->info.leases > 0 && !force) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
                      fmt::format("unloading {}: {} open on it; end what holds it, or force it "
                                  "(clients keep what they have mapped)",
                                  name, LeasesText(entry->info.leases)),
+                     {{"checkpoint", name}});
+  }
+  if (idle && Kept(*entry) && !force) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
+                     fmt::format("unloading {} as idle: a client that has loaded it has yet to "
+                                 "acquire it; try again in {} s, or unload it by name",
+                                 name, kKept.count()),
                      {{"checkpoint", name}});
   }
   const uint64_t bytes = entry->memory == nullptr ? 0 : entry->info.slab_bytes;
@@ -172,8 +188,14 @@ bool Catalog::KeepFor(const std::string& name, const std::string& request_id) {
   Entry* entry = Find(name);
   if (entry == nullptr) return false;
   Entry& owner = OwnerOf(*entry);
+  const auto now = Clock::now();
+  std::erase_if(owner.kept_for, [now](const auto& kept) {
+    return kept.second.has_value() && *kept.second <= now;
+  });
+  // Whoever comes then finds it kept for all the others.
+  if (owner.kept_for.size() >= kMostKept && owner.kept_for.count(request_id) == 0) return true;
   owner.kept_for[request_id].reset();
-  if (!LoadsSince(owner).has_value()) StartKeeping(owner);
+  StartKeeping(owner);
   return true;
 }
 
@@ -182,17 +204,18 @@ void Catalog::KeepNoMore(const std::string& name, const std::string& request_id)
   if (Entry* entry = Find(name); entry != nullptr) OwnerOf(*entry).kept_for.erase(request_id);
 }
 
-void Catalog::StartKeeping(Entry& entry) const {
-  for (auto& [request, until] : entry.kept_for) {
+void Catalog::StartKeeping(Entry& owner) const {
+  if (Unended(owner) != nullptr) return;
+  for (auto& [request, until] : owner.kept_for) {
     if (until.has_value()) continue;
     until = Clock::now() + std::chrono::duration_cast<Clock::duration>(kept_);
   }
 }
 
-bool Catalog::Kept(const Entry& entry) {
+bool Catalog::Kept(const Entry& entry, std::optional<std::string_view> but_for) {
   const auto now = Clock::now();
-  return std::any_of(entry.kept_for.begin(), entry.kept_for.end(), [now](const auto& kept) {
-    return !kept.second.has_value() || *kept.second > now;
+  return std::any_of(entry.kept_for.begin(), entry.kept_for.end(), [&](const auto& kept) {
+    return kept.first != but_for && (!kept.second.has_value() || *kept.second > now);
   });
 }
 

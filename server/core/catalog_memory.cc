@@ -61,10 +61,10 @@ absl::Status Catalog::CheckKind(const LoadRequest& request) const {
                                    : "none"));
 }
 
-bool Catalog::Evictable(const Entry& entry) {
+bool Catalog::Evictable(const Entry& entry) const {
   return entry.info.state == CheckpointState::kActive && !entry.info.pinned && !IsView(entry) &&
-         entry.info.leases == 0 && entry.info.slab_bytes > 0 && !entry.filling.has_value() &&
-         !Kept(entry);
+         entry.info.leases == 0 && entry.info.slab_bytes > 0 && !Kept(entry) &&
+         Unended(entry) == nullptr;
 }
 
 // What cannot fit even then costs nobody its checkpoint.
@@ -78,7 +78,7 @@ bool Catalog::EvictionHelps(uint64_t bytes, uint64_t budget,
   }
   // Of what was unloaded by force while somebody used it, too.
   const uint64_t used = backend_.Usage().used;
-  const uint64_t held = used - std::min(used, evictable);
+  const uint64_t held = used - std::min(used, evictable + going_);
   if (bytes > budget - std::min(budget, held)) return false;
   // Others may have what the budget would allow.
   return !device_free.has_value() || bytes <= *device_free + evictable;

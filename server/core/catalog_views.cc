@@ -13,12 +13,16 @@ Catalog::Entry& Catalog::OwnerOf(Entry& entry) {
   return owner == nullptr ? entry : *owner;
 }
 
+const Catalog::Entry& Catalog::OwnerOf(const Entry& entry) const {
+  const Entry* const owner = IsView(entry) ? Find(entry.info.served_from) : nullptr;
+  return owner == nullptr ? entry : *owner;
+}
+
 CheckpointInfo Catalog::InfoOf(const Entry& entry) const {
   CheckpointInfo info = Shown(entry);
-  const Entry* const owner = IsView(entry) ? Find(entry.info.served_from) : nullptr;
-  if (owner == nullptr) return info;
-  info.leases = owner->info.leases;
-  info.pinned = owner->info.pinned;
+  const Entry& owner = OwnerOf(entry);
+  info.leases = owner.info.leases;
+  info.pinned = owner.info.pinned;
   return info;
 }
 
@@ -29,8 +33,26 @@ bool Catalog::Serves(const Entry& entry, const PrepareCall& call) const {
   if (entry.files != call.index->files || entry.info.kind != KindFor(request)) return false;
   if (request.digests && !entry.info.digests) return false;
   if (exclusive != (entry.info.intended == AttachMode::kExclusive)) return false;
-  // Whoever wants the memory itself must be the first.
-  return !exclusive || (entry.info.leases == 0 && !entry.memory->sealed());
+  // Whoever wants the memory itself must be the first, and nobody else wait for it.
+  return !exclusive || (entry.info.leases == 0 && !entry.memory->sealed() &&
+                        !Kept(entry, /*but_for=*/""));
+}
+
+// Leases hold the memory, and the table that they were given.
+void Catalog::BoundViews(const std::string& owner) {
+  size_t views = 0;
+  const Entry* oldest = nullptr;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.info.served_from != owner) continue;
+    ++views;
+    if (entry.filling.has_value() || entry.watchers > 0) continue;
+    if (oldest == nullptr || entry.last_used < oldest->last_used) oldest = &entry;
+  }
+  if (views < kMostViews || oldest == nullptr) return;
+  const std::string name = oldest->info.name;
+  Log(LogLevel::kInfo, "{}: forgotten, {} has {} views", name, owner, views);
+  Erase(name);
+  changed_.NotifyAll();
 }
 
 std::vector<Catalog::Resident> Catalog::MayServe(const PrepareCall& call) const {
@@ -60,6 +82,7 @@ absl::StatusOr<bool> Catalog::PublishView(const PrepareCall& call, const Residen
   if (memory == nullptr || memory->generation != owner.generation || !Serves(*memory, call)) {
     return false;
   }
+  BoundViews(owner.name);
   const uint64_t bytes = shard.plan.tensor_bytes;
   NotePlan(call, std::move(shard), *entry);
   entry->memory = memory->memory;
@@ -67,10 +90,9 @@ absl::StatusOr<bool> Catalog::PublishView(const PrepareCall& call, const Residen
   entry->info.digests = memory->info.digests;
   entry->info.state = CheckpointState::kActive;
   entry->info.activated = std::chrono::system_clock::now();
+  NoteOthers(call, *entry);
   entry->info.progress = {};
   entry->info.progress.bytes_total = entry->info.progress.bytes_done = bytes;
-  entry->info.resident_ranks = world_size_;  // what is published on one rank is so on all
-  entry->filled = ++ticks_;
   // Who waited for the view is kept its memory.
   memory->kept_for.merge(entry->kept_for);
   entry->kept_for.clear();
@@ -79,6 +101,17 @@ absl::StatusOr<bool> Catalog::PublishView(const PrepareCall& call, const Residen
   Touch(*entry);
   Touch(*memory);
   return true;
+}
+
+// Other ranks may have to be filled yet, and that may fail.
+void Catalog::NoteOthers(const PrepareCall& call, Entry& view) {
+  // By rank, each trainer waits for its own, and nobody tells of the others.
+  if (!IsRankForm(call.request) && world_size_ > 1) {
+    view.filling = Entry::Filling{view.info.progress, ++ticks_};
+    return;
+  }
+  view.info.resident_ranks = world_size_;
+  view.filled = ++ticks_;
 }
 
 void Catalog::Erase(const std::string& name) {

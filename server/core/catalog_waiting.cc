@@ -37,8 +37,11 @@ Catalog::Occupied Catalog::FindOccupied() const {
       out.pinned += info.slab_bytes;
       out.by.emplace_back(name, "pinned");
     } else if (!Evictable(entry) && info.slab_bytes > 0) {
-      out.by.emplace_back(name, "kept for who waited for it, which is to acquire it within " +
-                                    std::to_string(kKept.count()) + " s");
+      out.by.emplace_back(name, Unended(entry) != nullptr
+                                    ? "needed until other ranks are filled"
+                                    : fmt::format("kept for who waited for it, which is to acquire "
+                                                  "it within {} s",
+                                                  kKept.count()));
     }
   }
   return out;
@@ -97,7 +100,14 @@ void Catalog::GiveBack(const std::string& name) {
   std::shared_ptr<ShardMemory> freed;  // destroyed after the lock
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
-  if (entry == nullptr || entry->info.state != CheckpointState::kLoading) return;
+  if (entry == nullptr) return;
+  // Else others would wait for what it keeps of its owner, and it for them.
+  if (IsView(*entry) && entry->filling.has_value() && entry->filled == 0) {
+    entry->info.state = CheckpointState::kLoading;
+    entry->info.served_from.clear();
+    entry->filling.reset();
+  }
+  if (entry->info.state != CheckpointState::kLoading) return;
   freed = std::move(entry->memory);
   entry->shard = nullptr;
   entry->info.slab_bytes = 0;
@@ -110,34 +120,70 @@ bool Catalog::AnyWaiting() const {
                      [](const auto& entry) { return entry.second.wanted.has_value(); });
 }
 
-std::vector<std::string> Catalog::MakeRoomForWaiting() {
-  std::vector<std::string> fit;
-  // Heartbeats come through here, and the backend's answer may wait for memory that is being made.
-  if (!AnyWaiting()) return fit;
-  const MemoryUsage usage = backend_.Usage();
-  std::vector<std::shared_ptr<ShardMemory>> evicted;  // goes without the lock
-  MutexLock lock(mutex_);
+void Catalog::Free(Evicted evicted, uint64_t bytes) {
+  if (evicted.empty()) return;
+  // One owner: what is freed is gone when that has been counted.
+  const auto all = std::make_shared<Evicted>(std::move(evicted));
+  const auto free = [this, all, bytes] {
+    all->clear();
+    MutexLock lock(mutex_);
+    going_ -= bytes;
+  };
+  if (later_) return later_(free);
+  free();
+}
+
+uint64_t Catalog::EvictUntil(uint64_t lacking, Evicted& evicted) {
+  uint64_t bytes = 0;
+  while (bytes < lacking) {
+    std::shared_ptr<ShardMemory> memory = EvictOne();
+    if (memory == nullptr) break;
+    bytes += BytesOf(*memory);
+    evicted.push_back(std::move(memory));
+  }
+  going_ += bytes;
+  return bytes;
+}
+
+std::vector<std::pair<Catalog::Entry::Wanted, std::string>> Catalog::WaitingInOrder() const {
   std::vector<std::pair<Entry::Wanted, std::string>> waiting;
   for (const auto& [name, entry] : entries_) {
     if (entry.wanted.has_value()) waiting.emplace_back(*entry.wanted, name);
   }
   std::sort(waiting.begin(), waiting.end(),
             [](const auto& a, const auto& b) { return a.first.order < b.first.order; });
-  uint64_t ahead = 0;  // the most that one wants who comes first
-  uint64_t freed = 0;
-  for (const auto& [wanted, name] : waiting) {
-    const bool turn = ahead == 0 || ahead + wanted.bytes <= usage.budget;
-    ahead = std::max(ahead, wanted.bytes);
-    if (!turn || !EvictionHelps(wanted.bytes, usage.budget, std::nullopt)) continue;
-    // Now: else whoever used it last could have it again, and again.
-    while (usage.used + wanted.bytes > usage.budget + freed) {
-      std::shared_ptr<ShardMemory> memory = EvictOne();
-      if (memory == nullptr) break;
-      freed += BytesOf(*memory);
-      evicted.push_back(std::move(memory));
-    }
-    fit.push_back(name);
+  return waiting;
+}
+
+std::vector<std::string> Catalog::MakeRoomForWaiting() {
+  std::vector<std::string> fit;
+  // Heartbeats come through here, and the backend's answer may wait for memory that is being made.
+  if (!AnyWaiting()) return fit;
+  uint64_t going = 0;
+  {
+    // Before the use is looked at: what is freed in between counts as room twice, not as used twice.
+    MutexLock lock(mutex_);
+    going = going_;
   }
+  const MemoryUsage usage = backend_.Usage();
+  Evicted evicted;
+  uint64_t bytes = 0;
+  {
+    MutexLock lock(mutex_);
+    going = std::max(going, going_);
+    uint64_t ahead = 0;  // the most that one wants who comes first
+    for (const auto& [wanted, name] : WaitingInOrder()) {
+      const bool turn = ahead == 0 || ahead + wanted.bytes <= usage.budget;
+      ahead = std::max(ahead, wanted.bytes);
+      if (!turn || !EvictionHelps(wanted.bytes, usage.budget, std::nullopt)) continue;
+      const uint64_t would = usage.used + wanted.bytes;
+      const uint64_t room = usage.budget + going + bytes;
+      // Now: else whoever used it last could have it again, and again.
+      if (would > room) bytes += EvictUntil(would - room, evicted);
+      if (!later_ || would <= usage.budget) fit.push_back(name);
+    }
+  }
+  Free(std::move(evicted), bytes);
   return fit;
 }
 

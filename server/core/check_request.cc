@@ -15,6 +15,8 @@
 namespace ckptd {
 namespace {
 
+constexpr size_t kMaxRequestIdBytes = 128;
+
 // Where a rank is in a mesh is counted, and never compared with who there is.
 absl::Status CheckMeshes(const RankLayout& layout, const std::string& source) {
   for (const Mesh& mesh : layout.meshes) {
@@ -79,6 +81,15 @@ absl::Status CheckLayout(const LoadRequest& request, uint32_t rank, uint32_t wor
 }
 
 }  // namespace
+
+absl::Status CheckRequestId(std::string_view doing, const std::string& what,
+                            const std::string& request_id) {
+  if (request_id.size() <= kMaxRequestIdBytes) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                   fmt::format("{} {}: its request id has {} bytes, at most {} are taken; use a "
+                               "UUID",
+                               doing, what, request_id.size(), kMaxRequestIdBytes));
+}
 
 absl::Status CheckSource(std::string_view doing, const std::string& source) {
   if (source.size() > PATH_MAX) {

@@ -26,8 +26,6 @@ namespace {
 // within moments.
 constexpr std::chrono::minutes kPrepareDeadline{5};
 constexpr std::chrono::seconds kCallDeadline{8};
-// Of a load that waits for memory: each opens its files and plans again.
-constexpr std::chrono::milliseconds kBetweenAttempts{100};
 constexpr std::chrono::seconds kProbeDeadline{1};
 constexpr std::chrono::seconds kAbortDeadline{2};
 
@@ -60,7 +58,7 @@ LoadOutcome LoadRunner::Run() {
     GiveBackAll();
     outcome.refused_by = refused_by_;
     outcome.refused = std::exchange(outcome.status, absl::OkStatus());
-    outcome.not_before = Clock::now() + kBetweenAttempts;
+    outcome.refused_at = Clock::now();
   }
   if (!outcome.status.ok()) {
     AbortAll(outcome.status);
@@ -194,9 +192,10 @@ PrepareCall LoadRunner::CallFor(const Participant& participant) const {
   call.plan_digest = plan_->digest();
   call.request_digests = load_.request_digests;
   call.members_read = parts_.reader != ReaderPolicy::kRank0;
-  // What other ranks hold already comes first: their clients may wait for this one, and an older
-  // load for the memory that they hold.
-  if (Clock::now() < load_.memory_deadline) call.order = load_.files.empty() ? load_.order + 1 : 1;
+  // What other ranks hold already comes first, whether it waits for memory or not: their clients may
+  // wait for this one, and an older load for the memory that they hold.
+  const bool waits = Clock::now() < load_.memory_deadline;
+  call.order = !load_.files.empty() ? 1 : waits ? load_.order + 1 : 0;
   return call;
 }
 

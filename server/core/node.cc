@@ -28,7 +28,6 @@ constexpr std::chrono::seconds kLookupDeadline{5};
 constexpr std::chrono::seconds kFindMissingDeadline{8};
 constexpr int kAttempts = 3;
 constexpr size_t kRememberedRequests = 1024;
-constexpr size_t kMaxRequestIdBytes = 128;
 
 absl::Status TakenMeanwhile(const std::string& name) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kTaken,
@@ -36,6 +35,16 @@ absl::Status TakenMeanwhile(const std::string& name) {
                                "the source again",
                                name),
                    {{"checkpoint", name}});
+}
+
+// Where tensors begin behind which what is to be zero is not. By the table of all that lies in the
+// memory: what one view leaves out of it are tensors of its owner.
+absl::StatusOr<std::set<uint64_t>> DirtyOffsets(const Catalog::Held& held, const SlabView& view) {
+  const RankPlan& plan = held.whole->plan;
+  CKPTD_ASSIGN_OR_RETURN(const std::set<uint32_t> dirty, DirtyPadding(plan, view));
+  std::set<uint64_t> offsets;
+  for (const uint32_t i : dirty) offsets.insert(plan.tensors[i].offset);
+  return offsets;
 }
 
 // Waits for a worker's answer. Errors: DeadlineExceeded DEADLINE.
@@ -67,6 +76,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
       lookups_([](const CheckpointIndex& index) {
         return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
       }) {
+  catalog_.SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
   catalog_.SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
@@ -83,9 +93,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
         Follower::Parts{catalog_, backend_, options_.leader, options_.on_secret,
                         own_reading_,
                         [this](uint32_t rank, const std::string& incarnation) {
-                          load_worker_.Post([this, rank, incarnation] {
-                            peer_memory_.Forget(rank, incarnation);
-                          });
+                          load_worker_.Post([=, this] { peer_memory_.Forget(rank, incarnation); });
                         },
                         std::chrono::seconds(5), &participants_},
         options_.identity);
@@ -136,12 +144,7 @@ absl::Status Node::CheckNotDraining() const {
 absl::Status Node::ClaimRequestId(const std::string& request_id, const LoadRequest& request,
                                   std::string& known_name) {
   if (request_id.empty()) return absl::OkStatus();
-  if (request_id.size() > kMaxRequestIdBytes) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                     fmt::format("loading {}: its request id has {} bytes, at most {} are taken; "
-                                 "use a UUID",
-                                 request.source, request_id.size(), kMaxRequestIdBytes));
-  }
+  CKPTD_RETURN_IF_ERROR(CheckRequestId("loading", request.source, request_id));
   const uint64_t digest = RequestDigest(request);
   MutexLock lock(requests_mutex_);
   const auto [at, claimed] = requests_.try_emplace(request_id, Remembered{digest, "", 0});
@@ -300,14 +303,16 @@ absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
   if (view == nullptr) return TakenMeanwhile(name);
   Verification result;
   const RankPlan& plan = held.shard->plan;
-  CKPTD_ASSIGN_OR_RETURN(const std::set<uint32_t> dirty, DirtyPadding(plan, *view));
+  CKPTD_ASSIGN_OR_RETURN(const std::set<uint64_t> dirty, DirtyOffsets(held, *view));
   for (uint32_t i = 0; i < plan.tensors.size(); ++i) {
     const PlannedTensor& tensor = plan.tensors[i];
     result.bytes += tensor.bytes;
     ++result.tensors;
     CKPTD_ASSIGN_OR_RETURN(const uint64_t digest,
                            DigestInSlab(*view, tensor.offset, tensor.bytes));
-    if (dirty.count(i) > 0 || digest != held.shard->digests[i]) {
+    // One without bytes may begin where the next one does.
+    const bool spoilt = tensor.bytes > 0 && dirty.count(tensor.offset) > 0;
+    if (spoilt || digest != held.shard->digests[i]) {
       result.mismatched.push_back(tensor.name);
       const Shard& shard = *held.shard;
       const bool read = shard.file_of[i] < shard.paths.size();
@@ -347,13 +352,14 @@ absl::StatusOr<bool> Node::CancelLoad(const std::string& name) {
                    {{"checkpoint", name}});
 }
 
-absl::StatusOr<Node::Unloaded> Node::Unload(const std::string& name, bool force) {
+absl::StatusOr<Node::Unloaded> Node::Unload(const std::string& name, bool force, bool idle) {
   const auto info = catalog_.Get(name);
-  if (force && info.ok() && info->state == CheckpointState::kLoading) {
-    CKPTD_ASSIGN_OR_RETURN(const bool ended, CancelLoad(name));
+  const std::string loading = catalog_.LoadThatNeeds(name);
+  if (force && !loading.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(const bool ended, CancelLoad(loading));
     if (ended) return Unloaded{0, true};
   }
-  CKPTD_ASSIGN_OR_RETURN(const uint64_t freed, catalog_.Unload(name, force));
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t freed, catalog_.Unload(name, force, idle));
   host_tier_.Drop(info.ok() && !info->served_from.empty() ? info->served_from : name);
   return Unloaded{freed, false};
 }

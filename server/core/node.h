@@ -92,7 +92,7 @@ class Node {
   // As Catalog::Unload; the host tier gives its copy up, too. With `force`, one that is LOADING
   // is cancelled instead: DEADLINE when that has not ended it within seconds, and RANK_LOST
   // where the leader cannot be told.
-  absl::StatusOr<Unloaded> Unload(const std::string& name, bool force);
+  absl::StatusOr<Unloaded> Unload(const std::string& name, bool force, bool idle = false);
   // What trainers authenticate their own words to each other with; see trainer_key.h. Errors:
   // RANK_MISSING on a member that has not joined.
   absl::StatusOr<std::string> TrainerKey() const;

@@ -21,6 +21,16 @@ absl::Status CheckStatement(const RankLayout* stated, uint32_t rank) {
                    fmt::format("planning rank {}: its statement is missing", rank));
 }
 
+// Why the memory of `resident` is not for a load with that match; empty: it is.
+std::string WhyNot(const PrepareCall& call, const RankPlan& resident, const PlanMatch& match) {
+  if (!match.differs.empty()) return match.differs;
+  // Each is matched once. Who takes the memory over would take what nobody has asked for, too.
+  const size_t more = resident.tensors.size() - match.resident.size();
+  if (call.request.intended != AttachMode::kExclusive || more == 0) return {};
+  return fmt::format("it has {} tensors that are not asked for, and its memory is to be taken over",
+                     more);
+}
+
 // `wanted` where its tensors lie in the slab of `resident`.
 Shard ViewOf(const Shard& resident, const PlanMatch& match, const Shard& wanted) {
   Shard view = wanted;
@@ -94,14 +104,19 @@ void RankSide::NoteReaders(const PrepareCall& call) {
   if (call.unmapped || (another && call.members_read)) backend_.NewReader();
 }
 
+bool RankSide::HoldsUntilOthersDo(const PrepareCall& call, uint64_t since) {
+  if (!catalog_.HasActive(call.name, call.rank_digest)) return false;
+  // By rank nobody tells when the others are filled.
+  if (!IsRankForm(call.request)) catalog_.BeginFilling(call.name, since);
+  return true;
+}
+
 absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t since) {
   PrepareReply reply;
   reply.rank_digest = call.rank_digest;
   reply.memory_endpoint = options_.memory_endpoint;
-  if (catalog_.HasActive(call.name, call.rank_digest)) {
-    reply.resident = true;
-    return reply;
-  }
+  reply.resident = HoldsUntilOthersDo(call, since);
+  if (reply.resident) return reply;
   catalog_.GiveBack(call.name);  // of an attempt before
   ForgetOver();  // what a failed load still holds of its memory, this one may need
   NoteReaders(call);
@@ -140,9 +155,9 @@ absl::StatusOr<bool> RankSide::ServeResident(const PrepareCall& call, const Shar
     const auto plan = PlanOfRank(resident.request, *call.index, options_.rank);
     if (!plan.ok() || plan->digest != resident.shard->plan.digest) continue;
     const PlanMatch match = MatchPlans(*plan, shard.plan);
-    if (!match.differs.empty()) {
+    if (const std::string why = WhyNot(call, *plan, match); !why.empty()) {
       Log(LogLevel::kInfo, "{}: {} is of the same files and does not serve it: {}", call.name,
-          resident.name, match.differs);
+          resident.name, why);
       continue;
     }
     CKPTD_ASSIGN_OR_RETURN(

@@ -57,6 +57,8 @@ class RankSide {
  private:
   void ForgetOver();
   absl::StatusOr<Shard> Plan(const PrepareCall& call) const;
+  // Whether the shard is here already. By rule it then stays until the load has ended.
+  bool HoldsUntilOthersDo(const PrepareCall& call, uint64_t since);
   // Whether a checkpoint that is resident here has all of the shard, which is ACTIVE then as a
   // view of it.
   absl::StatusOr<bool> ServeResident(const PrepareCall& call, const Shard& shard);

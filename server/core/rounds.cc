@@ -9,6 +9,13 @@
 #include "common/base/status.h"
 
 namespace ckptd {
+namespace {
+
+// Of a load that waits for memory, between attempts: each opens its files and plans again.
+constexpr std::chrono::milliseconds kFirstPause{100};
+constexpr std::chrono::milliseconds kLongestPause{5000};
+
+}  // namespace
 
 const KnownCheckpoint* Rounds::FindKnown(const Proposal& proposal) const {
   for (const auto& [name, known] : known_) {
@@ -369,7 +376,9 @@ void Rounds::WaitForMemory(Round& round, const LoadOutcome& outcome) {
   round.failing = !round.cancelled.ok();
   round.refused_by = outcome.refused_by;
   round.refused = outcome.refused;
-  round.not_before = outcome.not_before;
+  // What a rank lacks may be no memory of the budget: then it seems to have room all the time.
+  round.pause = std::clamp(2 * round.pause, kFirstPause, kLongestPause);
+  round.not_before = outcome.refused_at + round.pause;
   AddLate(round);
 }
 

@@ -53,10 +53,10 @@ struct LoadOutcome {
   // nothing was loaded, the round has to wait for their statements.
   std::set<uint32_t> lost = {};
   // Ranks that had no memory for it while clients hold some: nothing was loaded, the round has to
-  // wait until they have, and for a while.
+  // wait until they have, and for a while, that is longer each time.
   std::set<uint32_t> refused_by = {};
   absl::Status refused = {};
-  Clock::time_point not_before = {};
+  Clock::time_point refused_at = {};
 };
 
 // What a rank asks for. Digests of many tensors take long: they are made here, outside of
@@ -174,6 +174,7 @@ class Rounds {
     std::set<uint32_t> refused_by;  // it waits for memory of these
     absl::Status refused;
     Clock::time_point not_before;
+    std::chrono::milliseconds pause{0};  // until then, after the last refusal
     bool running = false;
     bool ending = false;
     bool failing = false;

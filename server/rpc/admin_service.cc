@@ -54,7 +54,7 @@ void AddMember(const MemberState& member, v1::GetDaemonInfoResponse& out) {
 grpc::Status AdminServiceImpl::UnloadCheckpoint(grpc::ServerContext*,
                                                 const v1::UnloadCheckpointRequest* request,
                                                 v1::UnloadCheckpointResponse* response) {
-  const auto unloaded = node_.Unload(request->name(), request->force());
+  const auto unloaded = node_.Unload(request->name(), request->force(), request->idle());
   if (!unloaded.ok()) return ToGrpc(unloaded.status());
   response->set_freed_bytes(unloaded->freed_bytes);
   response->set_cancelled(unloaded->cancelled);

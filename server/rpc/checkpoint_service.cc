@@ -8,6 +8,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/checkpoint/path_text.h"
+#include "server/core/check_request.h"
 #include "server/rpc/call.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
@@ -191,6 +192,9 @@ absl::Status CheckpointServiceImpl::Watch(
 grpc::Status CheckpointServiceImpl::WatchCheckpoint(
     grpc::ServerContext* context, const v1::WatchCheckpointRequest* request,
     grpc::ServerWriter<v1::WatchCheckpointResponse>* writer) {
+  const std::string& load = request->load_request_id();
+  const absl::Status id = CheckRequestId("watching", request->name(), load);
+  if (!id.ok()) return ToGrpc(id);
   if (++watchers_ > kMaxWatchers) {
     --watchers_;
     return ToGrpc(MakeError(absl::StatusCode::kResourceExhausted, reason::kTooManyWaiting,
@@ -199,7 +203,6 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
                                         request->name(), kMaxWatchers)));
   }
   Catalog& catalog = node_.catalog();
-  const std::string& load = request->load_request_id();
   if (!load.empty()) catalog.KeepFor(request->name(), load);
   const uint64_t generation = catalog.WatcherCame(request->name());
   const absl::Status status = Watch(context, request->name(), writer);

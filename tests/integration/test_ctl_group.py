@@ -33,6 +33,8 @@ def test_verbs_act_on_all_ranks_where_they_are_told_so(start, tmp_path):
     with ckptd.connect(group.address(1)) as client:
         held = client.load(sparse(tmp_path / "held.safetensors", MIB), layout=f"replicate:{RANKS}")
         idle = client.load(sparse(tmp_path / "idle.safetensors", MIB), layout=f"replicate:{RANKS}")
+        with client.acquire(idle):
+            pass  # until then it is kept for this client
         (listed,) = objects(ctl(group, "list", "--all-ranks"))
         everywhere = {(rank, one.name) for rank in range(RANKS) for one in (held, idle)}
         assert {(one["rank"], one["name"]) for one in listed["checkpoints"]} == everywhere

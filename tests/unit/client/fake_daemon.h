@@ -241,7 +241,8 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
 
   grpc::Status UnloadCheckpoint(grpc::ServerContext*, const v1::UnloadCheckpointRequest* request,
                                 v1::UnloadCheckpointResponse* response) override {
-    admin_calls.push_back("unload " + request->name() + (request->force() ? " force" : ""));
+    admin_calls.push_back("unload " + request->name() + (request->force() ? " force" : "") +
+                          (request->idle() ? " idle" : ""));
     response->set_freed_bytes(1'500'000'000);
     response->set_cancelled(answers.cancelled);
     return answers.error;

@@ -237,7 +237,7 @@ TEST_F(DaemonVerbs, UnloadingWhatIsIdleLeavesWhatIsLeasedOrPinned) {
   pinned.set_pinned(true);
   daemon_.answers.list = {leased, FakeDaemon::MakeCheckpoint(kActive), pinned, Transferring()};
   EXPECT_EQ(Run({"unload", "--idle"}).code, kExitFine);
-  EXPECT_THAT(daemon_.admin_calls, ::testing::ElementsAre("unload checkpoints/ab12"));
+  EXPECT_THAT(daemon_.admin_calls, ::testing::ElementsAre("unload checkpoints/ab12 idle"));
   EXPECT_EQ(Run({"unload", "--idle", "ab12"}).code, kExitUsage);
   EXPECT_EQ(Run({"unload"}).code, kExitUsage);
 }

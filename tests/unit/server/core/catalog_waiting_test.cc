@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -72,6 +75,28 @@ TEST_F(CatalogWaitingTest, WhatIsKeptForAClientThatHasGoneOrTakesTooLongIsEvicte
   EXPECT_OK(Ask(kC, 0));
 }
 
+TEST_F(CatalogWaitingTest, WhatIsKeptIsNotUnloadedAsIdleButByName) {
+  ASSERT_OK(MakeActive(catalog_, kA, request_, 2 * kSmallSegment));
+  ASSERT_TRUE(catalog_.KeepFor(kA, "its load"));
+  EXPECT_THAT(catalog_.Unload(kA, false, /*idle=*/true),
+              FailsWith(absl::StatusCode::kFailedPrecondition, reason::kLeased));
+  EXPECT_OK(catalog_.Unload(kA, false));
+}
+
+TEST_F(CatalogWaitingTest, OfVeryManyRequestsTheFirstOnesAreKeptFor) {
+  catalog_.SetKept(std::chrono::nanoseconds(0));
+  ASSERT_OK(MakeActive(catalog_, kA, request_, 2 * kSmallSegment));
+  for (size_t i = 0; i < 1024; ++i) ASSERT_TRUE(catalog_.KeepFor(kA, std::to_string(i)));
+  catalog_.SetKept(std::chrono::hours(1));
+  // Those that are over take no place, ...
+  for (size_t i = 0; i < 1024; ++i) ASSERT_TRUE(catalog_.KeepFor(kA, std::to_string(i)));
+  ASSERT_TRUE(catalog_.KeepFor(kA, "one more"));
+  EXPECT_THAT(Ask(kB, 0), FailsWith(kExhausted, reason::kNoMemory));
+  // ... and one more than there may be has none: nothing is left when the others have come.
+  for (size_t i = 0; i < 1024; ++i) catalog_.KeepNoMore(kA, std::to_string(i));
+  EXPECT_OK(Ask(kB, 0));
+}
+
 TEST_F(CatalogWaitingTest, ARefusalNamesWhatIsHeldAndByWhichProcesses) {
   catalog_.SetHolders([](const std::string&) { return std::vector<int32_t>{12, 34}; });
   Lend(kA);
@@ -97,6 +122,27 @@ TEST_F(CatalogWaitingTest, ALoadThatWaitsHasRoomOnceTheLeaseHasEnded) {
   EXPECT_THAT(catalog_.Get(kA), FailsWith(absl::StatusCode::kNotFound, reason::kCheckpointNotFound));
   EXPECT_OK(Ask(kB, 1));
   EXPECT_FALSE(catalog_.AnyWaiting());
+}
+
+TEST_F(CatalogWaitingTest, WhatIsEvictedForALoadThatWaitsIsFreedLaterAndThenThereIsRoom) {
+  std::vector<std::function<void()>> later;
+  catalog_.SetLater([&later](std::function<void()> free) { later.push_back(std::move(free)); });
+  Lend(kA, 1);
+  ASSERT_OK(MakeActive(catalog_, kC, request_, kSmallSegment));
+  ASSERT_OK(catalog_.Hold(kC, AttachMode::kShared));
+  ASSERT_FALSE(Ask(kB, 1, 1).ok());
+  catalog_.Release(kA, generation_);
+  EXPECT_THAT(catalog_.MakeRoomForWaiting(), IsEmpty());
+  EXPECT_EQ(memory_->Usage().used, 2 * kSmallSegment);
+  ASSERT_EQ(later.size(), 1u);
+  // What is on its way is not evicted for twice.
+  catalog_.Release(kC, catalog_.Look(kC).value().generation);
+  EXPECT_THAT(catalog_.MakeRoomForWaiting(), IsEmpty());
+  EXPECT_OK(catalog_.Get(kC));
+  later[0]();
+  EXPECT_EQ(memory_->Usage().used, kSmallSegment);
+  EXPECT_THAT(catalog_.MakeRoomForWaiting(), ElementsAre(kB));
+  EXPECT_OK(catalog_.Get(kC));
 }
 
 TEST_F(CatalogWaitingTest, WhoHasWaitedForLongerGetsTheMemoryFirst) {

@@ -86,7 +86,9 @@ TEST_F(LoadRunnerTest, ARankThatLetsGoOfItsShardMeanwhileFailsTheLoadThatFillsAn
   ASSERT_OK(Run(ByRules("fsdp:3")).status);
   ASSERT_OK(group_.rank(2).catalog.Unload(kName, true));
   group_.rank(2).link->on_commit = [this] {
-    return group_.rank(1).catalog.Unload(kName, true).status();
+    Catalog& other = group_.rank(1).catalog;
+    other.FailAllLoading(absl::UnavailableError("rank 0 did not answer for a while"));
+    return other.Unload(kName, false).status();
   };
   EXPECT_THAT(Run(ByRules("fsdp:3")).status,
               FailsWith(absl::StatusCode::kNotFound, reason::kCheckpointNotFound));
@@ -131,6 +133,10 @@ TEST_F(LoadRunnerTest, WhatOtherRanksHoldIsFilledBeforeAnOlderLoadThatWaitsForMe
   EXPECT_THAT(Run(of_no_rank).refused_by, ElementsAre(2));
   EXPECT_THAT(Run(load).refused_by, ::testing::IsEmpty());
   EXPECT_EQ(Info(2).state, CheckpointState::kActive);
+  // Also where its own client would not wait.
+  ASSERT_OK(crowded.Unload(kName, true));
+  load.memory_deadline = {};
+  EXPECT_OK(Run(load).status);
 }
 
 TEST_F(LoadRunnerTest, ALoadThatDoesNotWaitForMemoryFailsWithTheRefusal) {

@@ -55,7 +55,7 @@ TEST_F(RoundsTest, ALoadThatWasRefusedMemoryWaitsUntilThoseRanksHaveRoom) {
   LoadOutcome outcome;
   outcome.refused_by = {1, 2};
   outcome.refused = absl::ResourceExhaustedError("a trainer holds it");
-  outcome.not_before = now_ + std::chrono::seconds(1);
+  outcome.refused_at = now_;
   rounds_.Finished(name, outcome);
   rounds_.Finished(other, {absl::OkStatus(), {}, {0, 1, 2}, {}});
   EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
@@ -64,10 +64,29 @@ TEST_F(RoundsTest, ALoadThatWasRefusedMemoryWaitsUntilThoseRanksHaveRoom) {
   rounds_.NoteRoom(1, {name}, now_);
   rounds_.NoteRoom(2, {name}, now_);  // too soon: each attempt costs the leader some time
   EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
-  rounds_.NoteRoom(1, {name, "checkpoints/unknown"}, outcome.not_before);
+  const auto later = now_ + std::chrono::milliseconds(100);
+  rounds_.NoteRoom(1, {name, "checkpoints/unknown"}, later);
   EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
-  rounds_.NoteRoom(2, {name}, outcome.not_before);
+  rounds_.NoteRoom(2, {name}, later);
   EXPECT_EQ(rounds_.TakeReady().at(0).name, name);
+}
+
+TEST_F(RoundsTest, ALoadThatIsRefusedMemoryAgainAndAgainIsTriedLessOften) {
+  LoadRequest patient = RuleRequest();
+  patient.wait_memory = std::chrono::hours(1);
+  const std::string name = Propose(0, patient);
+  LoadOutcome outcome;
+  outcome.refused_by = {1};
+  outcome.refused = absl::ResourceExhaustedError("a trainer holds it");
+  outcome.refused_at = now_;
+  for (const int pause : {100, 200, 400, 800, 1600, 3200, 5000, 5000}) {
+    ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+    rounds_.Finished(name, outcome);
+    outcome.refused_at += std::chrono::milliseconds(pause);
+    rounds_.NoteRoom(1, {name}, outcome.refused_at - std::chrono::milliseconds(1));
+    ASSERT_THAT(rounds_.TakeReady(), IsEmpty()) << pause;
+    rounds_.NoteRoom(1, {name}, outcome.refused_at);
+  }
 }
 
 TEST_F(RoundsTest, ALoadThatHasWaitedForMemoryLongEnoughExpiresWithTheRefusal) {

@@ -63,6 +63,15 @@ TEST_F(ViewsTest, WhatIsResidentByRuleServesWhatATrainerStates) {
   EXPECT_THAT(node_->Verify(stated.name, Soon()).value().mismatched, IsEmpty());
 }
 
+TEST_F(ViewsTest, VerifyingAPartOfItsOwnerLooksAtThatPart) {
+  const std::string owner = Load(Ruled()).name;
+  const CheckpointInfo view = Load(Stated({"b"}));
+  ASSERT_EQ(view.served_from, owner);
+  const Node::Verification verified = node_->Verify(view.name, Soon()).value();
+  EXPECT_THAT(verified.mismatched, IsEmpty());
+  EXPECT_EQ(verified.tensors, 1u);
+}
+
 TEST_F(ViewsTest, WhatATrainerHasLoadedServesARule) {
   const CheckpointInfo stated = Load(Stated({"a", "b"}));
   EXPECT_EQ(Load(Ruled()).served_from, stated.name);
@@ -190,6 +199,47 @@ TEST_F(ViewsTest, IsTakenWithItsOwner) {
   for (const std::string& name : {owner, view.name}) {
     EXPECT_EQ(node_->catalog().Get(name).value().state, CheckpointState::kTaken);
   }
+}
+
+TEST_F(ViewsTest, WhoTakesMemoryOverIsGivenNeitherWhatIsKeptForAnotherNorMoreThanWasAsked) {
+  LoadRequest ruled = Ruled();
+  LoadRequest part = Stated({"a"});
+  LoadRequest stated = Stated({"a", "b"});
+  ruled.intended = part.intended = stated.intended = AttachMode::kExclusive;
+  const std::string owner = Load(ruled).name;
+  EXPECT_THAT(Load(part).served_from, IsEmpty());
+  ASSERT_TRUE(node_->catalog().KeepFor(owner, "its load"));
+  EXPECT_THAT(Load(stated).served_from, IsEmpty());
+}
+
+TEST_F(ViewsTest, WhatWasLoadedForNobodyServesWhoTakesItOver) {
+  LoadRequest ruled = Ruled();
+  LoadRequest stated = Stated({"a", "b"});
+  ruled.intended = stated.intended = AttachMode::kExclusive;
+  const std::string owner = Load(ruled).name;
+  ASSERT_TRUE(node_->catalog().KeepFor(owner, ""));
+  EXPECT_EQ(Load(stated).served_from, owner);
+}
+
+// The bound is 32.
+TEST_F(ViewsTest, OfManyTheLeastRecentlyUsedIsForgotten) {
+  const std::string owner = Load(Ruled()).name;
+  std::vector<std::string> names;
+  for (int i = 0; i < 33; ++i) {
+    LoadRequest request = Stated({"b"});
+    RankLayout layout = *std::get<std::shared_ptr<const RankLayout>>(request.layout);
+    layout.targets[0].aliases = {"alias " + std::to_string(i)};
+    request.layout = std::make_shared<const RankLayout>(std::move(layout));
+    names.push_back(Load(request).name);
+    ASSERT_EQ(node_->catalog().Get(names.back()).value().served_from, owner);
+    // Who is lent the first one uses it.
+    const auto held = node_->catalog().Hold(names[0], AttachMode::kShared).value();
+    node_->catalog().Release(held.name, held.generation);
+  }
+  EXPECT_OK(node_->catalog().Get(names[0]));
+  EXPECT_THAT(node_->catalog().Get(names[1]),
+              FailsWith(absl::StatusCode::kNotFound, reason::kCheckpointNotFound));
+  EXPECT_OK(node_->catalog().Get(names[2]));
 }
 
 TEST_F(ViewsTest, ALeaderHearsOfItAsOfAnyOther) {

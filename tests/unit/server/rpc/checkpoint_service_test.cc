@@ -51,6 +51,15 @@ TEST_F(CheckpointServiceTest, LendsWhatIsAboutToBeActive) {
   }
 }
 
+TEST_F(CheckpointServiceTest, AWatchKeepsNothingForAnIdOfAnyLength) {
+  v1::WatchCheckpointRequest request;
+  request.set_name("checkpoints/a");
+  request.set_load_request_id(std::string(129, 'i'));
+  grpc::ServerContext context;
+  EXPECT_EQ(service_.WatchCheckpoint(&context, &request, nullptr).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+}
+
 TEST_F(CheckpointServiceTest, GivesTrainersAKeyOfTheGroupsSecretAndNotTheSecret) {
   const v1::GetTrainerKeyRequest request;
   v1::GetTrainerKeyResponse response;
