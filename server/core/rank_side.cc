@@ -150,6 +150,8 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
 }
 
 absl::StatusOr<bool> RankSide::ServeResident(const PrepareCall& call, const Shard& shard) {
+  // A load that is for other ranks lies in nobody's memory here, and must not go with it.
+  if (shard.plan.tensors.empty()) return false;
   for (const Catalog::Resident& resident : catalog_.MayServe(call)) {
     // Shards keep no operations; whatever else was resident is a pure function of the same files.
     const auto plan = PlanOfRank(resident.request, *call.index, options_.rank);

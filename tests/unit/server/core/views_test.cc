@@ -72,6 +72,12 @@ TEST_F(ViewsTest, VerifyingAPartOfItsOwnerLooksAtThatPart) {
   EXPECT_EQ(verified.tensors, 1u);
 }
 
+TEST_F(ViewsTest, ALoadOfNothingIsNoViewOfAnything) {
+  Load(Ruled());
+  const char* const nothing = R"({"world_size": 1, "rules": [], "default": {"drop": true}})";
+  EXPECT_EQ(Load(RuleRequest(nothing, source_.path())).served_from, "");
+}
+
 TEST_F(ViewsTest, WhatATrainerHasLoadedServesARule) {
   const CheckpointInfo stated = Load(Stated({"a", "b"}));
   EXPECT_EQ(Load(Ruled()).served_from, stated.name);
