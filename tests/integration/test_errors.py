@@ -106,7 +106,7 @@ def test_too_little_memory_is_refused_with_the_numbers_before_a_byte_is_read(sta
         error = load_error(group, path, rank=rank)
         assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", "NO_MEMORY")
         assert "12" in error.message and "8" in error.message, error.message
-    failed = group.json("list")["checkpoints"][0]
+    failed = group.json("list", "--failed")["checkpoints"][0]
     assert int(failed["progress"]["storage_bytes"]) == 0
 
 
