@@ -1,5 +1,6 @@
 // Clients that take part in loads: proto and domain.
 #include <algorithm>
+#include <climits>
 #include <utility>
 
 #include "common/checkpoint/path_text.h"
@@ -12,11 +13,26 @@ namespace {
 // Of what a client says: it travels to every rank, with each heartbeat.
 constexpr size_t kMostText = 2048;
 constexpr size_t kMostFacts = 16;
-constexpr size_t kMostJobKey = 64;
+constexpr size_t kMostName = 64;
+// Three characters for each byte that is none of UTF-8, and the scheme.
+constexpr size_t kMostPathText = 3 * PATH_MAX + 16;
 constexpr std::chrono::hours kLongestBarrier{24};
 constexpr std::chrono::hours kOldest{24 * 365 * 10};
 
-std::string Bounded(const std::string& text) { return SendableText(text, kMostText); }
+std::string Bounded(const std::string& text, size_t most = kMostText) {
+  // Facts of a status end where this character is.
+  std::string out = SendableText(text, most);
+  std::replace(out.begin(), out.end(), '\0', '?');
+  return out;
+}
+
+// The path that a client names; empty for one that is longer than any path. One that was cut would
+// be another path.
+std::string PathFrom(const std::string& text) {
+  std::string path = SourceOfText(text.size() > kMostPathText ? std::string() : text);
+  const bool possible = path.size() <= PATH_MAX && path.find('\0') == std::string::npos;
+  return possible ? path : std::string();
+}
 
 void SetFacts(const absl::Status& status, google::protobuf::Map<std::string, std::string>& facts) {
   for (const auto& [key, value] : FactsOf(status)) facts[key] = SendableFact(key, value, kMostText);
@@ -32,10 +48,10 @@ absl::Status FailureFrom(const v1::Failure& failure,
                          const google::protobuf::Map<std::string, std::string>& facts) {
   v1::Failure bounded = failure;
   bounded.set_message(Bounded(failure.message()));
-  bounded.set_reason(Bounded(failure.reason()).substr(0, 64));
+  bounded.set_reason(Bounded(failure.reason(), kMostName));
   Facts some;
   for (const auto& [key, value] : facts) {
-    if (some.size() < kMostFacts) some[Bounded(key).substr(0, 64)] = Bounded(value);
+    if (some.size() < kMostFacts) some[Bounded(key, kMostName)] = Bounded(value);
   }
   return FromFailure(bounded, some);
 }
@@ -43,9 +59,9 @@ absl::Status FailureFrom(const v1::Failure& failure,
 Participant FromProto(const v1::JoinLoadRequest& request) {
   Participant participant;
   participant.id = request.participant();
-  participant.source = SourceOfText(Bounded(request.source()));
-  participant.real_source = SourceOfText(Bounded(request.real_source()));
-  participant.job = SendableText(request.job_key(), kMostJobKey);
+  participant.source = PathFrom(request.source());
+  participant.real_source = PathFrom(request.real_source());
+  participant.job = Bounded(request.job_key(), kMostName);
   participant.pid = static_cast<uint32_t>(request.pid());
   participant.barrier = request.barrier();
   participant.process_age = AgeFrom(request.process_age());

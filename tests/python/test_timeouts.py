@@ -109,8 +109,8 @@ def test_a_path_that_is_spread(daemon, asked, path, timeout):
 
 def test_a_state_dict_in_memory_that_is_spread(daemon, asked):
     spread = torch_state_dict.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    ckptd.torch.set_model_state_dict(Net(), numbers(Net()), options=spread, address=daemon.path, timeout=4)
-    assert_kept(asked, 4, "InspectCheckpoint", *LOAD)
+    ckptd.torch.set_model_state_dict(Net(), numbers(Net()), options=spread, address=daemon.path, timeout=8)
+    assert_kept(asked, 8, "InspectCheckpoint", *LOAD)
 
 
 @BOTH
