@@ -69,6 +69,7 @@ void AddVerbs(CLI::App& app, Context& context) {
   AddPin(app, context);
   AddLeases(app, context);
   AddInfo(app, context);
+  AddTrim(app, context);
   AddDrain(app, context);
   AddLogLevel(app, context);
   AddCompletion(app, context);

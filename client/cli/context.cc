@@ -3,18 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
-#include <filesystem>
 #include <utility>
 
 #include "client/cli/json_views.h"
 #include "common/base/escape.h"
-#include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/path_text.h"
-#include "common/layout/rules_parser.h"
+#include "common/layout/request_text.h"
 
 namespace ckptd::cli {
 namespace {
@@ -22,30 +18,12 @@ namespace {
 constexpr char kUsage[] = "USAGE";
 constexpr Timeout kMaxTimeout{24LL * 3600 * 1000};
 constexpr Timeout kCallTimeout{30'000};
+// For rank 0 to say how many ranks there are, where another one's daemon is not there.
+constexpr Timeout kFirstTimeout{2'000};
 
 // An address that is none was given by options or by their twins in the environment.
 absl::Status OfAddress(const absl::Status& status) {
   return absl::IsInvalidArgument(status) ? UsageError(MessageOf(status)) : status;
-}
-
-absl::StatusOr<std::string> ReadLayoutFile(const std::string& path) {
-  absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxLayoutTextBytes);
-  if (text.ok()) return text;
-  const absl::Status& why = text.status();
-  return MakeError(why.code(), ReasonOf(why),
-                   fmt::format("reading the layout: {}; name a layout file, or give fsdp:N, "
-                               "hsdp:RxS or replicate:N",
-                               MessageOf(why)),
-                   FactsOf(why));
-}
-
-// What PyTorch calls those that a load can cast to.
-std::string HeaderName(const std::string& dtype) {
-  for (const auto& [name, torch] : {std::pair{"F16", "FLOAT16"}, std::pair{"BF16", "BFLOAT16"},
-                                    std::pair{"F32", "FLOAT32"}, std::pair{"F64", "FLOAT64"}}) {
-    if (dtype == torch) return name;
-  }
-  return dtype;
 }
 
 }  // namespace
@@ -66,14 +44,37 @@ ConnectOptions Context::ToConnectOptions() const {
 
 absl::StatusOr<Client> Context::Connect() const {
   absl::StatusOr<Client> client = Client::Connect(ToConnectOptions());
-  if (!client.ok()) return OfAddress(client.status());
+  if (!client.ok()) return NotConnected(client.status());
   return client;
 }
 
 absl::StatusOr<AdminClient> Context::ConnectAdmin() const {
   absl::StatusOr<AdminClient> admin = AdminClient::Connect(ToConnectOptions());
-  if (!admin.ok()) return OfAddress(admin.status());
+  if (!admin.ok()) return NotConnected(admin.status());
   return admin;
+}
+
+absl::StatusOr<Address> Context::ResolvedAddress() const {
+  const absl::StatusOr<Address> address =
+      ResolveAddress(ToConnectOptions().address, ProcessEnvironment());
+  if (!address.ok()) return OfAddress(address.status());
+  return address;
+}
+
+absl::Status Context::NotConnected(const absl::Status& status) const {
+  if (globals.rank.value_or(0) == 0 || ReasonOf(status) != reason::kDaemonUnreachable) {
+    return OfAddress(status);
+  }
+  ConnectOptions first = ToConnectOptions();
+  first.address.rank = 0;
+  first.connect_timeout = std::min(first.connect_timeout, kFirstTimeout);
+  first.call_timeout = std::min(first.call_timeout, kFirstTimeout);
+  absl::StatusOr<AdminClient> admin = AdminClient::Connect(first);
+  if (!admin.ok()) return status;
+  const absl::StatusOr<DaemonInfo> info = admin->Info();
+  if (!info.ok() || *globals.rank < static_cast<uint32_t>(info->world_size)) return status;
+  return UsageError(fmt::format("--rank {}: the group of job {} has ranks 0 to {}", *globals.rank,
+                                info->job, info->world_size - 1));
 }
 
 void Context::Note(std::string_view text) const {
@@ -117,15 +118,7 @@ absl::StatusOr<std::string> ReadLayout(const std::string& argument) {
     return UsageError("reading the layout: there is none; give fsdp:N, hsdp:RxS, replicate:N or a "
                       "file, as in --layout fsdp:4");
   }
-  if (argument.front() == '@') return ReadLayoutFile(argument.substr(1));
-  const size_t start = argument.find_first_not_of(" \t\r\n");
-  if (start != std::string::npos && argument[start] == '{') return argument;
-  std::error_code ignored;
-  if (std::filesystem::is_regular_file(argument, ignored) ||
-      std::filesystem::path(argument).extension() == ".json") {
-    return ReadLayoutFile(argument);
-  }
-  return argument;
+  return ckptd::ReadLayout(argument);
 }
 
 absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,
@@ -133,25 +126,13 @@ absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,
   DtypePolicy policy;
   policy.keep_f32 = keep_f32;
   if (dtype.empty()) return policy;
-  std::string upper = dtype;
-  std::transform(upper.begin(), upper.end(), upper.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  const std::optional<Dtype> parsed = ParseDtype(HeaderName(upper));
-  if (!parsed.has_value() || !IsCastable(*parsed)) {
+  const std::optional<Dtype> parsed = ParseCastDtype(dtype);
+  if (!parsed.has_value()) {
     return UsageError(fmt::format("reading --dtype {}: a load can cast to F16, BF16, F32 and F64",
                                   dtype));
   }
   policy.cast_to = *parsed;
   return policy;
-}
-
-std::string AbsolutePath(const std::string& argument) {
-  const std::string path = PathOfText(argument);
-  std::error_code error;
-  // Not normalised: behind a link, ".." is not what its text says.
-  const std::string start = path.substr(0, 2) == "./" ? path.substr(2) : path;
-  const std::filesystem::path absolute = std::filesystem::absolute(start, error);
-  return error ? path : absolute.string();
 }
 
 }  // namespace ckptd::cli

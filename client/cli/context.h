@@ -32,8 +32,11 @@ struct Context {
   bool json() const { return globals.output == "json"; }
   // The --timeout given, or `fallback`.
   Timeout TimeoutOr(Timeout fallback) const;
+  // A daemon that is not there: also a usage error, where --rank is none of its group.
   absl::StatusOr<Client> Connect() const;
   absl::StatusOr<AdminClient> ConnectAdmin() const;
+  // Of the daemon that is meant.
+  absl::StatusOr<Address> ResolvedAddress() const;
   // A remark for people, on stderr; not with --quiet.
   void Note(std::string_view text) const;
   // One sentence, or {"error": ...} with --output json, on stderr.
@@ -46,6 +49,8 @@ struct Context {
 
  private:
   ConnectOptions ToConnectOptions() const;
+  // What a failure to connect comes to.
+  absl::Status NotConnected(const absl::Status& status) const;
 };
 
 // A verb was used in a way it cannot mean: exit code 2.
@@ -62,9 +67,6 @@ absl::StatusOr<std::string> ReadLayout(const std::string& argument);
 // Options --dtype and --keep-fp32 together.
 absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,
                                           const std::vector<std::string>& keep_f32);
-
-// A path or file URI as the daemon must get it: an absolute path, links kept.
-std::string AbsolutePath(const std::string& argument);
 
 }  // namespace ckptd::cli
 

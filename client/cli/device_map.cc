@@ -43,7 +43,7 @@ absl::StatusOr<DeviceMap> PlanHere(const DeviceMapRequest& request,
 }
 
 absl::StatusOr<DeviceMap> PlanRemote(DeviceMapRequest request, Context& context) {
-  request.source = AbsolutePath(request.source);
+  CKPTD_ASSIGN_OR_RETURN(request.source, AbsolutePath(request.source));
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
   return client.Plan(request);
 }

@@ -77,6 +77,7 @@ Json CheckpointJson(const CheckpointInfo& checkpoint) {
           {"source", checkpoint.source},
           {"state", NameOf(checkpoint.state)},
           {"layout", checkpoint.layout},
+          {"served_from", checkpoint.served_from},
           {"intended_mode", NameOf(checkpoint.intended_mode)},
           {"handle_kind", HandleJson(checkpoint.handle_kind)},
           {"rank", checkpoint.rank},
@@ -90,6 +91,7 @@ Json CheckpointJson(const CheckpointInfo& checkpoint) {
           {"digests", checkpoint.digests},
           {"pinned", checkpoint.pinned},
           {"lease_count", checkpoint.lease_count},
+          {"resident_ranks", checkpoint.resident_ranks},
           {"create_time", TimeJson(checkpoint.create_time)},
           {"active_time", TimeJson(checkpoint.active_time)},
           {"progress", ProgressJson(checkpoint.progress)},
@@ -109,6 +111,7 @@ Json MemoryJson(const MemoryInfo& memory) {
           {"used_bytes", memory.used_bytes},
           {"arena_bytes", memory.arena_bytes},
           {"arena_target_bytes", memory.arena_target_bytes},
+          {"arena_why", memory.arena_why},
           {"huge_page_bytes", memory.huge_page_bytes},
           {"lingering_bytes", memory.lingering_bytes},
           {"device_uuid", memory.device_uuid},
@@ -154,7 +157,7 @@ std::string ToJson(const std::vector<CheckpointInfo>& checkpoints) {
 
 std::string ToJson(const LoadResult& result) {
   return Dump({{"checkpoint", CheckpointJson(result.checkpoint)},
-               {"resident", result.resident},
+               {"resident", result.resident || !result.checkpoint.served_from.empty()},
                {"differs", result.differs}});
 }
 
@@ -165,7 +168,8 @@ std::string ToJson(const SourceInfo& source, bool tensors) {
               {"tensor_count", source.tensor_count},
               {"tensor_bytes", source.tensor_bytes},
               {"metadata", MapJson(source.metadata)},
-              {"aliases", MapJson(source.aliases)}};
+              {"aliases", MapJson(source.aliases)},
+              {"remarks", source.remarks}};
   if (tensors) {
     Json list = Json::array();
     for (const SourceTensor& tensor : source.tensors) {
@@ -246,7 +250,8 @@ std::string ToJson(const DeviceMap& map) {
 }
 
 std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how,
-                   const std::vector<ManifestDifference>& differences) {
+                   const std::vector<ManifestDifference>& differences,
+                   const std::vector<std::string>& remarks) {
   Json found = Json::array();
   for (const ManifestDifference& one : differences) {
     found.push_back({{"tensor", one.tensor}, {"file", one.file}, {"what", one.what}});
@@ -258,12 +263,13 @@ std::string ToJson(const VerifyResult& result, const std::string& what, const st
                {"tensor_count", result.tensor_count},
                {"bytes", result.bytes},
                {"mismatched", result.mismatched},
-               {"differences", std::move(found)}});
+               {"differences", std::move(found)},
+               {"remarks", remarks}});
 }
 
-std::string ToJson(const std::vector<LeaseInfo>& leases) {
+std::string ToJson(const std::vector<RankLease>& leases) {
   Json out = Json::array();
-  for (const LeaseInfo& lease : leases) {
+  for (const auto& [rank, lease] : leases) {
     out.push_back({{"name", lease.name},
                    {"checkpoint", lease.checkpoint},
                    {"mode", NameOf(lease.mode)},
@@ -271,6 +277,7 @@ std::string ToJson(const std::vector<LeaseInfo>& leases) {
                    {"uid", lease.uid},
                    {"connected", lease.connected},
                    {"create_time", TimeJson(lease.create_time)}});
+    if (rank.has_value()) out.back()["rank"] = *rank;
   }
   return Dump(Json{{"leases", std::move(out)}});
 }

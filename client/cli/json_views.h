@@ -3,6 +3,8 @@
 #ifndef CKPTD_CLIENT_CLI_JSON_VIEWS_H_
 #define CKPTD_CLIENT_CLI_JSON_VIEWS_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,8 +31,14 @@ std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warn
                    const LoadPrediction* prediction);
 std::string ToJson(const DeviceMap& map);
 std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how,
-                   const std::vector<ManifestDifference>& differences);
-std::string ToJson(const std::vector<LeaseInfo>& leases);
+                   const std::vector<ManifestDifference>& differences,
+                   const std::vector<std::string>& remarks);
+// A lease, and whose it is where several ranks' are listed.
+struct RankLease {
+  std::optional<uint32_t> rank;
+  LeaseInfo lease;
+};
+std::string ToJson(const std::vector<RankLease>& leases);
 std::string ToJson(const DaemonInfo& info);
 
 // A flat object; values that are numbers in the API are given as numbers.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "client/cli/text.h"
+#include "common/base/escape.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
 #include "common/checkpoint/path_text.h"
@@ -98,8 +99,14 @@ SourceInfo ToSourceInfo(const CheckpointIndex& index) {
 }
 
 absl::StatusOr<SourceInfo> InspectOffline(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(source));
-  return ToSourceInfo(index);
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenWithRemarks(source));
+  SourceInfo out = ToSourceInfo(opened.index);
+  out.remarks = std::move(opened.remarks);
+  return out;
+}
+
+void PrintRemarks(const std::vector<std::string>& remarks, std::ostream& out) {
+  for (const std::string& remark : remarks) out << "note: " << Escape(remark) << '\n';
 }
 
 absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::string& layout,

@@ -2,6 +2,7 @@
 #ifndef CKPTD_CLIENT_CLI_OFFLINE_H_
 #define CKPTD_CLIENT_CLI_OFFLINE_H_
 
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,9 @@ namespace ckptd::cli {
 absl::StatusOr<SourceInfo> InspectOffline(const std::string& source);
 
 SourceInfo ToSourceInfo(const CheckpointIndex& index);
+
+// Each on a line of its own, as a note.
+void PrintRemarks(const std::vector<std::string>& remarks, std::ostream& out);
 
 struct OfflinePlan {
   PlanSummary summary;

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "client/cli/all_ranks.h"
 #include "client/cli/exit_codes.h"
 #include "client/cli/json_views.h"
 #include "client/cli/table.h"
@@ -36,6 +37,12 @@ std::string MemoryLine(const MemoryInfo& memory) {
                      HumanBytes(memory.huge_page_bytes), HumanBytes(memory.lingering_bytes));
 }
 
+// How large the arena is to be, and why.
+std::string ArenaLine(const MemoryInfo& memory) {
+  if (memory.arena_why.empty()) return "";
+  return fmt::format("{}: {}", HumanBytes(memory.arena_target_bytes), memory.arena_why);
+}
+
 void PrintMembers(const DaemonInfo& info, std::ostream& out) {
   Table table({{"RANK", Table::Align::kRight},
                {"JOINED"},
@@ -68,6 +75,7 @@ void PrintInfo(const DaemonInfo& info, bool config, Context& context) {
                {"up", Age(info.start_time, context)},
                {"tier", tier},
                {"memory", MemoryLine(info.memory)},
+               {"arena", ArenaLine(info.memory)},
                {"checkpoints", std::to_string(info.checkpoint_count)},
                {"leases", std::to_string(info.lease_count)},
                {"workload socket", info.workload_socket},
@@ -93,25 +101,40 @@ absl::StatusOr<int> RunInfo(bool config, Context& context) {
   return kExitFine;
 }
 
-absl::StatusOr<int> RunLeases(Context& context) {
-  CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
-  CKPTD_ASSIGN_OR_RETURN(const std::vector<LeaseInfo> leases, admin.Leases());
+void PrintLeases(const std::vector<RankLease>& leases, bool ranks, Context& context) {
   if (context.json()) {
     context.io.out << ToJson(leases) << '\n';
-    return kExitFine;
+    return;
   }
-  Table table({{"LEASE"},
+  Table table({{ranks ? "RANK LEASE" : "LEASE"},
                {"MODE"},
                {"PID", Table::Align::kRight},
                {"UID", Table::Align::kRight},
                {"CONNECTED"},
                {"AGE", Table::Align::kRight}});
-  for (const LeaseInfo& lease : leases) {
-    table.AddRow({lease.name, std::string(NameOf(lease.mode)),
+  for (const auto& [rank, lease] : leases) {
+    const std::string prefix = ranks ? fmt::format("{:<4} ", rank.value_or(0)) : "";
+    table.AddRow({prefix + lease.name, std::string(NameOf(lease.mode)),
                   lease.pid == 0 ? "-" : std::to_string(lease.pid), std::to_string(lease.uid),
                   lease.connected ? "yes" : "no", Age(lease.create_time, context)});
   }
   table.Print(context.io.out);
+}
+
+absl::StatusOr<int> RunLeases(bool all_ranks, Context& context) {
+  std::vector<RankLease> leases;
+  const absl::Status status =
+      ForEachRank(context, all_ranks, [&leases, all_ranks](Context& one) -> absl::Status {
+        CKPTD_ASSIGN_OR_RETURN(AdminClient admin, one.ConnectAdmin());
+        CKPTD_ASSIGN_OR_RETURN(const std::vector<LeaseInfo> found, admin.Leases());
+        for (const LeaseInfo& lease : found) {
+          leases.push_back({all_ranks ? one.globals.rank : std::nullopt, lease});
+        }
+        return absl::OkStatus();
+      });
+  if (leases.empty()) CKPTD_RETURN_IF_ERROR(status);
+  PrintLeases(leases, all_ranks, context);
+  CKPTD_RETURN_IF_ERROR(status);
   return kExitFine;
 }
 
@@ -140,9 +163,14 @@ void AddInfo(CLI::App& app, Context& context) {
 
 void AddLeases(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(app, "leases", "List who holds which shard",
-                           "Example:\n"
-                           "  ckptctl leases --output json\n");
-  verb->callback([&context] { context.action = [&context] { return RunLeases(context); }; });
+                           "Examples:\n"
+                           "  ckptctl leases --output json\n"
+                           "  ckptctl leases --all-ranks\n");
+  auto all_ranks = std::make_shared<bool>(false);
+  AddAllRanks(*verb, *all_ranks);
+  verb->callback([all_ranks, &context] {
+    context.action = [all_ranks, &context] { return RunLeases(*all_ranks, context); };
+  });
 }
 
 void AddVersion(CLI::App& app, Context& context) {

@@ -11,6 +11,7 @@
 #include "client/cli/verbs.h"
 #include "common/base/escape.h"
 #include "common/base/status.h"
+#include "common/checkpoint/open.h"
 #include "common/layout/glob.h"
 
 namespace ckptd::cli {
@@ -59,6 +60,7 @@ void PrintSummary(const SourceInfo& source, std::ostream& out) {
   for (const FileSize& file : source.files) files.AddRow({file.path, HumanBytes(file.bytes)});
   out << '\n';
   files.Print(out);
+  PrintRemarks(source.remarks, out);
 }
 
 void KeepMatching(const std::string& pattern, SourceInfo& source) {
@@ -75,8 +77,9 @@ void KeepMatching(const std::string& pattern, SourceInfo& source) {
 
 absl::StatusOr<SourceInfo> Read(const Options& options, const Context& context) {
   if (!options.remote) return InspectOffline(options.path);
+  CKPTD_ASSIGN_OR_RETURN(const std::string source, AbsolutePath(options.path));
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
-  return client.Inspect(AbsolutePath(options.path));
+  return client.Inspect(source);
 }
 
 absl::StatusOr<int> Run(const Options& options, Context& context) {
@@ -97,12 +100,14 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
 
 void AddInspect(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(app, "inspect", "Show what a checkpoint's files hold (no daemon needed)",
+                           "Of a folder the files are read that transformers reads; notes say what was left out.\n\n"
                            "Examples:\n"
                            "  ckptctl inspect /models/llama\n"
+                           "  ckptctl inspect hf://org/name@main\n"
                            "  ckptctl inspect /models/llama --filter 'model.layers.0.*'\n"
                            "  ckptctl inspect model.safetensors --tensors --output json\n");
   auto options = std::make_shared<Options>();
-  verb->add_option("PATH", options->path, "A .safetensors file, an index.json, or a folder")
+  verb->add_option("PATH", options->path, "A .safetensors file, an index.json, a folder, or a model in the hub's cache")
       ->required();
   verb->add_flag("--tensors", options->tensors, "List every tensor");
   verb->add_option("--filter", options->filter,

@@ -9,6 +9,7 @@
 #include "client/cli/verbs.h"
 #include "common/base/escape.h"
 #include "common/base/status.h"
+#include "common/checkpoint/open.h"
 
 namespace ckptd::cli {
 namespace {
@@ -24,6 +25,7 @@ struct Options {
   std::string digest = "on";
   std::string dtype;
   std::vector<std::string> keep_f32;
+  std::string wait_memory;
   bool no_wait = false;
 };
 
@@ -41,13 +43,17 @@ std::optional<HandleKind> KindOf(const std::string& name) {
 
 absl::StatusOr<LoadRequest> ToRequest(const Options& options, const Context& context) {
   LoadRequest request;
-  request.source = AbsolutePath(options.path);
+  CKPTD_ASSIGN_OR_RETURN(request.source, AbsolutePath(options.path));
   CKPTD_ASSIGN_OR_RETURN(request.layout, ReadLayout(options.layout));
   CKPTD_ASSIGN_OR_RETURN(request.dtype_policy, ToDtypePolicy(options.dtype, options.keep_f32));
   request.intended_mode = ModeOf(options.mode);
   request.handle_kind = KindOf(options.handle);
   request.digests = options.digest == "on";
   request.timeout = context.TimeoutOr(kLoadTimeout);
+  if (!options.wait_memory.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(request.wait_memory, ParseTimeout(options.wait_memory));
+  }
+  request.hold = false;  // trainers acquire it, later; `ckptctl pin` keeps it for them
   return request;
 }
 
@@ -63,6 +69,10 @@ std::string Speed(const CheckpointInfo& checkpoint) {
 
 void PrintLoaded(const LoadResult& result, Context& context) {
   const CheckpointInfo& checkpoint = result.checkpoint;
+  const std::string was = !checkpoint.served_from.empty()
+                              ? fmt::format(" (was resident as {})", checkpoint.served_from)
+                          : result.resident ? " (was resident)"
+                                            : "";
   if (context.json()) {
     context.io.out << ToJson(result) << '\n';
   } else if (context.globals.quiet) {
@@ -70,24 +80,28 @@ void PrintLoaded(const LoadResult& result, Context& context) {
   } else {
     context.io.out << Escape(fmt::format(
                           "{} is {}{}: rank {} of {} holds {}, {}{}", checkpoint.name,
-                          NameOf(checkpoint.state), result.resident ? " (was resident)" : "",
+                          NameOf(checkpoint.state), was,
                           checkpoint.rank, checkpoint.world_size,
                           Counted(checkpoint.tensor_count, "tensor"),
                           HumanBytes(checkpoint.slab_bytes),
-                          result.resident ? "" : Speed(checkpoint)))
+                          was.empty() ? Speed(checkpoint) : ""))
                    << '\n';
   }
+}
+
+// Why nothing that was resident served it.
+void NoteDifference(const LoadResult& result, Context& context) {
+  if (result.differs.empty() || !result.checkpoint.served_from.empty()) return;
+  context.Note(fmt::format("note: another load of this source is resident; it differs in: {}",
+                           fmt::join(result.differs, ", ")));
 }
 
 absl::StatusOr<int> RunLoad(const Options& options, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(const LoadRequest request, ToRequest(options, context));
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
   CKPTD_ASSIGN_OR_RETURN(LoadResult result, client.Load(request));
-  if (!result.differs.empty()) {
-    context.Note(fmt::format("note: another load of this source is resident; it differs in: {}",
-                             fmt::join(result.differs, ", ")));
-  }
   if (options.no_wait) {
+    NoteDifference(result, context);
     PrintLoaded(result, context);
     return kExitFine;
   }
@@ -98,6 +112,7 @@ absl::StatusOr<int> RunLoad(const Options& options, Context& context) {
     CKPTD_ASSIGN_OR_RETURN(result.checkpoint, std::move(last));
   }
   CKPTD_RETURN_IF_ERROR(CheckActive(result.checkpoint));
+  NoteDifference(result, context);
   PrintLoaded(result, context);
   return kExitFine;
 }
@@ -114,6 +129,14 @@ absl::StatusOr<int> RunWatch(const std::string& id, Context& context) {
   CKPTD_RETURN_IF_ERROR(CheckActive(checkpoint));
   PrintCheckpoint(checkpoint, context);
   return kExitFine;
+}
+
+void AddWaiting(CLI::App& verb, Options& options) {
+  verb.add_option("--wait-memory", options.wait_memory,
+                  "Wait this long for memory that trainers hold, as in 90s or 5m; else it is an "
+                  "error at once")
+      ->type_name("DURATION");
+  verb.add_flag("--no-wait", options.no_wait, "Start the load and return at once");
 }
 
 }  // namespace
@@ -172,7 +195,7 @@ void AddLoad(CLI::App& app, Context& context) {
                    "Keep floating tensors of these names in F32; may be given again")
       ->type_name("GLOB")
       ->allow_extra_args(false);
-  verb->add_flag("--no-wait", options->no_wait, "Start the load and return at once");
+  AddWaiting(*verb, *options);
   verb->callback([options, &context] {
     context.action = [options, &context] { return RunLoad(*options, context); };
   });

@@ -14,6 +14,7 @@
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
 #include "common/base/status.h"
+#include "common/checkpoint/open.h"
 
 namespace ckptd::cli {
 namespace {
@@ -110,9 +111,9 @@ absl::StatusOr<OfflinePlan> Plan(const Options& options, const Context& context)
   CKPTD_ASSIGN_OR_RETURN(const std::string layout, ReadLayout(options.layout));
   CKPTD_ASSIGN_OR_RETURN(const DtypePolicy policy, ToDtypePolicy(options.dtype, options.keep_f32));
   if (!options.remote) return PlanOffline(options.path, layout, policy);
-  CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
   PlanRequest request;
-  request.source = AbsolutePath(options.path);
+  CKPTD_ASSIGN_OR_RETURN(request.source, AbsolutePath(options.path));
+  CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
   request.layout = layout;
   request.dtype_policy = policy;
   OfflinePlan out;

@@ -42,6 +42,7 @@ struct Verified {
   std::vector<ManifestDifference> differences;  // what does not match, one by one
   bool compared = true;                         // false: looked at for the first time
   int32_t world_size = 1;                       // of the group that holds it
+  std::vector<std::string> remarks = {};        // about files, as OpenWithRemarks
 };
 
 // A path has a slash at its start or a file behind it; a checkpoint's name has
@@ -106,10 +107,10 @@ VerifyResult CountsOf(const CheckpointIndex& index) {
   return result;
 }
 
-absl::StatusOr<VerifyResult> VerifyFiles(const std::string& path) {
-  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(path));
-  CKPTD_RETURN_IF_ERROR(CheckUnchanged(index));
-  return CountsOf(index);
+absl::StatusOr<Verified> VerifyFiles(const std::string& path) {
+  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenWithRemarks(path));
+  CKPTD_RETURN_IF_ERROR(CheckUnchanged(opened.index));
+  return Verified{path, kFilesAlone, CountsOf(opened.index), {}, true, 1, opened.remarks};
 }
 
 absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
@@ -119,10 +120,10 @@ absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
   if (!kept.ok()) {
     return WithFact(WithContext(kept.status(), options.manifest), "file", options.manifest);
   }
-  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(options.target));
-  CKPTD_ASSIGN_OR_RETURN(const Manifest now, MakeManifest(index));
-  Verified out{options.target, "digests of all bytes, beside " + options.manifest, CountsOf(index),
-               Compare(*kept, now), true, 1};
+  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenWithRemarks(options.target));
+  CKPTD_ASSIGN_OR_RETURN(const Manifest now, MakeManifest(opened.index));
+  Verified out{options.target, "digests of all bytes, beside " + options.manifest,
+               CountsOf(opened.index), Compare(*kept, now), true, 1, opened.remarks};
   for (const ManifestDifference& difference : out.differences) {
     out.result.mismatched.push_back(difference.tensor.empty() ? difference.file
                                                               : difference.tensor);
@@ -133,7 +134,8 @@ absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
 // What can be refused is, before every byte is read.
 absl::StatusOr<Verified> KeepManifest(const Options& options, Context& context) {
   const std::string& target = options.write_manifest;
-  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(options.target));
+  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenWithRemarks(options.target));
+  const CheckpointIndex& index = opened.index;
   CKPTD_RETURN_IF_ERROR(CheckFileNames(index));
   if (!IsStdout(target)) CKPTD_RETURN_IF_ERROR(ManifestPath(index, target).status());
   CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, MakeManifest(index));
@@ -145,7 +147,7 @@ absl::StatusOr<Verified> KeepManifest(const Options& options, Context& context) 
     CKPTD_RETURN_IF_ERROR(WriteWhole(path, ToJson(manifest)));
   }
   return Verified{options.target, "digests of all bytes, written to " + target,
-                  CountsOf(index), {}, false, 1};
+                  CountsOf(index), {}, false, 1, opened.remarks};
 }
 
 absl::StatusOr<Verified> VerifyPath(const Options& options, Context& context) {
@@ -155,8 +157,7 @@ absl::StatusOr<Verified> VerifyPath(const Options& options, Context& context) {
   }
   if (!options.manifest.empty()) return CompareWithManifest(options);
   if (!options.write_manifest.empty()) return KeepManifest(options, context);
-  CKPTD_ASSIGN_OR_RETURN(const VerifyResult result, VerifyFiles(options.target));
-  return Verified{options.target, kFilesAlone, result, {}, true, 1};
+  return VerifyFiles(options.target);
 }
 
 absl::StatusOr<Verified> VerifyLoaded(const Options& options, Context& context) {
@@ -226,7 +227,9 @@ std::string OfRank(int32_t rank) { return rank < 0 ? "" : fmt::format(" of rank 
 void Print(const Verified& verified, Context& context) {
   const VerifyResult& result = verified.result;
   if (context.json()) {
-    context.io.out << ToJson(result, verified.what, verified.how, verified.differences) << '\n';
+    context.io.out << ToJson(result, verified.what, verified.how, verified.differences,
+                              verified.remarks)
+                   << '\n';
   } else if (result.mismatched.empty()) {
     if (context.globals.quiet) return;
     context.io.out << Escape(fmt::format("{}{}: {}, {}: {}{}{}{}", verified.what,
@@ -239,6 +242,7 @@ void Print(const Verified& verified, Context& context) {
                                              : "",
                                          OtherRanks(verified.world_size)))
                    << '\n';
+    PrintRemarks(verified.remarks, context.io.out);
   } else {
     for (const auto& difference : verified.differences) {
       context.io.out << Escape(TextOf(difference)) << '\n';

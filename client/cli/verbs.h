@@ -22,6 +22,7 @@ void AddUnload(CLI::App& app, Context& context);
 void AddPin(CLI::App& app, Context& context);
 void AddLeases(CLI::App& app, Context& context);
 void AddInfo(CLI::App& app, Context& context);
+void AddTrim(CLI::App& app, Context& context);
 void AddDrain(CLI::App& app, Context& context);
 void AddLogLevel(CLI::App& app, Context& context);
 void AddCompletion(CLI::App& app, Context& context);

@@ -43,10 +43,12 @@ absl::StatusOr<AdminClient> AdminClient::Connect(const ConnectOptions& options) 
   return AdminClient(std::make_unique<Impl>(std::move(connection)));
 }
 
-absl::StatusOr<AdminClient::Unloaded> AdminClient::Unload(const std::string& name, bool force) {
+absl::StatusOr<AdminClient::Unloaded> AdminClient::Unload(const std::string& name, bool force,
+                                                          bool idle) {
   v1::UnloadCheckpointRequest request;
   request.set_name(name);
   request.set_force(force);
+  request.set_idle(idle);
   v1::UnloadCheckpointResponse response;
   CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::UnloadCheckpoint, request, response, "unloading " + name));
   return Unloaded{response.freed_bytes(), response.cancelled()};
@@ -84,6 +86,13 @@ absl::StatusOr<uint32_t> AdminClient::Drain(std::optional<Timeout> wait) {
   CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::DrainDaemon, request, response, "draining the daemon",
                                   wait.value_or(Timeout(0))));
   return response.remaining_leases();
+}
+
+absl::StatusOr<AdminClient::Trimmed> AdminClient::Trim() {
+  v1::TrimMemoryResponse response;
+  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::TrimMemory, v1::TrimMemoryRequest(), response,
+                                  "giving free memory back"));
+  return Trimmed{response.freed_bytes(), response.used_bytes(), response.lingering_bytes()};
 }
 
 absl::StatusOr<std::string> AdminClient::SetLogLevel(const std::string& level) {

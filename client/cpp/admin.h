@@ -29,13 +29,19 @@ class AdminClient {
     uint64_t freed_bytes = 0;
     bool cancelled = false;  // it was LOADING, and has failed on every rank
   };
-  absl::StatusOr<Unloaded> Unload(const std::string& name, bool force);
+  absl::StatusOr<Unloaded> Unload(const std::string& name, bool force, bool idle = false);
   absl::StatusOr<CheckpointInfo> Pin(const std::string& name, bool pinned);
   absl::StatusOr<std::vector<LeaseInfo>> Leases();
   absl::StatusOr<DaemonInfo> Info();
   // Refuses new work from now on; with a wait, until no lease is left. Leases
   // that remain.
   absl::StatusOr<uint32_t> Drain(std::optional<Timeout> wait);
+  struct Trimmed {
+    uint64_t freed_bytes = 0;      // went back to the system
+    uint64_t used_bytes = 0;       // of checkpoints
+    uint64_t lingering_bytes = 0;  // of none any more, but clients map them
+  };
+  absl::StatusOr<Trimmed> Trim();
   // The level before.
   absl::StatusOr<std::string> SetLogLevel(const std::string& level);
 

@@ -69,6 +69,7 @@ absl::Status WatchTimeout(const CheckpointInfo& last, const std::string& name, T
                        last.progress.bytes_done, last.progress.bytes_total);
     if (!last.progress.waiting_ranks.empty()) {
       what += ", waiting for " + RankList(last.progress.waiting_ranks);
+      if (!last.progress.no_memory.empty()) what += fmt::format(" ({})", last.progress.no_memory);
       if (!last.progress.elsewhere.empty()) what += fmt::format(" ({})", last.progress.elsewhere);
     }
   }
@@ -131,6 +132,13 @@ struct Client::Impl {
   absl::StatusOr<Shard> Map(const std::string& name, v1::AcquireShardResponse& acquired,
                             LeasedSegments segments, const AttachRequest& attach);
   void Release(const std::string& lease);
+  // The id of this client's last load of that checkpoint, by which the daemon keeps it; empty: none.
+  std::string LoadIdOf(const std::string& name) {
+    MutexLock lock(mutex);
+    const auto at = load_ids.find(name);
+    return at == load_ids.end() ? "" : at->second;
+  }
+
   // Follows a load by the daemon's stream; sets `last` to what it has said so far.
   absl::Status Stream(const std::string& name, const WatchOptions& options, CheckpointInfo& last);
   // The same by asking from time to time.
@@ -138,6 +146,8 @@ struct Client::Impl {
 
   Connection connection;
   Stub stub;
+  Mutex mutex;
+  std::map<std::string, std::string> load_ids ABSL_GUARDED_BY(mutex);  // by checkpoint
 };
 
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -185,7 +195,8 @@ absl::StatusOr<DeviceMap> Client::Plan(const DeviceMapRequest& request) {
 
 absl::StatusOr<LoadResult> Client::Load(const LoadRequest& request) {
   CKPTD_RETURN_IF_ERROR(CheckLayout(request.layout));
-  const v1::LoadCheckpointRequest message = ToProto(request, NewRequestId());
+  const std::string id = NewRequestId();
+  const v1::LoadCheckpointRequest message = ToProto(request, id);
   const std::string doing = "loading " + request.source;
   const auto gone = std::chrono::system_clock::now() + impl_->connection.gone_timeout;
   absl::Status status;
@@ -197,6 +208,8 @@ absl::StatusOr<LoadResult> Client::Load(const LoadRequest& request) {
       out.checkpoint = FromProto(response.checkpoint());
       out.resident = response.resident();
       out.differs.assign(response.differs().begin(), response.differs().end());
+      MutexLock lock(impl_->mutex);
+      if (request.hold) impl_->load_ids[out.checkpoint.name] = id;
       return out;
     }
     if (ReasonOf(status) != reason::kDaemonUnreachable ||
@@ -211,6 +224,7 @@ absl::Status Client::Impl::Stream(const std::string& name, const WatchOptions& o
                                   CheckpointInfo& last) {
   v1::WatchCheckpointRequest request;
   request.set_name(name);
+  request.set_load_request_id(LoadIdOf(name));
   grpc::ClientContext context;
   SetDeadline(context, options.timeout);
   grpc::Status status;
@@ -349,6 +363,7 @@ absl::StatusOr<Shard> Client::Acquire(const std::string& name, const AcquireOpti
   v1::AcquireShardRequest request;
   request.set_name(name);
   request.set_mode(ToProto(options.mode));
+  request.set_load_request_id(impl_->LoadIdOf(name));
   request.add_accepted_kinds(v1::HANDLE_KIND_MEMFD);
   if (HasDeviceMemory()) {
     request.add_accepted_kinds(v1::HANDLE_KIND_VMM_FD);

@@ -67,6 +67,10 @@ struct LoadRequest {
   std::optional<HandleKind> handle_kind = {};
   bool digests = true;
   Timeout timeout{600'000};  // of the whole load; at most 24 hours
+  // For memory that clients hold now; 0: NO_MEMORY at once.
+  Timeout wait_memory{0};
+  // Whether this client will acquire it: until then, for 10 s, it is not evicted.
+  bool hold = true;
 };
 
 struct LoadResult {

@@ -42,7 +42,7 @@ CheckpointState StateOf(v1::Checkpoint::State state) {
 }
 
 LoadStage StageOf(v1::Stage stage) {
-  return stage >= 0 && stage <= v1::STAGE_PUBLISHING ? static_cast<LoadStage>(stage)
+  return stage >= 0 && stage <= v1::STAGE_WAITING_FOR_MEMORY ? static_cast<LoadStage>(stage)
                                                      : LoadStage::kUnspecified;
 }
 
@@ -55,6 +55,7 @@ LoadProgress ProgressOf(const v1::Progress& progress) {
   out.slowest_rank = progress.slowest_rank();
   out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
   out.elsewhere = progress.elsewhere();
+  out.no_memory = progress.no_memory();
   out.storage_bytes = progress.storage_bytes();
   out.mapped_bytes = progress.mapped_bytes();
   out.direct_bytes = progress.direct_bytes();
@@ -87,6 +88,7 @@ MemoryInfo MemoryOf(const v1::MemoryInfo& memory) {
   out.used_bytes = memory.used_bytes();
   out.arena_bytes = memory.arena_bytes();
   out.arena_target_bytes = memory.arena_target_bytes();
+  out.arena_why = memory.arena_why();
   out.huge_page_bytes = memory.huge_page_bytes();
   out.lingering_bytes = memory.lingering_bytes();
   out.device_uuid = memory.device_uuid();
@@ -127,9 +129,11 @@ CheckpointInfo FromProto(const v1::Checkpoint& checkpoint) {
   out.lease_count = checkpoint.lease_count();
   out.progress = ProgressOf(checkpoint.progress());
   if (checkpoint.has_failure()) out.failure = FailureOf(checkpoint.failure());
+  out.resident_ranks = checkpoint.resident_ranks();
   out.create_time = TimeOf(checkpoint.has_create_time(), checkpoint.create_time());
   out.active_time = TimeOf(checkpoint.has_active_time(), checkpoint.active_time());
   out.layout = checkpoint.layout();
+  out.served_from = checkpoint.served_from();
   return out;
 }
 

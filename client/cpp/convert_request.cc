@@ -92,6 +92,8 @@ v1::LoadCheckpointRequest ToProto(const LoadRequest& request, const std::string&
   out.set_request_id(request_id);
   *out.mutable_timeout() = ToProto(request.timeout);
   out.set_skip_digests(!request.digests);
+  if (request.wait_memory.count() > 0) *out.mutable_wait_memory() = ToProto(request.wait_memory);
+  out.set_no_hold(!request.hold);
   return out;
 }
 

@@ -107,6 +107,17 @@ absl::Status CheckSourceColumns(const v1::SourceTable& table) {
   return absl::OkStatus();
 }
 
+// What comes with the first page.
+void BeginSource(const v1::InspectCheckpointResponse& page, SourceInfo& out) {
+  out.source = page.source();
+  out.identity = page.source_identity();
+  out.tensor_count = page.tensor_count();
+  out.tensor_bytes = page.tensor_bytes();
+  out.metadata.insert(page.metadata().begin(), page.metadata().end());
+  for (const auto& file : page.files()) out.files.push_back({file.path(), file.bytes()});
+  out.remarks.assign(page.remarks().begin(), page.remarks().end());
+}
+
 }  // namespace
 
 absl::Status AppendTensors(const v1::TensorTable& page, uint64_t slab_bytes, ShardTable& out) {
@@ -147,14 +158,7 @@ absl::Status AppendTensors(const v1::TensorTable& page, uint64_t slab_bytes, Sha
 absl::Status AppendSource(const v1::InspectCheckpointResponse& page, SourceInfo& out) {
   const v1::SourceTable& table = page.tensors();
   CKPTD_RETURN_IF_ERROR(CheckSourceColumns(table));
-  if (out.files.empty()) {
-    out.source = page.source();
-    out.identity = page.source_identity();
-    out.tensor_count = page.tensor_count();
-    out.tensor_bytes = page.tensor_bytes();
-    out.metadata.insert(page.metadata().begin(), page.metadata().end());
-    for (const auto& file : page.files()) out.files.push_back({file.path(), file.bytes()});
-  }
+  if (out.files.empty()) BeginSource(page, out);
   if (page.source_identity() != out.identity) {
     return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
                      fmt::format("inspecting {}: its files, or their links, owner or mode, have "

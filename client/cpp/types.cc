@@ -25,9 +25,9 @@ std::string_view NameOf(CheckpointState state) {
 }
 
 std::string_view NameOf(LoadStage stage) {
-  static constexpr std::array<std::string_view, 8> kNames = {
-      "UNSPECIFIED", "GATHERING",  "QUEUED",       "OPENING",
-      "PLANNING",    "ALLOCATING", "TRANSFERRING", "PUBLISHING"};
+  static constexpr std::array<std::string_view, 9> kNames = {
+      "UNSPECIFIED", "GATHERING",    "QUEUED",     "OPENING",           "PLANNING",
+      "ALLOCATING",  "TRANSFERRING", "PUBLISHING", "WAITING_FOR_MEMORY"};
   return Pick(kNames, static_cast<size_t>(stage));
 }
 
@@ -38,10 +38,11 @@ std::string_view NameOf(AttachMode mode) {
 }
 
 absl::Status CheckActive(const CheckpointInfo& checkpoint) {
-  if (checkpoint.state == CheckpointState::kActive) return absl::OkStatus();
+  const bool failed = checkpoint.failure.has_value();
+  if (checkpoint.state == CheckpointState::kActive && !failed) return absl::OkStatus();
   const Facts facts = {{"checkpoint", checkpoint.name},
                        {"state", std::string(NameOf(checkpoint.state))}};
-  if (checkpoint.state == CheckpointState::kFailed && checkpoint.failure.has_value()) {
+  if (failed) {
     const LoadFailure& failure = *checkpoint.failure;
     absl::Status status =
         MakeError(failure.code, failure.reason.empty() ? reason::kLoadFailed : failure.reason,

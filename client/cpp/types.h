@@ -32,7 +32,7 @@ enum class CheckpointState : uint8_t {
 };
 enum class LoadStage : uint8_t {
   kUnspecified = 0, kGathering, kQueued, kOpening, kPlanning, kAllocating, kTransferring,
-  kPublishing,
+  kPublishing, kWaitingForMemory,
 };
 
 // "ACTIVE", "TRANSFERRING", "SHARED"; "UNSPECIFIED" for anything unknown.
@@ -54,6 +54,7 @@ struct LoadProgress {
   int32_t slowest_rank = -1;           // -1 when unknown
   std::vector<int32_t> waiting_ranks;  // a gathering load waits for these
   std::string elsewhere;               // what one of them loads instead, for people
+  std::string no_memory;               // kWaitingForMemory: who holds what, for people
   uint64_t storage_bytes = 0;
   uint64_t mapped_bytes = 0;  // of these, read through a mapping of the page cache
   uint64_t direct_bytes = 0;  // and past it
@@ -88,10 +89,13 @@ struct CheckpointInfo {
   bool pinned = false;
   uint32_t lease_count = 0;
   LoadProgress progress;
+  // Of a load that failed; when ACTIVE: of the last one that was to fill the ranks without it.
   std::optional<LoadFailure> failure;
+  uint32_t resident_ranks = 0;  // that hold their shard, when ACTIVE; 0: an older daemon's
   std::optional<TimePoint> create_time;
   std::optional<TimePoint> active_time;
   std::string layout;
+  std::string served_from;  // the checkpoint whose memory it is; empty: it has its own
 };
 
 // OK for an ACTIVE checkpoint, else the error that says why not: the load's own
@@ -121,6 +125,7 @@ struct SourceInfo {
   std::vector<SourceTensor> tensors;
   std::map<std::string, std::string> aliases;  // alias -> tensor
   std::map<std::string, std::string> metadata;
+  std::vector<std::string> remarks;  // for people: what was left out, what is odd in an index
 };
 
 struct RankBytes {
@@ -168,6 +173,7 @@ struct MemoryInfo {
   uint64_t used_bytes = 0;
   uint64_t arena_bytes = 0;
   uint64_t arena_target_bytes = 0;
+  std::string arena_why;  // why that much, for people
   uint64_t huge_page_bytes = 0;
   uint64_t lingering_bytes = 0;
   std::string device_uuid;     // tier cuda

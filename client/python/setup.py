@@ -47,6 +47,6 @@ setup(
     entry_points={
         "console_scripts": [f"{name} = ckptd._programs:{name}" for name in PROGRAMS],
         # Called at the end of `import torch`; does nothing without CKPTD_PATCH.
-        "torch.backends": ["ckptd = ckptd._autopatch:on_torch_import"],
+        "torch.backends": ["ckptd = ckptd_autoload:on_torch_import"],
     },
 )

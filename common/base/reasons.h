@@ -35,6 +35,7 @@ inline constexpr char kTokenInvalid[] = "TOKEN_INVALID";               // Unauth
 inline constexpr char kNoDigests[] = "NO_DIGESTS";                     // FailedPrecondition
 inline constexpr char kRequestIdReused[] = "REQUEST_ID_REUSED";        // AlreadyExists
 inline constexpr char kNoMemory[] = "NO_MEMORY";                       // ResourceExhausted
+inline constexpr char kLoadConflict[] = "LOAD_CONFLICT";               // FailedPrecondition: ranks wait in different loads
 inline constexpr char kTooManyLoads[] = "TOO_MANY_LOADS";              // ResourceExhausted
 inline constexpr char kTooManyWaiting[] = "TOO_MANY_WAITING";          // ResourceExhausted
 inline constexpr char kDraining[] = "DRAINING";                        // Unavailable

@@ -1,14 +1,11 @@
 #include "common/checkpoint/folder.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
-#include <cstdint>
 #include <filesystem>
-#include <map>
-#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -36,7 +33,9 @@ bool EndsWithAny(std::string_view name, std::initializer_list<std::string_view> 
                      [name](std::string_view end) { return name.ends_with(end); });
 }
 
-bool IsTorch(std::string_view name) { return EndsWithAny(name, {".bin", ".pt", ".pth", ".ckpt"}); }
+bool IsTorch(std::string_view name) {
+  return EndsWithAny(name, {".bin", ".pt", ".pth", ".ckpt", ".bin.index.json"});
+}
 
 void Classify(std::string name, FolderContents& out) {
   if (name == ".metadata") {
@@ -53,6 +52,8 @@ void Classify(std::string name, FolderContents& out) {
     out.torch.push_back(std::move(name));
   } else if (name.ends_with(".gguf")) {
     out.gguf.push_back(std::move(name));
+  } else if (name == "config.json") {
+    out.has_config = true;
   } else if (name == "snapshots") {
     out.has_snapshots = true;
   }
@@ -70,30 +71,26 @@ std::string Sample(const std::vector<std::string>& names) {
                                          names.size(), names[0]);
 }
 
-// <stem>-<number>-of-<count>.safetensors
-struct SeriesPart {
-  std::string stem;
-  uint32_t number = 0;
-  uint32_t count = 0;
-};
-
-std::optional<uint32_t> Digits(std::string_view text) {
-  uint32_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.size() != 5 || error != std::errc() || end != text.data() + text.size()) {
-    return std::nullopt;
+// The first folders in `folder` that hold safetensors, by name.
+std::vector<std::string> FoldersBelow(const std::string& folder) {
+  constexpr size_t kMostLookedAt = 64;
+  constexpr size_t kMostNamed = 3;
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  for (size_t seen = 0; !error && entry != fs::directory_iterator() && seen < kMostLookedAt; ++seen) {
+    std::error_code ignored;
+    if (entry->is_directory(ignored)) names.push_back(entry->path().filename().string());
+    entry.increment(error);
   }
-  return value;
-}
-
-std::optional<SeriesPart> ParseSeriesPart(std::string_view name) {
-  constexpr std::string_view kPattern = "-00000-of-00000.safetensors";
-  if (name.size() < kPattern.size()) return std::nullopt;
-  const std::string_view tail = name.substr(name.size() - kPattern.size());
-  const std::optional<uint32_t> number = Digits(tail.substr(1, 5));
-  const std::optional<uint32_t> count = Digits(tail.substr(10, 5));
-  if (tail[0] != '-' || tail.substr(6, 4) != "-of-" || !number || !count) return std::nullopt;
-  return SeriesPart{std::string(name.substr(0, name.size() - kPattern.size())), *number, *count};
+  std::sort(names.begin(), names.end());
+  std::vector<std::string> found;
+  for (const std::string& name : names) {
+    const absl::StatusOr<FolderContents> below = ListFolder(folder + "/" + name);
+    if (below.ok() && !below->safetensors.empty()) found.push_back(name);
+    if (found.size() == kMostNamed) break;
+  }
+  return found;
 }
 
 }  // namespace
@@ -126,11 +123,16 @@ absl::Status NothingToLoad(const std::string& folder, const FolderContents& cont
   if (!contents.dcp.empty()) return Unsupported(folder, Sample(contents.dcp), kDcpAdvice);
   if (!contents.torch.empty()) return Unsupported(folder, Sample(contents.torch), kTorchAdvice);
   if (!contents.gguf.empty()) return Unsupported(folder, Sample(contents.gguf), kGgufAdvice);
-  const std::string_view advice =
-      contents.has_snapshots
-          ? "it looks like a model's folder in a Hugging Face cache: name the revision inside, "
-            "snapshots/<revision>"
-          : "name a .safetensors file, an index.json or the folder that holds them";
+  std::string advice = "name a .safetensors file, an index.json or the folder that holds them";
+  const std::vector<std::string> below = FoldersBelow(folder);
+  if (contents.has_snapshots) {
+    advice =
+        "it looks like a model's folder in a Hugging Face cache: name the revision inside, "
+        "snapshots/<revision>";
+  } else if (!below.empty()) {
+    advice = fmt::format("name the one below that holds them: {}",
+                         fmt::join(below.begin(), below.end(), ", "));
+  }
   return MakeError(
       absl::StatusCode::kNotFound, reason::kSourceNotFound,
       fmt::format("opening {}: no .safetensors file in this folder; {}", folder, advice),
@@ -138,7 +140,7 @@ absl::Status NothingToLoad(const std::string& folder, const FolderContents& cont
 }
 
 absl::Status CheckExtension(const std::string& path) {
-  if (IsTorch(path) || path.ends_with(".bin.index.json")) {
+  if (IsTorch(path)) {
     return Unsupported(path, "by its name it is not safetensors", kTorchAdvice);
   }
   if (path.ends_with(".distcp") || path.ends_with("/.metadata")) {
@@ -146,33 +148,6 @@ absl::Status CheckExtension(const std::string& path) {
   }
   if (path.ends_with(".gguf")) {
     return Unsupported(path, "by its name it is not safetensors", kGgufAdvice);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckSeriesComplete(const std::string& folder, const std::vector<std::string>& names) {
-  // Names are sorted, so the numbers of each series come in order.
-  std::map<std::pair<std::string, uint32_t>, uint32_t> next;
-  for (const std::string& name : names) {
-    const std::optional<SeriesPart> part = ParseSeriesPart(name);
-    if (!part.has_value()) continue;
-    uint32_t& expected = next.try_emplace({part->stem, part->count}, 1).first->second;
-    // Some writers count from 0; their last number is then count - 1.
-    if (part->number == expected) ++expected;
-  }
-  for (const auto& [series, expected] : next) {
-    const uint32_t count = series.second;
-    if (expected > count) continue;
-    const std::string missing =
-        fmt::format("{}-{:05}-of-{:05}.safetensors", series.first, expected, count);
-    const std::string zero = fmt::format("{}-{:05}-of-{:05}.safetensors", series.first, 0, count);
-    const bool from_zero = std::binary_search(names.begin(), names.end(), zero);
-    if (from_zero && expected == count) continue;
-    return MakeError(absl::StatusCode::kNotFound, reason::kSourceNotFound,
-                     fmt::format("opening {}: {} is missing, the other files of its series are "
-                                 "there; finish the download, or name the files by an index",
-                                 folder, missing),
-                     {{"file", folder + "/" + missing}});
   }
   return absl::OkStatus();
 }

@@ -16,9 +16,10 @@ struct FolderContents {
   std::vector<std::string> safetensors;  // *.safetensors
   std::vector<std::string> indices;      // *.safetensors.index.json
   // Of formats that are not read.
-  std::vector<std::string> torch;  // *.bin, *.pt, *.pth, *.ckpt
+  std::vector<std::string> torch;  // *.bin, *.pt, *.pth, *.ckpt, *.bin.index.json
   std::vector<std::string> dcp;    // .metadata, *.distcp
   std::vector<std::string> gguf;   // *.gguf
+  bool has_config = false;         // config.json
   bool has_snapshots = false;      // a folder "snapshots", as in a Hugging Face cache
 };
 
@@ -33,10 +34,6 @@ absl::Status NothingToLoad(const std::string& folder, const FolderContents& cont
 // For a file that is not safetensors: the error of another format, by its extension;
 // OK for any other.
 absl::Status CheckExtension(const std::string& path);
-
-// Of files named <stem>-00001-of-00003.safetensors every number must be there.
-// Errors: NotFound SOURCE_NOT_FOUND naming the first that is not.
-absl::Status CheckSeriesComplete(const std::string& folder, const std::vector<std::string>& names);
 
 }  // namespace ckptd
 

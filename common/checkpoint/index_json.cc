@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstdint>
 #include <filesystem>
@@ -10,6 +11,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/python_json.h"
 #include "common/checkpoint/text.h"
 
 namespace ckptd {
@@ -108,25 +110,15 @@ bool IndexSax::start_object(size_t /*elements*/) {
   return true;
 }
 
-// Refuses names that could lead out of the index's folder; returns the name
-// without redundant parts.
+// Refuses names that could lead out of the index's folder, and files of other formats;
+// returns the name without redundant parts.
 absl::StatusOr<std::string> CheckShardName(const std::string& tensor, const std::string& name) {
   constexpr std::string_view kExtension = ".safetensors";
   const Facts facts = {{"shard", name.substr(0, 4096)}, {"tensor", tensor.substr(0, 4096)}};
-  const auto refuse = [&](std::string_view why) {
+  if (const std::string_view why = WhyUnsafe(name); !why.empty()) {
     return Invalid(
         fmt::format("it puts tensor {} into file {}, {}", Quoted(tensor), Quoted(name), why),
         facts);
-  };
-  if (name.find('\0') != std::string::npos) return refuse("whose name contains NUL");
-  if (name.starts_with('/') || name.starts_with('\\')) return refuse("an absolute path");
-  if (name.size() >= 2 && name[1] == ':' && std::isalpha(static_cast<unsigned char>(name[0]))) {
-    return refuse("a path with a drive");
-  }
-  std::string slashes = name;
-  for (char& c : slashes) c = c == '\\' ? '/' : c;
-  for (const auto& part : std::filesystem::path(slashes)) {
-    if (part == "..") return refuse("a path with \"..\"");
   }
   if (!name.ends_with(kExtension)) {
     return MakeError(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported,
@@ -159,16 +151,35 @@ absl::StatusOr<IndexJson> IndexSax::Finish() {
 
 }  // namespace
 
+std::string_view WhyUnsafe(std::string_view name) {
+  if (name.find('\0') != std::string_view::npos) return "whose name contains NUL";
+  if (name.starts_with('/') || name.starts_with('\\')) return "an absolute path";
+  if (name.size() >= 2 && name[1] == ':' && std::isalpha(static_cast<unsigned char>(name[0]))) {
+    return "a path with a drive";
+  }
+  std::string slashes(name);
+  std::replace(slashes.begin(), slashes.end(), '\\', '/');
+  for (const auto& part : std::filesystem::path(slashes)) {
+    if (part == "..") return "a path with \"..\"";
+  }
+  return {};
+}
+
 absl::StatusOr<IndexJson> ParseIndexJson(std::string_view json) {
   // The parser would take a NUL for the end of the text.
   if (const size_t nul = json.find('\0'); nul != std::string_view::npos) {
     return Invalid(fmt::format("it is not valid JSON: NUL at byte {}", nul));
   }
+  const std::string strict = StrictJson(json);
   IndexSax sax;
-  if (!nlohmann::json::sax_parse(json.data(), json.data() + json.size(), &sax)) {
+  if (!nlohmann::json::sax_parse(strict.data(), strict.data() + strict.size(), &sax)) {
     return sax.error();
   }
-  return sax.Finish();
+  CKPTD_ASSIGN_OR_RETURN(IndexJson index, sax.Finish());
+  if (strict != json) {
+    index.remarks.push_back("it holds NaN or Infinity, which Python writes and JSON does not have");
+  }
+  return index;
 }
 
 }  // namespace ckptd

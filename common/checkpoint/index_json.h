@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -21,6 +22,7 @@ struct IndexJson {
   // The string entries of "metadata": among others the names of removed
   // duplicates -> the name that was kept.
   std::map<std::string, std::string> metadata;
+  std::vector<std::string> remarks;  // sentences for people: what is wrong with it, and does no harm
 };
 
 // Parses {"metadata": {...}, "weight_map": {tensor: file}} or a bare
@@ -29,6 +31,10 @@ struct IndexJson {
 // SOURCE_UNSUPPORTED (it lists files of another format). Facts "shard" and
 // "tensor" where there is one to blame.
 absl::StatusOr<IndexJson> ParseIndexJson(std::string_view json);
+
+// Why the name of a file that others wrote cannot be relative to its folder: it could lead out
+// of there. Empty: it can. Ends the sentence "it names FILE, ...".
+std::string_view WhyUnsafe(std::string_view name);
 
 }  // namespace ckptd
 

@@ -24,14 +24,17 @@ struct LocatedSource {
   std::string index_path;
   std::optional<IndexJson> index;
   std::optional<SourceFile> index_file;  // who the index was; header_hash is of all its bytes
+  std::vector<std::string> remarks;      // sentences for people: what was left out
 };
 
 // `source` is absolute and has no trailing slash. Reads folders and an index,
 // no safetensors file. Errors as of OpenCheckpoint.
 absl::StatusOr<LocatedSource> LocateFiles(const std::string& source);
 
-// The index that LocateFiles would read of it now; empty: none. Reads folders alone.
-absl::StatusOr<std::string> FindIndex(const std::string& source);
+// Whether LocateFiles would still find what `files` are of: those that hold tensors, and
+// the index behind them, if one named them. Reads folders alone, and their config.json. An
+// error says that it would find nothing.
+absl::StatusOr<bool> FindsStill(const std::string& source, const std::vector<SourceFile>& files);
 
 }  // namespace ckptd
 

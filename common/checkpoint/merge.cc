@@ -103,7 +103,7 @@ absl::StatusOr<CheckpointIndex> IndexMerger::Finish() {
   if (index_.files.size() > 1) {
     std::sort(index_.tensors.begin(), index_.tensors.end(), Before);
   }
-  if (located_.index.has_value()) CKPTD_RETURN_IF_ERROR(CheckWeightMap());
+  if (located_.index.has_value()) CheckWeightMap();
   CKPTD_RETURN_IF_ERROR(ResolveDuplicates());
   CKPTD_RETURN_IF_ERROR(AddAliases());
   return std::move(index_);
@@ -115,7 +115,7 @@ uint32_t IndexMerger::PositionOf(const std::string& name) const {
 }
 
 int64_t IndexMerger::FileOf(const std::string& tensor) const {
-  if (!located_.index.has_value()) return -1;
+  if (!located_.index.has_value() || misplaced_.count(tensor) > 0) return -1;
   const auto entry = located_.index->weight_map.find(tensor);
   return entry == located_.index->weight_map.end() ? -1 : int64_t{PositionOf(entry->second)};
 }
@@ -137,48 +137,57 @@ bool IndexMerger::IsAliasIn(uint32_t file, const std::string& name) const {
   return HasEntryIn(file, entry->second, first);
 }
 
-absl::Status IndexMerger::CheckWeightMap() {
+void IndexMerger::CheckWeightMap() {
+  std::vector<std::string> nowhere;  // in no file that the index names
+  std::vector<std::string> elsewhere;
   // Both are sorted by name: one walk over the two.
   auto at = index_.tensors.cbegin();
-  for (const auto& entry : located_.index->weight_map) {
-    const std::string& tensor = entry.first;
-    const uint32_t file = PositionOf(entry.second);
+  for (const auto& [tensor, name] : located_.index->weight_map) {
+    const uint32_t file = PositionOf(name);
     while (at != index_.tensors.cend() && at->name < tensor) ++at;
     if (HasEntryIn(file, tensor, at) || IsAliasIn(file, tensor)) continue;
-    return MakeError(
-        absl::StatusCode::kDataLoss, reason::kSourceInvalid,
-        fmt::format("reading index {}: it puts tensor {} into {}, which does not hold it; the "
-                    "index and the files are not of one checkpoint: copy or download both again",
-                    located_.index_path, Quoted(tensor), index_.files[file].path),
-        {{"file", index_.files[file].path},
-         {"tensor", tensor.substr(0, kMaxTensorNameBytes)},
-         {"error", "TensorNotFound"}});
+    misplaced_.insert(tensor);
+    const bool held = at != index_.tensors.cend() && at->name == tensor;
+    // As far as can be told at once: another name that some file states.
+    const bool stated = index_.metadata.count(tensor) > 0;
+    (held || stated ? elsewhere : nowhere).push_back(tensor);
   }
-  return absl::OkStatus();
+  const auto remark = [this](const std::vector<std::string>& names, std::string_view what) {
+    if (names.empty()) return;
+    remarks_.push_back(fmt::format("index {}: {} of its names {}: {}", located_.index_path,
+                                   names.size(), what, Listed(names)));
+  };
+  remark(nowhere, "are in no file that it names");
+  remark(elsewhere, "are in another file than it says");
 }
 
-// Of a tensor in several files the one in the file that the index names stays.
 absl::Status IndexMerger::ResolveDuplicates() {
   std::vector<TensorEntry>& tensors = index_.tensors;
+  const bool last_counts = located_.index.has_value() && !index_.metadata.contains(kPiecesKey);
+  std::vector<std::string> twice;
   size_t kept = 0;
   for (size_t first = 0; first < tensors.size();) {
-    size_t last = first + 1;
-    while (last < tensors.size() && tensors[last].name == tensors[first].name) ++last;
-    size_t chosen = first;
-    if (last - first > 1) {
-      const int64_t file = FileOf(tensors[first].name);
-      while (chosen < last && FileOfEntry(tensors[chosen]) != file) ++chosen;
-      if (chosen == last) {
-        return InTwoFiles(tensors[first].name, index_.files[FileOfEntry(tensors[first])],
+    size_t last = first;
+    while (last + 1 < tensors.size() && tensors[last + 1].name == tensors[first].name) ++last;
+    if (last > first) {
+      const std::string& name = tensors[first].name;
+      if (!last_counts) {
+        return InTwoFiles(name, index_.files[FileOfEntry(tensors[first])],
                           index_.files[FileOfEntry(tensors[first + 1])],
                           index_.metadata.contains(kPiecesKey));
       }
+      if (FileOf(name) != FileOfEntry(tensors[last])) twice.push_back(name);
     }
-    if (kept != chosen) tensors[kept] = std::move(tensors[chosen]);
+    if (kept != last) tensors[kept] = std::move(tensors[last]);
     ++kept;
-    first = last;
+    first = last + 1;
   }
   tensors.erase(tensors.begin() + static_cast<std::ptrdiff_t>(kept), tensors.end());
+  if (!twice.empty()) {
+    remarks_.push_back(fmt::format("{} tensors are in several files, and the last one counts, "
+                                   "which the index does not say: {}",
+                                   twice.size(), Listed(twice)));
+  }
   return absl::OkStatus();
 }
 

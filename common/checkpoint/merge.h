@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -29,17 +30,23 @@ class IndexMerger {
   // Errors: InvalidArgument SOURCE_INVALID when a limit is passed.
   absl::Status Add(SafetensorsFile file);
 
-  // The index, but for `source`. Errors: DataLoss SOURCE_INVALID for a tensor
-  // that two files hold, or that a file lacks though the index puts it there, and
+  // The index, but for `source`. Of a tensor in several files that an index names, the last
+  // file's counts, as for transformers and accelerate, which read them in order. Errors: DataLoss
+  // SOURCE_INVALID for one in two files without an index, or where they hold its pieces, and
   // for a removed name that stands for different tensors in two files: unless the
   // index names one of them, nothing says whose bytes were meant.
   absl::StatusOr<CheckpointIndex> Finish();
 
+  // After Finish: where the index's file differs from what the files hold, in sentences.
+  const std::vector<std::string>& remarks() const { return remarks_; }
+
  private:
   absl::Status ResolveDuplicates();
-  absl::Status CheckWeightMap();
+  // Notes which entries of the weight map are wrong.
+  void CheckWeightMap();
   absl::Status AddAliases();
-  // Position in located_.names of the file that the weight map names, or -1.
+  // Position in located_.names of the file that the weight map names, or -1: also where that
+  // file does not hold it.
   int64_t FileOf(const std::string& tensor) const;
   // Position of one of located_.names.
   uint32_t PositionOf(const std::string& name) const;
@@ -53,6 +60,8 @@ class IndexMerger {
   CheckpointIndex index_;
   std::vector<std::map<std::string, std::string>> metadata_;  // per file
   uint64_t header_bytes_ = 0;
+  std::set<std::string> misplaced_;  // names that are not in the file that the weight map names
+  std::vector<std::string> remarks_;
 };
 
 }  // namespace ckptd

@@ -13,6 +13,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/checkpoint/folder.h"
+#include "common/checkpoint/hub_cache.h"
 #include "common/checkpoint/locate.h"
 #include "common/checkpoint/merge.h"
 #include "common/checkpoint/path_text.h"
@@ -27,24 +28,6 @@ constexpr std::chrono::nanoseconds kTick = std::chrono::milliseconds(20);
 constexpr std::chrono::nanoseconds kCoarseTick = std::chrono::milliseconds(2'100);
 constexpr std::chrono::nanoseconds kWholeSecond = std::chrono::seconds(1);
 
-// Absolute, links kept, without trailing slashes.
-absl::StatusOr<std::string> AbsolutePath(const std::string& source) {
-  std::string path = PathOfText(source);
-  if (path.empty() || path.find('\0') != std::string::npos) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
-                     "opening the checkpoint: its path is empty or contains NUL; name a "
-                     ".safetensors file, an index.json or a folder that holds them");
-  }
-  if (path[0] != '/') {
-    std::error_code error;
-    const std::filesystem::path here = std::filesystem::current_path(error);
-    if (error) return ErrnoStatus(error.value(), "finding the working directory for " + source);
-    path = (here / path).string();
-  }
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
-}
-
 // Why a file of the source could not be read.
 absl::Status InContext(const absl::Status& status, const LocatedSource& located,
                        const std::string& path) {
@@ -54,6 +37,13 @@ absl::Status InContext(const absl::Status& status, const LocatedSource& located,
   return WithContext(status, fmt::format("reading a file that index {} names (finish the download, "
                                          "or correct the index)",
                                          located.index_path));
+}
+
+absl::StatusOr<SafetensorsFile> ReadFile(const LocatedSource& located, const std::string& name) {
+  const std::string path = located.folder + "/" + name;
+  absl::StatusOr<SafetensorsFile> file = ReadSafetensorsFile(path);
+  if (!file.ok()) return InContext(file.status(), located, path);
+  return file;
 }
 
 std::string_view WhatChanged(const SourceFile& was, const SourceFile& is) {
@@ -74,56 +64,70 @@ absl::Status Changed(const std::string& path, std::string_view how) {
                    {{"file", path}});
 }
 
-// Of a folder the index that counts is still the same one; without one it is what lies in it.
+// A folder still means the same index, or without one the same files.
 absl::Status CheckSameNames(const CheckpointIndex& index) {
-  const auto is_index = [](const SourceFile& file) { return file.path.ends_with(".json"); };
   CKPTD_ASSIGN_OR_RETURN(const std::string source, AbsolutePath(index.source));
-  CKPTD_ASSIGN_OR_RETURN(const struct stat info, StatSource(source));
-  if (!S_ISDIR(info.st_mode)) return absl::OkStatus();
-  const auto was = std::find_if(index.files.begin(), index.files.end(), is_index);
-  if (was != index.files.end()) {
-    const absl::StatusOr<std::string> is = FindIndex(source);
-    const bool counts = is.ok() && *is == was->path;
-    return counts ? absl::OkStatus() : Changed(index.source, "another index counts there");
-  }
-  const absl::StatusOr<LocatedSource> now = LocateFiles(source);
-  bool same = now.ok() && now->names.size() == index.files.size();
-  for (size_t i = 0; same && i < index.files.size(); ++i) {
-    same = now->folder + "/" + now->names[i] == index.files[i].path;
-  }
-  return same ? absl::OkStatus() : Changed(index.source, "other files belong to it");
+  const absl::StatusOr<bool> same = FindsStill(source, index.files);
+  if (same.ok() && *same) return absl::OkStatus();
+  return Changed(index.source, "other files of that folder count now");
 }
 
 }  // namespace
 
-absl::Status CheckExists(const std::string& source) {
+absl::StatusOr<std::string> AbsolutePath(const std::string& source) {
+  CKPTD_ASSIGN_OR_RETURN(const std::string name, PathOfName(source));
+  std::string path = PathOfText(name);
+  if (path.empty() || path.find('\0') != std::string::npos) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                     "opening the checkpoint: its path is empty or contains NUL; name a "
+                     ".safetensors file, an index.json or a folder that holds them");
+  }
+  if (path[0] != '/') {
+    std::error_code error;
+    const std::filesystem::path here = std::filesystem::current_path(error);
+    if (error) return ErrnoStatus(error.value(), "finding the working directory for " + source);
+    path = (here / path).string();
+  }
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+absl::Status Recognise(const std::string& source) {
   CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(source));
-  return StatSource(path).status();
+  CKPTD_ASSIGN_OR_RETURN(const LocatedSource located, LocateFiles(path));
+  if (located.index.has_value() || located.names.size() != 1) return absl::OkStatus();
+  return ReadFile(located, located.names[0]).status();
 }
 
 absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source) {
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenWithRemarks(source));
+  return std::move(opened.index);
+}
+
+absl::StatusOr<OpenedCheckpoint> OpenWithRemarks(const std::string& source) {
   CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(source));
   CKPTD_ASSIGN_OR_RETURN(const LocatedSource located, LocateFiles(path));
   IndexMerger merger(located);
   for (const std::string& name : located.names) {
-    const std::string file_path = located.folder + "/" + name;
-    absl::StatusOr<SafetensorsFile> file = ReadSafetensorsFile(file_path);
-    if (!file.ok()) return InContext(file.status(), located, file_path);
-    CKPTD_RETURN_IF_ERROR(merger.Add(*std::move(file)));
+    CKPTD_ASSIGN_OR_RETURN(SafetensorsFile file, ReadFile(located, name));
+    CKPTD_RETURN_IF_ERROR(merger.Add(std::move(file)));
   }
-  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, merger.Finish());
-  index.source = path;
+  OpenedCheckpoint out;
+  CKPTD_ASSIGN_OR_RETURN(out.index, merger.Finish());
+  out.index.source = path;
   // The index decides which bytes a name means: it is part of what was loaded.
-  if (located.index_file.has_value()) index.files.push_back(*located.index_file);
-  return index;
+  if (located.index_file.has_value()) out.index.files.push_back(*located.index_file);
+  out.remarks = located.remarks;
+  out.remarks.insert(out.remarks.end(), merger.remarks().begin(), merger.remarks().end());
+  return out;
 }
 
-absl::StatusOr<CheckpointIndex> OpenSettledCheckpoint(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, OpenCheckpoint(source));
-  const auto unsettled = UnsettledFor(index, std::chrono::system_clock::now());
-  if (unsettled.count() == 0) return index;
+absl::StatusOr<OpenedCheckpoint> OpenSettledCheckpoint(const std::string& source) {
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenWithRemarks(source));
+  const auto unsettled = UnsettledFor(opened.index, std::chrono::system_clock::now());
+  if (unsettled.count() == 0) return opened;
   std::this_thread::sleep_for(unsettled);
-  return OpenCheckpoint(source);
+  return OpenWithRemarks(source);
 }
 
 std::chrono::nanoseconds UnsettledFor(const CheckpointIndex& index,

@@ -4,17 +4,22 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/checkpoint/index.h"
 
 namespace ckptd {
 
-// Reads and validates the headers of `source`, a path or a file URI: a
+// The absolute path of what a person names: a path, a file URI, or a model as PathOfName takes
+// it. Links are kept, trailing slashes are not. Errors: those of PathOfName; InvalidArgument
+// SOURCE_INVALID for an empty one.
+absl::StatusOr<std::string> AbsolutePath(const std::string& source);
+
+// Reads and validates the headers of `source`, as AbsolutePath takes it: a
 // .safetensors file, a *.index.json file, or a directory (also a symlinked
 // Hugging Face snapshot).
-// In a directory: model.safetensors.index.json, else any single
-// *.safetensors.index.json, else all *.safetensors files in name order.
+// In a directory: as ChooseFiles says, unless its config.json names the weights.
 // Blocking; thread-safe. Errors: NotFound SOURCE_NOT_FOUND, DataLoss
 // SOURCE_INVALID (with the safetensors error name as fact "error", the file as
 // fact "file"), PermissionDenied SOURCE_UNREADABLE, Unimplemented
@@ -22,23 +27,32 @@ namespace ckptd {
 // not safetensors and has the name of another format.
 absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source);
 
-// OK if there is anything by that name; else NotFound SOURCE_NOT_FOUND or PermissionDenied
-// SOURCE_UNREADABLE, as OpenCheckpoint. Reads nothing.
-absl::Status CheckExists(const std::string& source);
+struct OpenedCheckpoint {
+  CheckpointIndex index;
+  // Sentences for people about what does no harm: files that were left out, and where an index
+  // differs from its files.
+  std::vector<std::string> remarks;
+};
+
+// As OpenCheckpoint, with remarks.
+absl::StatusOr<OpenedCheckpoint> OpenWithRemarks(const std::string& source);
+
+// OK if OpenCheckpoint would recognise it; else its error. Reads folders, an index and, of a
+// single file, the header: what can be known before a load begins.
+absl::Status Recognise(const std::string& source);
 
 // As OpenCheckpoint, for whom CheckUnchanged is to notice every later write: waits until the
 // clock tick in which a file was written last is over (20 ms; 2.1 s where file systems stamp
 // by whole seconds), and reads again.
-absl::StatusOr<CheckpointIndex> OpenSettledCheckpoint(const std::string& source);
+absl::StatusOr<OpenedCheckpoint> OpenSettledCheckpoint(const std::string& source);
 
 // For how long from `now` a write might leave all times of the index's files as they are.
 std::chrono::nanoseconds UnsettledFor(const CheckpointIndex& index,
                                       std::chrono::system_clock::time_point now);
 
 // OK if every file of the index is still the one whose header was read (same
-// device, inode, size, mtime, ctime), its index file too, and of a folder the same index
-// counts, or, without one, it has no other ones; else Aborted SOURCE_CHANGED naming the file. Uses `source` and
-// `files` alone.
+// device, inode, size, mtime, ctime), its index file too, and a folder still means the same
+// ones; else Aborted SOURCE_CHANGED naming the file. Uses `source` and `files` alone.
 absl::Status CheckUnchanged(const CheckpointIndex& index);
 
 }  // namespace ckptd

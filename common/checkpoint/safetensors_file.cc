@@ -54,6 +54,11 @@ absl::Status StatError(const std::string& path, int error) {
   std::string_view advice = "";
   if (error == ENOENT || error == ENOTDIR) {
     advice = "; check the path (a daemon sees its own mounts and working directory)";
+    if (path.find_first_of("*?[") != std::string::npos) {
+      advice = "; patterns are not expanded: name the folder that holds the files, or one of them";
+    } else if (path.find('$') != std::string::npos) {
+      advice = "; a variable that is not set where the path is named stays in it as it is";
+    }
   } else if (error == EACCES || error == EPERM) {
     advice = "; let that user enter the folders above";
   }

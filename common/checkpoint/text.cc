@@ -1,5 +1,6 @@
 #include "common/checkpoint/text.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -24,6 +25,14 @@ std::string Quoted(std::string_view text) {
     out.push_back(byte < 0x20 || byte == 0x7f ? '?' : c);
   }
   out += cut ? "...\"" : "\"";
+  return out;
+}
+
+std::string Listed(const std::vector<std::string>& names) {
+  const size_t shown = std::min<size_t>(names.size(), 3);
+  std::string out;
+  for (size_t i = 0; i < shown; ++i) out += (i == 0 ? "" : ", ") + Quoted(names[i]);
+  if (shown < names.size()) out += " and " + std::to_string(names.size() - shown) + " more";
   return out;
 }
 

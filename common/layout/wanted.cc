@@ -100,6 +100,8 @@ absl::Status CheckShape(const TargetSpec& target, const TensorEntry& source) {
   if (!target.expected_shape.has_value() || *target.expected_shape == source.shape) {
     return absl::OkStatus();
   }
+  // As PyTorch, whose old files hold a number in shape [1]. The reverse is a mismatch there, too.
+  if (target.expected_shape->empty() && source.shape == Shape{1}) return absl::OkStatus();
   return Mismatch(target.name,
                   fmt::format("tensor '{}' has shape [{}] in the source and [{}] in the layout; "
                               "the checkpoint belongs to another model or configuration",

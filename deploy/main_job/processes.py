@@ -36,17 +36,26 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def own_job() -> str:
+    return f"main-{os.getpid()}"
+
+
+def environment_of(run_dir, job) -> dict:
+    """Of a trainer of that job."""
+    return {**os.environ, "CKPTD_RUN_DIR": str(run_dir), "CKPTD_JOB": job,
+            "CKPTD_ADDRESS": f"unix://{run_dir}/{job}/rank-{{rank}}.sock"}
+
+
 class Daemons:
     """`ckptd launch` with these options, in a run directory of its own. With `keep` they may outlive this process."""
 
     def __init__(self, binaries, run_dir, ranks, *options, keep=False):
         self.binaries, self.run_dir = binaries, run_dir
         # A job of its own: daemons that an earlier run kept are left alone.
-        job = f"main-{os.getpid()}"
+        job = own_job()
         self.log = run_dir / f"{job}.log"
         self.folder = run_dir / job
-        self.environment = {**os.environ, "CKPTD_RUN_DIR": str(run_dir), "CKPTD_JOB": job,
-                            "CKPTD_ADDRESS": f"unix://{run_dir}/{job}/rank-{{rank}}.sock"}
+        self.environment = environment_of(run_dir, job)
         arguments = ["launch", "--nproc", str(ranks), "--job", job, "--run-dir", str(run_dir), *options]
         command = [binaries / "ckptd", *arguments]
         self.process = subprocess.Popen(command if keep else until_we_end(*command), stdin=subprocess.DEVNULL,
@@ -64,12 +73,15 @@ class Daemons:
             if self.process.poll() is not None:
                 raise Failure(f"the daemons ended at once; their log:\n{self.log.read_text()}")
             infos = [self.info(rank) for rank in range(ranks)]
-            # The arena is faulted in the background, and is worth waiting for.
-            if all(i and i["state"] == "READY" and
-                   i["memory"]["arena_bytes"] >= i["memory"]["arena_target_bytes"] for i in infos):
+            if all(info and self.ready(info) for info in infos):
                 return
             time.sleep(0.05)
         raise Failure(f"the daemons were not ready within 2 minutes; their log:\n{self.log.read_text()}")
+
+    def ready(self, info):
+        # The arena is faulted in the background, and is worth waiting for.
+        memory = info["memory"]
+        return info["state"] == "READY" and memory["arena_bytes"] >= memory["arena_target_bytes"]
 
     def ctl(self, *arguments):
         return subprocess.run([self.binaries / "ckptctl", "--output", "json", *arguments], env=self.environment,

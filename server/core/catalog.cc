@@ -64,7 +64,7 @@ std::optional<Catalog::Match> Catalog::FindMatch(const LoadRequest& request) con
   }
   if (best == nullptr) return std::nullopt;
   return Match{best->info.name, best->info.state == CheckpointState::kActive, best->files,
-               Gathers(*best), best->request.statement};
+               Gathers(*best), best->request.statement, best->request};
 }
 
 std::vector<std::string> Catalog::NearMiss(const LoadRequest& request) const {
@@ -129,8 +129,14 @@ void Catalog::Begin(const std::string& name, const LoadRequest& request, uint64_
 void Catalog::UpdateProgress(const std::string& name, const Progress& progress) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
-  if (entry == nullptr || entry->info.state != CheckpointState::kLoading) return;
-  entry->info.progress = progress;
+  if (entry == nullptr) return;
+  if (entry->filling.has_value()) {
+    entry->filling->progress = progress;
+  } else if (entry->info.state == CheckpointState::kLoading) {
+    entry->info.progress = progress;
+  } else {
+    return;
+  }
   Touch(*entry);
 }
 
@@ -191,6 +197,9 @@ absl::Status Catalog::Publish(const CommitCall& call) {
   entry->info.state = CheckpointState::kActive;
   entry->info.activated = std::chrono::system_clock::now();
   entry->info.progress = call.progress;
+  entry->info.resident_ranks = world_size_;  // what is published on one rank is so on all
+  entry->filled = ++ticks_;
+  StartKeeping(*entry);
   Touch(*entry);
   return absl::OkStatus();
 }

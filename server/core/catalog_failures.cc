@@ -22,6 +22,7 @@ void Catalog::Fail(const std::string& name, const absl::Status& why) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   if (entry == nullptr) return NoteAbort(name, why);
+  if (entry->info.state == CheckpointState::kActive) return EndFilling(*entry, why);
   if (entry->info.state != CheckpointState::kLoading) return;
   entry->info.state = CheckpointState::kFailed;
   entry->info.failure = why;
@@ -34,7 +35,8 @@ void Catalog::Fail(const std::string& name, const absl::Status& why) {
 bool Catalog::Gathers(const Entry& entry) {
   const Stage stage = entry.info.progress.stage;
   return entry.info.state == CheckpointState::kLoading && entry.memory == nullptr &&
-         (stage == Stage::kUnspecified || stage == Stage::kGathering);
+         (stage == Stage::kUnspecified || stage == Stage::kGathering ||
+          stage == Stage::kWaitingForMemory);
 }
 
 bool Catalog::Abandoned(const Entry& entry, Clock::time_point now) {
@@ -65,6 +67,7 @@ std::vector<std::string> Catalog::TakeAbandoned(Clock::time_point now) {
 void Catalog::KeepWhatIsShown(Entry& entry) {
   entry.request = {};
   entry.shard = nullptr;
+  entry.wanted.reset();
 }
 
 void Catalog::NoteAbort(const std::string& name, const absl::Status& why) {
@@ -82,13 +85,19 @@ void Catalog::NoteGone(const std::string& name) {
                                         name)));
 }
 
+std::optional<uint64_t> Catalog::LoadsSince(const Entry& entry) {
+  if (entry.filling.has_value()) return entry.filling->begun;
+  if (entry.info.state != CheckpointState::kLoading) return std::nullopt;
+  return entry.generation;
+}
+
 void Catalog::FailAllLoading(const absl::Status& why, uint64_t since) {
   std::vector<std::string> names;
   {
     MutexLock lock(mutex_);
     for (const auto& [name, entry] : entries_) {
-      const bool loading = entry.info.state == CheckpointState::kLoading;
-      if (loading && entry.generation <= since) names.push_back(name);
+      const auto begun = LoadsSince(entry);
+      if (begun.has_value() && *begun <= since) names.push_back(name);
     }
   }
   for (const std::string& name : names) Fail(name, why);
@@ -99,8 +108,8 @@ void Catalog::FailForgotten(const std::set<std::string>& known, uint64_t since) 
   {
     MutexLock lock(mutex_);
     for (const auto& [name, entry] : entries_) {
-      const bool loading = entry.info.state == CheckpointState::kLoading;
-      if (loading && entry.generation <= since && known.count(name) == 0) names.push_back(name);
+      const auto begun = LoadsSince(entry);
+      if (begun.has_value() && *begun <= since && known.count(name) == 0) names.push_back(name);
     }
   }
   for (const std::string& name : names) {

@@ -61,9 +61,10 @@ absl::Status Catalog::CheckKind(const LoadRequest& request) const {
                                    : "none"));
 }
 
-bool Catalog::Evictable(const Entry& entry) {
-  return entry.info.state == CheckpointState::kActive && !entry.info.pinned &&
-         entry.info.leases == 0 && entry.info.slab_bytes > 0;
+bool Catalog::Evictable(const Entry& entry) const {
+  return entry.info.state == CheckpointState::kActive && !entry.info.pinned && !IsView(entry) &&
+         entry.info.leases == 0 && entry.info.slab_bytes > 0 && !Kept(entry) &&
+         Unended(entry) == nullptr;
 }
 
 // What cannot fit even then costs nobody its checkpoint.
@@ -77,7 +78,7 @@ bool Catalog::EvictionHelps(uint64_t bytes, uint64_t budget,
   }
   // Of what was unloaded by force while somebody used it, too.
   const uint64_t used = backend_.Usage().used;
-  const uint64_t held = used - std::min(used, evictable);
+  const uint64_t held = used - std::min(used, evictable + going_);
   if (bytes > budget - std::min(budget, held)) return false;
   // Others may have what the budget would allow.
   return !device_free.has_value() || bytes <= *device_free + evictable;
@@ -93,35 +94,21 @@ std::shared_ptr<ShardMemory> Catalog::EvictOne() {
   Log(LogLevel::kInfo, "{}: evicted, {:.1f} MB", victim->info.name,
       static_cast<double>(victim->info.slab_bytes) / 1e6);
   std::shared_ptr<ShardMemory> memory = std::move(victim->memory);
-  const std::string name = victim->info.name;
-  entries_.erase(name);
-  NoteGone(name);
+  Erase(std::string(victim->info.name));
   changed_.NotifyAll();
   return memory;
 }
 
-std::string Catalog::Occupants() const {
-  uint64_t leased = 0;
-  uint64_t pinned = 0;
-  uint64_t loading = 0;
-  for (const auto& [name, entry] : entries_) {
-    if (entry.info.state == CheckpointState::kLoading) {
-      loading += entry.info.slab_bytes;
-    } else if (entry.info.state == CheckpointState::kActive) {
-      (entry.info.leases > 0 ? leased : pinned) += entry.info.slab_bytes;
-    }
-  }
-  return fmt::format("of the resident checkpoints {} bytes are leased, {} pinned, {} loading",
-                     leased, pinned, loading);
-}
-
 absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
-                                                                const LoadRequest& request) {
-  for (;;) {
-    auto slab = backend_.Allocate(bytes, request.intended, KindFor(request));
+                                                                const PrepareCall& call) {
+  absl::Status status = CheckTurn(bytes, call);
+  while (status.ok()) {
+    auto slab = backend_.Allocate(bytes, call.request.intended, KindFor(call.request));
     if (slab.ok()) return slab;
-    CKPTD_RETURN_IF_ERROR(MakeRoom(bytes, slab.status()));
+    status = MakeRoom(bytes, slab.status());
   }
+  NoteWanted(call, bytes, status);
+  return status;
 }
 
 absl::Status Catalog::MakeRoom(uint64_t bytes, const absl::Status& refused) {
@@ -135,11 +122,14 @@ absl::Status Catalog::MakeRoom(uint64_t bytes, const absl::Status& refused) {
   const uint64_t taken = std::max(bytes, Said(refused, "asked_bytes").value_or(0));
   const uint64_t budget = backend_.Usage().budget;
   std::shared_ptr<ShardMemory> evicted;  // goes without the lock
-  MutexLock lock(mutex_);
-  if (EvictionHelps(taken, budget, device_free)) evicted = EvictOne();
-  if (evicted != nullptr) return absl::OkStatus();
-  return MakeError(refused.code(), reason::kNoMemory, MessageOf(refused) + "; " + Occupants(),
-                   FactsOf(refused));
+  Occupied occupied;
+  {
+    MutexLock lock(mutex_);
+    if (EvictionHelps(taken, budget, device_free)) evicted = EvictOne();
+    if (evicted != nullptr) return absl::OkStatus();
+    occupied = FindOccupied();
+  }
+  return SayOccupied(refused, occupied, taken <= budget);
 }
 
 absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall& call,
@@ -147,7 +137,7 @@ absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall
   CKPTD_RETURN_IF_ERROR(CheckKind(call.request));
   std::unique_ptr<Slab> slab;
   if (shard.plan.slab_bytes > 0) {
-    CKPTD_ASSIGN_OR_RETURN(slab, AllocateEvicting(shard.plan.slab_bytes, call.request));
+    CKPTD_ASSIGN_OR_RETURN(slab, AllocateEvicting(shard.plan.slab_bytes, call));
   }
   auto memory =
       std::make_shared<ShardMemory>(backend_, std::move(slab), KindFor(call.request));
@@ -156,22 +146,27 @@ absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall
   if (entry == nullptr || entry->info.state != CheckpointState::kLoading) {
     return CheckpointNotFound(call.name);
   }
-  NoteFiles(*call.index, shard);
-  shard.plan.ops = {};
-  entry->info.slab_bytes = shard.plan.slab_bytes;
-  entry->info.tensor_count = shard.plan.tensors.size();
-  entry->info.plan_digest = call.plan_digest;
-  entry->info.epoch = call.epoch;
-  entry->info.source_identity = IdentityOf(call.index->files);
-  std::vector<uint64_t> facts = {entry->request_digest, entry->info.source_identity};
-  for (const SourceFile& file : call.index->files) facts.push_back(file.device);
-  entry->info.identity = CombineDigests(facts);
-  entry->files = call.index->files;
-  entry->request_digests = call.request_digests;
+  NotePlan(call, std::move(shard), *entry);
   entry->memory = memory;
-  entry->shard = std::make_shared<Shard>(std::move(shard));
+  entry->wanted.reset();
   Touch(*entry);
   return memory;
+}
+
+void Catalog::NotePlan(const PrepareCall& call, Shard shard, Entry& entry) {
+  NoteFiles(*call.index, shard);
+  shard.plan.ops = {};
+  entry.info.slab_bytes = shard.plan.slab_bytes;
+  entry.info.tensor_count = shard.plan.tensors.size();
+  entry.info.plan_digest = call.plan_digest;
+  entry.info.epoch = call.epoch;
+  entry.info.source_identity = IdentityOf(call.index->files);
+  std::vector<uint64_t> facts = {entry.request_digest, entry.info.source_identity};
+  for (const SourceFile& file : call.index->files) facts.push_back(file.device);
+  entry.info.identity = CombineDigests(facts);
+  entry.files = call.index->files;
+  entry.request_digests = call.request_digests;
+  entry.shard = std::make_shared<Shard>(std::move(shard));
 }
 
 }  // namespace ckptd

@@ -9,14 +9,16 @@ absl::StatusOr<CheckpointInfo> Catalog::Get(const std::string& name) const {
   MutexLock lock(mutex_);
   const Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
-  return entry->info;
+  return InfoOf(*entry);
 }
 
 std::vector<CheckpointInfo> Catalog::List() const {
   std::vector<CheckpointInfo> infos;
   {
     MutexLock lock(mutex_);
-    for (const auto& [name, entry] : entries_) infos.push_back(entry.info);
+    for (const auto& [name, entry] : entries_) {
+      if (!IsView(entry)) infos.push_back(InfoOf(entry));
+    }
   }
   std::sort(infos.begin(), infos.end(),
             [](const auto& a, const auto& b) { return a.created > b.created; });
@@ -33,7 +35,7 @@ absl::StatusOr<CheckpointInfo> Catalog::Watch(const std::string& name, uint64_t&
   const Entry* entry = Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
   seen = entry->version;
-  return entry->info;
+  return InfoOf(*entry);
 }
 
 uint64_t Catalog::WatcherCame(const std::string& name) {
@@ -68,7 +70,7 @@ void Catalog::WatchEnd(const std::string& name, Deadline deadline) const {
   MutexLock lock(mutex_);
   changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const Entry* entry = Find(name);
-    return stopped_ || entry == nullptr || entry->info.state != CheckpointState::kLoading;
+    return stopped_ || entry == nullptr || !LoadsSince(*entry).has_value();
   });
 }
 

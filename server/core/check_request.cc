@@ -9,10 +9,13 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/hub_cache.h"
 #include "common/layout/layout.h"
 
 namespace ckptd {
 namespace {
+
+constexpr size_t kMaxRequestIdBytes = 128;
 
 // Where a rank is in a mesh is counted, and never compared with who there is.
 absl::Status CheckMeshes(const RankLayout& layout, const std::string& source) {
@@ -79,6 +82,15 @@ absl::Status CheckLayout(const LoadRequest& request, uint32_t rank, uint32_t wor
 
 }  // namespace
 
+absl::Status CheckRequestId(std::string_view doing, const std::string& what,
+                            const std::string& request_id) {
+  if (request_id.size() <= kMaxRequestIdBytes) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                   fmt::format("{} {}: its request id has {} bytes, at most {} are taken; use a "
+                               "UUID",
+                               doing, what, request_id.size(), kMaxRequestIdBytes));
+}
+
 absl::Status CheckSource(std::string_view doing, const std::string& source) {
   if (source.size() > PATH_MAX) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
@@ -86,6 +98,7 @@ absl::Status CheckSource(std::string_view doing, const std::string& source) {
                                  "check the request",
                                  doing, source.size(), PATH_MAX));
   }
+  CKPTD_RETURN_IF_ERROR(CheckScheme(source));
   if (source.empty() || source[0] != '/') {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      fmt::format("{} \"{}\": the source must be an absolute path on the machine "

@@ -14,6 +14,10 @@ namespace ckptd {
 // `doing`: "loading", or what else is asked. Errors: INVALID_REQUEST.
 absl::Status CheckSource(std::string_view doing, const std::string& source);
 
+// The id by which a client is known that has asked for a load; it may be empty.
+absl::Status CheckRequestId(std::string_view doing, const std::string& what,
+                            const std::string& request_id);
+
 // Checks a request against the group before anything is started. Errors:
 // LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, INVALID_REQUEST, HANDLE_KIND.
 absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t world_size);

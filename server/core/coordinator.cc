@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{200};
 constexpr std::chrono::seconds kLookupDeadline{5};
-constexpr std::chrono::milliseconds kExistsDeadline{500};
+constexpr std::chrono::milliseconds kRecogniseDeadline{500};
 // A little less than a proposal may take altogether.
 constexpr std::chrono::seconds kEndingDeadline{7};
 constexpr std::chrono::seconds kAbortDeadline{2};
@@ -39,8 +39,18 @@ std::string RankText(const std::vector<Rank>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
+// Of a round that has waited for memory for as long as it may.
+absl::Status WhyRefused(const Rounds::Expired& round) {
+  return MakeError(round.refused.code(), ReasonOf(round.refused),
+                   fmt::format("loading {}: it has waited for memory of {}, in vain: {}", round.name,
+                               RankText(round.waiting), MessageOf(round.refused)),
+                   FactsOf(round.refused));
+}
+
 // Of a round whose deadline has passed; `absent`: ranks that have no daemon.
 absl::Status WhyExpired(const Rounds::Expired& round, const std::vector<uint32_t>& absent) {
+  if (!round.cancelled.ok()) return round.cancelled;
+  if (!round.refused.ok()) return WhyRefused(round);
   if (!absent.empty()) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
                      fmt::format("loading {}: no daemon of {} has joined the group in time; start "
@@ -69,6 +79,8 @@ absl::Status WhyExpired(const Rounds::Expired& round, const std::vector<uint32_t
 Coordinator::Coordinator(Parts parts)
     : parts_(std::move(parts)),
       rounds_(parts_.membership.world_size()),
+      participants_(parts_.membership.world_size()),
+      holdings_(parts_.membership),
       ticker_([this] { Loop(); }) {}
 
 Coordinator::~Coordinator() {
@@ -95,12 +107,15 @@ absl::StatusOr<bool> Coordinator::CanReuse(const Proposal& proposal) {
 }
 
 absl::StatusOr<bool> Coordinator::CheckSource(const Proposal& proposal) {
-  // A load by rank begins when all have stated theirs: a mistyped path would wait for that.
-  if (!IsRankForm(proposal.request) || !rounds_.IsNew(proposal)) return true;
-  const absl::Status exists =
-      parts_.lookups.CheckFiles(proposal.request.source, {}, Clock::now() + kExistsDeadline);
-  if (exists.code() == absl::StatusCode::kNotFound) return exists;
-  return true;  // and what else is wrong with it, the load says
+  // A load that waits for others would say what is wrong with its path when they have come.
+  const bool waits = IsRankForm(proposal.request) || !parts_.membership.MissingRanks().empty();
+  if (!waits || !rounds_.IsNew(proposal)) return true;
+  const absl::Status recognised =
+      parts_.lookups.CheckFiles(proposal.request.source, {}, Clock::now() + kRecogniseDeadline);
+  if (recognised.ok() || !SaysWhether(recognised)) return true;
+  // Storage that fails now may answer by then.
+  if (absl::IsUnavailable(recognised)) return true;
+  return recognised;
 }
 
 absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadRequest& request) {
@@ -122,9 +137,7 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
     CKPTD_ASSIGN_OR_RETURN(name, rounds_.Propose(proposal, reuse, Clock::now()));
   }
   if (rank == 0) parts_.catalog.Begin(*name, request, since);
-  MutexLock lock(mutex_);
-  wake_ = true;
-  changed_.NotifyAll();
+  Hurry();
   return *name;
 }
 
@@ -141,9 +154,7 @@ absl::Status Coordinator::CancelFor(uint32_t rank, const std::string& name) {
                                      "load again, if it is wanted",
                                      name, rank),
                          {{"checkpoint", name}, {"rank", std::to_string(rank)}}));
-  MutexLock lock(mutex_);
-  wake_ = true;
-  changed_.NotifyAll();
+  Hurry();
   return absl::OkStatus();
 }
 
@@ -161,10 +172,14 @@ absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
                                             const std::vector<ResidentCheckpoint>& residents) {
   const uint64_t before = parts_.membership.epoch();
   CKPTD_ASSIGN_OR_RETURN(JoinReply reply, parts_.membership.Join(identity));
-  if (reply.epoch != before) rounds_.SetResidents(identity.rank, reply.epoch, residents);
-  MutexLock lock(mutex_);
-  wake_ = true;
-  changed_.NotifyAll();
+  if (reply.epoch != before) {
+    rounds_.SetResidents(identity.rank, reply.epoch, residents);
+    participants_.Forget(identity.rank, Clock::now());
+    std::set<std::string> held;
+    for (const ResidentCheckpoint& resident : residents) held.insert(resident.name);
+    holdings_.Set(identity.rank, std::move(held));
+  }
+  Hurry();
   return reply;
 }
 
@@ -172,6 +187,11 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   CKPTD_ASSIGN_OR_RETURN(HeartbeatReply reply,
                          parts_.membership.Heartbeat(call.rank, call.incarnation));
   rounds_.Withdraw(call.rank, call.abandoned, Clock::now());
+  rounds_.NoteRoom(call.rank, call.has_room, Clock::now());
+  holdings_.Set(call.rank, call.held);
+  reply.residences = holdings_.Count(call.rank, Loading());
+  reply.verdicts = participants_.Update(call.rank, call.participants, Clock::now());
+  GiveUpEnded();
   if (reply.epoch != call.members_epoch) {
     reply.members = parts_.membership.ChangedSince(call.members_epoch);
   }
@@ -187,8 +207,13 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   // those that this rank does not see before it prepares them, too.
   std::set<std::string> told;
   for (const auto& [name, progress] : reply.loads) told.insert(name);
-  for (const std::string& name : rounds_.Names()) {
-    if (told.count(name) == 0) reply.loads.emplace_back(name, Queued());
+  std::vector<std::string> names = rounds_.Names();
+  {
+    MutexLock lock(mutex_);
+    names.insert(names.end(), giving_up_.begin(), giving_up_.end());
+  }
+  for (const std::string& name : names) {
+    if (told.insert(name).second) reply.loads.emplace_back(name, Queued());
   }
   return reply;
 }
@@ -208,7 +233,12 @@ void Coordinator::Loop() {
 void Coordinator::Tick() {
   parts_.membership.DropSilent();
   ForgetDeparted();
+  TellOfParticipants();
   rounds_.Withdraw(0, parts_.catalog.TakeAbandoned(Clock::now()), Clock::now());
+  rounds_.EndConflicts(Clock::now(), [this](uint32_t rank, const std::string& source) {
+    return participants_.JobsOf(rank, source);
+  });
+  NoteOwn();
   FailExpired();
   FailOverdue();
   PostReady();
@@ -219,9 +249,20 @@ void Coordinator::Tick() {
 // As each member does for itself.
 void Coordinator::FailForgotten() {
   const uint64_t since = parts_.catalog.Tick();
-  std::set<std::string> known;
-  for (const std::string& name : rounds_.Names()) known.insert(name);
-  parts_.catalog.FailForgotten(known, since);
+  parts_.catalog.FailForgotten(Loading(), since);
+}
+
+std::set<std::string> Coordinator::Loading() const {
+  const std::vector<std::string> names = rounds_.Names();
+  return {names.begin(), names.end()};
+}
+
+void Coordinator::NoteOwn() {
+  rounds_.NoteRoom(0, parts_.catalog.MakeRoomForWaiting(), Clock::now());
+  holdings_.Set(0, parts_.catalog.ActiveNames());
+  for (const auto& [name, ranks] : holdings_.Count(0, Loading())) {
+    parts_.catalog.NoteResidence(name, ranks);
+  }
 }
 
 void Coordinator::ForgetDeparted() {
@@ -230,10 +271,36 @@ void Coordinator::ForgetDeparted() {
   if (std::exchange(present_epoch_, epoch) == epoch) return;
   const Presence::Members now = parts_.membership.Incarnations();
   for (const auto& departed : present_.Update(now)) {
-    if (now.count(departed.first) == 0) rounds_.SetResidents(departed.first, epoch, {});
+    if (now.count(departed.first) == 0) {
+      rounds_.SetResidents(departed.first, epoch, {});
+      participants_.Forget(departed.first, Clock::now());
+      holdings_.Set(departed.first, {});
+    }
     parts_.load_worker.Post(
         [this, departed] { parts_.peers.memory.Forget(departed.first, departed.second); });
   }
+}
+
+void Coordinator::TellOfParticipants() {
+  if (parts_.participants == nullptr) return;
+  const std::vector<Participant> all = parts_.participants->Snapshot(Clock::now());
+  const std::vector<Verdict> verdicts = participants_.Update(0, all, Clock::now());
+  GiveUpEnded();  // before its client goes on
+  parts_.participants->Told(all, verdicts);
+}
+
+void Coordinator::GiveUpEnded() {
+  const std::vector<GroupParticipants::Ended> ended = participants_.TakeEnded();
+  for (const auto& [sources, why] : ended) {
+    for (const std::string& source : sources) rounds_.GiveUp(source, why);
+  }
+  if (!ended.empty()) Hurry();
+}
+
+void Coordinator::Hurry() {
+  MutexLock lock(mutex_);
+  wake_ = true;
+  changed_.NotifyAll();
 }
 
 void Coordinator::PostReady() {
@@ -274,26 +341,27 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
   // The runner has told the ranks that it began with; one that was restarted
   // meanwhile may have joined the round as well.
   if (!outcome.status.ok()) AbortEverywhere(load.name, outcome.status);
+  holdings_.Add(load.name, outcome.holders);
   rounds_.Finished(load.name, outcome);
-  rounds_.ForgetOldest(Resident());
+  rounds_.ForgetOldest(parts_.catalog.ActiveNames());
   for (const uint32_t rank : outcome.lost) {
     Log(LogLevel::kInfo, "{}: rank {} holds its shard no longer; waiting for its trainer",
         load.name, rank);
   }
 }
 
-std::set<std::string> Coordinator::Resident() const {
-  std::set<std::string> names;
-  for (const ResidentCheckpoint& one : parts_.catalog.Residents()) names.insert(one.name);
-  return names;
-}
-
 void Coordinator::FailExpired() {
-  for (const Rounds::Expired& round : rounds_.TakeExpired(Clock::now())) {
-    AbortEverywhere(round.name, round.cancelled.ok()
-                                    ? WhyExpired(round, parts_.membership.MissingRanks())
-                                    : round.cancelled);
+  const std::vector<Rounds::Expired> expired = rounds_.TakeExpired(Clock::now());
+  if (expired.empty()) return;
+  {
+    MutexLock lock(mutex_);
+    for (const Rounds::Expired& round : expired) giving_up_.insert(round.name);
   }
+  for (const Rounds::Expired& round : expired) {
+    AbortEverywhere(round.name, WhyExpired(round, parts_.membership.MissingRanks()));
+  }
+  MutexLock lock(mutex_);
+  giving_up_.clear();
 }
 
 // A runner that waits for storage cannot say that its time is over.
@@ -333,6 +401,8 @@ std::vector<std::pair<std::string, Progress>> Coordinator::Gathering() const {
     return loads;
   }
   for (Rounds::Expired& round : rounds_.Waiting()) {
+    progress.stage = round.refused.ok() ? Stage::kGathering : Stage::kWaitingForMemory;
+    progress.no_memory = MessageOf(round.refused);
     progress.waiting_ranks = std::move(round.waiting);
     progress.elsewhere = std::move(round.elsewhere);
     loads.emplace_back(std::move(round.name), progress);

@@ -14,6 +14,9 @@
 
 #include "absl/status/statusor.h"
 #include "server/core/catalog.h"
+#include "server/core/group_participants.h"
+#include "server/core/local_participants.h"
+#include "server/core/holdings.h"
 #include "server/core/lookups.h"
 #include "server/core/membership.h"
 #include "server/core/presence.h"
@@ -36,6 +39,7 @@ class Coordinator {
     ReadingOptions reading;
     ReaderPolicy reader = ReaderPolicy::kRank0;
     std::function<bool()> handed_out = [] { return false; };  // of this daemon, as PrepareReply's
+    LocalParticipants* participants = nullptr;                // rank 0's; null: none
   };
   explicit Coordinator(Parts parts);
   ~Coordinator();
@@ -45,6 +49,8 @@ class Coordinator {
   // A client of `rank` asked for this; the name of the checkpoint it leads to.
   // Errors: LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, DEADLINE (file metadata).
   absl::StatusOr<std::string> Propose(uint32_t rank, const LoadRequest& request);
+  // As Holdings.
+  std::set<uint32_t> FindMissing(const std::string& name) { return holdings_.FindMissing(name); }
   // An operator of `rank` gives that load up, for all ranks. Does not wait for its end;
   // nothing where no such load waits or runs. Errors: WRONG_RANK.
   absl::Status CancelFor(uint32_t rank, const std::string& name);
@@ -55,18 +61,25 @@ class Coordinator {
                                  const std::vector<ResidentCheckpoint>& residents);
   absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call);
 
+  // Rank 0's clients have news for the group.
+  void Hurry();
+
   // Aborts what runs, fails what waits.
   void Stop();
 
  private:
   // Whether the files of the checkpoint that this request would join are unchanged.
   absl::StatusOr<bool> CanReuse(const Proposal& proposal);
-  // True; NotFound for the first statement of a source that is not there.
+  // True; for the first request of a source that cannot be loaded, why.
   absl::StatusOr<bool> CheckSource(const Proposal& proposal);
   void Loop();
   void Tick();
   // Lets go of what ranks that left the group had: their memory, their shards.
   void ForgetDeparted();
+  // For rank 0 what members do with each heartbeat.
+  void TellOfParticipants();
+  // Loads that wait for a rank whose client has failed.
+  void GiveUpEnded();
   void PostReady();
   void FailExpired();
   void FailOverdue();
@@ -75,11 +88,13 @@ class Coordinator {
   // The loads that wait for ranks, and for which.
   std::vector<std::pair<std::string, Progress>> Gathering() const;
   void ShowWaiting();
+  // What this rank holds, and has room for, as members tell with their heartbeats.
+  void NoteOwn();
+  std::set<std::string> Loading() const;  // names of all rounds
   void FailForgotten();
   // Nobody joins a load that is out of date.
   void LeaveBehind();
   void RunLoad(const ReadyLoad& load);
-  std::set<std::string> Resident() const;  // here
   // Who hears of what members have read.
   void SetRunning(LoadRunner* runner);
   // Tells every rank that is a member how the load ended.
@@ -87,6 +102,8 @@ class Coordinator {
 
   Parts parts_;
   Rounds rounds_;
+  GroupParticipants participants_;
+  Holdings holdings_;
   Presence present_;  // at the last tick
   uint64_t present_epoch_ = 0;
   std::atomic<bool> stopping_ = false;
@@ -94,6 +111,8 @@ class Coordinator {
   CondVar changed_;
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;
   LoadRunner* running_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  // Given up, and not all ranks have been told why: heartbeats do not overtake that.
+  std::set<std::string> giving_up_ ABSL_GUARDED_BY(mutex_);
   std::thread ticker_;
 };
 

@@ -83,6 +83,7 @@ std::string_view NameOf(Stage stage) {
     case Stage::kAllocating: return "allocating";
     case Stage::kTransferring: return "transferring";
     case Stage::kPublishing: return "publishing";
+    case Stage::kWaitingForMemory: return "waiting for memory";
   }
   return "unknown";
 }

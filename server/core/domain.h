@@ -30,7 +30,7 @@ std::string_view NameOf(CheckpointState state);
 // Values equal ckptd.v1.Stage.
 enum class Stage : uint8_t {
   kUnspecified = 0, kGathering, kQueued, kOpening, kPlanning, kAllocating, kTransferring,
-  kPublishing,
+  kPublishing, kWaitingForMemory,
 };
 std::string_view NameOf(Stage stage);
 
@@ -42,6 +42,7 @@ struct Progress {
   int32_t slowest_rank = -1;
   std::vector<int32_t> waiting_ranks;
   std::string elsewhere;  // what one of them loads instead, for people
+  std::string no_memory;  // kWaitingForMemory: who holds what, for people
   uint64_t storage_bytes = 0;
   uint64_t mapped_bytes = 0;  // of these, read through a mapping of the page cache
   uint64_t direct_bytes = 0;  // and past it
@@ -63,6 +64,8 @@ struct LoadRequest {
   std::optional<HandleKind> kind = {};  // unset: as each rank's memory prefers
   bool digests = true;
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
+  // For memory that clients hold; no part of what is asked for, as the timeout.
+  std::chrono::nanoseconds wait_memory{0};
   // Tells this proposal from others, also from an equal one; no part of what is asked for.
   std::string statement = {};
 };
@@ -111,10 +114,14 @@ struct CheckpointInfo {
   bool pinned = false;
   uint32_t leases = 0;
   Progress progress;
-  absl::Status failure;  // when kFailed
+  // When kFailed; when kActive: of the last load that was to fill the ranks without it.
+  absl::Status failure;
+  uint32_t resident_ranks = 0;  // that hold theirs, as the leader knows; when kActive
   std::chrono::system_clock::time_point created;
   std::chrono::system_clock::time_point activated;
   std::string layout;
+  // The checkpoint whose memory it is a view of; empty: it has its own.
+  std::string served_from;
 };
 
 // A checkpoint a daemon still holds, as it tells a (new) leader.
@@ -136,6 +143,8 @@ struct PrepareCall {
   std::vector<uint64_t> request_digests;
   bool members_read = false;  // and map each other's memory
   bool unmapped = false;      // the leader has let go of all that it had mapped of this rank
+  // Of those that wait for memory, the lowest gets it first; 0: this load does not wait.
+  uint64_t order = 0;
 };
 
 struct PrepareReply {

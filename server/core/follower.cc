@@ -26,6 +26,7 @@ constexpr std::chrono::nanoseconds kBetweenMembers = std::chrono::microseconds(2
 // has read its own share.
 bool IsNews(const Catalog& catalog, const std::string& name, const Progress& progress) {
   if (progress.stage < Stage::kTransferring) return true;
+  if (progress.stage == Stage::kWaitingForMemory) return true;
   const auto known = catalog.Get(name);
   return known.ok() && known->progress.stage == progress.stage &&
          known->progress.bytes_done < progress.bytes_done;
@@ -44,6 +45,12 @@ Follower::~Follower() {
 void Follower::Stop() {
   MutexLock lock(mutex_);
   stopping_ = true;
+  changed_.NotifyAll();
+}
+
+void Follower::Hurry() {
+  MutexLock lock(mutex_);
+  hurry_ = true;
   changed_.NotifyAll();
 }
 
@@ -105,9 +112,18 @@ absl::StatusOr<std::string> Follower::Propose(const LoadRequest& request, Deadli
 
 bool Follower::Pause(std::chrono::nanoseconds duration) {
   MutexLock lock(mutex_);
-  return !changed_.WaitUntil(
+  changed_.WaitUntil(
       mutex_, Clock::now() + std::chrono::duration_cast<Clock::duration>(duration),
-      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; });
+      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || hurry_; });
+  hurry_ = false;
+  return !stopping_;
+}
+
+bool Follower::HasNews() const {
+  // Until the group is complete, and while others wait for our part.
+  if (!state().missing_ranks.empty() || parts_.reading.Now().has_value()) return true;
+  if (parts_.catalog.AnyWaiting()) return true;
+  return parts_.participants != nullptr && !parts_.participants->Empty();
 }
 
 void Follower::Loop() {
@@ -120,9 +136,7 @@ void Follower::Loop() {
     retry = kFirstRetry;
     last_answer_ = Clock::now();
     while (Beat()) {
-      // News is worth it: until the group is complete, and while others wait for our part.
-      const bool often = !state().missing_ranks.empty() || parts_.reading.Now().has_value();
-      if (!Pause(BeatPause(interval_, often, identity_.world_size))) return;
+      if (!Pause(BeatPause(interval_, HasNews(), identity_.world_size))) return;
     }
     if (!Pause(kFirstRetry)) return;
   }
@@ -205,18 +219,24 @@ bool Follower::Beat() {
     abandoned_.push_back(std::move(statement));
   }
   const std::optional<ReadingNow> reading = parts_.reading.Now();
-  auto reply = parts_.leader->Heartbeat(
-      {identity_.rank, identity_.incarnation, members_epoch_, reading, abandoned_}, deadline);
+  std::vector<Participant> participants;
+  if (parts_.participants != nullptr) participants = parts_.participants->Snapshot(begun);
+  auto reply = parts_.leader->Heartbeat({identity_.rank, identity_.incarnation, members_epoch_,
+                                         reading, abandoned_, parts_.catalog.ActiveNames(),
+                                         parts_.catalog.MakeRoomForWaiting(), participants},
+                                        deadline);
   if (!reply.ok()) return StillKnown(reply.status(), begun);
   if (reading.has_value()) parts_.reading.Told(*reading);
   last_answer_ = Clock::now();
   abandoned_.clear();
+  if (parts_.participants != nullptr) parts_.participants->Told(participants, reply->verdicts);
   std::set<std::string> known;
   for (const auto& [name, progress] : reply->loads) {
     known.insert(name);
     if (IsNews(parts_.catalog, name, progress)) parts_.catalog.UpdateProgress(name, progress);
   }
   parts_.catalog.FailForgotten(known, since);
+  for (const auto& [name, ranks] : reply->residences) parts_.catalog.NoteResidence(name, ranks);
   if (!reply->members.empty()) {
     const bool all = std::exchange(members_epoch_, reply->epoch) == 0;
     const auto departed =

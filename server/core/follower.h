@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "common/base/mutex.h"
 #include "server/core/catalog.h"
 #include "server/core/links.h"
+#include "server/core/local_participants.h"
 #include "server/core/presence.h"
 
 namespace ckptd {
@@ -34,6 +36,8 @@ class Follower {
     // For how long a load waits on a rank whose join the leader refuses: the reason may be a
     // predecessor that is still ending.
     std::chrono::nanoseconds refused_patience = std::chrono::seconds(5);
+    // Of this rank, for the leader to hear of; null: none.
+    LocalParticipants* participants = nullptr;
   };
   Follower(Parts parts, MemberIdentity identity);
   ~Follower();
@@ -61,10 +65,16 @@ class Follower {
   // be news, as far as the leader has time for that many members.
   static std::chrono::nanoseconds BeatPause(std::chrono::nanoseconds interval, bool often,
                                             uint32_t world_size);
+  // As LeaderLink::FindMissing.
+  absl::StatusOr<std::set<uint32_t>> FindMissing(const std::string& name, Deadline deadline) {
+    return parts_.leader->FindMissing(name, deadline);
+  }
   // As LeaderLink::CancelLoad.
   absl::Status CancelLoad(const std::string& name, Deadline deadline) {
     return parts_.leader->CancelLoad(identity_.rank, name, deadline);
   }
+  // There is news for the leader, which the next heartbeat would tell it too late.
+  void Hurry();
   void Stop();
 
  private:
@@ -78,6 +88,8 @@ class Follower {
   // What was loading fails with the reason, which may be known only once this has joined again.
   void LoseLeader(const std::string& why);
   bool Pause(std::chrono::nanoseconds duration);  // false: stopping
+  // Whether anybody waits for what the next heartbeat tells, or brings.
+  bool HasNews() const;
 
   const Parts parts_;
   const MemberIdentity identity_;
@@ -85,6 +97,7 @@ class Follower {
   mutable CondVar changed_;
   State state_ ABSL_GUARDED_BY(mutex_);
   std::string secret_ ABSL_GUARDED_BY(mutex_);
+  bool hurry_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::string leader_incarnation_;  // the loop's own
   std::chrono::nanoseconds interval_{std::chrono::seconds(1)};

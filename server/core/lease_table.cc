@@ -1,5 +1,6 @@
 #include "server/core/lease_table.h"
 
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,12 +12,13 @@
 namespace ckptd {
 
 absl::StatusOr<LeaseTable::Ticket> LeaseTable::Open(const std::string& checkpoint,
-                                                    AttachMode mode) {
+                                                    AttachMode mode,
+                                                    const std::string& request_id) {
   ExpireTokens();
-  CKPTD_ASSIGN_OR_RETURN(Catalog::Held held, catalog_.Hold(checkpoint, mode));
+  CKPTD_ASSIGN_OR_RETURN(Catalog::Held held, catalog_.Hold(checkpoint, mode, request_id));
   Lease lease;
   lease.info.name = checkpoint + "/leases/" + RandomHex(8);
-  lease.info.checkpoint = checkpoint;
+  lease.info.checkpoint = held.name;
   lease.info.mode = mode;
   lease.info.created = std::chrono::system_clock::now();
   lease.token = RandomHex(kTokenLength / 2);
@@ -142,6 +144,15 @@ std::vector<LeaseInfo> LeaseTable::List() const {
   std::vector<LeaseInfo> infos;
   for (const auto& [name, lease] : leases_) infos.push_back(lease.info);
   return infos;
+}
+
+std::vector<int32_t> LeaseTable::HoldersOf(const std::string& checkpoint) const {
+  MutexLock lock(mutex_);
+  std::set<int32_t> pids;
+  for (const auto& [name, lease] : leases_) {
+    if (lease.info.checkpoint == checkpoint && lease.info.pid != 0) pids.insert(lease.info.pid);
+  }
+  return {pids.begin(), pids.end()};
 }
 
 bool LeaseTable::Empty() const {

@@ -39,8 +39,9 @@ class LeaseTable {
     std::string token;
     Catalog::Held held;
   };
-  // Errors: those of Catalog::Hold.
-  absl::StatusOr<Ticket> Open(const std::string& checkpoint, AttachMode mode);
+  // `request_id`: as Catalog::Hold takes it. Errors: those of Catalog::Hold.
+  absl::StatusOr<Ticket> Open(const std::string& checkpoint, AttachMode mode,
+                              const std::string& request_id = "");
 
   struct Redeemed {
     std::string lease;
@@ -61,6 +62,8 @@ class LeaseTable {
   void ExpireTokens();
 
   std::vector<LeaseInfo> List() const;
+  // Processes that hold leases of a checkpoint, as far as they are known.
+  std::vector<int32_t> HoldersOf(const std::string& checkpoint) const;
   bool Empty() const;
   // Waits until no lease is left; the number left at the deadline.
   // Or until Stop.

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "server/core/domain.h"
 #include "server/core/identity.h"
+#include "server/core/participant.h"
 #include "server/core/reading.h"
 #include "server/core/scatter.h"
 #include "server/transfer/frames.h"
@@ -64,9 +66,12 @@ class MemberLink {
   // For the bytes of a load that the member has prepared, when its memory cannot be
   // mapped. Does not block: it connects with the first frame.
   virtual std::unique_ptr<TransferSink> OpenSink(const SinkCall& call) = 0;
+  // To a rank that held its shard already: those of the others are there, too.
   virtual absl::Status Commit(const CommitCall& call, Deadline deadline) = 0;
   virtual absl::Status Abort(const std::string& name, const absl::Status& why,
                              Deadline deadline) = 0;
+  // The load waits for memory: what it was given there goes back.
+  virtual absl::Status GiveBack(const std::string& name, Deadline deadline) = 0;
   // Whether the shard of that checkpoint is resident there.
   virtual absl::StatusOr<bool> Holds(const std::string& name, Deadline deadline) = 0;
   // OK when that process still answers on its port.
@@ -94,6 +99,10 @@ struct HeartbeatCall {
   std::optional<ReadingNow> reading;
   // LoadRequest::statement of what nobody waits for any more.
   std::vector<std::string> abandoned = {};
+  std::set<std::string> held = {};         // checkpoints that are ACTIVE there
+  std::vector<std::string> has_room = {};  // loads that would get the memory now that they lacked
+  // All of its clients that take part in loads.
+  std::vector<Participant> participants = {};
 };
 
 struct HeartbeatReply {
@@ -104,6 +113,9 @@ struct HeartbeatReply {
   // Incarnations of who has joined, rank 0 too, since HeartbeatCall::members_epoch; empty ones of
   // who has gone. To who knows nobody: all, once they are all.
   std::map<uint32_t, std::string> members;
+  std::vector<Verdict> verdicts = {};  // on HeartbeatCall::participants
+  // Of what the member holds: on how many ranks it is.
+  std::map<std::string, uint32_t> residences = {};
 };
 
 // The leader as a member reaches it. Thread-safe.
@@ -118,6 +130,9 @@ class LeaderLink {
   // The name of the checkpoint that the request leads to.
   virtual absl::StatusOr<std::string> Propose(uint32_t rank, const LoadRequest& request,
                                               Deadline deadline) = 0;
+  // The ranks that do not hold their shard of that checkpoint now.
+  virtual absl::StatusOr<std::set<uint32_t>> FindMissing(const std::string& name,
+                                                         Deadline deadline) = 0;
   // Gives that load up for all ranks, without waiting for its end.
   virtual absl::Status CancelLoad(uint32_t rank, const std::string& name, Deadline deadline) = 0;
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "common/base/at_once.h"
 #include "common/base/digest.h"
@@ -53,6 +54,12 @@ LoadOutcome LoadRunner::Run() {
   outcome.status = FindLost(outcome.lost);
   if (outcome.status.ok() && !outcome.lost.empty()) return outcome;
   if (outcome.status.ok()) outcome.status = Load();
+  if (!refused_by_.empty()) {
+    GiveBackAll();
+    outcome.refused_by = refused_by_;
+    outcome.refused = std::exchange(outcome.status, absl::OkStatus());
+    outcome.refused_at = Clock::now();
+  }
   if (!outcome.status.ok()) {
     AbortAll(outcome.status);
     // Somebody may have given it up who had not done its part. After they were told: NCCL may wait
@@ -85,7 +92,7 @@ absl::Status LoadRunner::Load() {
   CKPTD_RETURN_IF_ERROR(Open());
   CKPTD_RETURN_IF_ERROR(PlanAll());
   CKPTD_RETURN_IF_ERROR(PrepareAll());
-  CKPTD_RETURN_IF_ERROR(Transfer());
+  if (!participants_.empty()) CKPTD_RETURN_IF_ERROR(Transfer());
   return CommitAll();
 }
 
@@ -110,12 +117,16 @@ absl::Status LoadRunner::Interrupted() const {
 
 absl::Status LoadRunner::Open() {
   Enter(Stage::kOpening);
-  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, OpenSettledCheckpoint(load_.request.source));
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenSettledCheckpoint(load_.request.source));
+  CheckpointIndex& index = opened.index;
   if (!load_.files.empty() && index.files != load_.files) {
     return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
                      fmt::format("loading {}: its files have changed since other ranks loaded "
                                  "them; load again, all ranks then get the new ones",
                                  load_.request.source));
+  }
+  for (const std::string& remark : opened.remarks) {
+    Log(LogLevel::kInfo, "{}: {}: {}", load_.name, load_.request.source, remark);
   }
   index_ = std::make_shared<const CheckpointIndex>(std::move(index));
   return Interrupted();
@@ -181,6 +192,10 @@ PrepareCall LoadRunner::CallFor(const Participant& participant) const {
   call.plan_digest = plan_->digest();
   call.request_digests = load_.request_digests;
   call.members_read = parts_.reader != ReaderPolicy::kRank0;
+  // What other ranks hold already comes first, whether it waits for memory or not: their clients may
+  // wait for this one, and an older load for the memory that they hold.
+  const bool waits = Clock::now() < load_.memory_deadline;
+  call.order = !load_.files.empty() ? 1 : waits ? load_.order + 1 : 0;
   return call;
 }
 
@@ -204,7 +219,7 @@ bool LoadRunner::Unmap(uint32_t rank) {
   return parts_.peers.memory.KeepOnly(rank, {}) > 0;
 }
 
-absl::Status LoadRunner::Prepare(Participant& participant) {
+absl::StatusOr<PrepareReply> LoadRunner::AskFor(const Participant& participant) {
   PrepareCall call = CallFor(participant);
   const Deadline deadline = Sooner(load_.deadline, kPrepareDeadline);
   MemberLink& link = *session_.links[participant.rank];
@@ -214,6 +229,12 @@ absl::Status LoadRunner::Prepare(Participant& participant) {
     call.unmapped = true;
     reply = link.Prepare(call, deadline);
   }
+  return reply;
+}
+
+absl::Status LoadRunner::Prepare(Participant& participant) {
+  participant.prepared = AskFor(participant);
+  const absl::StatusOr<PrepareReply>& reply = participant.prepared;
   CKPTD_RETURN_IF_ERROR(reply.status());
   if (reply->rank_digest != participant.plan->digest) {
     return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
@@ -222,8 +243,36 @@ absl::Status LoadRunner::Prepare(Participant& participant) {
                                  load_.name, HexDigest(reply->rank_digest),
                                  HexDigest(participant.plan->digest)));
   }
-  participant.reply = std::move(reply).value();
+  participant.reply = *reply;
   return absl::OkStatus();
+}
+
+bool LoadRunner::WaitsForMemory(const absl::Status& prepared) {
+  if (prepared.ok() || Clock::now() >= load_.memory_deadline || !Interrupted().ok()) return false;
+  std::set<uint32_t> refused_by;
+  for (const Participant& participant : participants_) {
+    const absl::Status& status = participant.prepared.status();
+    if (status.ok()) continue;
+    if (ReasonOf(status) != reason::kNoMemory) return false;
+    if (FactsOf(status).count(Catalog::kHeldBy) == 0) return false;
+    refused_by.insert(participant.rank);
+  }
+  refused_by_ = std::move(refused_by);
+  return !refused_by_.empty();
+}
+
+void LoadRunner::GiveBackAll() {
+  AtOnce(participants_.size(), kMostCalls, [&](size_t i) {
+    const uint32_t rank = participants_[i].rank;
+    const absl::Status status =
+        session_.links[rank]->GiveBack(load_.name, Clock::now() + kAbortDeadline);
+    // The next Prepare of this load begins with it.
+    if (!status.ok()) {
+      Log(LogLevel::kWarn, "{}: telling rank {} to give memory back: {}", load_.name, rank,
+          MessageOf(status));
+    }
+  });
+  Log(LogLevel::kInfo, "{}: waits for memory of rank {}", load_.name, fmt::join(refused_by_, ", "));
 }
 
 absl::Status LoadRunner::PrepareAll() {
@@ -235,9 +284,12 @@ absl::Status LoadRunner::PrepareAll() {
     // Those that have it hold it whatever becomes of the others.
     MutexLock lock(mutex_);
     for (const Participant& participant : participants_) {
-      if (participant.reply.resident) holders_.insert(participant.rank);
+      if (!participant.reply.resident) continue;
+      holders_.insert(participant.rank);
+      holding_.push_back(participant.rank);
     }
   }
+  if (WaitsForMemory(prepared)) return prepared;
   CKPTD_RETURN_IF_ERROR(prepared);
   participants_.erase(std::remove_if(participants_.begin(), participants_.end(),
                                      [](const Participant& p) { return p.reply.resident; }),
@@ -250,7 +302,7 @@ absl::Status LoadRunner::CommitAll() {
   CKPTD_RETURN_IF_ERROR(Interrupted());
   if (parts_.ending) parts_.ending(false);
   Progress progress = meter_.Read();
-  return ForEach([&](Participant& participant) -> absl::Status {
+  const absl::Status committed = ForEach([&](Participant& participant) -> absl::Status {
     CommitCall call;
     call.epoch = session_.epoch;
     call.name = load_.name;
@@ -269,6 +321,23 @@ absl::Status LoadRunner::CommitAll() {
     holders_.insert(participant.rank);
     return absl::OkStatus();
   });
+  return committed.ok() ? CompleteHolders() : committed;
+}
+
+// Their clients may wait for the others; and in between one may have let go of its shard.
+absl::Status LoadRunner::CompleteHolders() {
+  if (IsRankForm(load_.request)) return absl::OkStatus();
+  std::vector<absl::Status> answers(holding_.size());
+  CommitCall call;
+  call.epoch = session_.epoch;
+  call.name = load_.name;
+  AtOnce(answers.size(), kMostCalls, [&](size_t i) {
+    answers[i] = session_.links[holding_[i]]->Commit(call, Clock::now() + kCallDeadline);
+  });
+  for (size_t i = 0; i < answers.size(); ++i) {
+    if (!answers[i].ok()) return OfRank(holding_[i], answers[i]);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status LoadRunner::FindGone(const absl::Status& status) {

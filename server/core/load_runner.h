@@ -49,7 +49,8 @@ class LoadRunner {
   // `session` has all ranks' links; the load belongs to its epoch.
   LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session);
 
-  // On an error every rank has been told. When holders are lost nothing has begun.
+  // On an error every rank has been told. When holders are lost nothing has begun; when ranks
+  // have refused it, they have given back what it took.
   LoadOutcome Run();
   // How far a member has come with its share of some load. Thread-safe.
   void NoteReading(uint32_t rank, const ReadingNow& reading);
@@ -63,6 +64,7 @@ class LoadRunner {
   struct Participant {
     uint32_t rank = 0;
     const PlannedRank* plan = nullptr;  // in plan_
+    absl::StatusOr<PrepareReply> prepared = PrepareReply();
     PrepareReply reply;
     // What readers did for it, all together.
     uint64_t filled_bytes = 0;
@@ -118,6 +120,13 @@ class LoadRunner {
   void Count(const ReadReport& report);
   absl::Status CommitAll();
   absl::Status Prepare(Participant& participant);
+  absl::StatusOr<PrepareReply> AskFor(const Participant& participant);
+  // Whether the ranks that have refused it all did so for memory that clients hold, and it waits
+  // for that: they are noted in refused_by_.
+  bool WaitsForMemory(const absl::Status& prepared);
+  void GiveBackAll();
+  // To those that held their shard before.
+  absl::Status CompleteHolders();
   // Lets go of all that is mapped of that rank; whether there was any.
   bool Unmap(uint32_t rank);
   // Tells every rank that the load has failed.
@@ -154,6 +163,8 @@ class LoadRunner {
   std::shared_ptr<const CheckpointIndex> index_;
   std::shared_ptr<const GroupPlan> plan_;
   std::vector<Participant> participants_;
+  std::vector<uint32_t> holding_;  // ranks that turned out to hold their shard
+  std::set<uint32_t> refused_by_;
   CommChoice comm_ = CommChoice::kAuto;
   std::string no_comm_;  // why a communicator carries nothing, for people; empty: it may
   std::vector<Scatter> scatters_;

@@ -27,6 +27,10 @@ class LocalLink final : public MemberLink {
     rank_side_.Abort(name, why);
     return absl::OkStatus();
   }
+  absl::Status GiveBack(const std::string& name, Deadline) override {
+    rank_side_.GiveBack(name);
+    return absl::OkStatus();
+  }
   absl::StatusOr<bool> Holds(const std::string& name, Deadline) override {
     return rank_side_.Holds(name);
   }

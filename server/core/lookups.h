@@ -25,7 +25,7 @@ class Lookups {
   static constexpr int kPerSource = 2;
   static constexpr int kAtOnce = 32;
 
-  // `check` is CheckUnchanged, or CheckExists where no files are given, but in tests.
+  // `check` is CheckUnchanged, or Recognise where no files are given, but in tests.
   explicit Lookups(Check check);
 
   // What the check says of `files` of `source`. Errors: its own; DeadlineExceeded DEADLINE, which

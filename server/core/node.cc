@@ -15,6 +15,7 @@
 #include "server/core/check_request.h"
 #include "server/core/local_link.h"
 #include "server/core/member_reading.h"
+#include "server/core/trainer_key.h"
 
 namespace ckptd {
 namespace {
@@ -23,8 +24,10 @@ constexpr std::chrono::seconds kProposeDeadline{20};
 // For the leader to hear of it, and for its readers to notice.
 constexpr std::chrono::seconds kCancelDeadline{8};
 constexpr std::chrono::seconds kLookupDeadline{5};
+// Of the leader, which asks all ranks.
+constexpr std::chrono::seconds kFindMissingDeadline{8};
+constexpr int kAttempts = 3;
 constexpr size_t kRememberedRequests = 1024;
-constexpr size_t kMaxRequestIdBytes = 128;
 
 absl::Status TakenMeanwhile(const std::string& name) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kTaken,
@@ -32,6 +35,16 @@ absl::Status TakenMeanwhile(const std::string& name) {
                                "the source again",
                                name),
                    {{"checkpoint", name}});
+}
+
+// Where tensors begin behind which what is to be zero is not. By the table of all that lies in the
+// memory: what one view leaves out of it are tensors of its owner.
+absl::StatusOr<std::set<uint64_t>> DirtyOffsets(const Catalog::Held& held, const SlabView& view) {
+  const RankPlan& plan = held.whole->plan;
+  CKPTD_ASSIGN_OR_RETURN(const std::set<uint32_t> dirty, DirtyPadding(plan, view));
+  std::set<uint64_t> offsets;
+  for (const uint32_t i : dirty) offsets.insert(plan.tensors[i].offset);
+  return offsets;
 }
 
 // Waits for a worker's answer. Errors: DeadlineExceeded DEADLINE.
@@ -59,9 +72,12 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                  {options_.identity.rank, options_.memory_endpoint,
                   host_tier_.enabled() ? &host_tier_ : nullptr, &comms_,
                   [this] { return !leases_.Empty(); }}),
+      participants_([this] { follower_ == nullptr ? coordinator_->Hurry() : follower_->Hurry(); }),
       lookups_([](const CheckpointIndex& index) {
-        return index.files.empty() ? CheckExists(index.source) : CheckUnchanged(index);
+        return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
       }) {
+  catalog_.SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
+  catalog_.SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
         Membership::Options{options_.identity, std::make_shared<LocalLink>(rank_side_),
@@ -71,16 +87,15 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
         Coordinator::Parts{catalog_, *membership_, {peer_memory, backend, comms_},
                            load_worker_, lookups_,
                            options_.reading, options_.reader,
-                           [this] { return !leases_.Empty(); }});
+                           [this] { return !leases_.Empty(); }, &participants_});
   } else {
     follower_ = std::make_unique<Follower>(
         Follower::Parts{catalog_, backend_, options_.leader, options_.on_secret,
                         own_reading_,
                         [this](uint32_t rank, const std::string& incarnation) {
-                          load_worker_.Post([this, rank, incarnation] {
-                            peer_memory_.Forget(rank, incarnation);
-                          });
-                        }},
+                          load_worker_.Post([=, this] { peer_memory_.Forget(rank, incarnation); });
+                        },
+                        std::chrono::seconds(5), &participants_},
         options_.identity);
   }
 }
@@ -102,6 +117,21 @@ void Node::Drain() {
   options_.on_drain();
 }
 
+uint64_t Node::Trim() {
+  uint64_t freed = 0;
+  for (ReadyMemory* const ready : options_.ready) freed += ready->Trim();
+  DropReleased();
+  return freed;
+}
+
+void Node::DropReleased() {
+  if (dropping_.exchange(true)) return;
+  load_worker_.Post([this] {
+    dropping_ = false;
+    options_.drop_released();
+  });
+}
+
 absl::Status Node::CheckNotDraining() const {
   if (!draining_) return absl::OkStatus();
   return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
@@ -114,12 +144,7 @@ absl::Status Node::CheckNotDraining() const {
 absl::Status Node::ClaimRequestId(const std::string& request_id, const LoadRequest& request,
                                   std::string& known_name) {
   if (request_id.empty()) return absl::OkStatus();
-  if (request_id.size() > kMaxRequestIdBytes) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                     fmt::format("loading {}: its request id has {} bytes, at most {} are taken; "
-                                 "use a UUID",
-                                 request.source, request_id.size(), kMaxRequestIdBytes));
-  }
+  CKPTD_RETURN_IF_ERROR(CheckRequestId("loading", request.source, request_id));
   const uint64_t digest = RequestDigest(request);
   MutexLock lock(requests_mutex_);
   const auto [at, claimed] = requests_.try_emplace(request_id, Remembered{digest, "", 0});
@@ -140,6 +165,8 @@ absl::Status Node::ClaimRequestId(const std::string& request_id, const LoadReque
 }
 
 absl::StatusOr<std::optional<Catalog::Match>> Node::FindResident(const LoadRequest& request) {
+  // Memory that nobody uses goes to who waits for it, before somebody uses it again.
+  catalog_.MakeRoomForWaiting();
   const auto match = catalog_.FindMatch(request);
   if (!match.has_value()) return match;
   if (!match->active) {
@@ -169,47 +196,91 @@ absl::StatusOr<std::string> Node::Propose(LoadRequest request) {
   return name;
 }
 
-absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::string& request_id) {
+absl::StatusOr<Node::Found> Node::FillMissing(const Catalog::Match& match,
+                                              const LoadRequest& request) {
+  std::set<uint32_t> missing;
+  if (coordinator_ != nullptr) {
+    missing = coordinator_->FindMissing(match.name);
+  } else {
+    auto asked = follower_->FindMissing(match.name, Clock::now() + kFindMissingDeadline);
+    // Without a leader nobody knows: Propose waits for it.
+    if (asked.status().code() == absl::StatusCode::kUnavailable) asked = std::set<uint32_t>{0};
+    CKPTD_RETURN_IF_ERROR(asked.status());
+    missing = *std::move(asked);
+  }
+  if (missing.empty()) {
+    catalog_.Complete(match.name);
+    return Found{match.name, true};
+  }
+  Log(LogLevel::kInfo, "{}: rank {} has no shard of it and is to be filled again", match.name,
+      fmt::join(missing, ", "));
+  LoadRequest again = match.request;
+  again.timeout = request.timeout;
+  again.wait_memory = request.wait_memory;
+  again.statement.clear();
+  const uint64_t since = catalog_.Tick();
+  CKPTD_ASSIGN_OR_RETURN(const std::string name, Propose(again));
+  catalog_.BeginFilling(name, since);
+  return Found{name, false};
+}
+
+absl::StatusOr<Node::Found> Node::FindOrLoad(const LoadRequest& request) {
+  CKPTD_ASSIGN_OR_RETURN(const std::optional<Catalog::Match> match, FindResident(request));
+  if (!match.has_value()) {
+    Found found{"", false, catalog_.NearMiss(request)};
+    CKPTD_ASSIGN_OR_RETURN(found.name, Propose(request));
+    return found;
+  }
+  if (match->gathering) {
+    // Whoever asked first may be in more of a hurry: the leader waits for the last of them.
+    LoadRequest again = request;
+    again.statement = match->statement;
+    CKPTD_ASSIGN_OR_RETURN(std::string name, Propose(again));
+    const bool same = name == match->name;
+    return Found{std::move(name), same};
+  }
+  // By rank each trainer asks for its own; and who takes an EXCLUSIVE shard leaves none behind.
+  const bool for_all = !IsRankForm(request) && request.intended != AttachMode::kExclusive;
+  if (match->active && for_all && options_.identity.world_size > 1) {
+    return FillMissing(*match, request);
+  }
+  return Found{match->name, true};
+}
+
+absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::string& request_id,
+                                           bool hold) {
   CKPTD_RETURN_IF_ERROR(CheckNotDraining());
   CKPTD_RETURN_IF_ERROR(
       CheckRequest(request, options_.identity.rank, options_.identity.world_size));
   CKPTD_RETURN_IF_ERROR(catalog_.CheckKind(request));
-  std::string name;
-  CKPTD_RETURN_IF_ERROR(ClaimRequestId(request_id, request, name));
   LoadReply reply;
-  if (!name.empty()) {
-    auto info = catalog_.Get(name);
-    if (info.ok()) {
-      reply.info = *info;
-      reply.resident = true;
-      return reply;
-    }
+  Found found;
+  CKPTD_RETURN_IF_ERROR(ClaimRequestId(request_id, request, found.name));
+  if (!found.name.empty()) {
+    if (hold) catalog_.KeepFor(found.name, request_id);
+    const auto info = catalog_.Get(found.name);
+    if (info.ok()) return LoadReply{*info, true, {}};
   }
-  CKPTD_ASSIGN_OR_RETURN(const std::optional<Catalog::Match> match, FindResident(request));
-  if (!match.has_value()) {
-    reply.differs = catalog_.NearMiss(request);
-    CKPTD_ASSIGN_OR_RETURN(name, Propose(request));
-  } else if (match->gathering) {
-    // Whoever asked first may be in more of a hurry: the leader waits for the last of them.
-    request.statement = match->statement;
-    CKPTD_ASSIGN_OR_RETURN(name, Propose(request));
-  } else {
-    name = match->name;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    CKPTD_ASSIGN_OR_RETURN(found, FindOrLoad(request));
+    // What was found may have been evicted meanwhile.
+    if (!hold || catalog_.KeepFor(found.name, request_id)) break;
   }
-  reply.resident = match.has_value() && match->name == name;
   if (!request_id.empty()) {
     MutexLock lock(requests_mutex_);
     const auto at = requests_.find(request_id);
-    if (at != requests_.end()) at->second.name = name;
+    if (at != requests_.end()) at->second.name = found.name;
   }
-  CKPTD_ASSIGN_OR_RETURN(reply.info, catalog_.Get(name));
+  CKPTD_ASSIGN_OR_RETURN(reply.info, catalog_.Get(found.name));
+  reply.resident = found.resident;
+  reply.differs = std::move(found.differs);
   return reply;
 }
 
-absl::StatusOr<CheckpointIndex> Node::Inspect(const std::string& source, const Asker& asker) {
+absl::StatusOr<OpenedCheckpoint> Node::Inspect(const std::string& source, const Asker& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("inspecting", source));
-  return questions_.Ask<CheckpointIndex>([source] { return OpenCheckpoint(source); }, asker,
-                              "inspecting " + source);
+  return questions_.Ask<OpenedCheckpoint>([source] { return OpenWithRemarks(source); }, asker,
+                                          "inspecting " + source);
 }
 
 absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const Asker& asker) {
@@ -232,14 +303,16 @@ absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
   if (view == nullptr) return TakenMeanwhile(name);
   Verification result;
   const RankPlan& plan = held.shard->plan;
-  CKPTD_ASSIGN_OR_RETURN(const std::set<uint32_t> dirty, DirtyPadding(plan, *view));
+  CKPTD_ASSIGN_OR_RETURN(const std::set<uint64_t> dirty, DirtyOffsets(held, *view));
   for (uint32_t i = 0; i < plan.tensors.size(); ++i) {
     const PlannedTensor& tensor = plan.tensors[i];
     result.bytes += tensor.bytes;
     ++result.tensors;
     CKPTD_ASSIGN_OR_RETURN(const uint64_t digest,
                            DigestInSlab(*view, tensor.offset, tensor.bytes));
-    if (dirty.count(i) > 0 || digest != held.shard->digests[i]) {
+    // One without bytes may begin where the next one does.
+    const bool spoilt = tensor.bytes > 0 && dirty.count(tensor.offset) > 0;
+    if (spoilt || digest != held.shard->digests[i]) {
       result.mismatched.push_back(tensor.name);
       const Shard& shard = *held.shard;
       const bool read = shard.file_of[i] < shard.paths.size();
@@ -279,14 +352,15 @@ absl::StatusOr<bool> Node::CancelLoad(const std::string& name) {
                    {{"checkpoint", name}});
 }
 
-absl::StatusOr<Node::Unloaded> Node::Unload(const std::string& name, bool force) {
+absl::StatusOr<Node::Unloaded> Node::Unload(const std::string& name, bool force, bool idle) {
   const auto info = catalog_.Get(name);
-  if (force && info.ok() && info->state == CheckpointState::kLoading) {
-    CKPTD_ASSIGN_OR_RETURN(const bool ended, CancelLoad(name));
+  const std::string loading = catalog_.LoadThatNeeds(name);
+  if (force && !loading.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(const bool ended, CancelLoad(loading));
     if (ended) return Unloaded{0, true};
   }
-  CKPTD_ASSIGN_OR_RETURN(const uint64_t freed, catalog_.Unload(name, force));
-  host_tier_.Drop(name);
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t freed, catalog_.Unload(name, force, idle));
+  host_tier_.Drop(info.ok() && !info->served_from.empty() ? info->served_from : name);
   return Unloaded{freed, false};
 }
 
@@ -294,6 +368,7 @@ Node::Info Node::GetInfo() const {
   Info info;
   info.identity = options_.identity;
   info.memory = backend_.Usage();
+  if (!options_.ready.empty()) info.arena_why = options_.ready.front()->Why();
   info.host_tier_budget = host_tier_.budget();
   info.host_tier_used = host_tier_.used();
   info.tier = backend_.tier();
@@ -319,6 +394,15 @@ Node::Info Node::GetInfo() const {
 
 std::string Node::group_secret() const {
   return membership_ == nullptr ? follower_->secret() : membership_->secret();
+}
+
+absl::StatusOr<std::string> Node::TrainerKey() const {
+  const std::string secret = group_secret();
+  if (!secret.empty()) return DeriveTrainerKey(secret);
+  return MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
+                   fmt::format("asking rank {}'s daemon for the group's key: it has not joined rank "
+                               "0's daemon yet; see the logs of both if this lasts",
+                               options_.identity.rank));
 }
 
 absl::StatusOr<std::shared_ptr<Incoming>> Node::Receive(const SinkCall& call) {

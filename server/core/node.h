@@ -14,16 +14,19 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
+#include "common/checkpoint/open.h"
 #include "server/core/catalog.h"
 #include "server/core/coordinator.h"
 #include "server/core/dry_run.h"
 #include "server/core/follower.h"
 #include "server/core/lease_table.h"
+#include "server/core/local_participants.h"
 #include "server/core/lookups.h"
 #include "server/core/questions.h"
 #include "server/core/member_reading.h"
 #include "server/core/rank_side.h"
 #include "server/core/worker.h"
+#include "server/memory/ready_memory.h"
 
 namespace ckptd {
 
@@ -52,6 +55,10 @@ class Node {
     bool keep_comm = true;  // between loads
     // Host memory for pristine copies of what clients take over; null: none.
     MemoryBackend* host_tier = nullptr;
+    // What `backend` keeps ready, and the host tier; no nulls.
+    std::vector<ReadyMemory*> ready;
+    // Lets go of memory of other daemons that they have given back. Called on the load worker.
+    std::function<void()> drop_released = [] {};
   };
   // Seams outlive the node.
   Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options);
@@ -63,9 +70,11 @@ class Node {
     bool resident = false;
     std::vector<std::string> differs;
   };
-  absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id);
+  // `hold`: whether the client will acquire it, and it is kept from eviction for that.
+  absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id,
+                                 bool hold = true);
   // Errors of Questions, too.
-  absl::StatusOr<CheckpointIndex> Inspect(const std::string& source, const Asker& asker);
+  absl::StatusOr<OpenedCheckpoint> Inspect(const std::string& source, const Asker& asker);
   // As PlanDry.
   absl::StatusOr<GroupPlan> Plan(const LoadRequest& request, const Asker& asker);
   absl::StatusOr<DeviceMap> Plan(const DeviceMapRequest& request, const Asker& asker);
@@ -83,12 +92,21 @@ class Node {
   // As Catalog::Unload; the host tier gives its copy up, too. With `force`, one that is LOADING
   // is cancelled instead: DEADLINE when that has not ended it within seconds, and RANK_LOST
   // where the leader cannot be told.
-  absl::StatusOr<Unloaded> Unload(const std::string& name, bool force);
+  absl::StatusOr<Unloaded> Unload(const std::string& name, bool force, bool idle = false);
+  // What trainers authenticate their own words to each other with; see trainer_key.h. Errors:
+  // RANK_MISSING on a member that has not joined.
+  absl::StatusOr<std::string> TrainerKey() const;
   Catalog& catalog() { return catalog_; }
   LeaseTable& leases() { return leases_; }
+  LocalParticipants& participants() { return participants_; }
 
   // --- operators ---
   void Drain();
+  // Gives memory that no checkpoint needs back to the system: its bytes, the host tier's too.
+  uint64_t Trim();
+  // Lets go, behind the loads that run, of memory that other daemons have given back. Does not
+  // block.
+  void DropReleased();
   absl::Status CheckNotDraining() const;
   struct Info {
     MemberIdentity identity;
@@ -96,6 +114,7 @@ class Node {
     std::string state;   // JOINING, READY, DRAINING
     std::string detail;
     MemoryUsage memory;
+    std::string arena_why;
     uint64_t host_tier_budget = 0;
     uint64_t host_tier_used = 0;
     std::string tier;
@@ -127,6 +146,7 @@ class Node {
   // Takes what a communicator brings to this rank, which reads nothing.
   absl::Status ReceiveScatter(const ExecuteCall& call);
   absl::Status Commit(const CommitCall& call, Deadline deadline);
+  void GiveBack(const std::string& name) { rank_side_.GiveBack(name); }
   void Abort(const std::string& name, const absl::Status& why) { rank_side_.Abort(name, why); }
   // The leader's stream of a load broke in the middle of a transfer; `deadline` of that load.
   void LeaderLost(const std::string& name, Deadline deadline);
@@ -138,6 +158,16 @@ class Node {
   // Its digests beside what the memory has now. TAKEN when a client took it meanwhile.
   static absl::StatusOr<Verification> Compare(const std::string& name, const Catalog::Held& held);
   absl::StatusOr<std::string> Propose(LoadRequest request);
+  // The checkpoint that `request` leads to, and whether it was there: on all ranks, where it is
+  // for all.
+  struct Found {
+    std::string name;
+    bool resident = false;
+    std::vector<std::string> differs = {};
+  };
+  absl::StatusOr<Found> FindOrLoad(const LoadRequest& request);
+  // By rule: has the ranks filled that do not hold their shard of what matches here.
+  absl::StatusOr<Found> FillMissing(const Catalog::Match& match, const LoadRequest& request);
   // The resident checkpoint that answers the request, if its files are unchanged.
   absl::StatusOr<std::optional<Catalog::Match>> FindResident(const LoadRequest& request);
   absl::Status ClaimRequestId(const std::string& request_id, const LoadRequest& request,
@@ -159,7 +189,9 @@ class Node {
   RankSide rank_side_;
   std::atomic<bool> draining_ = false;
   std::atomic<bool> stopping_ = false;
+  std::atomic<bool> dropping_ = false;
   OwnReading own_reading_;
+  LocalParticipants participants_;
   Mutex requests_mutex_;
   struct Remembered {
     uint64_t digest = 0;

@@ -7,6 +7,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/layout/plan_match.h"
 #include "common/layout/unexpected.h"
 #include "server/transfer/transfer.h"
 
@@ -18,6 +19,34 @@ absl::Status CheckStatement(const RankLayout* stated, uint32_t rank) {
   if (stated != nullptr && stated->rank == rank) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInternal, reason::kWrongRank,
                    fmt::format("planning rank {}: its statement is missing", rank));
+}
+
+// Why the memory of `resident` is not for a load with that match; empty: it is.
+std::string WhyNot(const PrepareCall& call, const RankPlan& resident, const PlanMatch& match) {
+  if (!match.differs.empty()) return match.differs;
+  // Each is matched once. Who takes the memory over would take what nobody has asked for, too.
+  const size_t more = resident.tensors.size() - match.resident.size();
+  if (call.request.intended != AttachMode::kExclusive || more == 0) return {};
+  return fmt::format("it has {} tensors that are not asked for, and its memory is to be taken over",
+                     more);
+}
+
+// `wanted` where its tensors lie in the slab of `resident`.
+Shard ViewOf(const Shard& resident, const PlanMatch& match, const Shard& wanted) {
+  Shard view = wanted;
+  view.plan.slab_bytes = resident.plan.slab_bytes;
+  for (size_t i = 0; i < match.resident.size(); ++i) {
+    const uint32_t there = match.resident[i];
+    view.plan.tensors[i].offset = resident.plan.tensors[there].offset;
+    if (!resident.digests.empty()) view.digests.push_back(resident.digests[there]);
+  }
+  return view;
+}
+
+absl::StatusOr<RankPlan> PlanOfRank(const LoadRequest& request, const CheckpointIndex& index,
+                                    uint32_t rank) {
+  CKPTD_ASSIGN_OR_RETURN(const RankLayout layout, LayoutOfRank(request, index, rank));
+  return PlanRank(index, layout, request.policy);
 }
 
 }  // namespace
@@ -47,10 +76,8 @@ absl::StatusOr<std::vector<Cohort>> CohortsOf(
 }
 
 absl::StatusOr<Shard> RankSide::Plan(const PrepareCall& call) const {
-  CKPTD_ASSIGN_OR_RETURN(const RankLayout layout,
-                         LayoutOfRank(call.request, *call.index, options_.rank));
   Shard shard;
-  CKPTD_ASSIGN_OR_RETURN(shard.plan, PlanRank(*call.index, layout, call.request.policy));
+  CKPTD_ASSIGN_OR_RETURN(shard.plan, PlanOfRank(call.request, *call.index, options_.rank));
   if (shard.plan.digest != call.rank_digest) {
     return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
                      fmt::format("planning {}: rank {} computed plan digest {}, the leader {}; run "
@@ -59,7 +86,7 @@ absl::StatusOr<Shard> RankSide::Plan(const PrepareCall& call) const {
                                  HexDigest(call.rank_digest)));
   }
   if (IsRankForm(call.request)) {
-    const RankLayout* const own = &layout;
+    const RankLayout* const own = std::get<std::shared_ptr<const RankLayout>>(call.request.layout).get();
     shard.unexpected = UnexpectedTensors(*call.index, {&own, 1});
   }
   return shard;
@@ -77,18 +104,26 @@ void RankSide::NoteReaders(const PrepareCall& call) {
   if (call.unmapped || (another && call.members_read)) backend_.NewReader();
 }
 
+bool RankSide::HoldsUntilOthersDo(const PrepareCall& call, uint64_t since) {
+  if (!catalog_.HasActive(call.name, call.rank_digest)) return false;
+  // By rank nobody tells when the others are filled.
+  if (!IsRankForm(call.request)) catalog_.BeginFilling(call.name, since);
+  return true;
+}
+
 absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t since) {
   PrepareReply reply;
   reply.rank_digest = call.rank_digest;
   reply.memory_endpoint = options_.memory_endpoint;
-  if (catalog_.HasActive(call.name, call.rank_digest)) {
-    reply.resident = true;
-    return reply;
-  }
+  reply.resident = HoldsUntilOthersDo(call, since);
+  if (reply.resident) return reply;
+  catalog_.GiveBack(call.name);  // of an attempt before
   ForgetOver();  // what a failed load still holds of its memory, this one may need
   NoteReaders(call);
   catalog_.Begin(call.name, call.request, since);
   CKPTD_ASSIGN_OR_RETURN(Shard shard, Plan(call));
+  CKPTD_ASSIGN_OR_RETURN(reply.resident, ServeResident(call, shard));
+  if (reply.resident) return reply;
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,
                          catalog_.Allocate(call, shard));
   if (const SlabView view = memory->View(); view.staged != nullptr) {
@@ -112,6 +147,30 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
     reply.communicator_id = options_.comms->held_id();
   }
   return reply;
+}
+
+absl::StatusOr<bool> RankSide::ServeResident(const PrepareCall& call, const Shard& shard) {
+  // A load that is for other ranks lies in nobody's memory here, and must not go with it.
+  if (shard.plan.tensors.empty()) return false;
+  for (const Catalog::Resident& resident : catalog_.MayServe(call)) {
+    // Shards keep no operations; whatever else was resident is a pure function of the same files.
+    const auto plan = PlanOfRank(resident.request, *call.index, options_.rank);
+    if (!plan.ok() || plan->digest != resident.shard->plan.digest) continue;
+    const PlanMatch match = MatchPlans(*plan, shard.plan);
+    if (const std::string why = WhyNot(call, *plan, match); !why.empty()) {
+      Log(LogLevel::kInfo, "{}: {} is of the same files and does not serve it: {}", call.name,
+          resident.name, why);
+      continue;
+    }
+    CKPTD_ASSIGN_OR_RETURN(
+        const bool published,
+        catalog_.PublishView(call, resident, ViewOf(*resident.shard, match, shard)));
+    if (!published) continue;
+    Log(LogLevel::kInfo, "{}: active, {} tensors, all of them resident in {}: nothing is read",
+        call.name, shard.plan.tensors.size(), resident.name);
+    return true;
+  }
+  return false;
 }
 
 absl::StatusOr<bool> RankSide::Restore(const PrepareCall& call, const RankPlan& plan,
@@ -168,7 +227,13 @@ absl::StatusOr<std::shared_ptr<Incoming>> RankSide::Receive(uint64_t epoch,
                                name, at->second->epoch(), epoch));
 }
 
+void RankSide::GiveBack(const std::string& name) {
+  catalog_.GiveBack(name);
+  ForgetOver();
+}
+
 absl::Status RankSide::Commit(const CommitCall& call) {
+  if (catalog_.Complete(call.name)) return absl::OkStatus();
   const std::shared_ptr<const Shard> shard = catalog_.LoadingShard(call.name);
   std::shared_ptr<Incoming> incoming;
   {

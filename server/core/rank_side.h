@@ -34,7 +34,8 @@ class RankSide {
   RankSide(Catalog& catalog, MemoryBackend& backend, Options options)
       : catalog_(catalog), backend_(backend), options_(std::move(options)) {}
 
-  // Plans this rank, compares digests, allocates the slab; fills and publishes it when
+  // Plans this rank, compares digests; publishes what another resident checkpoint of the files
+  // has all of. Else it allocates the slab; fills and publishes it when
   // the host tier has its bytes. `since` is when the call came in, as Catalog::Begin takes it. Errors: PLAN_MISMATCH, NO_MEMORY,
   // the planner's, CHECKPOINT_NOT_FOUND when the load was aborted meanwhile. On
   // an error the entry is left to Abort.
@@ -44,7 +45,10 @@ class RankSide {
   // The prepared load that a reader elsewhere sends bytes of. Thread-safe. Errors:
   // EPOCH_CHANGED, CHECKPOINT_NOT_FOUND.
   absl::StatusOr<std::shared_ptr<Incoming>> Receive(uint64_t epoch, const std::string& name);
-  // Counts, seals, publishes. Errors: Internal COVERAGE when readers placed another
+  // Lets go of what Prepare took; the load goes on later, with another Prepare.
+  void GiveBack(const std::string& name);
+  // Counts, seals, publishes; of a shard that was here already, only notes that all ranks hold
+  // theirs. Errors: Internal COVERAGE when readers placed another
   // number of bytes than the plan has, those of receiving.
   absl::Status Commit(const CommitCall& call);
   bool Holds(const std::string& name) const { return catalog_.Look(name).ok(); }
@@ -53,6 +57,11 @@ class RankSide {
  private:
   void ForgetOver();
   absl::StatusOr<Shard> Plan(const PrepareCall& call) const;
+  // Whether the shard is here already. By rule it then stays until the load has ended.
+  bool HoldsUntilOthersDo(const PrepareCall& call, uint64_t since);
+  // Whether a checkpoint that is resident here has all of the shard, which is ACTIVE then as a
+  // view of it.
+  absl::StatusOr<bool> ServeResident(const PrepareCall& call, const Shard& shard);
   // Whether the host tier had the shard, which is ACTIVE then.
   absl::StatusOr<bool> Restore(const PrepareCall& call, const RankPlan& plan,
                                const ShardMemory& memory);

@@ -9,6 +9,13 @@
 #include "common/base/status.h"
 
 namespace ckptd {
+namespace {
+
+// Of a load that waits for memory, between attempts: each opens its files and plans again.
+constexpr std::chrono::milliseconds kFirstPause{100};
+constexpr std::chrono::milliseconds kLongestPause{5000};
+
+}  // namespace
 
 const KnownCheckpoint* Rounds::FindKnown(const Proposal& proposal) const {
   for (const auto& [name, known] : known_) {
@@ -34,13 +41,15 @@ bool Rounds::IsNew(const Proposal& proposal) const {
   return FindKnown(proposal) == nullptr;
 }
 
-Rounds::Round Rounds::NewRound(const Proposal& proposal, Deadline deadline) {
+Rounds::Round Rounds::NewRound(const Proposal& proposal, Deadline deadline,
+                               Deadline memory_deadline) {
   Round round;
   round.order = ++begun_;
   round.begun_by = proposal.rank;
   round.request = proposal.request;
   round.load_key = proposal.load_key;
   round.deadline = deadline;
+  round.memory_deadline = memory_deadline;
   round.stated.resize(world_size_);
   round.digests.resize(world_size_, 0);
   round.statements.resize(world_size_);
@@ -110,6 +119,7 @@ absl::Status Rounds::CheckRoom(const Proposal& proposal) const {
 absl::StatusOr<std::optional<std::string>> Rounds::Propose(const Proposal& proposal, bool reuse,
                                                            Clock::time_point now) {
   const Deadline deadline = now + proposal.request.timeout;
+  const Deadline memory_deadline = now + proposal.request.wait_memory;
   MutexLock lock(mutex_);
   if (IsEnding(proposal)) return std::optional<std::string>();
   std::string name;
@@ -131,15 +141,16 @@ absl::StatusOr<std::optional<std::string>> Rounds::Propose(const Proposal& propo
     CKPTD_RETURN_IF_ERROR(CheckRoom(proposal));
     const bool join = known != nullptr && rounds_.count(known->name) == 0;
     name = join ? known->name : "checkpoints/" + RandomHex(8);
-    rounds_.emplace(name, NewRound(proposal, deadline));
+    rounds_.emplace(name, NewRound(proposal, deadline, memory_deadline));
   }
   Round& round = rounds_.at(name);
   if (!round.running) {
     // Whoever asked before, and has given up since, does not end it for this one.
     round.deadline = std::max(round.deadline, deadline);
+    round.memory_deadline = std::max(round.memory_deadline, memory_deadline);
     Add(round, proposal);
   } else if (IsRankForm(proposal.request) && round.digests[proposal.rank] == 0) {
-    round.late.push_back({proposal, deadline});
+    round.late.push_back({proposal, deadline, memory_deadline});
   }
   return name;
 }
@@ -184,6 +195,11 @@ std::vector<const Rounds::Round*> Rounds::WhereStated() const {
 Rounds::Expired Rounds::Seen(const std::string& name, const Round& round,
                              const std::vector<const Round*>& stated) const {
   Expired out{name, MissingOf(name, round), {}, round.cancelled};
+  if (!round.refused_by.empty()) {
+    out.refused = round.refused;
+    out.waiting.assign(round.refused_by.begin(), round.refused_by.end());
+    return out;
+  }
   out.elsewhere = Elsewhere(round, out.waiting, stated);
   return out;
 }
@@ -214,10 +230,12 @@ std::vector<ReadyLoad> Rounds::TakeReady() {
   MutexLock lock(mutex_);
   std::vector<ReadyLoad> ready;
   for (auto& [name, round] : rounds_) {
-    const bool begins = !round.running && round.cancelled.ok() && MissingOf(name, round).empty();
+    const bool begins = !round.running && round.cancelled.ok() && round.refused_by.empty() &&
+                        MissingOf(name, round).empty();
     if (!begins) continue;
     round.running = true;
-    ReadyLoad load{name, round.request, round.deadline, {}, round.stated, round.digests};
+    ReadyLoad load{name,  round.order, round.request, round.deadline, round.memory_deadline,
+                   {}, round.stated, round.digests};
     const auto known = known_.find(name);
     if (known != known_.end() && !known->second.holders.empty()) load.files = known->second.files;
     for (uint32_t rank = 0; rank < world_size_; ++rank) {
@@ -229,6 +247,8 @@ std::vector<ReadyLoad> Rounds::TakeReady() {
     }
     ready.push_back(std::move(load));
   }
+  std::sort(ready.begin(), ready.end(),
+            [](const ReadyLoad& a, const ReadyLoad& b) { return a.order < b.order; });
   return ready;
 }
 
@@ -236,7 +256,8 @@ std::vector<Rounds::Expired> Rounds::TakeExpired(Clock::time_point now) {
   MutexLock lock(mutex_);
   std::vector<std::string> names;
   for (const auto& [name, round] : rounds_) {
-    const bool ends = round.deadline <= now || !round.cancelled.ok();
+    const bool refused = !round.refused_by.empty() && round.memory_deadline <= now;
+    const bool ends = refused || round.deadline <= now || !round.cancelled.ok();
     if (!round.running && ends) names.push_back(name);
   }
   std::vector<Expired> expired;
@@ -328,11 +349,13 @@ void Rounds::Finished(const std::string& name, const LoadOutcome& outcome) {
   const auto at = rounds_.find(name);
   if (at == rounds_.end()) return;
   if (!outcome.lost.empty()) return PutBack(name, at->second, outcome.lost);
+  if (!outcome.refused_by.empty()) return WaitForMemory(at->second, outcome);
   if (!outcome.holders.empty()) NoteHolders(name, at->second, outcome);
   const Round ended = std::move(at->second);
   rounds_.erase(at);
   if (!outcome.status.ok() || ended.late.empty()) return;
-  Round next = NewRound(ended.late.front().proposal, ended.late.front().deadline);
+  const Round::Late& first = ended.late.front();
+  Round next = NewRound(first.proposal, first.deadline, first.memory_deadline);
   next.late = ended.late;
   AddLate(next);
   rounds_.emplace(name, std::move(next));
@@ -346,6 +369,27 @@ void Rounds::PutBack(const std::string& name, Round& round, const std::set<uint3
   round.running = round.touched = false;
   round.failing = !round.cancelled.ok();
   AddLate(round);
+}
+
+void Rounds::WaitForMemory(Round& round, const LoadOutcome& outcome) {
+  round.running = round.touched = false;
+  round.failing = !round.cancelled.ok();
+  round.refused_by = outcome.refused_by;
+  round.refused = outcome.refused;
+  // What a rank lacks may be no memory of the budget: then it seems to have room all the time.
+  round.pause = std::clamp(2 * round.pause, kFirstPause, kLongestPause);
+  round.not_before = outcome.refused_at + round.pause;
+  AddLate(round);
+}
+
+void Rounds::NoteRoom(uint32_t rank, const std::vector<std::string>& names,
+                      Clock::time_point now) {
+  MutexLock lock(mutex_);
+  for (const std::string& name : names) {
+    const auto at = rounds_.find(name);
+    if (at == rounds_.end() || now < at->second.not_before) continue;
+    at->second.refused_by.erase(rank);
+  }
 }
 
 void Rounds::NoteHolders(const std::string& name, const Round& round,
@@ -371,6 +415,8 @@ void Rounds::SetResidents(uint32_t rank, uint64_t epoch,
   MutexLock lock(mutex_);
   if (epoch < told_[rank]) return;
   told_[rank] = epoch;
+  // It has left, or another process has come: what that has room for shows when it is asked.
+  for (auto& [name, round] : rounds_) round.refused_by.erase(rank);
   for (auto at = known_.begin(); at != known_.end();) {
     at->second.holders.erase(rank);
     at = at->second.holders.empty() ? known_.erase(at) : std::next(at);

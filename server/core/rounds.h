@@ -5,6 +5,7 @@
 #ifndef CKPTD_SERVER_CORE_ROUNDS_H_
 #define CKPTD_SERVER_CORE_ROUNDS_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,8 +23,10 @@ namespace ckptd {
 // A load that can start.
 struct ReadyLoad {
   std::string name;
+  uint64_t order = 0;  // lower ones were asked for before
   LoadRequest request;  // shared fields; rule form: the rules
   Deadline deadline;
+  Deadline memory_deadline = {};  // until when it waits for memory
   // What the ranks that hold it already were loaded from; empty when there are none.
   std::vector<SourceFile> files;
   // Rank form: per rank what it stated; null for ranks that hold it already.
@@ -48,7 +51,12 @@ struct LoadOutcome {
   std::set<uint32_t> holders;  // ranks that hold the shard now
   // Ranks that were taken for holders and are none (unloaded, evicted, taken):
   // nothing was loaded, the round has to wait for their statements.
-  std::set<uint32_t> lost;
+  std::set<uint32_t> lost = {};
+  // Ranks that had no memory for it while clients hold some: nothing was loaded, the round has to
+  // wait until they have, and for a while, that is longer each time.
+  std::set<uint32_t> refused_by = {};
+  absl::Status refused = {};
+  Clock::time_point refused_at = {};
 };
 
 // What a rank asks for. Digests of many tensors take long: they are made here, outside of
@@ -92,7 +100,10 @@ class Rounds {
   // the rank again. One that is left without any statement expires.
   void Withdraw(uint32_t rank, const std::vector<std::string>& statements, Clock::time_point now);
 
-  // Takes the rounds that can start.
+  // Ranks that had no memory for a round have it now.
+  void NoteRoom(uint32_t rank, const std::vector<std::string>& names, Clock::time_point now);
+
+  // Takes the rounds that can start, those first that were asked for first.
   std::vector<ReadyLoad> TakeReady();
   // Takes the rounds whose deadline has passed, with the ranks that are missing, and those
   // that were given up.
@@ -101,8 +112,20 @@ class Rounds {
     std::vector<int32_t> waiting;
     std::string elsewhere = {};   // what one of them waits for instead, for people
     absl::Status cancelled = {};  // why it was given up; OK: its deadline has passed
+    absl::Status refused = {};    // not OK: it waits for memory of `waiting`
   };
   std::vector<Expired> TakeExpired(Clock::time_point now);
+  // The jobs whose clients wait at `rank` for a load of `source`; among them an empty one where
+  // that is not known.
+  using JobsOf = std::function<std::set<std::string>(uint32_t rank, const std::string& source)>;
+  // Gives up rounds that have waited for each other's ranks for kConflictPatience: these load
+  // something else, and a rank that waits there does not come here. Nobody joins them. A rank
+  // waits elsewhere for its own job: those that are known to be of another one are not looked at.
+  // `jobs` is called under the lock.
+  void EndConflicts(Clock::time_point now, const JobsOf& jobs);
+  static constexpr std::chrono::seconds kConflictPatience{5};
+  // Gives up the rounds of that source that wait for ranks, by rank. Nobody joins them.
+  void GiveUp(const std::string& source, const absl::Status& why);
   // Open rounds and the ranks they wait for.
   std::vector<Expired> Waiting() const;
   // The names alone, for when it is daemons that are waited for.
@@ -147,6 +170,11 @@ class Rounds {
     uint64_t order = 0;  // the one begun last has the highest
     uint32_t begun_by = 0;
     Deadline deadline;
+    Deadline memory_deadline;
+    std::set<uint32_t> refused_by;  // it waits for memory of these
+    absl::Status refused;
+    Clock::time_point not_before;
+    std::chrono::milliseconds pause{0};  // until then, after the last refusal
     bool running = false;
     bool ending = false;
     bool failing = false;
@@ -159,10 +187,17 @@ class Rounds {
     struct Late {
       Proposal proposal;
       Deadline deadline;
+      Deadline memory_deadline;
     };
     std::vector<Late> late;
+    std::optional<Clock::time_point> conflict = {};  // since when it waits so
   };
-  Round NewRound(const Proposal& proposal, Deadline deadline)
+  // Whether `round` waits for a rank that has stated its tensors in `other`, for the same job.
+  static bool WaitsFor(const Round& round, const std::vector<int32_t>& missing, const Round& other,
+                       const JobsOf& jobs);
+  // The round waits again, for memory.
+  static void WaitForMemory(Round& round, const LoadOutcome& outcome);
+  Round NewRound(const Proposal& proposal, Deadline deadline, Deadline memory_deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Add(Round& round, const Proposal& proposal);
   // Whether a proposal belongs to that open or running round.

@@ -43,8 +43,9 @@ absl::Status Apart(const Pair& pair, std::string_view how) {
   const auto& [one, other] = pair;
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch,
                    fmt::format("tensors '{}' and '{}' are to share memory, and {}; untie them in the "
-                               "model, or leave one of them out of the checkpoint",
-                               one->name, other->name, how),
+                               "model, leave one of them out of the checkpoint, or pass tied='first' "
+                               "to take that of '{}'",
+                               one->name, other->name, how, one->name),
                    {{"tensor", one->name}});
 }
 

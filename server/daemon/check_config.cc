@@ -14,6 +14,8 @@
 #include "common/base/utf8.h"
 #include "common/layout/layout.h"
 #include "server/core/reading.h"
+#include "server/daemon/arena_default.h"
+#include "server/daemon/preload.h"
 #include "server/daemon/sizes.h"
 
 namespace ckptd {
@@ -21,6 +23,7 @@ namespace {
 
 // Far more than there are cores, or requests that storage answers at once.
 constexpr uint32_t kMostReaderThreads = 1024;
+constexpr double kMostIdleSeconds = 366 * 86400;
 
 absl::Status Invalid(const std::string& why) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, why);
@@ -91,6 +94,9 @@ absl::Status CheckWords(const Config& config) {
   CKPTD_RETURN_IF_ERROR(CheckWord("--huge-pages", config.huge_pages, {"auto", "off"}));
   CKPTD_RETURN_IF_ERROR(CheckWord("--peer-auth", config.peer_auth, {"required", "none"}));
   CKPTD_RETURN_IF_ERROR(CheckWord("--idle", config.idle, {"keep", "release"}));
+  CKPTD_RETURN_IF_ERROR(
+      CheckWord("--load-mode", config.load_mode, {"auto", "shared", "private", "exclusive"}));
+  CKPTD_RETURN_IF_ERROR(CheckWord("--ready-when", config.ready_when, {"group", "loaded"}));
   CKPTD_RETURN_IF_ERROR(ParseReaderPolicy(config.reader).status());
   CKPTD_RETURN_IF_ERROR(ParseReadWay(config.read).status());
   CKPTD_RETURN_IF_ERROR(ParseCommChoice(config.comm).status());
@@ -123,7 +129,24 @@ absl::Status CheckSizes(const Config& config) {
   CKPTD_RETURN_IF_ERROR(ParseBytes(config.staging).status());
   CKPTD_RETURN_IF_ERROR(ParseShare(config.memory_budget, 1).status());
   CKPTD_RETURN_IF_ERROR(ParseShare(config.host_tier, 1).status());
-  return ParseShare(config.arena, 1).status();
+  if (!(config.arena_idle >= 0 && config.arena_idle <= kMostIdleSeconds)) {
+    return Invalid(fmt::format("checking --arena-idle {}: seconds, up to {} (a year), or 0 to keep "
+                               "memory for good",
+                               config.arena_idle, kMostIdleSeconds));
+  }
+  return config.arena == kAutoArena ? absl::OkStatus() : ParseShare(config.arena, 1).status();
+}
+
+absl::Status CheckPreload(const Config& config) {
+  if (!config.load.empty()) return PreloadRequest(config, false).status();
+  const char* const flag = !config.layout.empty()            ? "--layout"
+                           : !config.dtype.empty()           ? "--dtype"
+                           : config.ready_when == "loaded" ? "--ready-when loaded"
+                                                             : nullptr;
+  if (flag == nullptr) return absl::OkStatus();
+  return Invalid(fmt::format("checking {}: it is about what is loaded at the start; name that with "
+                             "--load, or leave it out",
+                             flag));
 }
 
 // Of host memory, that nothing is asked for which only GPUs have.
@@ -146,6 +169,7 @@ absl::Status CheckConfig(const Config& config) {
   CKPTD_RETURN_IF_ERROR(CheckWords(config));
   CKPTD_RETURN_IF_ERROR(CheckGroup(config));
   CKPTD_RETURN_IF_ERROR(CheckSizes(config));
+  CKPTD_RETURN_IF_ERROR(CheckPreload(config));
   return config.memory == "host" ? CheckHostMemory(config) : absl::OkStatus();
 }
 

@@ -12,6 +12,7 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/checkpoint/open.h"
 #include "server/daemon/environment.h"
 
 namespace ckptd {
@@ -67,6 +68,7 @@ void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
       "the defaults.\n"
       "\n"
       "  ckptd launch --nproc 8 -- torchrun --nproc-per-node 8 train.py\n"
+      "  ckptd launch --nproc 8 --load /models/llama --dtype BF16 -- torchrun ...\n"
       "  srun --ntasks-per-node=1 ckptd launch --nproc 8 --rendezvous $HEAD:29511");
 }
 
@@ -101,6 +103,14 @@ absl::StatusOr<std::string> AbsoluteRunDir(const std::string& given) {
                                  error.message()));
   }
   return run_dir.lexically_normal().string();
+}
+
+absl::StatusOr<std::string> AbsoluteSource(const std::string& given) {
+  if (given.empty()) return given;
+  const absl::StatusOr<std::string> source = AbsolutePath(given);
+  if (source.ok()) return source;
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                   fmt::format("checking --load {}: {}", given, MessageOf(source.status())));
 }
 
 // What launch gives each of its daemons. A config file may have it, as `ckptd config` prints it.
@@ -157,6 +167,7 @@ absl::StatusOr<CommandLine> CommandLineParser::Parse(int argc, const char* const
   if (launch_->parsed()) CKPTD_RETURN_IF_ERROR(CheckLaunchFlags(argc, argv));
   CommandLine line = line_;
   CKPTD_ASSIGN_OR_RETURN(line.config.run_dir, AbsoluteRunDir(line.config.run_dir));
+  CKPTD_ASSIGN_OR_RETURN(line.config.load, AbsoluteSource(line.config.load));
   line.verb = run_->parsed()      ? CommandLine::Verb::kRun
               : launch_->parsed() ? CommandLine::Verb::kLaunch
               : info_->parsed()   ? CommandLine::Verb::kInfo

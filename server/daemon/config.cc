@@ -75,9 +75,14 @@ const Setting kSettings[] = {
      "Most memory for shards: a size (16GiB), or a share of what is available at start, divided "
      "among the daemons that share it (not of a GPU that is the only one they see)"},
     {"arena", &Config::arena,
-     "Memory faulted in the background at start and reused by loads: a size or a share of the "
-     "budget, less what would leave the machine less than a tenth; 0 lets it grow with the first "
-     "load"},
+     "Memory faulted in the background at start and reused by loads, so that the first one does "
+     "not wait for the system: auto takes what the job loaded when it ran last, else a share of "
+     "what is available, and gives back what is not needed; a size, or a share of the budget; 0 "
+     "lets it grow with the first load. At least a tenth of the machine is left to others"},
+    {"arena-idle", &Config::arena_idle,
+     "With --arena auto: seconds without a load after which memory that no checkpoint needs goes "
+     "back to the system; 0 keeps it. It goes at once where the machine runs short of memory, "
+     "and by `ckptctl trim`"},
     {"segment-bytes", &Config::segment_bytes,
      "Size of the arena's memfd segments, a multiple of 2MiB"},
     {"huge-pages", &Config::huge_pages, "Gather the arena into huge pages: auto or off"},
@@ -96,6 +101,21 @@ const Setting kSettings[] = {
      "Seconds between signs of life of a member"},
     {"heartbeat-timeout", &Config::heartbeat_timeout,
      "Seconds of silence after which a rank is lost"},
+    {"load", &Config::load,
+     "Checkpoint that is loaded as soon as the group is complete, while trainers still start: a "
+     ".safetensors file, an index or a folder. Trainers that ask for what it comes to find it "
+     "resident"},
+    {"layout", &Config::layout,
+     "How --load is laid out: fsdp:N, hsdp:RxS, replicate:N, a layout file or its JSON (fsdp over "
+     "all ranks if not given)"},
+    {"dtype", &Config::dtype,
+     "Floating tensors of --load are cast to this: F16, BF16, F32 or F64 (to none if not given)"},
+    {"load-mode", &Config::load_mode,
+     "How trainers will hold --load: shared (also for private), exclusive, or auto, which is "
+     "exclusive in a GPU's memory, as load_into has it for what is trained"},
+    {"ready-when", &Config::ready_when,
+     "When a daemon is ready, for launch, --ready-fd and health checks: group, once the group is "
+     "complete, or loaded, once --load is loaded, too"},
     {"log-level", &Config::log_level, "trace, debug, info, warn, error or off"},
 };
 
@@ -138,7 +158,8 @@ void AddConfigFlags(CLI::App& app, Config& config) {
     std::visit(add, setting.value);
   }
   app.add_option("--ready-fd", config.ready_fd,
-                 "Descriptor that is written one byte once the group is complete");
+                 "Descriptor that is written 1 once the daemon is ready; with --ready-when loaded it is "
+                 "written g before, once the group is complete, and 0 where the load failed");
 }
 
 std::map<std::string, std::string> Describe(const Config& config) {

@@ -39,7 +39,8 @@ struct Config {
   std::string idle = "keep";
   std::string host_tier = "0";
   std::string memory_budget = "80%";
-  std::string arena = "0";
+  std::string arena = "auto";
+  double arena_idle = 300;  // seconds
   std::string segment_bytes = "256MiB";
   std::string huge_pages = "auto";
   std::string numa = "auto";
@@ -48,7 +49,14 @@ struct Config {
   double heartbeat_interval = 1.0;  // seconds
   double heartbeat_timeout = 5.0;
   std::string log_level = "info";
-  int ready_fd = -1;  // written one byte once the group is complete
+  std::string load;    // loaded once the group is complete; empty: nothing
+  std::string layout;  // of it; empty: fsdp over all ranks
+  std::string dtype;   // that its floating tensors are cast to; empty: none
+  std::string load_mode = "auto";
+  std::string ready_when = "group";
+  // Written '1' once the daemon is ready. Where that waits for a load, 'g' before it, once the
+  // group is complete, and '0' instead where the load has failed.
+  int ready_fd = -1;
 };
 
 // Defaults that depend on the environment: job facts, the default run directory.

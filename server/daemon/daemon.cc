@@ -15,6 +15,7 @@
 #include "server/daemon/check_config.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
+#include "server/daemon/preload.h"
 #include "server/daemon/stop_deadline.h"
 #include "server/rpc/links.h"
 
@@ -22,6 +23,8 @@ namespace ckptd {
 namespace {
 
 constexpr std::chrono::milliseconds kReadyPoll{200};
+// For daemons to say what they still own; loads wait for it.
+constexpr std::chrono::milliseconds kDropPatience{200};
 // Rank-form statements of very large models pass the default 4 MiB.
 constexpr int kMaxWorkloadMessage = 256 << 20;
 // Of what arrives from clients at once. Daemons of the group know each other, and a
@@ -91,6 +94,8 @@ Node::Options Daemon::NodeOptions() {
   options.config = Describe(config_);
   options.tier_reason = memory_.reason;
   options.host_tier = memory_.host_tier.get();
+  options.ready = memory_.ready;
+  options.drop_released = [this] { peer_memory_->DropReleased(Clock::now() + kDropPatience); };
   options.reading.comm = ParseCommChoice(config_.comm).value();  // checked
   options.comms = memory_.comms.get();
   options.no_comms = memory_.no_comms;
@@ -161,6 +166,7 @@ absl::Status Daemon::StartClientServers() {
                          .max_threads = 128,
                          .max_held_bytes = kMaxWorkloadBytes},
                         {checkpoint_service_.get()}));
+  if (config_.ready_when == "loaded") workload_server_->SetServing(false);
   CKPTD_ASSIGN_OR_RETURN(
       admin_server_,
       GrpcServer::Start({.address = "unix:" + paths_.admin, .max_held_bytes = kMaxAdminBytes},
@@ -175,11 +181,30 @@ void Daemon::AnnounceReady(const std::function<bool()>& stop) {
   }
   Log(LogLevel::kInfo, "the group of {} is complete, {:.3f} s after the start", config_.world_size,
       std::chrono::duration<double>(Clock::now() - start).count());
-  if (config_.ready_fd < 0) return;
   const UniqueFd ready(config_.ready_fd);
-  if (::write(ready.get(), "1", 1) != 1) {
-    Log(LogLevel::kWarn, "telling --ready-fd {}: {}", config_.ready_fd, std::strerror(errno));
+  const bool waits = config_.ready_when == "loaded";
+  Tell(waits ? 'g' : '1');
+  if (config_.load.empty()) return;
+  const absl::Status loaded = LoadFirst(stop);
+  if (!waits || absl::IsCancelled(loaded)) return;
+  if (loaded.ok() && node_->CheckNotDraining().ok()) workload_server_->SetServing(true);
+  Tell(loaded.ok() ? '1' : '0');
+}
+
+void Daemon::Tell(char how_far) const {
+  if (config_.ready_fd < 0 || ::write(config_.ready_fd, &how_far, 1) == 1) return;
+  Log(LogLevel::kWarn, "telling --ready-fd {}: {}", config_.ready_fd, std::strerror(errno));
+}
+
+absl::Status Daemon::LoadFirst(const std::function<bool()>& stop) {
+  const auto request = PreloadRequest(config_, !memory_.backend->device().empty());
+  const absl::Status loaded = request.ok() ? Preload(*node_, *request, stop) : request.status();
+  if (!loaded.ok() && !absl::IsCancelled(loaded)) {
+    Log(LogLevel::kError,
+        "loading {} at the start failed, and trainers that need it ask for it again: {} ({})",
+        config_.load, MessageOf(loaded), ReasonOf(loaded));
   }
+  return loaded;
 }
 
 Daemon::~Daemon() {

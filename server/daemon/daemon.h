@@ -36,8 +36,10 @@ class Daemon {
 
   // As MemoryBackend::Health.
   absl::Status Health() const { return memory_.backend->Health(); }
-  // Reports health, waits for the group, and writes the ready byte; returns when
-  // the group is complete or `stop` says so.
+  // Lets go of what other daemons of this host have given back. Called now and then.
+  void DropReleased() { node_->DropReleased(); }
+  // Waits for the group, loads what the settings name, and says when the daemon is ready, as
+  // --ready-when has it: by --ready-fd and by its health. Returns then, or when `stop` says so.
   void AnnounceReady(const std::function<bool()>& stop);
 
  private:
@@ -47,6 +49,9 @@ class Daemon {
   absl::Status LockRank();
   absl::Status StartClientServers();
   Node::Options NodeOptions();
+  // Says on --ready-fd how far it is.
+  void Tell(char how_far) const;
+  absl::Status LoadFirst(const std::function<bool()>& stop);
   void SetSecret(const std::string& secret);
 
   const Config config_;

@@ -58,6 +58,7 @@ std::string OwnName() {
 struct Slot {
   uint32_t rank = 0;
   pid_t pid = -1;
+  bool joined = false;  // the group is complete
   bool ready = false;
   bool was_ready = false;  // once: then it is configured well
   UniqueFd ready_pipe;
@@ -136,17 +137,27 @@ class Launcher {
     child.keep_fd = writer.get();
     CKPTD_ASSIGN_OR_RETURN(slot.pid, StartChild(child));
     slot.was_started = true;
-    slot.ready = false;
+    slot.joined = slot.ready = false;
     slot.started = Clock::now();
     return absl::OkStatus();
   }
 
   void ReadReady() {
     for (Slot& slot : slots_) {
-      char byte = 0;
-      if (slot.ready || !slot.ready_pipe.valid()) continue;
-      if (::read(slot.ready_pipe.get(), &byte, 1) == 1) slot.ready = slot.was_ready = true;
+      char said = 0;
+      while (!slot.ready && slot.ready_pipe.valid() && ::read(slot.ready_pipe.get(), &said, 1) == 1) {
+        slot.joined = slot.was_ready = true;
+        slot.ready = said == '1';
+        if (said == '0' && !announced_) Fail(NotLoaded(slot));
+      }
     }
+  }
+
+  absl::Status NotLoaded(const Slot& slot) const {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLoadFailed,
+                     fmt::format("starting rank {} --ready-when loaded: {} could not be loaded; see "
+                                 "its line above, or leave --ready-when out",
+                                 slot.rank, config_.load));
   }
 
   bool AllReady() const {
@@ -174,8 +185,9 @@ class Launcher {
     if (announced_ || Clock::now() < start_deadline_) return;
     std::vector<uint32_t> late;
     for (const Slot& slot : slots_) {
-      if (!slot.ready) late.push_back(slot.rank);
+      if (!slot.joined) late.push_back(slot.rank);
     }
+    if (late.empty()) return;  // a load has a deadline of its own
     Fail(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
                    fmt::format("starting the group: after {} s the daemons of rank {} still wait "
                                "for the group to be complete; look at their lines above, or give "
@@ -215,7 +227,7 @@ class Launcher {
 
   void OnDaemonEnd(Slot& slot, int status) {
     slot.pid = -1;
-    slot.ready = announced_ && slot.ready;
+    slot.joined = slot.ready = announced_ && slot.ready;
     if (Clock::now() - slot.started > kPeace) {
       slot.restarts = 0;
       slot.backoff = kFirstBackoff;

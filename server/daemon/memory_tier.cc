@@ -10,6 +10,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/daemon/arena_default.h"
 #include "server/daemon/environment.h"
 #include "server/daemon/network.h"
 #include "server/daemon/run_directory.h"
@@ -60,6 +61,19 @@ absl::Status NoNcclOnHost(const std::string& reason) {
                                kOnHost, reason));
 }
 
+AutoArena MakeAutoArena(const Config& config) {
+  AutoArena automatic;
+  automatic.idle = std::chrono::nanoseconds(static_cast<int64_t>(config.arena_idle * 1e9));
+  automatic.remember = [config](uint64_t bytes) {
+    const absl::Status written = RememberLoaded(config, bytes);
+    if (!written.ok()) {
+      Log(LogLevel::kInfo, "memory: how much this job loads is not remembered: {}",
+          MessageOf(written));
+    }
+  };
+  return automatic;
+}
+
 absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason) {
   CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
   CKPTD_ASSIGN_OR_RETURN(const uint64_t behind, ParseShare(config.host_tier, available));
@@ -67,8 +81,11 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
   HostMemoryOptions options;
   CKPTD_ASSIGN_OR_RETURN(options.budget_bytes,
                          ParseShare(config.memory_budget, available / config.local_size));
-  CKPTD_ASSIGN_OR_RETURN(options.arena_target_bytes,
-                         ParseShare(config.arena, options.budget_bytes));
+  CKPTD_ASSIGN_OR_RETURN(const ArenaSize arena,
+                         ChooseArena(config, available, options.budget_bytes));
+  options.arena_target_bytes = arena.bytes;
+  options.arena_why = arena.why;
+  if (arena.automatic) options.automatic = MakeAutoArena(config);
   if (options.arena_target_bytes > options.budget_bytes) {
     Log(LogLevel::kWarn, "--arena {} is more than the memory budget: it is filled up to {:.1f} GB",
         config.arena, static_cast<double>(options.budget_bytes) / 1e9);
@@ -78,7 +95,13 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
   CKPTD_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFor(config));
   options.filled_by_peers = config.world_size > 1;
   options.claims_path = ClaimsPath(config);
-  options.note = [](const std::string& line) { Log(LogLevel::kWarn, "memory: {}", line); };
+  // Nobody has asked for an automatic one: what becomes of it is no reason to worry.
+  const LogLevel level = arena.automatic ? LogLevel::kInfo : LogLevel::kWarn;
+  options.note = [level](const std::string& line) { Log(level, "memory: {}", line); };
+  if (arena.bytes > 0) {
+    Log(LogLevel::kInfo, "memory: {:.1f} MB are being faulted in, in the background: {}",
+        static_cast<double>(arena.bytes) / 1e6, arena.why);
+  }
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory,
                          HostMemory::Create(std::move(options)));
   MemoryTier tier;
@@ -86,6 +109,7 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
   tier.no_comms = kOnHost;
   if (config.comm == "nccl" && config.world_size > 1) return NoNcclOnHost(reason);
   tier.reason = std::move(reason);
+  tier.ready = {memory.get()};
   tier.backend = std::move(memory);
   return tier;
 }
@@ -93,7 +117,7 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
 #ifdef CKPTD_WITH_CUDA
 
 // Null when none is wanted.
-absl::StatusOr<std::unique_ptr<MemoryBackend>> MakeBehind(const Config& config) {
+absl::StatusOr<std::unique_ptr<HostMemory>> MakeBehind(const Config& config) {
   CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
   HostMemoryOptions options;
   CKPTD_ASSIGN_OR_RETURN(options.budget_bytes,
@@ -210,7 +234,9 @@ absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& 
                                          : "; between GPUs " + tier.comms->version();
   }
   tier.backend = std::move(memory);
-  CKPTD_ASSIGN_OR_RETURN(tier.host_tier, MakeBehind(config));
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> behind, MakeBehind(config));
+  if (behind != nullptr) tier.ready = {behind.get()};
+  tier.host_tier = std::move(behind);
   return tier;
 }
 
@@ -307,6 +333,12 @@ absl::StatusOr<Pairs> DescribeMachine(const Config& config) {
   facts.emplace_back("nccl", "none: built without CUDA");
 #endif
   facts.emplace_back("host-memory", Gigabytes(available) + " available");
+  if (!choice.cuda) {
+    CKPTD_ASSIGN_OR_RETURN(const uint64_t budget,
+                           ParseShare(config.memory_budget, available / config.local_size));
+    CKPTD_ASSIGN_OR_RETURN(const ArenaSize arena, ChooseArena(config, available, budget));
+    facts.emplace_back("arena", fmt::format("{}: {}", Gigabytes(arena.bytes), arena.why));
+  }
   facts.emplace_back("numa-nodes", fmt::format("{}", ReadNumaNodes().size()));
   facts.emplace_back("cores", fmt::format("{}", AllowedCores().size()));
   return facts;

@@ -16,6 +16,7 @@
 #include "server/comm/host/host_peer_memory.h"
 #include "server/daemon/config.h"
 #include "server/memory/memory.h"
+#include "server/memory/ready_memory.h"
 
 namespace ckptd {
 
@@ -28,6 +29,7 @@ struct MemoryTier {
   HostPeerMemory::ImportDevice import;  // null: device memory cannot be reached
   // Host memory behind the GPU's, for pristine copies; null: none.
   std::unique_ptr<MemoryBackend> host_tier;
+  std::vector<ReadyMemory*> ready;  // of these two, what they have
   // Communicators between GPUs; null: none, because of `no_comms`.
   std::unique_ptr<GroupComms> comms;
   std::string no_comms;

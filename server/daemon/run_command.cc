@@ -74,10 +74,12 @@ bool StaysWrong(const absl::Status& status) {
 
 // Returns when the daemon is to stop, and how this process is to end. A daemon whose GPU
 // has failed ends by itself: whoever supervises it starts another one.
-int WaitForTheEnd(const Daemon& daemon, const sigset_t& signals) {
+int WaitForTheEnd(Daemon& daemon, const sigset_t& signals) {
   constexpr timespec kPoll = {0, 500'000'000};
+  constexpr int kPollsBetweenDrops = 8;
   bool failed = false;
-  while (true) {
+  for (int poll = 1;; ++poll) {
+    if (poll % kPollsBetweenDrops == 0) daemon.DropReleased();
     const int signal = ::sigtimedwait(&signals, nullptr, &kPoll);
     if (signal > 0) {
       Log(LogLevel::kInfo, "stopping: SIG{}", ::sigabbrev_np(signal));

@@ -17,6 +17,7 @@ struct SocketPaths {
   std::string fd;
   std::string memory;  // for the leader of the group
   std::string lock;    // held as long as a daemon of that rank lives
+  std::string arena;   // how much that rank loaded, for the next daemon of it
 };
 SocketPaths PathsOf(const Config& config);
 // Makes run_dir/job, 0700 and ours. Errors: CONFIG_INVALID: FailedPrecondition when it

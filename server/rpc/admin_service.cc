@@ -29,6 +29,7 @@ void FillMemory(const Node::Info& info, v1::MemoryInfo& out) {
   out.set_used_bytes(info.memory.used);
   out.set_arena_bytes(info.memory.arena);
   out.set_arena_target_bytes(info.memory.arena_target);
+  out.set_arena_why(info.arena_why);
   out.set_huge_page_bytes(info.memory.huge_pages);
   out.set_lingering_bytes(info.memory.lingering);
   out.set_staging_bytes(info.memory.staging);
@@ -53,7 +54,7 @@ void AddMember(const MemberState& member, v1::GetDaemonInfoResponse& out) {
 grpc::Status AdminServiceImpl::UnloadCheckpoint(grpc::ServerContext*,
                                                 const v1::UnloadCheckpointRequest* request,
                                                 v1::UnloadCheckpointResponse* response) {
-  const auto unloaded = node_.Unload(request->name(), request->force());
+  const auto unloaded = node_.Unload(request->name(), request->force(), request->idle());
   if (!unloaded.ok()) return ToGrpc(unloaded.status());
   response->set_freed_bytes(unloaded->freed_bytes);
   response->set_cancelled(unloaded->cancelled);
@@ -151,6 +152,18 @@ grpc::Status AdminServiceImpl::DrainDaemon(grpc::ServerContext* context,
     }
   }
   response->set_remaining_leases(static_cast<uint32_t>(left));
+  return grpc::Status::OK;
+}
+
+grpc::Status AdminServiceImpl::TrimMemory(grpc::ServerContext*, const v1::TrimMemoryRequest*,
+                                          v1::TrimMemoryResponse* response) {
+  const uint64_t freed = node_.Trim();
+  const MemoryUsage usage = node_.GetInfo().memory;
+  Log(LogLevel::kInfo, "memory: {:.1f} MB were given back on request",
+      static_cast<double>(freed) / 1e6);
+  response->set_freed_bytes(freed);
+  response->set_used_bytes(usage.used);
+  response->set_lingering_bytes(usage.lingering);
   return grpc::Status::OK;
 }
 

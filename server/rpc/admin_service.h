@@ -35,6 +35,8 @@ class AdminServiceImpl final : public v1::AdminService::Service {
                              v1::GetDaemonInfoResponse* response) override;
   grpc::Status DrainDaemon(grpc::ServerContext* context, const v1::DrainDaemonRequest* request,
                            v1::DrainDaemonResponse* response) override;
+  grpc::Status TrimMemory(grpc::ServerContext* context, const v1::TrimMemoryRequest* request,
+                          v1::TrimMemoryResponse* response) override;
   grpc::Status SetLogLevel(grpc::ServerContext* context, const v1::SetLogLevelRequest* request,
                            v1::SetLogLevelResponse* response) override;
 

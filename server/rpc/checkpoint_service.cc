@@ -8,10 +8,13 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/checkpoint/path_text.h"
+#include "server/core/check_request.h"
 #include "server/rpc/call.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
 #include "server/rpc/inspect_page.h"
+#include "server/rpc/join_load.h"
+#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {
@@ -23,6 +26,8 @@ constexpr std::chrono::milliseconds kWatchPeriod{100};
 constexpr std::chrono::seconds kWatchSilence{2};
 // Ranks hear one after the other that a load has ended: for one that asks at once.
 constexpr std::chrono::seconds kEndTravels{1};
+// For the leader to hear of a failure before its client goes on.
+constexpr std::chrono::seconds kFailureTravels{2};
 constexpr int kMaxAwaitingEnd = 16;  // each holds one of the server's threads
 // A watch holds a server thread.
 constexpr int kMaxWatchers = 64;
@@ -90,16 +95,21 @@ absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& 
                                             v1::InspectCheckpointResponse* response) {
   const std::string source = SourceOfText(request.source());
   std::shared_ptr<const CheckpointIndex> index;
+  std::vector<std::string> remarks;
   if (!request.page_token().empty()) {
     MutexLock lock(inspected_mutex_);
     if (inspected_ != nullptr && inspected_->source == source) index = inspected_;
   }
   if (index == nullptr) {
-    CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, node_.Inspect(source, asker));
-    index = std::make_shared<const CheckpointIndex>(std::move(opened));
+    CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, node_.Inspect(source, asker));
+    index = std::make_shared<const CheckpointIndex>(std::move(opened.index));
+    remarks = std::move(opened.remarks);
   }
   CKPTD_ASSIGN_OR_RETURN(*response,
                          InspectPage(*index, request.page_token(), request.page_size()));
+  if (request.page_token().empty()) {
+    for (const std::string& remark : remarks) response->add_remarks(SendableText(remark));
+  }
   const bool last = response->next_page_token().empty();
   MutexLock lock(inspected_mutex_);
   if (!last) {
@@ -144,7 +154,8 @@ grpc::Status CheckpointServiceImpl::LoadCheckpoint(grpc::ServerContext*,
                                                    v1::LoadCheckpointResponse* response) {
   auto load = FromProto(*request);
   if (!load.ok()) return ToGrpc(load.status());
-  const auto reply = node_.Load(std::move(load).value(), request->request_id());
+  const auto reply =
+      node_.Load(std::move(load).value(), request->request_id(), !request->no_hold());
   if (!reply.ok()) return ToGrpc(reply.status());
   *response->mutable_checkpoint() = ToProto(reply->info);
   response->set_resident(reply->resident);
@@ -181,6 +192,9 @@ absl::Status CheckpointServiceImpl::Watch(
 grpc::Status CheckpointServiceImpl::WatchCheckpoint(
     grpc::ServerContext* context, const v1::WatchCheckpointRequest* request,
     grpc::ServerWriter<v1::WatchCheckpointResponse>* writer) {
+  const std::string& load = request->load_request_id();
+  const absl::Status id = CheckRequestId("watching", request->name(), load);
+  if (!id.ok()) return ToGrpc(id);
   if (++watchers_ > kMaxWatchers) {
     --watchers_;
     return ToGrpc(MakeError(absl::StatusCode::kResourceExhausted, reason::kTooManyWaiting,
@@ -188,9 +202,14 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
                                         "GetCheckpoint instead",
                                         request->name(), kMaxWatchers)));
   }
-  const uint64_t generation = node_.catalog().WatcherCame(request->name());
+  Catalog& catalog = node_.catalog();
+  if (!load.empty()) catalog.KeepFor(request->name(), load);
+  const uint64_t generation = catalog.WatcherCame(request->name());
   const absl::Status status = Watch(context, request->name(), writer);
-  node_.catalog().WatcherLeft(request->name(), generation, Clock::now());
+  catalog.WatcherLeft(request->name(), generation, Clock::now());
+  const auto info = catalog.Get(request->name());
+  const bool loading = info.ok() && info->state == CheckpointState::kLoading;
+  if (loading && context->IsCancelled()) catalog.KeepNoMore(request->name(), load);
   --watchers_;
   return ToGrpc(status);
 }
@@ -217,6 +236,8 @@ grpc::Status CheckpointServiceImpl::ListCheckpoints(grpc::ServerContext*,
   for (size_t i = *begin; i < end; ++i) *response->add_checkpoints() = ToProto(infos[i]);
   if (end < infos.size()) response->set_next_page_token(std::to_string(end));
   response->set_device_uuid(node_.device());
+  response->set_rank(static_cast<int32_t>(node_.options().identity.rank));
+  response->set_world_size(static_cast<int32_t>(node_.options().identity.world_size));
   return grpc::Status::OK;
 }
 
@@ -261,6 +282,7 @@ void CheckpointServiceImpl::FillHandle(const ShardMemory& memory, AttachMode mod
 }
 
 void CheckpointServiceImpl::AwaitEnd(const std::string& name) {
+  if (node_.catalog().Look(name).ok()) return;
   if (++awaiting_end_ <= kMaxAwaitingEnd) {
     node_.catalog().WatchEnd(name, Clock::now() + kEndTravels);
   }
@@ -277,7 +299,7 @@ absl::Status CheckpointServiceImpl::Acquire(const grpc::ServerContext& context,
   // Nobody would give back a lease opened for a client that has gone meanwhile.
   if (context.IsCancelled()) return absl::CancelledError("acquiring: the client has gone");
   CKPTD_ASSIGN_OR_RETURN(const LeaseTable::Ticket ticket,
-                         node_.leases().Open(request.name(), mode));
+                         node_.leases().Open(request.name(), mode, request.load_request_id()));
   const Shard& shard = *ticket.held.shard;
   response->set_lease(ticket.lease);
   response->set_token(ticket.token);
@@ -327,6 +349,31 @@ grpc::Status CheckpointServiceImpl::VerifyCheckpoint(grpc::ServerContext* contex
   for (const std::string& name : result->mismatched) response->add_mismatched(name);
   for (const std::string& file : result->files) response->add_files(TextOfPath(file));
   response->set_rank(static_cast<int32_t>(node_.options().identity.rank));
+  return grpc::Status::OK;
+}
+
+grpc::Status CheckpointServiceImpl::GetTrainerKey(grpc::ServerContext*,
+                                                  const v1::GetTrainerKeyRequest*,
+                                                  v1::GetTrainerKeyResponse* response) {
+  auto key = node_.TrainerKey();
+  if (!key.ok()) return ToGrpc(key.status());
+  response->set_key(*std::move(key));
+  return grpc::Status::OK;
+}
+
+grpc::ServerUnaryReactor* CheckpointServiceImpl::JoinLoad(grpc::CallbackServerContext*,
+                                                          const v1::JoinLoadRequest* request,
+                                                          v1::JoinLoadResponse* response) {
+  return ckptd::JoinLoad(node_, *request, response);
+}
+
+grpc::Status CheckpointServiceImpl::LeaveLoad(grpc::ServerContext*,
+                                              const v1::LeaveLoadRequest* request,
+                                              v1::LeaveLoadResponse*) {
+  const absl::Status outcome = request->has_failure()
+                                   ? FailureFrom(request->failure(), request->facts())
+                                   : absl::OkStatus();
+  node_.participants().Leave(request->participant(), outcome, Clock::now() + kFailureTravels);
   return grpc::Status::OK;
 }
 

@@ -13,7 +13,8 @@
 
 namespace ckptd {
 
-class CheckpointServiceImpl final : public v1::CheckpointService::Service {
+class CheckpointServiceImpl final
+    : public v1::CheckpointService::WithCallbackMethod_JoinLoad<v1::CheckpointService::Service> {
  public:
   // `fd_socket` is the path told to clients. `node` outlives the service.
   CheckpointServiceImpl(Node& node, std::string fd_socket)
@@ -45,6 +46,14 @@ class CheckpointServiceImpl final : public v1::CheckpointService::Service {
   grpc::Status VerifyCheckpoint(grpc::ServerContext* context,
                                 const v1::VerifyCheckpointRequest* request,
                                 v1::VerifyCheckpointResponse* response) override;
+  grpc::Status GetTrainerKey(grpc::ServerContext* context,
+                             const v1::GetTrainerKeyRequest* request,
+                             v1::GetTrainerKeyResponse* response) override;
+  grpc::ServerUnaryReactor* JoinLoad(grpc::CallbackServerContext* context,
+                                     const v1::JoinLoadRequest* request,
+                                     v1::JoinLoadResponse* response) override;
+  grpc::Status LeaveLoad(grpc::ServerContext* context, const v1::LeaveLoadRequest* request,
+                         v1::LeaveLoadResponse* response) override;
 
  private:
   absl::Status Watch(grpc::ServerContext* context, const std::string& name,

@@ -62,6 +62,7 @@ v1::Progress ToProto(const Progress& progress) {
   out.set_slowest_rank(progress.slowest_rank);
   for (const int32_t rank : progress.waiting_ranks) out.add_waiting_ranks(rank);
   out.set_elsewhere(SendableText(progress.elsewhere));
+  out.set_no_memory(SendableText(progress.no_memory));
   out.set_storage_bytes(progress.storage_bytes);
   out.set_mapped_bytes(progress.mapped_bytes);
   out.set_direct_bytes(progress.direct_bytes);
@@ -88,6 +89,7 @@ Progress FromProto(const v1::Progress& progress) {
   out.slowest_rank = progress.slowest_rank();
   out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
   out.elsewhere = progress.elsewhere();
+  out.no_memory = progress.no_memory();
   out.storage_bytes = progress.storage_bytes();
   out.mapped_bytes = progress.mapped_bytes();
   out.direct_bytes = progress.direct_bytes();
@@ -137,12 +139,15 @@ v1::Checkpoint ToProto(const CheckpointInfo& info) {
   out.set_pinned(info.pinned);
   out.set_lease_count(info.leases);
   *out.mutable_progress() = ToProto(info.progress);
-  if (info.state == CheckpointState::kFailed) *out.mutable_failure() = ToFailure(info.failure);
+  const bool ended = info.state == CheckpointState::kFailed || info.state == CheckpointState::kActive;
+  if (ended && !info.failure.ok()) *out.mutable_failure() = ToFailure(info.failure);
+  if (info.state == CheckpointState::kActive) out.set_resident_ranks(info.resident_ranks);
   *out.mutable_create_time() = ToProto(info.created);
   if (info.activated.time_since_epoch().count() != 0) {
     *out.mutable_active_time() = ToProto(info.activated);
   }
   out.set_layout(info.layout);
+  out.set_served_from(info.served_from);
   return out;
 }
 
@@ -190,6 +195,10 @@ absl::StatusOr<LoadRequest> Requested(const Message& request) {
   CKPTD_ASSIGN_OR_RETURN(out.kind, FromProto(request.handle_kind()));
   out.digests = !request.skip_digests();
   out.timeout = TimeoutFrom(request.timeout(), request.has_timeout());
+  if (request.has_wait_memory()) {
+    out.wait_memory = std::clamp<std::chrono::nanoseconds>(FromProto(request.wait_memory()),
+                                                           std::chrono::nanoseconds(0), kMaxTimeout);
+  }
   return out;
 }
 
@@ -212,6 +221,7 @@ v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request) {
   out.set_intended_mode(ToProto(request.intended));
   out.set_handle_kind(ToProto(request.kind));
   *out.mutable_timeout() = ToProto(request.timeout);
+  *out.mutable_wait_memory() = ToProto(request.wait_memory);
   out.set_skip_digests(!request.digests);
   out.set_statement(request.statement);
   return out;

@@ -73,6 +73,15 @@ v1::HeartbeatRequest ToProto(const HeartbeatCall& call);
 HeartbeatCall FromProto(const v1::HeartbeatRequest& request);
 v1::HeartbeatResponse ToProto(const HeartbeatReply& reply);
 HeartbeatReply FromProto(const v1::HeartbeatResponse& response);
+Participant FromProto(const v1::JoinLoadRequest& request);
+v1::LoadParticipant ToProto(const Participant& participant);
+Participant FromProto(const v1::LoadParticipant& participant);
+v1::JoinLoadResponse AnswerOf(const absl::Status& outcome);
+v1::ParticipantVerdict ToProto(const Verdict& verdict);
+Verdict FromProto(const v1::ParticipantVerdict& verdict);
+// As FromFailure, cut to what may travel to every rank.
+absl::Status FailureFrom(const v1::Failure& failure,
+                         const google::protobuf::Map<std::string, std::string>& facts);
 MemberIdentity IdentityFrom(const v1::JoinRequest& request);
 std::vector<ResidentCheckpoint> ResidentsFrom(const v1::JoinRequest& request);
 

@@ -96,6 +96,7 @@ v1::PrepareRequest ToProto(const PrepareCall& call) {
   out.set_plan_digest(call.plan_digest);
   out.set_members_read(call.members_read);
   out.set_unmapped(call.unmapped);
+  out.set_order(call.order);
   out.mutable_request_digests()->Add(call.request_digests.begin(), call.request_digests.end());
   return out;
 }
@@ -117,6 +118,7 @@ absl::StatusOr<PrepareCall> FromProto(const v1::PrepareRequest& in) {
   call.plan_digest = in.plan_digest();
   call.members_read = in.members_read();
   call.unmapped = in.unmapped();
+  call.order = in.order();
   call.request_digests = {in.request_digests().begin(), in.request_digests().end()};
   return call;
 }

@@ -42,6 +42,9 @@ v1::HeartbeatRequest ToProto(const HeartbeatCall& call) {
     out.mutable_reading()->set_ended(call.reading->ended);
   }
   for (const std::string& statement : call.abandoned) out.add_abandoned(statement);
+  for (const Participant& one : call.participants) *out.add_participants() = ToProto(one);
+  for (const std::string& name : call.held) out.add_held(name);
+  for (const std::string& name : call.has_room) out.add_has_room(name);
   return out;
 }
 
@@ -55,6 +58,11 @@ HeartbeatCall FromProto(const v1::HeartbeatRequest& request) {
                     request.reading().ended()};
   }
   call.abandoned.assign(request.abandoned().begin(), request.abandoned().end());
+  for (const v1::LoadParticipant& one : request.participants()) {
+    if (call.participants.size() < kMostParticipants) call.participants.push_back(FromProto(one));
+  }
+  call.held = {request.held().begin(), request.held().end()};
+  call.has_room.assign(request.has_room().begin(), request.has_room().end());
   return call;
 }
 
@@ -75,6 +83,12 @@ v1::HeartbeatResponse ToProto(const HeartbeatReply& reply) {
     member.set_rank(static_cast<int32_t>(rank));
     member.set_incarnation(incarnation);
   }
+  for (const Verdict& verdict : reply.verdicts) *out.add_verdicts() = ToProto(verdict);
+  for (const auto& [name, ranks] : reply.residences) {
+    v1::Residence& residence = *out.add_residences();
+    residence.set_name(name);
+    residence.set_ranks(ranks);
+  }
   return out;
 }
 
@@ -90,6 +104,12 @@ HeartbeatReply FromProto(const v1::HeartbeatResponse& response) {
   }
   for (const v1::MemberName& member : response.members()) {
     reply.members[static_cast<uint32_t>(member.rank())] = member.incarnation();
+  }
+  for (const v1::ParticipantVerdict& verdict : response.verdicts()) {
+    reply.verdicts.push_back(FromProto(verdict));
+  }
+  for (const v1::Residence& residence : response.residences()) {
+    reply.residences[residence.name()] = residence.ranks();
   }
   return reply;
 }

@@ -125,6 +125,26 @@ grpc::Status GroupServiceImpl::Propose(grpc::ServerContext*, const v1::ProposeRe
   return grpc::Status::OK;
 }
 
+grpc::Status GroupServiceImpl::FindMissing(grpc::ServerContext*,
+                                           const v1::FindMissingRequest* request,
+                                           v1::FindMissingResponse* response) {
+  const auto leader = Leader();
+  if (!leader.ok()) return ToGrpc(leader.status());
+  for (const uint32_t rank : (*leader)->FindMissing(request->name())) {
+    response->add_ranks(static_cast<int32_t>(rank));
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status GroupServiceImpl::GiveBackMemory(grpc::ServerContext*,
+                                              const v1::GiveBackMemoryRequest* request,
+                                              v1::GiveBackMemoryResponse*) {
+  const auto node = Ready();
+  if (!node.ok()) return ToGrpc(node.status());
+  (*node)->GiveBack(request->name());
+  return grpc::Status::OK;
+}
+
 grpc::Status GroupServiceImpl::CancelLoad(grpc::ServerContext*,
                                           const v1::CancelLoadRequest* request,
                                           v1::CancelLoadResponse*) {

@@ -24,6 +24,11 @@ class GroupServiceImpl final : public v1::GroupService::Service {
                          v1::HeartbeatResponse* response) override;
   grpc::Status Propose(grpc::ServerContext* context, const v1::ProposeRequest* request,
                        v1::ProposeResponse* response) override;
+  grpc::Status FindMissing(grpc::ServerContext* context, const v1::FindMissingRequest* request,
+                           v1::FindMissingResponse* response) override;
+  grpc::Status GiveBackMemory(grpc::ServerContext* context,
+                              const v1::GiveBackMemoryRequest* request,
+                              v1::GiveBackMemoryResponse* response) override;
   grpc::Status CancelLoad(grpc::ServerContext* context, const v1::CancelLoadRequest* request,
                           v1::CancelLoadResponse* response) override;
   grpc::Status Prepare(grpc::ServerContext* context, const v1::PrepareRequest* request,

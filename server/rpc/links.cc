@@ -178,6 +178,14 @@ class GrpcMemberLink final : public MemberLink {
     return ExplainPeer(stub_->Abort(&context, request, &response), member_.rank, "aborting " + name);
   }
 
+  absl::Status GiveBack(const std::string& name, Deadline deadline) override {
+    v1::GiveBackMemoryRequest request;
+    request.set_name(name);
+    v1::GiveBackMemoryResponse response;
+    return Call(&v1::GroupService::Stub::GiveBackMemory, request, response, deadline,
+                "giving back memory of " + name);
+  }
+
   absl::StatusOr<bool> Holds(const std::string& name, Deadline deadline) override {
     v1::HoldsRequest request;
     request.set_name(name);
@@ -243,6 +251,18 @@ class GrpcLeaderLink final : public LeaderLink {
                                ToProto(rank, request), response, deadline,
                                "proposing the load of " + request.source));
     return response.name();
+  }
+
+  absl::StatusOr<std::set<uint32_t>> FindMissing(const std::string& name,
+                                                 Deadline deadline) override {
+    v1::FindMissingRequest request;
+    request.set_name(name);
+    v1::FindMissingResponse response;
+    CKPTD_RETURN_IF_ERROR(Call(&v1::GroupService::Stub::FindMissing, request, response, deadline,
+                               "asking who holds " + name));
+    std::set<uint32_t> ranks;
+    for (const int32_t rank : response.ranks()) ranks.insert(static_cast<uint32_t>(rank));
+    return ranks;
   }
 
   absl::Status CancelLoad(uint32_t rank, const std::string& name, Deadline deadline) override {

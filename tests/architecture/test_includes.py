@@ -9,7 +9,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 SLAB_VIEW = ["server/memory/slab_view.h", "server/memory/block_copy.h"]
-MEMORY = ["server/memory/memory.h", "server/memory/transit.h", *SLAB_VIEW]
+MEMORY = ["server/memory/memory.h", "server/memory/transit.h", "server/memory/ready_memory.h", *SLAB_VIEW]
 COMM = ["server/comm/peer_memory.h", "server/comm/group_comm.h"]
 
 # Folder prefix -> prefixes it may include. The longest prefix that matches a
@@ -45,7 +45,7 @@ CONFINED = {
     re.compile(r"^nccl"): ["server/comm/nccl"],
 }
 OURS = ("common/", "server/", "client/", "ckptd/", "tests/")
-HARD_CAP = 500
+HARD_CAP = 530
 
 
 def tracked(*patterns):

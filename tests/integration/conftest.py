@@ -107,7 +107,7 @@ def outcome(record_property):
 
 @pytest.fixture(autouse=True)
 def no_ambient_daemon(monkeypatch):
-    for name in set(os.environ) - set(clean_environment()):
+    for name in set(os.environ) - set(clean_environment()) | {"CKPTD_ARENA"} & set(os.environ):
         monkeypatch.delenv(name)
 
 

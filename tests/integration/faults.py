@@ -18,6 +18,7 @@ from group import clean_environment, wait_until
 from program import Program  # noqa: F401  tests take it from here
 
 MARK = bytes(range(1, 65))
+MIB = 1 << 20
 
 
 def sparse(path, bytes_of_hole=0, small=0):
@@ -43,22 +44,18 @@ def sparse(path, bytes_of_hole=0, small=0):
 class Loading(threading.Thread):
     """One rank's client that loads: `result` is the Checkpoint, or the ckptd.Error it got."""
 
-    def __init__(self, group, rank, path, layout, timeout=60):
+    def __init__(self, group, rank, path, layout, timeout=60, **options):
+        """options: further ones of Client.load."""
         super().__init__(daemon=True)
-        self.group, self.rank, self.path, self.layout, self.timeout = (
-            group,
-            rank,
-            path,
-            layout,
-            timeout,
-        )
+        self.group, self.rank, self.path, self.layout = group, rank, path, layout
+        self.options = {"timeout": timeout, **options}
         self.result = self.ended = None
         self.start()
 
     def run(self):
         try:
             with ckptd.connect(self.group.address(self.rank)) as client:
-                self.result = client.load(self.path, layout=self.layout, timeout=self.timeout)
+                self.result = client.load(self.path, layout=self.layout, **self.options)
         except ckptd.Error as error:
             self.result = error
         self.ended = time.monotonic()

@@ -22,7 +22,8 @@ from group import wait_until
 
 # Stages in which the daemons themselves are busy.
 WORKING = ["OPENING", "PLANNING", "ALLOCATING", "TRANSFERRING", "PUBLISHING"]
-HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
+# Longer than a busy machine keeps a process from running, and well within the 10 s in which all ranks hear.
+HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "3")
 # Longest that anybody may wait once something has died.
 LIMIT = 10
 

@@ -58,11 +58,12 @@ print(accelerate.load_checkpoint_in_model.__module__)
 def installed(tmp_path_factory):
     """A folder with the package and the metadata that its wheel has (test_package.py), as pip leaves it."""
     folder = tmp_path_factory.mktemp("site")
-    (folder / "ckptd").symlink_to(CLIENT / "src/ckptd")
+    for name in ("ckptd", "ckptd_autoload.py"):
+        (folder / name).symlink_to(CLIENT / "src" / name)
     info = folder / "ckptd-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ckptd\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[torch.backends]\nckptd = ckptd._autopatch:on_torch_import\n")
+    (info / "entry_points.txt").write_text("[torch.backends]\nckptd = ckptd_autoload:on_torch_import\n")
     return folder
 
 

@@ -71,7 +71,7 @@ def test_a_layout_for_another_world_size(pair, good):
 def test_no_daemon_at_the_address(tmp_path, good):
     began = time.monotonic()
     with pytest.raises(ckptd.Error) as caught:
-        with ckptd.connect(f"unix://{tmp_path}/none.sock", timeout=1) as client:
+        with ckptd.connect(f"unix://{tmp_path}/none.sock", wait=1) as client:
             client.load(good, layout="fsdp:2")
     assert caught.value.reason == "DAEMON_UNREACHABLE" and f"{tmp_path}/none.sock" in caught.value.message
     assert time.monotonic() - began < 10
@@ -106,7 +106,7 @@ def test_too_little_memory_is_refused_with_the_numbers_before_a_byte_is_read(sta
         error = load_error(group, path, rank=rank)
         assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", "NO_MEMORY")
         assert "12" in error.message and "8" in error.message, error.message
-    failed = group.json("list")["checkpoints"][0]
+    failed = group.json("list", "--failed")["checkpoints"][0]
     assert int(failed["progress"]["storage_bytes"]) == 0
 
 

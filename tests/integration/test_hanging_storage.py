@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
 
 def checkpoint_of(group, path):
-    (found,) = [one for one in group.json("list")["checkpoints"] if one["source"] == path]
+    (found,) = [one for one in group.json("list", "--failed")["checkpoints"] if one["source"] == path]
     return group.json("get", found["name"])
 
 

@@ -10,6 +10,7 @@ import ckptd
 import pytest
 import torch
 from group import Group, wait_until
+from safetensors.torch import save_file
 
 accelerate = pytest.importorskip("accelerate")
 import ckptd.accelerate  # noqa: E402
@@ -85,6 +86,36 @@ def test_what_accelerate_fails_for_is_what_was_meant(call, same, group, tmp_path
     assert call.outcome(modeling.load_checkpoint_in_model, tmp_path / "fails", checkpoint)[0] is not None
     theirs = same.outcome(modeling.load_checkpoint_in_model, tmp_path / "theirs", checkpoint)
     assert theirs[0] is None and call.outcome(ours(group), tmp_path / "mine", checkpoint) == theirs
+
+
+# Where it is not safe, or says nothing, to do as accelerate.
+
+
+@pytest.mark.parametrize("device_map", [None, ALL_CPU], ids=["no map", "cpu"])
+@pytest.mark.parametrize("away", ["../model.safetensors", "further/../../model.safetensors", "{}/model.safetensors"])
+def test_an_index_that_leads_out_of_its_folder_is_refused_with_the_reason(away, device_map, group, tmp_path):
+    path = save(tmp_path, numbers())
+    (tmp_path / "sub").mkdir()
+    index = tmp_path / "sub/model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(numbers(), away.format(tmp_path))}))
+    model = on_meta()
+    with pytest.raises(ckptd.InvalidArgument, match="not below its folder; .* must not choose what they read") as caught:
+        ours(group)(model, index, device_map=device_map)
+    assert caught.value.reason == "SOURCE_INVALID" and all(t.is_meta for t in model.parameters())
+    (tmp_path / "sub/model.safetensors").symlink_to(path)  # as the sentence advises
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(numbers(), "model.safetensors")}))
+    ours(group)(model, index, device_map=device_map)
+    assert torch.equal(model.embed.weight, numbers()["embed.weight"])
+
+
+@pytest.mark.parametrize("device_map", [None, ALL_CPU], ids=["no map", "cpu"])
+def test_metadata_that_says_nothing_is_no_reason_to_refuse_as_accelerate_does(device_map, group, tmp_path):
+    path, model = tmp_path / "model.safetensors", on_meta()
+    save_file(numbers(), path, metadata={})
+    with pytest.raises(OSError):
+        modeling.load_checkpoint_in_model(on_meta(), str(path), device_map=device_map)
+    ours(group)(model, path, device_map=device_map)
+    assert torch.equal(model.embed.weight, numbers()["embed.weight"])
 
 
 # -- what is read, and where it lies -------------------------------------------
@@ -188,6 +219,17 @@ def test_linked_entries_name_their_file_and_nothing_of_them_is_read(group, tmp_p
     for name, value in accelerate.utils.OffloadedWeightsLoader(save_folder=tmp_path / "theirs").items():
         linked = accelerate.utils.OffloadedWeightsLoader(save_folder=folder)[name]
         assert linked.dtype == value.dtype and bytes_of(linked) == bytes_of(value)
+
+
+def test_a_linked_entry_names_the_value_that_tied_chooses(group, tmp_path):
+    state = {"a.weight": torch.ones(3, 3), "b.weight": torch.full((3, 3), 2.0)}
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(3, 3, bias=False, device="meta") for name in "ab"})
+    model["b"].weight = model["a"].weight
+    path = save(tmp_path, state)
+    ours(group)(model, path, device_map={"a": "disk", "b": "disk"}, offload_folder=tmp_path / "o",
+                link_offloaded=True, tied="first")
+    weights = accelerate.utils.OffloadedWeightsLoader(save_folder=tmp_path / "o")
+    assert {name: weights[name].mean().item() for name in weights} == {"a.weight": 1, "b.weight": 1}
 
 
 @pytest.mark.parametrize("link", [True, False])

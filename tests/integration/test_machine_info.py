@@ -30,6 +30,13 @@ def test_without_a_gpu_memory_is_the_host_s_and_the_reason_is_said():
     assert not any(key.startswith("gpu-") for key in info)
 
 
+@pytest.mark.parametrize("arena, said", [("", r"\d+\.\d GB: a quarter of the memory that was available at start"),
+                                         ("3GB", r"3\.0 GB: --arena 3GB")])
+def test_the_memory_that_a_daemon_would_take_ahead_is_said_and_why(tmp_path, arena, said):
+    info = found("--run-dir", tmp_path, environment={"CUDA_VISIBLE_DEVICES": "", "CKPTD_ARENA": arena})
+    assert re.match(said, info["arena"]), info
+
+
 def test_host_memory_that_was_asked_for_is_said_to_be():
     assert found("--memory", "host")["memory-reason"] == "asked for"
 

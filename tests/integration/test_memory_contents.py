@@ -94,7 +94,7 @@ def test_a_client_that_dropped_its_lease_but_keeps_its_mapping_never_sees_other_
             wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
             for i in range(6):
                 # More than the budget in all: what can be used again is.
-                load(client, filled(tmp_path / f"{i}.safetensors", i + 1, 5 * MIB))
+                client.acquire(load(client, filled(tmp_path / f"{i}.safetensors", i + 1, 5 * MIB))).close()
                 assert keeper.ask("look") == str([0xAA])
                 assert group.ctl("get", client.list()[0].name).returncode == 0
         assert attaches_filled(

@@ -76,12 +76,13 @@ def test_the_least_recently_used_unleased_unpinned_checkpoint_is_evicted(start, 
         leased = client.load(paths[1], layout="fsdp:1")
         with client.acquire(leased) as shard:
             idle = client.load(paths[2], layout="fsdp:1")
-            client.load(paths[3], layout="fsdp:1")
+            for one in (idle, client.load(paths[3], layout="fsdp:1")):
+                client.acquire(one).close()  # until then it would be kept for this client
             left = {c["name"] for c in group.json("list")["checkpoints"]}
             assert pinned.name in left and leased.name in left
             more = [save(tmp_path / f"more-{i}.safetensors", {"w": torch.zeros(1 << 20)}) for i in range(2)]
             for one in more:
-                client.load(one, layout="fsdp:1")
+                client.acquire(client.load(one, layout="fsdp:1")).close()
             left = {c["name"] for c in group.json("list")["checkpoints"]}
             assert idle.name not in left and pinned.name in left and leased.name in left
             assert words(shard)[0] == 1.0

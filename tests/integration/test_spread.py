@@ -4,13 +4,15 @@ import accelerate_cases
 import checkpoint_rank_cases
 import document_cases
 import pytest
+import rank_unique_cases
 import spread_cases
 import spread_memory_cases
 import state_dict_cases
 from ranks import assert_passed
 
 MODULES = (
-    spread_cases, state_dict_cases, accelerate_cases, checkpoint_rank_cases, spread_memory_cases, document_cases
+    spread_cases, state_dict_cases, accelerate_cases, checkpoint_rank_cases, spread_memory_cases, document_cases,
+    rank_unique_cases
 )
 
 

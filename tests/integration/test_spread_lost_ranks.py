@@ -46,7 +46,7 @@ def heard(folder, daemons, how, *functions):
 @pytest.mark.parametrize("how,says,functions", [
     ("it is killed", "has ended", FUNCTIONS),
     ("it raises", "a mistake of the trainer", ("DistModule",)),
-    ("it raises before its first call", "a mistake of the trainer", ("broadcast_and_shard_state_dict",)),
+    ("it raises before its first call", "its process has ended", ("broadcast_and_shard_state_dict",)),
     ("its store goes with it", "store is gone", ("set_model_state_dict", "fsdp2_load_full_state_dict")),
 ])
 def test_ranks_that_wait_for_a_lost_one_hear_why_within_10_seconds(how, says, functions, daemons, tmp_path):

@@ -10,7 +10,7 @@ import ckptd.accelerate
 import torch
 import torch.distributed as dist
 import transformers
-from ckptd import _safe_open_source
+from ckptd import _client
 from ckptd.torch import _load
 from ckptd.transformers import _feed, _files
 from accelerate_cases import OnTheHost, Stack, assert_same_model, loaded, states, written
@@ -33,12 +33,12 @@ def address_of(bench):
 @contextlib.contextmanager
 def in_time():
     """Not by the end of somebody's patience; that for a daemon is cut, which other cases wait for."""
-    began, before = time.monotonic(), (_load.PATIENCE, _safe_open_source._CONNECT_SECONDS)
-    _load.PATIENCE = _safe_open_source._CONNECT_SECONDS = 0.3
+    began, before = time.monotonic(), _client.CONNECT_SECONDS
+    _client.CONNECT_SECONDS = 0.3
     try:
         yield
     finally:
-        _load.PATIENCE, _safe_open_source._CONNECT_SECONDS = before
+        _client.CONNECT_SECONDS = before
     assert time.monotonic() - began < PATIENCE, f"it took {time.monotonic() - began:.1f} s"
 
 

@@ -65,6 +65,12 @@ def save(folder, state, form="file", metadata=None):
     """Writes `state` and returns what is passed as checkpoint: one of FORMS."""
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt"} if metadata is None else metadata
+    if form == "index" and not state:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
+        return folder
+    if form == "bare index" and not state:
+        (folder / "weights.json").write_text("{}")
+        return folder / "weights.json"
     if form in ("file", "folder"):
         save_file(state, folder / "model.safetensors", metadata=metadata or None)
         return folder / "model.safetensors" if form == "file" else folder
@@ -128,7 +134,7 @@ class Call:
         torch.manual_seed(1)
         model, offload = self.build(), folder / "offload"
         options = {**self.options, **({"offload_folder": offload} if self.offload else {}), **more}
-        device_map = None if self.device_map is None else dict(self.device_map)
+        device_map = dict(self.device_map) if isinstance(self.device_map, dict) else self.device_map
         kind = None
         try:
             assert load(model, os.fspath(checkpoint), device_map=device_map, **options) is None
@@ -209,7 +215,6 @@ CALLS = [
     Call("statistics of int8 weights", ALL_CPU,
          state={"more": {"head.weight": torch.ones(11, 8, dtype=torch.int8), "head.SCB": torch.ones(11)}},
          build=lambda: on_meta(tied=False), options={"dtype": F16}),
-    Call("both names of a tie", ALL_CPU, state={"without": ()}),
     Call("the other name of a tie", ALL_CPU, state={"without": ("embed.weight",)}),
     Call("untied", ALL_CPU, state={"without": ()}, build=lambda: on_meta(tied=False)),
     Call("a tie on two devices", {**BY_PART, "head": "disk"}, offload=True),
@@ -218,6 +223,9 @@ CALLS = [
     Call("of another framework", ALL_CPU, metadata={"format": "tf"}),
     Call("of no format", metadata={"x": "y"}),
 ]
+CALLS += [Call(f"no tensors in a {form}, {'strict, ' if strict else ''}{'a map' if device_map else 'no map'}", device_map,
+               state={"without": tuple(Model().state_dict())}, build=Model, form=form, options={"strict": strict})
+          for form in ("file", "index", "bare index") for device_map in (None, ALL_CPU) for strict in (False, True)]
 CALLS += [Call(f"{form}, {'a map' if device_map else 'no map'}", device_map, form=form, offload=bool(device_map))
           for form in FORMS for device_map in (None, BY_PART)]
 
@@ -225,5 +233,11 @@ CALLS += [Call(f"{form}, {'a map' if device_map else 'no map'}", device_map, for
 # is handed to safetensors, which knows few.
 BEYOND = [
     (Call("all on the host by a device", {"": torch.device("cpu")}), Call("", ALL_CPU)),
+    *((Call(f"all on the host by {host!r}", host), Call("", ALL_CPU)) for host in ("cpu", "cpu:0", torch.device("cpu:0"))),
+    *((Call(f"all on the host by a map to {host!r}", {"": host}, build=Model), Call("", ALL_CPU, build=Model))
+      for host in ("cpu:0", torch.device("cpu:0"))),
+    (Call("by part, spelled in several ways", {**BY_PART, "layers": "cpu:0", "embed": torch.device("cpu"), "head": "cpu:0"},
+          offload=True, options={"offload_state_dict": True}),
+     Call("", BY_PART, offload=True, options={"offload_state_dict": True})),
     (Call("all on disk", {"": "disk"}, offload=True), Call("", {"": "disk", "nothing": "cpu"}, offload=True)),
 ]

@@ -7,6 +7,7 @@ FakeDaemon) bend replies for tests of what must be refused.
 """
 
 import concurrent.futures
+import hashlib
 import os
 import socket
 import struct
@@ -35,6 +36,7 @@ class FakeDaemon:
         self.checkpoints, self.slabs, self.requests, self.tokens = {}, {}, [], {}
         self.lock = threading.Condition()
         self.identities = {}  # of the files of each checkpoint
+        self.sources = {}  # of each checkpoint
         self.leases = 0  # connections open on the fd socket
         # Knobs.
         self.calls = []
@@ -141,6 +143,10 @@ class FakeDaemon:
 
     # -- calls ---------------------------------------------------------------
 
+    def GetTrainerKey(self, request):
+        key = hashlib.sha256(os.path.dirname(self.path).encode()).digest()
+        return _proto.message("GetTrainerKeyResponse")(key=key)
+
     def _open(self, source):
         if not os.path.exists(source):
             raise Refusal(
@@ -191,12 +197,13 @@ class FakeDaemon:
                 self.slabs[name] = self._fill(tensors, request)
                 self.checkpoints[key] = name
                 self.identities[name] = identity_of(request.source)
+                self.sources[name] = request.source
             reply = _proto.message("LoadCheckpointResponse")(resident=resident)
             self._describe(reply.checkpoint, name)
             return reply
 
     def _describe(self, message, name):
-        message.name, message.source = name, "fake"
+        message.name, message.source = name, self.sources[name]
         message.source_identity = self.identities[name]
         message.state = 1 if self.stay_loading else self.settled
         message.rank, message.world_size = self.rank, self.world_size
@@ -243,9 +250,6 @@ class FakeDaemon:
             names[i].append(alias)
         known = {name for each in names.values() for name in each}
         slab.unexpected = sorted(set(tensors) - known)
-        if layout.refuse_unexpected and slab.unexpected:
-            sentence = f"planning: {slab.unexpected} in the source"
-            raise Refusal(3, "UNEXPECTED_TENSORS", sentence, {"tensor": slab.unexpected[0]})
         for i, name in enumerate(layout.names):
             shape = tuple(layout.dims[at : at + layout.ranks_of_shape[i]])
             at += len(shape)
@@ -261,13 +265,15 @@ class FakeDaemon:
                     {"tensor": name},
                 )
             row, full, _, data = tensors[held]
+            if (full, shape) == ((1,), ()):  # as PyTorch
+                shape = full
             if full != shape and optional:
                 continue
             if full != shape:
                 raise Refusal(
                     3, "LAYOUT_MISMATCH", f"planning {name}: {full} in the source, {shape} wanted"
                 )
-            array, row = cast(np.frombuffer(data, row.numpy), row, layout.dtypes[i])
+            array, row = cast(np.frombuffer(data, row.numpy), row, layout.dtypes[i], name)
             array, padded = array.reshape(shape), None
             sharding = layout.shardings[layout.sharding_of[i]]
             if sharding.HasField("mesh"):
@@ -283,6 +289,9 @@ class FakeDaemon:
                 count = int(np.prod(others, dtype=int)) * padded
             slab.aliases += [(alias, len(slab.rows)) for alias in names[i][1:]]
             slab.add(name, row, array, count)
+        if layout.refuse_unexpected and slab.unexpected:
+            sentence = f"planning: {slab.unexpected} in the source"
+            raise Refusal(3, "UNEXPECTED_TENSORS", sentence, {"tensor": slab.unexpected[0]})
 
     def WatchCheckpoint(self, request, context):
         while True:
@@ -308,7 +317,7 @@ class FakeDaemon:
     def ListCheckpoints(self, request):
         names = sorted(self.slabs)
         start = int(request.page_token or 0)
-        reply = _proto.message("ListCheckpointsResponse")()
+        reply = _proto.message("ListCheckpointsResponse")(rank=self.rank, world_size=self.world_size)
         for name in names[start : start + 1]:
             self._describe(reply.checkpoints.add(), name)
         if start + 1 < len(names):

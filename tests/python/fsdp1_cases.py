@@ -305,7 +305,11 @@ def a_state_of_rank_0_is_spread(bench):
         state = numbers(Net())
         theirs = wrapped(Net(), **options)
         load_natively(theirs, state)
-        for given in (bench.save(state), state):
+        path = bench.save(state)
+        looked_up = ckptd.torch.load_state_dict(path, address=bench.address)
+        some = [looked_up[name] for name in list(looked_up)[:1]]  # and some of its flat parameter are not
+        assert len(some) == (bench.rank == 0)
+        for given in (path, state, looked_up):
             ours = wrapped(on_meta(Net), param_init_fn=empty, **options)
             keys = ckptd.torch.set_model_state_dict(
                 ours, given if bench.rank == 0 else {}, options=BROADCAST, address=bench.address

@@ -35,8 +35,8 @@ def a_missing_member_is_an_error_that_names_it(bench):
     state = numbers(Net())
     del state["odd.bias"]
     path = bench.save(state)
-    for strict in (True, False):
-        with fails(ckptd.NotFound, "odd.bias"):
+    for strict, kind in ((True, ckptd.NotFound), (False, ckptd.FailedPrecondition)):
+        with fails(kind, "odd.bias"):
             bench.load(model, path, strict=strict)
     assert all(torch.equal(a, b) for a, b in zip(flats(model).values(), before))
 
@@ -83,6 +83,32 @@ def a_state_that_lacks_a_member_is_refused_on_every_rank(bench):
             given = state if bench.rank == 0 else {}
             ckptd.torch.set_model_state_dict(model, given, options=options, address=bench.address)
     assert all(torch.equal(a, b) for a, b in zip(flats(model).values(), before))
+
+
+def units_that_a_checkpoint_lacks_keep_their_values_without_strict(bench):
+    """As adapters that are units of their own: in load_into as in set_model_state_dict.
+
+    Torch's own function fails for use_orig_params, so the truth is the whole state.
+    """
+    state = {name: value for name, value in numbers(Net()).items() if not name.startswith("odd.")}
+    path, lenient = bench.save(state), StateDictOptions(full_state_dict=True, strict=False)
+    for use_orig_params in (False, True):
+        models = []
+        for _ in range(3):
+            torch.manual_seed(2)
+            net = Net()
+            kept = {name: value.clone() for name, value in net.state_dict().items() if name not in state}
+            models.append(wrapped(net, use_orig_params=use_orig_params, auto_wrap_policy=of_layers))
+        theirs, mine, spread = models
+        load_natively(theirs, {**state, **kept})
+        result = bench.load(mine, path, strict=False)
+        assert result.missing == ["odd.bias", "odd.weight"] and not result.unexpected
+        ckptd.torch.set_model_state_dict(spread, path, options=lenient, address=bench.address)
+        for model in (mine, spread):
+            assert_same(model, theirs, "after the load")
+        assert_trains_alike(mine, theirs)
+        with fails(ckptd.NotFound, "odd."):
+            bench.load(mine, path)
 
 
 def weights_gathered_in_an_evaluation_are_let_go(bench):
@@ -142,6 +168,7 @@ CASES = {
         an_unknown_torch_is_told,
         a_dtype_is_chosen_before_the_first_forward_alone,
         a_state_that_lacks_a_member_is_refused_on_every_rank,
+        units_that_a_checkpoint_lacks_keep_their_values_without_strict,
         weights_gathered_in_an_evaluation_are_let_go,
         buffers_that_a_mixed_precision_casts_are_no_other_load,
         offloaded_parameters_lie_in_pinned_memory,

@@ -14,23 +14,11 @@ from accelerate_cases import OnTheHost, loaded, states
 from ckptd.torch import _agree, _private
 from fsdp_cases import local, numbers
 from safetensors.torch import save_file
-from spread_bench import BROADCAST, Bare, assert_same_bytes, fails, sharded
+from spread_bench import BROADCAST, Bare, assert_holds, fails, save, sharded
 from spread_cases import Said
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 WRONG = "/nowhere/model.safetensors"
-
-
-def save(bench, number):
-    """A checkpoint like no other one."""
-    return bench.save({name: value + number for name, value in numbers(Bare()).items()})
-
-
-def assert_holds(model, number):
-    expected = {name: value + number for name, value in numbers(Bare()).items()}
-    for name, value in model.state_dict().items():
-        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-        assert_same_bytes(whole, expected[name], name)
 
 
 def the_next_calls_are_in_step(bench, *numbers_):

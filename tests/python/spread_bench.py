@@ -7,7 +7,7 @@ import time
 import ckptd
 import ckptd.torch
 import torch
-from fsdp_cases import Net, copied, local, on_meta
+from fsdp_cases import Net, copied, local, numbers, on_meta
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.fsdp import fully_shard
@@ -143,6 +143,18 @@ def losses(model, steps=5):
 
 def assert_trains_alike(mine, theirs):
     assert losses(mine) == losses(theirs), "losses differ"
+
+
+def save(bench, number):
+    """A checkpoint like no other one."""
+    return bench.save({name: value + number for name, value in numbers(Bare()).items()})
+
+
+def assert_holds(model, number):
+    expected = {name: value + number for name, value in numbers(Bare()).items()}
+    for name, value in model.state_dict().items():
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        assert_same_bytes(whole, expected[name], name)
 
 
 @contextlib.contextmanager

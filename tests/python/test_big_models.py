@@ -8,6 +8,7 @@ pytest.importorskip("accelerate")
 import accelerate.utils  # noqa: E402
 import ckptd.accelerate  # noqa: E402
 import ckptd.torch  # noqa: E402
+from ckptd.torch import _devices  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -146,3 +147,40 @@ def test_a_path_may_begin_with_two_slashes(daemon, tmp_path):
     assert torch.equal(model.weight, whole.weight)
     # Two slashes a daemon would make one, and by its name for the file it would not be found again.
     assert {request.source for request in daemon.requests} == {str(tmp_path / "model.safetensors")}
+
+
+HOST, META = "cpu", "meta"
+
+
+@pytest.mark.parametrize("given,w,b", [
+    ("cpu", HOST, HOST), ("cpu:0", HOST, HOST), (torch.device("cpu"), HOST, HOST), (torch.device("cpu", 0), HOST, HOST),
+    ("meta", META, META), (torch.device("meta"), META, META), ({"": "meta:0"}, META, META), ({}, HOST, HOST),
+    ({"": "cpu:0", "w": torch.device("cpu")}, HOST, HOST), ({"w": "meta", "b": torch.device("meta")}, META, META),
+    ({"w": torch.device("meta", 0), "b": "cpu:0"}, META, HOST), ({"w": "meta", "x": "disk"}, META, HOST),
+], ids=repr)
+def test_a_device_is_that_device_however_it_is_spelled(tmp_path, daemon, given, w, b):
+    save_file({"w": torch.ones(2), "b": torch.ones(1 << 15)}, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    state = ckptd.accelerate.load_state_dict(tmp_path / "m.safetensors", given, address=daemon.path)
+    assert {name: str(value.device) for name, value in state.items()} == {"w": w, "b": b}
+
+
+@pytest.mark.parametrize("given", [0, 1, "0", "cuda", "cuda:1", torch.device("cuda", 0), {"": 0}, {"w": 0, "b": "cpu"}], ids=repr)
+def test_a_gpu_that_is_not_there_is_an_error_and_not_passed_over(lazy, tmp_path, daemon, given):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises((AssertionError, RuntimeError), match="CUDA"):
+        ckptd.accelerate.load_state_dict(tmp_path / "m.safetensors", given, address=daemon.path)
+
+
+@pytest.mark.parametrize("given,why", [
+    ("auto", "'auto': it names none"), ("disk", "'disk'"), ({"": "disk"}, "'disk'"), (3.5, "3.5"), (True, "True"), ({"w": "mars"}, "mars")], ids=repr)
+def test_what_is_no_device_is_a_value_error(lazy, tmp_path, daemon, given, why):
+    with pytest.raises(ValueError, match=why):
+        ckptd.accelerate.load_state_dict(tmp_path / "m.safetensors", given, address=daemon.path)
+
+
+@pytest.mark.parametrize("given,same", [
+    (0, 0), ("0", 0), ("cuda:0", 0), (torch.device("cuda", 1), 1), ("cpu", "cpu"), (torch.device("cpu", 0), "cpu"),
+    ("cpu:0", "cpu"), ("disk", "disk"), ("meta", "meta"), (torch.device("meta"), "meta")], ids=repr)
+def test_accelerate_gets_each_device_as_it_compares_them(given, same):
+    assert _devices.as_accelerate_s(_devices.by_module({"a": given})) == {"a": same}

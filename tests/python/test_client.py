@@ -15,7 +15,7 @@ import ckptd
 import grpc
 import numpy as np
 import pytest
-from ckptd import _client, _proto, _rpc, _types
+from ckptd import _address, _proto, _rpc, _types, _waiting
 from fake_daemon import FakeDaemon, Refusal
 
 NO_PROGRESS = _types.progress_of(_proto.message("Progress")())
@@ -47,7 +47,7 @@ def test_progress_is_reported_while_waiting(daemon, client, source):
 
 
 def test_a_load_that_waits_for_ranks_says_so_once(daemon, client, source, caplog, monkeypatch):
-    monkeypatch.setattr(_client, "_SAY_AFTER", 0.05)
+    monkeypatch.setattr(_waiting, "_SAY_AFTER", 0.05)
     daemon.stay_loading, daemon.watch_silence = True, 0.01
     after = []
 
@@ -67,8 +67,8 @@ def test_a_load_that_waits_for_ranks_says_so_once(daemon, client, source, caplog
 
 def test_a_load_that_waits_for_others_than_before_waits_anew(monkeypatch, caplog):
     now = [0.0]
-    monkeypatch.setattr(_client, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
-    reminder = _client._Reminder("loading m", 600)
+    monkeypatch.setattr(_waiting, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    reminder = _waiting.Reminder("loading m", 600)
     for seconds, ranks in ((0, (1, 2)), (5, (2,)), (10, (2,)), (12, ()), (19, ()), (20, (2,)), (27, (2,)), (40, (2,))):
         now[0] = seconds
         progress = dataclasses.replace(NO_PROGRESS, waiting_ranks=ranks)
@@ -359,7 +359,7 @@ def test_an_absent_daemon_is_named_with_the_way_it_was_chosen(tmp_path, monkeypa
     with pytest.raises(
         ckptd.Unavailable, match="none.sock.*from CKPTD_ADDRESS.*no socket is there"
     ) as caught:
-        ckptd.connect(timeout=0)
+        ckptd.connect(wait=0)
     assert caught.value.reason == "DAEMON_UNREACHABLE"
 
 
@@ -368,7 +368,7 @@ def test_a_dead_daemon_s_socket_is_told_from_a_missing_one(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
     with pytest.raises(ckptd.Unavailable, match="no daemon listens"):
-        ckptd.connect(path, timeout=0)
+        ckptd.connect(path, wait=0)
 
 
 def test_a_daemon_that_stands_still_is_told_from_a_dead_one(tmp_path, monkeypatch):
@@ -377,10 +377,35 @@ def test_a_daemon_that_stands_still_is_told_from_a_dead_one(tmp_path, monkeypatc
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
-        client = ckptd.connect(path, timeout=10)
+        client = ckptd.connect(path, wait=10)
         with client, pytest.raises(ckptd.Unavailable, match="does not answer") as caught:
             client.list()
     assert caught.value.reason == "DAEMON_UNREACHABLE"
+
+
+class Elapsed:
+    """A clock of which only what is slept through passes."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize("given, seconds", [({}, 5), ({"wait": 30}, 30)])
+def test_that_no_daemon_is_there_is_said_after_five_seconds_or_as_many_as_are_given(
+    tmp_path, monkeypatch, given, seconds
+):
+    clock = Elapsed()
+    monkeypatch.setattr(_address, "time", clock)
+    sentence = rf"none came within {seconds} s \(`ckptd.connect\(wait=60\)` waits longer\)"
+    with pytest.raises(ckptd.Unavailable, match=sentence):
+        ckptd.connect(str(tmp_path / "none.sock"), **given)
+    assert clock.now == pytest.approx(seconds, abs=0.1)
 
 
 def test_connect_waits_for_a_daemon_that_is_still_starting(tmp_path):
@@ -388,7 +413,7 @@ def test_connect_waits_for_a_daemon_that_is_still_starting(tmp_path):
     starter = threading.Timer(0.2, daemon.__enter__)
     starter.start()
     try:
-        with ckptd.connect(daemon.path, timeout=10) as client:
+        with ckptd.connect(daemon.path, wait=10) as client:
             assert client.list() == []
     finally:
         starter.join()

@@ -156,7 +156,7 @@ except ckptd.FailedPrecondition as error:
     print(error.reason, "CUDA_ERROR_NO_DEVICE" in error.message, "nvidia-smi" in error.message)
 end()
 """
-    printed, _, _ = run(program, "cuInit nth=2 error=100")
+    printed, _, _ = run(program, "cuInit nth=3 error=100")
     assert printed == ["NO_DEVICE", "True", "True"]
 
 

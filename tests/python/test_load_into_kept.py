@@ -207,19 +207,6 @@ def test_a_state_dict_that_is_spread_in_inference_mode_can_be_trained(make, daem
     assert model[1].num_batches_tracked == 6 and model[0].weight.grad is not None
 
 
-def test_the_last_name_of_a_tied_weight_wins_where_a_state_dict_is_spread_as_with_torch(make, daemon):
-    def tied():
-        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-        model[1].weight = model[0].weight
-        return model
-
-    state = {"0.weight": torch.full((2, 2), 3.0), "1.weight": torch.full((2, 2), 4.0)}
-    theirs, ours = tied(), tied()
-    theirs.load_state_dict(state)
-    ckptd.torch.set_model_state_dict(ours, make.save(state), address=daemon.path)
-    assert torch.equal(ours[0].weight, theirs[0].weight) and ours[1].weight is ours[0].weight
-
-
 def test_a_buffer_of_a_type_that_checkpoints_lack_is_none_of_theirs_unless_it_is_saved(make):
     model = nn.Linear(2, 2)
     state = state_of(model)

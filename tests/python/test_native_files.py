@@ -21,10 +21,15 @@ def holding(name):
 
 A, B = holding("x"), holding("y")
 USUAL = "model.safetensors.index.json"
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
 def index(**weight_map):
     return json.dumps({"weight_map": weight_map}).encode()
+
+
+def config(weights):
+    return json.dumps({"transformers_weights": weights}).encode()
 
 
 # name of the case -> (file -> bytes, the path that is opened)
@@ -48,6 +53,31 @@ SHAPES = {
     "an index by its path": (
         {"x.json": index(x="a.safetensors", y="b.safetensors"), "a.safetensors": A, "b.safetensors": B},
         "x.json"),
+    "one file over an index": (
+        {"model.safetensors": A, USUAL: index(y="b.safetensors"), "b.safetensors": B, "pytorch_model.bin": b""}, ""),
+    "the usual index over pickles": ({USUAL: index(x="a.safetensors"), "a.safetensors": A, "pytorch_model.bin": b""}, ""),
+    "pickles over other files": ({"pytorch_model.bin": b"", "a.safetensors": A}, ""),
+    "an index of pickles over a series": ({"pytorch_model.bin.index.json": b"", FIRST: A, SECOND: B}, ""),
+    "a series over other files": ({FIRST: A, SECOND: B, "c.safetensors": A}, ""),
+    "a series with a gap": ({FIRST: A, "c.safetensors": A}, ""),
+    "a series from zero": ({"m-00000-of-00002.safetensors": A, "m-00001-of-00002.safetensors": B}, ""),
+    "the usual series over another": ({FIRST: A, SECOND: B, "n-00001-of-00001.safetensors": A}, ""),
+    "two series": ({"m-00001-of-00001.safetensors": A, "n-00001-of-00001.safetensors": B}, ""),
+    "files that are no part": (
+        {"a.safetensors": A, **dict.fromkeys(("optimizer.safetensors", "adapter_model-00001-of-00001.safetensors",
+                                              "random_states_0.safetensors"), B), "scalers.safetensors": B}, ""),
+    "one file that is no part, alone": ({"consolidated.safetensors": A}, ""),
+    "files that are no part, alone": ({"consolidated.safetensors": A, "adapter_model.safetensors": B}, ""),
+    "an index that is no part beside one": (
+        {"x.safetensors.index.json": index(x="a.safetensors"), "consolidated.safetensors.index.json": index(y="b.safetensors"),
+         "a.safetensors": A, "b.safetensors": B}, ""),
+    "a file that the config names": ({"config.json": config("b.safetensors"), "b.safetensors": B, "model.safetensors": A}, ""),
+    "an index below that the config names": (
+        {"config.json": config("i.safetensors.index.json"), "i.safetensors.index.json": index(y="b.safetensors"),
+         "b.safetensors": B, "model.safetensors": A}, ""),
+    "a file above that the config names": ({"config.json": config("../b.safetensors"), "model.safetensors": A}, ""),
+    "pickles that the config names": ({"config.json": config("b.bin"), "model.safetensors": A}, ""),
+    "a config that is no JSON": ({"config.json": b"{", "model.safetensors": A}, ""),
     "no file": ({"config.json": b"{}"}, ""),
     "an index without names": ({USUAL: b"{}", "a.safetensors": A}, ""),
     "an index that is a list": ({USUAL: b"[]", "a.safetensors": A}, ""),

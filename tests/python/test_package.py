@@ -120,7 +120,8 @@ def test_a_source_distribution_has_what_its_setup_needs(sources):
 
 
 def test_the_wheel_lets_torch_call_it_at_its_import(built):
-    assert "[torch.backends]\nckptd = ckptd._autopatch:on_torch_import" in declared(built)
+    assert "[torch.backends]\nckptd = ckptd_autoload:on_torch_import" in declared(built)
+    assert "ckptd_autoload.py" in zipfile.ZipFile(built).namelist()
 
 
 def declared(wheel):

@@ -71,7 +71,7 @@ def test_two_names_of_a_file_can_change_places(daemon, tmp_path):
     state = {"a.weight": torch.randn(3, 3), "b.weight": torch.randn(3, 3)}
     save_file(state, tmp_path / "m.safetensors", metadata={"format": "pt"})
     lazy = ckptd.torch.load_state_dict(tmp_path / "m.safetensors", address=daemon.path)
-    lazy.entries["a.weight"], lazy.entries["b.weight"] = lazy.entries["b.weight"], lazy.entries["a.weight"]
+    lazy = lazy.rename({"a.weight": "b.weight", "b.weight": "a.weight"})
     model = nn.ModuleDict({n: nn.Linear(3, 3, bias=False) for n in "ab"})
     ckptd.torch.DistModule(model, address=daemon.path).load_state_dict(lazy)
     assert torch.equal(model["a"].weight, state["b.weight"])
@@ -152,3 +152,58 @@ def test_a_timeout_without_an_end_is_a_very_long_one(daemon, tmp_path):
     save_file(state, tmp_path / "m.safetensors")
     ckptd.torch.DistModule(model, address=daemon.path, timeout=float("inf")).load_state_dict(tmp_path / "m.safetensors")
     assert_filled(model, state)
+
+
+def test_what_tells_the_shape_of_a_part_is_not_written(daemon):
+    like = torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    state, into = {"w": torch.randn(2, 3, 4, 5)}, {}
+    ckptd.torch.broadcast_and_shard_state_dict(state, {"w": like}, into, address=daemon.path)
+    assert torch.equal(into["w"], state["w"]) and not like.any()
+
+
+# -- names of one tensor, where the daemons are away --------------------------------
+
+
+def tied():
+    model = nn.ModuleDict({"a": nn.Linear(3, 3, bias=False), "b": nn.Linear(3, 3, bias=False)})
+    model["b"].weight = model["a"].weight
+    return model
+
+
+def fill_by_torch(model, path, **options):
+    ckptd.torch.set_model_state_dict(model, path, **options)
+
+
+def fill_a_dist_module(model, path, **options):
+    ckptd.torch.DistModule(model, **options).load_state_dict(path)
+
+
+def fill_by_accelerate(model, path, **options):
+    import ckptd.accelerate
+
+    ckptd.accelerate.load_checkpoint_in_model(model, path, device_map={"": "cpu"}, **options)
+
+
+@pytest.mark.parametrize("fill", [fill_by_torch, fill_a_dist_module, fill_by_accelerate])
+def test_different_values_of_one_tensor_are_refused_without_daemons_too(fill, tmp_path):
+    state = {"a.weight": torch.ones(3, 3), "b.weight": torch.full((3, 3), 2.0)}
+    save_file(state, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    model, near = tied(), {"address": str(tmp_path / "none.sock"), "timeout": 0.2, "fallback": "native"}
+    with pytest.raises(ckptd.InvalidArgument, match="'a.weight' and 'b.weight' are to share memory") as raised:
+        fill(model, str(tmp_path / "m.safetensors"), **near)
+    assert raised.value.reason == "LAYOUT_MISMATCH"
+    if fill is fill_by_accelerate:  # which takes another one
+        with pytest.raises(ckptd.FailedPrecondition, match="start the daemons"):
+            fill(model, str(tmp_path / "m.safetensors"), tied="first", **near)
+    else:
+        fill(model, str(tmp_path / "m.safetensors"), tied="first", **near)
+        assert torch.equal(model["b"].weight, state["a.weight"])
+
+
+def test_a_name_that_is_in_no_cache_of_the_hub_does_not_keep_a_rank_from_taking_part(monkeypatch, tmp_path):
+    from ckptd import _participant
+    from ckptd._rpc import Deadline
+
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    name, request = _participant._request("1", "hf://nobody/nothing", Deadline(5), False)
+    assert (name, request.participant) == ("", "1")

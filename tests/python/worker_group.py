@@ -9,13 +9,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 PYTHONPATH = f"{HERE.parents[1] / 'client/python/src'}:{HERE}"
 
 
-def run_group(folder, world, cases=(), timeout=150):
-    """case -> {rank: traceback or None}, of fsdp_worker on `world` ranks."""
+def run_group(folder, world, cases=(), timeout=150, module="fsdp_cases"):
+    """case -> {rank: traceback or None}, of `cases` of a module, or all, by fsdp_worker on `world` ranks."""
     env = {
         "PYTHONPATH": PYTHONPATH,
         "PATH": "/usr/bin:/bin",
         "OMP_NUM_THREADS": "1",
         "HOME": str(folder),
+        "CKPTD_TEST_CASES": module,
     }
     workers = [
         subprocess.Popen(

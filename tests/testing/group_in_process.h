@@ -142,6 +142,10 @@ class ScriptedLink final : public MemberLink {
     aborts_.push_back(why);
     return absl::OkStatus();
   }
+  absl::Status GiveBack(const std::string& name, Deadline) override {
+    side_.GiveBack(name);
+    return absl::OkStatus();
+  }
   absl::StatusOr<bool> Holds(const std::string& name, Deadline) override {
     return side_.Holds(name);
   }

@@ -172,6 +172,7 @@ absl::StatusOr<SlabView> HostPeerMemory::MapHost(const PeerSlab& slab,
     peer.mappings.clear();
     peer.incarnation = slab.incarnation;
   }
+  peer.endpoint = slab.endpoint;
   absl::StatusOr<Mappings> added = MapMissing(slab, peer, deadline);
   if (!added.ok()) return OfRank(added.status(), slab);
   SlabView view;
@@ -205,6 +206,26 @@ uint64_t HostPeerMemory::KeepOnly(uint32_t rank, const std::vector<uint64_t>& se
     it = keep.count(it->first) > 0 ? std::next(it) : peer->second.mappings.erase(it);
   }
   return before - MappedBytes(rank);
+}
+
+void HostPeerMemory::DropReleased(std::chrono::steady_clock::time_point deadline) {
+  const std::string secret = Secret();
+  // What its daemon owns it hands out. Of a restarted one Forget will be told.
+  const auto released = [&](const Peer& peer, std::span<const uint64_t> ids) {
+    const auto fds = FetchPeerSegments(peer.endpoint, secret, ids, deadline);
+    return fds.status().code() == absl::StatusCode::kAborted;
+  };
+  for (auto& [rank, peer] : peers_) {
+    std::vector<uint64_t> ids;
+    for (const auto& [id, mapped] : peer.mappings) ids.push_back(id);
+    for (size_t done = 0; done < ids.size(); done += kSegmentsAtOnce) {
+      const auto some = std::span(ids).subspan(done).first(std::min(kSegmentsAtOnce, ids.size() - done));
+      if (!released(peer, some)) continue;  // mostly none is
+      for (const uint64_t id : some) {
+        if (released(peer, {&id, 1})) peer.mappings.erase(id);
+      }
+    }
+  }
 }
 
 uint64_t HostPeerMemory::MappedBytes(uint32_t rank) const {

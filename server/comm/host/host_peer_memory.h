@@ -45,6 +45,10 @@ class HostPeerMemory final : public PeerMemory {
                                std::chrono::steady_clock::time_point deadline) override;
   void Forget(uint32_t rank, const std::string& incarnation) override;
   uint64_t KeepOnly(uint32_t rank, const std::vector<uint64_t>& segment_ids) override;
+  // As KeepOnly, of every rank whose daemon says that it owns them no more: memory that it gave
+  // back to the system is not free while it is mapped here. One that does not answer by the
+  // deadline is asked another time.
+  void DropReleased(std::chrono::steady_clock::time_point deadline);
 
   // Bytes of address space that mappings of `rank` take.
   uint64_t MappedBytes(uint32_t rank) const;
@@ -57,6 +61,7 @@ class HostPeerMemory final : public PeerMemory {
   using Mappings = std::map<uint64_t, Mapped>;  // by segment id
   struct Peer {
     std::string incarnation;
+    std::string endpoint;
     Mappings mappings;
   };
 

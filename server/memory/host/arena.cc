@@ -23,9 +23,10 @@ uint64_t RoundUp(uint64_t bytes) {
 unsigned DefaultThreads() { return std::clamp(std::thread::hardware_concurrency(), 1U, 8U); }
 
 HostMemoryOptions WithDefaults(HostMemoryOptions options) {
-  options.arena_target_bytes =
-      std::min(options.arena_target_bytes, options.budget_bytes) / kHugePageBytes * kHugePageBytes;
   if (options.populate_threads == 0) options.populate_threads = DefaultThreads();
+  if (options.automatic.has_value() && !options.automatic->pressure_bytes.has_value()) {
+    options.automatic->pressure_bytes = options.fill_reserve_bytes.value_or(0) / 2;
+  }
   return options;
 }
 
@@ -34,7 +35,11 @@ HostMemoryOptions WithDefaults(HostMemoryOptions options) {
 Arena::Arena(HostMemoryOptions options)
     : options_(WithDefaults(std::move(options))),
       claims_(options_.claims_path, options_.available_memory),
-      ownership_check_works_(options_.ownership_check && OwnershipCheckWorks()) {}
+      ownership_check_works_(options_.ownership_check && OwnershipCheckWorks()),
+      last_use_(std::chrono::steady_clock::now()) {
+  MutexLock lock(mutex_);
+  Aim(options_.arena_target_bytes, options_.arena_why);
+}
 
 Arena::~Arena() { StopFilling(); }
 
@@ -136,18 +141,28 @@ absl::Status Arena::MakeRoom(uint64_t asked, const Draft& draft, Pieces& doomed)
 }
 
 // The fill makes no other segment while anyone waits: it would be back at the lock
-// before whoever it has just woken. What slabs give back meanwhile may do as well.
+// before whoever it has just woken. What slabs give back meanwhile may do as well. The fill
+// runs at low priority: whoever waits for its segment helps to make it.
 Arena::Draft Arena::PickAfterFill(uint64_t bytes, bool unsealed_only) {
   Draft draft;
+  bool picked = false;
+  std::shared_ptr<PopulateWork> joined;
   const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     draft = Pick(bytes, unsealed_only);
-    if (draft.fresh == 0 || filling_ == 0) return true;
-    PutBack(draft);
-    return false;
+    picked = draft.fresh == 0 || filling_ == 0;
+    if (!picked) PutBack(draft);
+    return picked || (filling_work_ != nullptr && filling_work_ != joined);
   };
+  last_use_ = std::chrono::steady_clock::now();
   ++waiting_;
-  const auto deadline = std::chrono::steady_clock::now() + kFillPatience;
-  if (!changed_.WaitUntil(mutex_, deadline, ready)) draft = Pick(bytes, unsealed_only);
+  const auto deadline = last_use_ + kFillPatience;
+  while (changed_.WaitUntil(mutex_, deadline, ready) && !picked) {
+    joined = filling_work_;
+    mutex_.Unlock();
+    joined->Join(options_.populate_threads);
+    mutex_.Lock();
+  }
+  if (!picked) draft = Pick(bytes, unsealed_only);
   --waiting_;
   return draft;
 }
@@ -176,7 +191,7 @@ absl::Status Arena::MakeFresh(Draft& draft, MemoryClaim claim) {
     if (draft.capacity[i] == 0) continue;
     ArenaPiece& piece = draft.pieces[i];
     CKPTD_ASSIGN_OR_RETURN(piece.segment,
-                           MakeSegment(draft.capacity[i], options_.populate_threads));
+                           MakeSegment(draft.capacity[i], options_.populate_threads, nullptr));
     claim.Lower(left -= draft.capacity[i]);
   }
   return absl::OkStatus();
@@ -226,6 +241,10 @@ absl::StatusOr<std::vector<ArenaPiece>> Arena::Take(uint64_t bytes, bool unseale
   if (!reserved.ok()) return reserved.status();
   Draft draft = *std::move(reserved);
   if (draft.fresh > 0) CKPTD_RETURN_IF_ERROR(TakeFresh(bytes, draft));
+  {
+    MutexLock lock(mutex_);
+    ++loading_;
+  }
   for (ArenaPiece& piece : draft.pieces) {
     // A client maps whole pages and could map the whole segment: no byte of an
     // earlier checkpoint may be left behind the slab's own.
@@ -270,11 +289,13 @@ void Arena::Return(std::vector<ArenaPiece> pieces) {
   Pieces doomed;
   {
     MutexLock lock(mutex_);
+    if (!pieces.empty() && pieces.front().filling) --loading_;
     for (ArenaPiece& piece : pieces) {
       used_ -= piece.segment->bytes();
       Settle(std::move(piece), doomed);
     }
     fill_stalled_ = false;
+    last_use_ = std::chrono::steady_clock::now();
   }
   changed_.NotifyAll();
 }
@@ -283,9 +304,10 @@ void Arena::Forget(std::vector<ArenaPiece> pieces) {
   Pieces doomed;
   {
     MutexLock lock(mutex_);
+    if (!pieces.empty() && pieces.front().filling) --loading_;
     for (ArenaPiece& piece : pieces) {
       used_ -= piece.segment->bytes();
-      given_up_ = std::min(given_up_ + piece.segment->bytes(), options_.arena_target_bytes);
+      given_up_ = std::min(given_up_ + piece.segment->bytes(), target_);
       Doom(std::move(piece), doomed);
     }
     fill_stalled_ = false;

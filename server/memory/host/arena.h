@@ -9,10 +9,13 @@
 // goes when the last client lets go of it).
 //
 // The background fill gives way: to loads of this daemon, whose waits end with the
-// segment it is making; to other processes, for which it leaves a reserve; and to clients
+// segment it is making, and while slabs are being filled; to other processes, for which it leaves a reserve; and to clients
 // that were given memory for good (Forget): that counts as filled, up to the target, until
 // loads have made as much anew themselves. They need it beside what they were given, and
 // nobody asked for more.
+//
+// An arena whose size nobody has set (AutoArena) follows what is loaded, and gives memory that
+// no slab has back: when nothing was loaded for a while, and when the system runs short.
 #ifndef CKPTD_SERVER_MEMORY_HOST_ARENA_H_
 #define CKPTD_SERVER_MEMORY_HOST_ARENA_H_
 
@@ -36,12 +39,28 @@
 
 namespace ckptd {
 
+struct AutoArena {
+  // Without a load until free memory goes back to the system; 0: never.
+  std::chrono::nanoseconds idle = std::chrono::minutes(5);
+  // Bytes that the system has: below, free memory goes back until the fill's reserve is there
+  // again. None: half of that reserve.
+  std::optional<uint64_t> pressure_bytes = {};
+  // Between two looks at the clock and at the system.
+  std::chrono::nanoseconds look_interval = std::chrono::seconds(1);
+  // Told the bytes of the largest slab that was filled so far, each time that grows. Called by
+  // the fill thread with no lock held.
+  std::function<void(uint64_t)> remember = nullptr;
+};
+
 struct HostMemoryOptions {
   // Slabs, free memory and lingering memory together never pass this.
   uint64_t budget_bytes = 0;
   // Filled in the background from the start, within the budget; 0: the arena
   // grows with the first loads.
   uint64_t arena_target_bytes = 0;
+  // Why that much, for people.
+  std::string arena_why = {};
+  std::optional<AutoArena> automatic = {};
   // A multiple of kHugePageBytes.
   uint64_t segment_bytes = uint64_t{256} << 20;
   bool huge_pages = true;                  // where the kernel gives them
@@ -65,8 +84,8 @@ struct HostMemoryOptions {
   // Where the daemons of this host claim what they fault in, see MemoryClaims; empty: each
   // takes what it finds.
   std::string claims_path = {};
-  // Told, in a sentence, what went wrong in the background. Called by the fill
-  // thread with no lock held.
+  // Told, in a sentence, what went wrong in the background, and what memory of an AutoArena
+  // went back. Called by the fill thread with no lock held.
   std::function<void(std::string)> note = nullptr;
 };
 
@@ -109,6 +128,12 @@ class Arena {
   // Lets go of them for good; clients may hold them.
   void Forget(std::vector<ArenaPiece> pieces);
 
+  // A slab of `bytes` is complete: an AutoArena is to be as large as the largest.
+  void NoteFilled(uint64_t bytes);
+  // See ReadyMemory.
+  void Expect(uint64_t bytes, const std::string& why);
+  uint64_t Trim();
+  std::string Why();
   // See MemoryBackend.
   void NewReader();
   bool ownership_check_works() const { return ownership_check_works_; }
@@ -144,6 +169,9 @@ class Arena {
   void TrimFree(uint64_t bytes, Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t NextFill() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Aim(uint64_t bytes, std::string why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t GiveBack(uint64_t bytes, const std::string& why, Pieces& doomed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Without it.
   absl::StatusOr<Draft> Reserve(uint64_t bytes, bool unsealed_only);
@@ -154,11 +182,19 @@ class Arena {
   absl::Status MakeFresh(Draft& draft, MemoryClaim claim);
   absl::Status NoneLeft(uint64_t asked, uint64_t reserve, const MemoryClaims::Answer& answer) const;
   void CancelTake(Draft draft);
-  absl::StatusOr<std::unique_ptr<HostSegment>> MakeSegment(uint64_t bytes, unsigned threads);
+  // `on_start` as in PopulateOptions.
+  absl::StatusOr<std::unique_ptr<HostSegment>> MakeSegment(
+      uint64_t bytes, unsigned threads,
+      std::function<void(std::shared_ptr<PopulateWork>)> on_start);
   absl::Status NoMemory(uint64_t asked, uint64_t free, const std::string& why) const;
   void FillLoop();
+  void AwaitWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FillOnce(uint64_t bytes);
   absl::StatusOr<std::unique_ptr<HostSegment>> MakeFilling(uint64_t bytes);
+  // What an AutoArena's fill thread does besides.
+  void GiveBackUnneeded();
+  void Remember();
+  void Note(const std::string& line) const;
 
   const HostMemoryOptions options_;
   const MemoryClaims claims_;
@@ -176,9 +212,16 @@ class Arena {
   uint64_t pending_ ABSL_GUARDED_BY(mutex_) = 0;   // bytes being made for slabs
   uint64_t filling_ ABSL_GUARDED_BY(mutex_) = 0;   // bytes being made for the pool
   uint64_t given_up_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes that count as filled
+  uint64_t target_ ABSL_GUARDED_BY(mutex_) = 0;    // what the fill aims for
+  std::string target_why_ ABSL_GUARDED_BY(mutex_);
+  uint64_t largest_ ABSL_GUARDED_BY(mutex_) = 0;  // slab that was filled, bytes
+  std::chrono::steady_clock::time_point last_use_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<PopulateWork> filling_work_ ABSL_GUARDED_BY(mutex_);
   unsigned waiting_ ABSL_GUARDED_BY(mutex_) = 0;   // loads, for what is being filled
+  unsigned loading_ ABSL_GUARDED_BY(mutex_) = 0;   // slabs that are not complete yet
   bool fill_stalled_ ABSL_GUARDED_BY(mutex_) = false;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t remembered_ = 0;  // the fill thread's own
   std::thread filler_;
 };
 

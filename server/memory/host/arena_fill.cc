@@ -1,4 +1,7 @@
 // Arena: making segments, the background fill, and what it tells about itself.
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <system_error>
 #include <utility>
@@ -18,6 +21,12 @@ constexpr auto kClaimPatience = std::chrono::seconds(30);
 // Others tell nobody how far they are.
 constexpr auto kClaimPollInterval = std::chrono::milliseconds(2);
 
+// Of this thread and those it starts. Trainers start at the same time, and come first.
+void TakeLowPriority() {
+  constexpr int kBehindOthers = 10;
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kBehindOthers);
+}
+
 }  // namespace
 
 absl::Status Arena::NoMemory(uint64_t asked, uint64_t free, const std::string& why) const {
@@ -32,7 +41,7 @@ absl::Status Arena::NoMemory(uint64_t asked, uint64_t free, const std::string& w
 }
 
 absl::Status Arena::StartFilling() {
-  if (options_.arena_target_bytes == 0) return absl::OkStatus();
+  if (options_.arena_target_bytes == 0 && !options_.automatic.has_value()) return absl::OkStatus();
   try {
     filler_ = std::thread([this] { FillLoop(); });
   } catch (const std::system_error& error) {
@@ -54,39 +63,52 @@ void Arena::StopFilling() {
 }
 
 // Bytes of the next segment for the pool; 0: none now. A load that is making
-// memory of its own, or waits to, goes first.
+// memory of its own, waits to, or fills what it has, goes first.
 uint64_t Arena::NextFill() const {
-  if (fill_stalled_ || pending_ > 0 || waiting_ > 0) return 0;
+  if (fill_stalled_ || pending_ > 0 || waiting_ > 0 || loading_ > 0) return 0;
   const uint64_t held = Held();
   uint64_t arena = held + given_up_;
   for (const ArenaPiece& piece : lingering_) arena -= piece.segment->bytes();
-  if (arena >= options_.arena_target_bytes || held >= options_.budget_bytes) return 0;
-  const uint64_t room = std::min(
-      {options_.arena_target_bytes - arena, options_.budget_bytes - held, options_.segment_bytes});
+  if (arena >= target_ || held >= options_.budget_bytes) return 0;
+  const uint64_t room =
+      std::min({target_ - arena, options_.budget_bytes - held, options_.segment_bytes});
   return room / kHugePageBytes * kHugePageBytes;
 }
 
 bool Arena::WaitUntilFilled(std::chrono::steady_clock::time_point deadline) {
   MutexLock lock(mutex_);
   const auto settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stop_ || (filling_ == 0 && pending_ == 0 && waiting_ == 0 && NextFill() == 0);
+    return stop_ || (filling_ == 0 && pending_ == 0 && waiting_ == 0 && loading_ == 0 &&
+                     NextFill() == 0);
   };
   return changed_.WaitUntil(mutex_, deadline, settled) && !stop_ && !fill_stalled_;
 }
 
 void Arena::FillLoop() {
-  for (;;) {
+  TakeLowPriority();
+  for (bool stop = false; !stop;) {
     uint64_t bytes = 0;
     {
       MutexLock lock(mutex_);
-      changed_.Wait(mutex_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return stop_ || NextFill() > 0;
-      });
-      if (stop_) return;
-      bytes = filling_ = NextFill();
+      AwaitWork();
+      stop = stop_;
+      if (!stop) bytes = filling_ = NextFill();
     }
-    FillOnce(bytes);
+    if (bytes > 0) FillOnce(bytes);
+    if (!options_.automatic.has_value()) continue;
+    Remember();
+    if (!stop) GiveBackUnneeded();
   }
+}
+
+void Arena::AwaitWork() {
+  const auto due = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stop_ || NextFill() > 0 || (options_.automatic.has_value() && largest_ > remembered_);
+  };
+  if (!options_.automatic.has_value()) return changed_.Wait(mutex_, due);
+  const auto look = std::chrono::ceil<std::chrono::steady_clock::duration>(
+      options_.automatic->look_interval);
+  changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + look, due);
 }
 
 absl::Status Arena::NoneLeft(uint64_t asked, uint64_t reserve,
@@ -128,7 +150,8 @@ absl::StatusOr<MemoryClaim> Arena::ClaimFresh(uint64_t asked, uint64_t fresh) {
   }
 }
 
-absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeSegment(uint64_t bytes, unsigned threads) {
+absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeSegment(
+    uint64_t bytes, unsigned threads, std::function<void(std::shared_ptr<PopulateWork>)> on_start) {
   uint64_t id = 0;
   {
     MutexLock lock(mutex_);
@@ -136,7 +159,8 @@ absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeSegment(uint64_t bytes, 
   }
   return HostSegment::Create(
       id, bytes,
-      {.huge_pages = options_.huge_pages, .threads = threads, .numa_node = options_.numa_node});
+      {.huge_pages = options_.huge_pages, .threads = threads, .numa_node = options_.numa_node,
+       .on_start = std::move(on_start)});
 }
 
 // Loads wait for it, so it waits for nobody.
@@ -147,7 +171,14 @@ absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeFilling(uint64_t bytes) 
     return NoneLeft(bytes, reserve, answer);
   }
   // Half the threads: loads and trainers start at the same time.
-  return MakeSegment(bytes, std::max(1U, options_.populate_threads / 2));
+  const auto show = [this](std::shared_ptr<PopulateWork> work) {
+    {
+      MutexLock lock(mutex_);
+      filling_work_ = std::move(work);
+    }
+    changed_.NotifyAll();
+  };
+  return MakeSegment(bytes, std::max(1U, options_.populate_threads / 2), show);
 }
 
 void Arena::FillOnce(uint64_t bytes) {
@@ -155,6 +186,7 @@ void Arena::FillOnce(uint64_t bytes) {
   {
     MutexLock lock(mutex_);
     filling_ = 0;
+    filling_work_ = nullptr;
     if (made.ok()) {
       owned_[(*made)->id()] = made->get();
       ArenaPiece piece;
@@ -164,9 +196,7 @@ void Arena::FillOnce(uint64_t bytes) {
     fill_stalled_ = !made.ok();
   }
   changed_.NotifyAll();
-  if (!made.ok() && options_.note != nullptr) {
-    options_.note("the arena is not filled to its target: " + MessageOf(made.status()));
-  }
+  if (!made.ok()) Note("the arena is not filled to its target: " + MessageOf(made.status()));
 }
 
 std::vector<uint64_t> Arena::Ids() {
@@ -184,7 +214,7 @@ MemoryUsage Arena::Usage() {
   MemoryUsage usage;
   usage.budget = options_.budget_bytes;
   usage.used = used_;
-  usage.arena_target = options_.arena_target_bytes;
+  usage.arena_target = target_;
   for (const auto& [id, segment] : owned_) {
     usage.arena += segment->bytes();
     usage.huge_pages += segment->huge_bytes();

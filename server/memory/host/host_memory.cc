@@ -108,7 +108,10 @@ absl::StatusOr<std::unique_ptr<Slab>> HostMemory::Allocate(uint64_t bytes, Attac
 void HostMemory::Filled(Slab& slab) {
   const absl::StatusOr<HostSlab*> ours = OurSlab(slab);
   if (!ours.ok()) return;
-  for (ArenaPiece& piece : (*ours)->pieces()) piece.filling = false;
+  std::vector<ArenaPiece>& pieces = (*ours)->pieces();
+  if (pieces.empty() || !pieces.front().filling) return;
+  for (ArenaPiece& piece : pieces) piece.filling = false;
+  arena_->NoteFilled(slab.bytes());
 }
 
 absl::Status HostMemory::Seal(Slab& slab) {

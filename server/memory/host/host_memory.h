@@ -22,11 +22,12 @@
 #include "common/base/posix.h"
 #include "server/memory/host/arena.h"
 #include "server/memory/memory.h"
+#include "server/memory/ready_memory.h"
 
 namespace ckptd {
 
 // Thread-safe, as far as MemoryBackend says. Slabs may outlive it.
-class HostMemory final : public MemoryBackend {
+class HostMemory final : public MemoryBackend, public ReadyMemory {
  public:
   // InvalidArgument CONFIG_INVALID for options that cannot be.
   static absl::StatusOr<std::unique_ptr<HostMemory>> Create(HostMemoryOptions options);
@@ -41,6 +42,9 @@ class HostMemory final : public MemoryBackend {
   absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) override;
   void GiveUp(std::unique_ptr<Slab> slab) override;
   void Filled(Slab& slab) override;
+  void Expect(uint64_t bytes, const std::string& why) override { arena_->Expect(bytes, why); }
+  uint64_t Trim() override { return arena_->Trim(); }
+  std::string Why() const override { return arena_->Why(); }
   void NewReader() override;
   std::vector<uint64_t> OwnedSegments() const override;
   MemoryUsage Usage() const override;

@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 
@@ -28,61 +27,60 @@ namespace {
 // Memory too fragmented for huge pages makes each try slow: give up soon.
 constexpr int kMaxFailedCollapses = 4;
 
-// What the threads of one Populate share.
-struct Shared {
-  std::span<std::byte> memory;
-  bool huge_pages = true;
-  std::atomic<uint64_t> next = 0;  // the first huge page nobody has taken
-  std::atomic<uint64_t> huge_bytes = 0;
-  std::atomic<int> failed_collapses = 0;
-  std::atomic<int> error = 0;
-};
+}  // namespace
 
 // One page faulted in and the rest of its huge page collapsed around it: several
 // times as fast as faulting all 512 pages, because one huge page is zeroed.
-bool Collapse(Shared& shared, std::byte* page) {
-  if (!shared.huge_pages || shared.failed_collapses >= kMaxFailedCollapses) return false;
+bool PopulateWork::Collapse(std::byte* page) {
+  if (!huge_pages_ || failed_collapses_ >= kMaxFailedCollapses) return false;
   if (::madvise(page, 1, MADV_POPULATE_WRITE) != 0) return false;
   if (::madvise(page, kHugePageBytes, MADV_COLLAPSE) != 0) {
-    ++shared.failed_collapses;
+    ++failed_collapses_;
     return false;
   }
-  shared.huge_bytes += kHugePageBytes;
+  huge_bytes_ += kHugePageBytes;
   return true;
 }
 
-void Work(Shared& shared) {
+void PopulateWork::TakePages() {
   for (;;) {
-    const uint64_t at = shared.next.fetch_add(kHugePageBytes);
-    if (at >= shared.memory.size() || shared.error != 0) return;
-    std::byte* const page = shared.memory.data() + at;
-    const uint64_t bytes = std::min<uint64_t>(kHugePageBytes, shared.memory.size() - at);
-    if (bytes == kHugePageBytes) Collapse(shared, page);
+    const uint64_t at = next_.fetch_add(kHugePageBytes);
+    if (at >= memory_.size() || error_ != 0) return;
+    std::byte* const page = memory_.data() + at;
+    const uint64_t bytes = std::min<uint64_t>(kHugePageBytes, memory_.size() - at);
+    if (bytes == kHugePageBytes) Collapse(page);
     // Also after a collapse: it need not have mapped the page.
     while (::madvise(page, bytes, MADV_POPULATE_WRITE) != 0) {
       if (errno == EINTR || errno == EAGAIN) continue;
-      shared.error = errno;
+      error_ = errno;
       return;
     }
   }
 }
 
-void WorkInThreads(Shared& shared, unsigned threads) {
-  const uint64_t pages = (shared.memory.size() + kHugePageBytes - 1) / kHugePageBytes;
-  AtOnce(std::min<uint64_t>(threads, pages), threads, [&shared](size_t) { Work(shared); });
+void PopulateWork::Join(unsigned threads) {
+  const uint64_t pages = (memory_.size() + kHugePageBytes - 1) / kHugePageBytes;
+  AtOnce(std::min<uint64_t>(threads, pages), threads, [this](size_t) {
+    ++working_;
+    TakePages();
+    --working_;
+    working_.notify_all();
+  });
 }
 
-}  // namespace
+void PopulateWork::AwaitOthers() const {
+  for (int working = working_; working != 0; working = working_) working_.wait(working);
+}
 
 absl::StatusOr<uint64_t> Populate(int fd, std::span<std::byte> memory,
                                   const PopulateOptions& options) {
-  Shared shared;
-  shared.memory = memory;
-  shared.huge_pages = options.huge_pages;
+  const auto work = std::make_shared<PopulateWork>(memory, options.huge_pages);
   // A wish: memory elsewhere is slower, not wrong. Whether the kernel obeys is checked at start.
   if (options.numa_node.has_value()) PreferNode(memory, *options.numa_node).IgnoreError();
-  WorkInThreads(shared, options.threads);
-  int error = shared.error;
+  if (options.on_start != nullptr) options.on_start(work);
+  work->Join(options.threads);
+  work->AwaitOthers();
+  int error = work->error_;
   if (error == EINVAL || error == ENOSYS) {
     // Kernels before 5.14: have the file allocate its pages, an error it can
     // return, where touching them would be SIGBUS.
@@ -94,7 +92,7 @@ absl::StatusOr<uint64_t> Populate(int fd, std::span<std::byte> memory,
                                  "machine or raise the memory limit of its container",
                                  memory.size(), std::strerror(error)));
   }
-  return shared.huge_bytes.load();
+  return work->huge_bytes_.load();
 }
 
 }  // namespace ckptd

@@ -20,6 +20,7 @@ import make_checkpoint  # noqa: E402
 
 import arguments  # noqa: E402
 import contenders  # noqa: E402
+import first_load  # noqa: E402
 import fixed  # noqa: E402
 import growth  # noqa: E402
 import pretrained  # noqa: E402
@@ -98,6 +99,9 @@ def show(options, result):
         show_loads(options, result, table)
     if "attached" in result:
         report.fixed(table, result["attached"], result["plans"], result["idle"], result["start_up"])
+    if "first_load" in result:
+        print(f"\n{first_load.text(result['first_load'])}")
+        first_load.judge(table, result["first_load"]["samples"])
     if "pretrained" in result:
         print(f"\n{pretrained.text(result['pretrained'])}")
         report.pretrained(table, result["pretrained"]["samples"])
@@ -162,6 +166,8 @@ def main():
             result["plans"] = fixed.plan(options.binaries)
             result["idle"] = fixed.idle(start)
             result["start_up"] = fixed.start_up(options.binaries, start)
+        if whole:
+            result["first_load"] = first_load.run(options, say)
         if options.growth or options.growth_only:
             result["growth"] = growth.run(start, options.directory, say)
     except main_job.Failure as failure:

@@ -68,13 +68,15 @@ class Bench:
             return self.files
         return list((self.saved if "same layout" in contender else self.saved_elsewhere).iterdir())
 
-    def run_ranks(self, contender, check, warm=()):
+    def run_ranks(self, contender, check, warm=(), gate=None):
+        """gate(): called when all ranks are about to load; the moment when they do, by time.monotonic()."""
         with tempfile.TemporaryDirectory() as folder:
             spec = pathlib.Path(folder, "spec.json")
             spec.write_text(json.dumps({
                 "contender": contender, "ranks": self.ranks, "bytes": self.nbytes, "check": check,
                 "folder": folder, "store": str(pathlib.Path(folder, "store")), "source": str(self.source),
                 "saved": str(self.saved), "saved_elsewhere": str(self.saved_elsewhere),
+                "gate": str(pathlib.Path(folder, "gate")) if gate else None,
                 "warm": [str(path) for path in warm]}))
             processes = []
             try:
@@ -85,14 +87,20 @@ class Bench:
                         processes.append(subprocess.Popen([sys.executable, str(HERE / "sample.py"), str(spec),
                                                            str(rank)], env=environment, stdin=subprocess.PIPE,
                                                           stdout=log, stderr=log))
+                if gate:
+                    self._await(folder, "gate-{}", contender, processes)
+                    moment = pathlib.Path(folder, "moment")
+                    moment.write_text(repr(gate()))
+                    moment.rename(pathlib.Path(folder, "gate"))
                 return self._results(folder, contender, processes)
             finally:
                 for process in processes:
                     process.kill()
                     process.wait()
 
-    def _results(self, folder, contender, processes):
-        files = [pathlib.Path(folder, f"rank-{rank}.json") for rank in range(self.ranks)]
+    def _await(self, folder, name, contender, processes):
+        """The files that ranks write, one each."""
+        files = [pathlib.Path(folder, name.format(rank)) for rank in range(self.ranks)]
         deadline = time.monotonic() + PATIENCE
         while not all(file.exists() for file in files):
             for rank, process in enumerate(processes):
@@ -100,6 +108,10 @@ class Bench:
                     log = pathlib.Path(folder, f"log-{rank}").read_text()[-3000:]
                     raise SystemExit(f"bench: {contender}: rank {rank} did not finish:\n{log}")
             time.sleep(0.02)
+        return files
+
+    def _results(self, folder, contender, processes):
+        files = self._await(folder, "rank-{}.json", contender, processes)
         # While all of them hold what they have loaded.
         daemons = daemon_memory(self.daemons_of(contender), self.ranks) if contender in contenders.OURS else None
         ranks = [json.loads(file.read_text()) for file in files]

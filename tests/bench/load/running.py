@@ -18,7 +18,7 @@ def starter(binaries, folder):
     def start(ranks, arena, place="run"):
         run_dir = folder / place
         run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        daemons = main_job.Daemons(binaries, run_dir, ranks, arena)
+        daemons = main_job.Daemons(binaries, run_dir, ranks, "--arena", arena)
         try:
             yield daemons
         finally:

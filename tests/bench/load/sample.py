@@ -56,6 +56,14 @@ def together():
     return start.item()
 
 
+def pass_gate(gate, rank):
+    """Waits for the moment that the benchmark says, once all ranks are here."""
+    pathlib.Path(f"{gate}-{rank}").touch()
+    while not os.path.exists(gate):
+        time.sleep(0.01)
+    time.sleep(max(0.0, float(pathlib.Path(gate).read_text()) - time.monotonic()))
+
+
 def touch(model):
     total = 0
     for parameter in model.parameters():
@@ -107,6 +115,8 @@ def main(spec_path, rank):
     floors.touch_files(spec["warm"][rank::spec["ranks"]])
     contenders.PREPARE.get(spec["contender"], lambda job: None)(job)
     before = memory()
+    if spec["gate"]:
+        pass_gate(spec["gate"], rank)
     start = together()
     contenders.CONTENDERS[spec["contender"]](job)
     loaded = time.monotonic() - start

@@ -55,6 +55,7 @@ struct FakeAnswers {
   std::vector<v1::ListShardTensorsResponse> further_pages;
   v1::GetDaemonInfoResponse info;
   v1::ListLeasesResponse leases;
+  v1::TrimMemoryResponse trim;
   uint32_t remaining_leases = 0;
 };
 
@@ -240,7 +241,8 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
 
   grpc::Status UnloadCheckpoint(grpc::ServerContext*, const v1::UnloadCheckpointRequest* request,
                                 v1::UnloadCheckpointResponse* response) override {
-    admin_calls.push_back("unload " + request->name() + (request->force() ? " force" : ""));
+    admin_calls.push_back("unload " + request->name() + (request->force() ? " force" : "") +
+                          (request->idle() ? " idle" : ""));
     response->set_freed_bytes(1'500'000'000);
     response->set_cancelled(answers.cancelled);
     return answers.error;
@@ -266,6 +268,12 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
                            v1::DrainDaemonResponse* response) override {
     admin_calls.push_back("drain " + std::to_string(request->timeout().seconds()));
     response->set_remaining_leases(answers.remaining_leases);
+    return answers.error;
+  }
+  grpc::Status TrimMemory(grpc::ServerContext*, const v1::TrimMemoryRequest*,
+                          v1::TrimMemoryResponse* response) override {
+    admin_calls.push_back("trim");
+    *response = answers.trim;
     return answers.error;
   }
   grpc::Status SetLogLevel(grpc::ServerContext*, const v1::SetLogLevelRequest* request,

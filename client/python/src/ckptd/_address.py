@@ -74,6 +74,12 @@ def world_size() -> int:
     return group.get_world_size() if group else _number("WORLD_SIZE", "SLURM_NTASKS") or 1
 
 
+def is_outside() -> bool:
+    """Whether nothing makes this process a rank of a job: no process group, and no launcher's word."""
+    names = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS")
+    return _process_group() is None and not any(os.environ.get(name) for name in names)
+
+
 def _run_dir() -> str:
     explicit = os.environ.get("CKPTD_RUN_DIR")
     if explicit:
@@ -144,8 +150,8 @@ def _why(address: Address, error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def unreachable(address: Address, error: OSError) -> Exception:
-    """The error for a daemon that could not be reached."""
+def unreachable(address: Address, error: OSError, waited: float = 0.0) -> Exception:
+    """The error for a daemon that could not be reached, after `waited` seconds."""
     facts = {"address": address.path, "chosen_by": address.chosen_by}
     if isinstance(error, PermissionError):
         return PermissionDenied(
@@ -154,9 +160,12 @@ def unreachable(address: Address, error: OSError) -> Exception:
             "DAEMON_UNREACHABLE",
             facts,
         )
+    why = _why(address, error)
+    if waited > 0:
+        why += f", and none came within {waited:g} s (`ckptd.connect(wait=60)` waits longer)"
     return Unavailable(
-        f"connecting to the ckptd daemon at {address}: {_why(address, error)}; start the job's "
-        "daemons with `ckptd launch --nproc N`, or name another with address= or CKPTD_ADDRESS",
+        f"connecting to the ckptd daemon at {address}: {why}; start the job's daemons with `ckptd "
+        "launch --nproc N`, or name another with address= or CKPTD_ADDRESS",
         "DAEMON_UNREACHABLE",
         facts,
     )
@@ -216,5 +225,5 @@ def wait_until_listening(address: Address, timeout: float) -> None:
             except OSError as error:
                 left = deadline - time.monotonic()
                 if isinstance(error, PermissionError) or left <= 0:
-                    raise unreachable(address, error) from None
+                    raise unreachable(address, error, timeout) from None
         time.sleep(min(0.05, left))

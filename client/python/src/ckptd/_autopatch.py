@@ -1,9 +1,10 @@
 """CKPTD_PATCH=transformers,accelerate: the patches for programs that are not changed.
 
-PyTorch calls `on_torch_import` at the end of `import torch` in every process, because this
-package names it in the entry-point group torch.backends, which is there for such
+PyTorch calls `ckptd_autoload.on_torch_import` at the end of `import torch` in every process,
+because this package names it in the entry-point group torch.backends, which is there for such
 extensions (TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns all of them off). Without CKPTD_PATCH it
-returns at once. A patch itself waits until its library has been imported, if it ever is.
+returns at once. A patch itself waits until its library has been imported, if it ever is; where
+it fails then, so does that import, unless CKPTD_PATCH_FALLBACK=native allows to go on.
 """
 
 import importlib.abc
@@ -71,7 +72,15 @@ def _after_import(name: str, patch: Callable[[Optional[str]], None]) -> None:
     """Runs `patch` once module `name` has been imported: now, or at the end of its import."""
 
     def run() -> None:
-        patch(os.environ.get("CKPTD_PATCH_FALLBACK") or None)
+        fallback = os.environ.get("CKPTD_PATCH_FALLBACK") or None
+        try:
+            patch(fallback)
+        except Exception as error:
+            # Ours say what to do. All else is a package that is broken, or one that it needs.
+            sentence = str(error) if hasattr(error, "reason") else _broken(name, error)
+            if fallback != "native":
+                raise ImportError(sentence, name=name) from error
+            _log.warning("%s is left as it is, as CKPTD_PATCH_FALLBACK=native allows: %s", name, sentence)
 
     module = sys.modules.get(name)
     if module is None:
@@ -80,6 +89,15 @@ def _after_import(name: str, patch: Callable[[Optional[str]], None]) -> None:
         _Watched.watch(module.__spec__, run)  # it is what imports torch
     else:
         run()
+
+
+def _broken(name: str, error: Exception) -> str:
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    return (
+        f"patching {name}, as CKPTD_PATCH asks: ckptd, or a package that it needs, cannot be imported "
+        f"({why}); install ckptd again with its dependencies, or set CKPTD_PATCH=0, or "
+        "CKPTD_PATCH_FALLBACK=native to go on without it"
+    )
 
 
 class _Finder(importlib.abc.MetaPathFinder):

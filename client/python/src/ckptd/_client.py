@@ -1,6 +1,5 @@
 """The client of one daemon."""
 
-import logging
 import time
 import uuid
 from typing import (
@@ -17,25 +16,26 @@ from typing import (
 )
 
 # _shard, too: the first acquire is what a restarted trainer waits for, and no place to import.
-from . import _address, _device_map, _give_back, _layout, _proto, _shard, _types
+from . import _address, _device_map, _give_back, _layout, _outside, _proto, _shard, _types
 from ._device_map import Device, DeviceMap
 from ._errors import (
     Error,
-    FailedPrecondition,
     InvalidArgument,
+    NotFound,
     ResourceExhausted,
-    Unavailable,
     source_changed,
 )
-from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, in_seconds, is_transient
+from ._participant import Alone
+from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, is_transient
 from ._source import Path, path_of, source_text
 from ._types import Checkpoint, Plan, Progress, Source, Verification
+from ._waiting import Reminder, Replicas, beside, check_active, restarted
 
 if TYPE_CHECKING:
     import torch
 
-_LOG = logging.getLogger("ckptd")
-_SAY_AFTER = 6.0  # seconds; daemons send progress every two, changed or not
+# For a daemon that is just starting: other ranks may wait for this one, and hear of it within ten.
+CONNECT_SECONDS = 5.0
 _CALL_SECONDS = 30.0
 # What callers can do where they gave no timeout: the daemon answers from its memory.
 _AT_ONCE = (
@@ -51,17 +51,17 @@ Layout = Union[None, str, Dict[str, Any], _layout.RankLayout]
 
 
 def connect(
-    address: Optional[str] = None, timeout: float = 10.0, *, rank: Optional[int] = None
+    address: Optional[str] = None, wait: float = CONNECT_SECONDS, *, rank: Optional[int] = None
 ) -> "Client":
     """Finds the daemon of this process: `address`, CKPTD_ADDRESS, or the default socket.
 
-    Waits up to `timeout` seconds for a daemon that is still starting. {rank} and
-    {local_rank} in the address are replaced from torchrun's or Slurm's
+    Waits up to `wait` seconds for a daemon that is still starting: 5 unless more are given.
+    {rank} and {local_rank} in the address are replaced from torchrun's or Slurm's
     environment; `rank` beats it. Raises Unavailable (DAEMON_UNREACHABLE) with
     the address, how it was chosen and what to try.
     """
     resolved = _address.resolve(address, rank)
-    _address.wait_until_listening(resolved, timeout)
+    _address.wait_until_listening(resolved, wait)
     return Client(resolved)
 
 
@@ -98,6 +98,8 @@ class Client:
     def __init__(self, address: _address.Address) -> None:
         self.address = address
         self._connection = Connection(address)
+        # By checkpoint, of the last load: by it the daemon keeps it until it is acquired here.
+        self._load_ids: Dict[str, str] = {}
 
     def __enter__(self) -> "Client":
         return self
@@ -127,18 +129,24 @@ class Client:
         keep_fp32: Sequence[str] = (),
         timeout: float = _LOAD_SECONDS,
         digest: bool = True,
+        wait_memory: float = 0.0,
         progress: Optional[Callable[[Progress], None]] = None,
+        _part: Alone = Alone(),
     ) -> Checkpoint:
         """Loads `source`, a path or file URI (or finds it resident), and waits until it is ACTIVE.
 
         layout: "fsdp:8", "hsdp:2x4", "replicate:8", a dict of rules, a RankLayout,
-        or None for a full copy on each rank. dtype: floating tensors are cast to it
+        or None for a full copy on each rank, from a process that is no rank of the job on
+        this daemon's rank alone. dtype: floating tensors are cast to it
         ("BF16", "bfloat16" or torch.bfloat16), those matching a glob in keep_fp32 stay
         float32. mode: what the shard will be
         acquired as. handle: how it will be handed over, None for what the daemon's memory
         has by itself; "cuda_ipc" (GPU memory that any CUDA program can open) needs one
         PID namespace, is never "exclusive", not kept from being written, and gone with
-        the daemon. progress is called at each change and every two seconds, in this thread.
+        the daemon. wait_memory: seconds, within the timeout, to wait for memory that clients hold
+        now; without it that is ResourceExhausted (NO_MEMORY) at once. What was loaded is kept from
+        eviction until this client acquires it, for 10 s.
+        progress is called at each change and every two seconds, in this thread.
         Raises ckptd.Error: the load's own failure, or DeadlineExceeded naming what
         was still waited for.
         """
@@ -150,32 +158,50 @@ class Client:
             request_id=uuid.uuid4().hex,
             skip_digests=not digest,
         )
-        _layout.fill_layout(request.layout, layout)
+        _layout.fill_layout(request.layout, _outside.fit(self, source, layout, deadline))
         _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)
         whole, part = divmod(deadline.timeout, 1)
         request.timeout.seconds, request.timeout.nanos = int(whole), int(part * 1e9)
+        request.wait_memory.FromNanoseconds(int(min(wait_memory, _MAX_LOAD_SECONDS) * 1e9))
         doing = f"loading {request.source}"
         _give_back.settle()  # what this process let go may be the room for it
-        reply = self._call("LoadCheckpoint", request, doing, deadline)
+        try:
+            reply = self._call("LoadCheckpoint", request, doing, deadline)
+        except InvalidArgument as error:
+            if error.reason != "WRONG_WORLD_SIZE" or layout is not None:
+                raise
+            raise beside(error) from None
         started = _types.checkpoint_of(reply.checkpoint, reply.resident, reply.differs)
-        return self._wait(started, doing, deadline, progress)
+        self._load_ids[started.name] = request.request_id
+        whole = layout is None and started.world_size > 1 and not started.resident
+        replicas = Replicas(doing) if whole else None
+        return self._wait(started, doing, deadline, progress, replicas, _part)
 
-    def _wait(self, checkpoint: Checkpoint, doing: str, deadline: Deadline, progress) -> Checkpoint:
+    def _wait(
+        self, checkpoint: Checkpoint, doing: str, deadline: Deadline, progress, replicas, part: Alone
+    ) -> Checkpoint:
         resident, differs = checkpoint.resident, checkpoint.differs
-        lost, heard, reminder = None, time.monotonic(), _Reminder(doing, deadline.timeout)
+        lost, heard, reminder = None, time.monotonic(), Reminder(doing, deadline.timeout)
+        if checkpoint.state != "LOADING":
+            part.found()
         while checkpoint.state == "LOADING":
             try:
-                for message in self._follow(checkpoint.name, doing, deadline):
+                for message in self._follow(checkpoint.name, doing, deadline, part):
                     checkpoint = _types.checkpoint_of(message, resident, differs)
                     lost, heard = None, time.monotonic()
                     reminder.look(checkpoint)
+                    if replicas is not None:
+                        replicas.look(checkpoint)
                     if progress is not None:
                         progress(checkpoint.progress)
             except Error as error:
+                if part.failure is not None:
+                    checkpoint = self._end_with(checkpoint, part)
+                    break
                 if deadline.passed():
                     raise deadline.exceeded(doing, checkpoint.waits_for) from None
                 if lost is not None and error.reason == "CHECKPOINT_NOT_FOUND":
-                    raise _restarted(doing, checkpoint.rank) from None
+                    raise restarted(doing, checkpoint.rank) from None
                 silent = time.monotonic() - heard
                 lost = lost or Deadline(max(LAST_SECONDS, GONE_SECONDS - silent))
                 if not is_transient(error) or lost.passed():
@@ -185,8 +211,18 @@ class Client:
                 if deadline.passed():
                     raise deadline.exceeded(doing, checkpoint.waits_for)
                 time.sleep(min(0.05, deadline.left()))
-        _check_active(checkpoint, doing)
+        if replicas is not None:
+            replicas.look(checkpoint)
+        check_active(checkpoint, doing)
         return checkpoint
+
+    def _end_with(self, checkpoint: Checkpoint, part: Alone) -> Checkpoint:
+        """How a load has ended; raises what another rank failed of, where it has not."""
+        # Where that is what the load itself failed of, the daemon's own words are as on each rank.
+        now = self.get(checkpoint)
+        if now.state == "LOADING":
+            part.raise_failure()
+        return now
 
     def watch(
         self, checkpoint: Union[str, Checkpoint], timeout: float = _LOAD_SECONDS
@@ -197,14 +233,19 @@ class Client:
         seconds.
         """
         name = _name(checkpoint)
-        for message in self._follow(name, f"watching {name}", Deadline(timeout)):
+        for message in self._follow(name, f"watching {name}", Deadline(timeout), Alone()):
             yield _types.checkpoint_of(message)
 
-    def _follow(self, name: str, doing: str, deadline: Deadline):
+    def _follow(self, name: str, doing: str, deadline: Deadline, part: Alone):
         """Yields Checkpoint messages by the daemon's stream, or by asking where it has none left."""
-        request = _proto.message("WatchCheckpointRequest")(name=name)
+        request = _proto.message("WatchCheckpointRequest")(
+            name=name, load_request_id=self._load_ids.get(name)
+        )
         try:
-            for reply in self._connection.stream("WatchCheckpoint", request, doing, deadline):
+            replies = self._connection.stream(
+                "WatchCheckpoint", request, doing, deadline, part.ending
+            )
+            for reply in replies:
                 yield reply.checkpoint
             return
         except ResourceExhausted as error:
@@ -217,6 +258,7 @@ class Client:
             now = _types.checkpoint_of(reply.checkpoint)
             if now.state != "LOADING":
                 return
+            part.raise_failure()
             if deadline.left() <= _POLL_SECONDS:
                 time.sleep(deadline.left())
                 raise deadline.exceeded(doing, now.waits_for)
@@ -241,6 +283,30 @@ class Client:
                 return found
             request.page_token = reply.next_page_token
 
+    def open(
+        self, source: Path, mode: str = "shared", *, timeout: float = _CALL_SECONDS
+    ) -> _shard.Shard:
+        """This rank's shard of what is resident of `source`, as `acquire` gives it. Loads nothing.
+
+        The newest one, whatever layout it was loaded for. Raises NotFound (CHECKPOINT_NOT_FOUND)
+        where this daemon holds none, Aborted (SOURCE_CHANGED) where the files have changed since,
+        and what `acquire` raises.
+        """
+        deadline = Deadline(timeout)
+        path = path_of(source_text(source))
+        found = [c for c in self.list() if c.source == path and c.state == "ACTIVE"]
+        if not found:
+            raise NotFound(
+                f"opening {path}: this daemon holds nothing of it; load it, or see what it holds by "
+                "client.list()",
+                "CHECKPOINT_NOT_FOUND",
+            )
+        now = self.inspect(source, deadline.for_call()).identity
+        fresh = [c for c in found if c.source_identity == now]
+        if not fresh:
+            raise source_changed(path, f"since {found[0].name} was loaded", "load it again")
+        return self.acquire(fresh[0], mode, timeout=deadline.for_call())
+
     def device(self, timeout: Optional[float] = None) -> Optional[str]:
         """UUID of the GPU in whose memory this daemon keeps shards; None for host memory.
 
@@ -250,6 +316,14 @@ class Client:
         request = _proto.message("ListCheckpointsRequest")(page_size=1)
         reply = self._call("ListCheckpoints", request, "asking for the GPU", deadline)
         return reply.device_uuid or None
+
+    def trainer_key(self, timeout: float = _CALL_SECONDS) -> bytes:
+        """What all trainers of the group can have and nobody else: to know each other's words by.
+
+        Raises Unavailable (RANK_MISSING) before the daemon has joined its group.
+        """
+        request, doing = _proto.message("GetTrainerKeyRequest")(), "asking for the group's key"
+        return self._call("GetTrainerKey", request, doing, Deadline(timeout)).key
 
     def inspect(self, source: Path, timeout: float = _CALL_SECONDS) -> Source:
         """Names, dtypes and shapes of a source, as the daemon reads its headers."""
@@ -267,19 +341,16 @@ class Client:
                     reply.tensor_bytes,
                     dict(reply.metadata),
                     reply.source_identity,
+                    remarks=list(reply.remarks),
                 )
             elif reply.source_identity != result.identity:
-                raise source_changed(
-                    path, "between two pages of its tensors", "inspect it again"
-                )
+                raise source_changed(path, "between two pages of its tensors", "inspect it again")
             _types.add_page(result, reply.tensors)
             if not reply.next_page_token:
                 return result
             request.page_token = reply.next_page_token
 
-    def check_readable(
-        self, source: Path, timeout: float = _CALL_SECONDS
-    ) -> None:
+    def check_readable(self, source: Path, timeout: float = _CALL_SECONDS) -> None:
         """Raises ckptd.Error, as `inspect` does, for what the daemon cannot read."""
         path = source_text(source)
         request = _proto.message("InspectCheckpointRequest")(source=path)
@@ -368,60 +439,12 @@ class Client:
         mode: "shared", "private" or "exclusive". Raises FailedPrecondition (NOT_ACTIVE) and
         other ckptd.Errors of the daemon, DeadlineExceeded after `timeout` seconds.
         """
-        return _shard.acquire(
-            self._connection, _name(checkpoint), mode_number(mode), Deadline(timeout)
+        name, number = _name(checkpoint), mode_number(mode)
+        shard = _shard.acquire(
+            self._connection, name, number, Deadline(timeout), self._load_ids.get(name)
         )
-
-
-def _check_active(checkpoint: Checkpoint, doing: str) -> None:
-    if checkpoint.state == "FAILED":
-        raise checkpoint.failure or FailedPrecondition(f"{doing}: it failed", "LOAD_FAILED")
-    if checkpoint.state == "TAKEN":
-        raise FailedPrecondition(
-            f"{doing}: an EXCLUSIVE client has taken {checkpoint.name}, and the daemon holds its "
-            "memory no more; load it again",
-            "TAKEN",
-            {"checkpoint": checkpoint.name},
-        )
-    if checkpoint.state != "ACTIVE":
-        raise FailedPrecondition(
-            f"{doing}: {checkpoint.name} is {checkpoint.state} and holds no weights any more; "
-            "load it again",
-            "NOT_ACTIVE",
-            {"checkpoint": checkpoint.name},
-        )
-
-
-class _Reminder:
-    """Says for which ranks a load waits, once these have been the same for a while."""
-
-    def __init__(self, doing: str, timeout: float):
-        self._doing, self._timeout = doing, timeout
-        self._ranks: tuple = ()
-        self._since: Optional[float] = None  # None: said, or nobody is waited for
-
-    def look(self, checkpoint: Checkpoint) -> None:
-        now, ranks = time.monotonic(), checkpoint.progress.waiting_ranks
-        if ranks != self._ranks:
-            self._ranks, self._since = ranks, now if ranks else None
-        elif self._since is not None and now - self._since > _SAY_AFTER:
-            _LOG.warning(
-                "%s: still waiting, after %.0f s, for %s; it gives up after %s",
-                self._doing,
-                now - self._since,
-                checkpoint.waits_for,
-                in_seconds(self._timeout),
-            )
-            self._since = None
-
-
-def _restarted(doing: str, rank: int) -> Unavailable:
-    return Unavailable(
-        f"{doing}: the daemon of rank {rank} was restarted meanwhile and has forgotten the load; "
-        "load again",
-        "RANK_LOST",
-        {"rank": str(rank)},
-    )
+        self._load_ids.pop(name, None)
+        return shard
 
 
 def _name(checkpoint: Union[str, Checkpoint]) -> str:

@@ -77,6 +77,8 @@ class RankLayout:
     flats: List[FlatParameter] = field(default_factory=list)
     skip_missing: bool = False
     refuse_unexpected: bool = False
+    # The source as it was seen when this was asked for as rules instead: see _outside.
+    asked_by_rule: Any = field(default=None, compare=False)
 
     def add(
         self,

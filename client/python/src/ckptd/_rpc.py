@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 import time
-from typing import Optional
+from typing import Callable, ContextManager, Optional
 
 from . import _proto
 from ._address import Address, lost
@@ -156,7 +156,8 @@ class Connection:
             response_deserializer=_proto.message(response).FromString,
         )
 
-    def _translate(self, error, doing: str, deadline: Deadline) -> Error:
+    def translate(self, error, doing: str, deadline: Deadline) -> Error:
+        """The ckptd.Error of a grpc.RpcError."""
         import grpc
 
         for key, value in error.trailing_metadata() or ():
@@ -186,22 +187,37 @@ class Connection:
             try:
                 return self._callable(method)(request, timeout=deadline.for_call())
             except grpc.RpcError as raw:
-                error = self._translate(raw, doing, deadline)
+                error = self.translate(raw, doing, deadline)
             if not (retry and is_transient(error)) or gone.left() <= pause:
                 raise error
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def stream(self, method: str, request, doing: str, deadline: Deadline):
-        """Yields the messages of a server stream; cancels it when abandoned."""
+    def future(self, method: str, request):
+        """A unary call that goes on while others are made, without an end of its own: gRPC's future."""
+        return self._callable(method).future(request)
+
+    def stream(
+        self,
+        method: str,
+        request,
+        doing: str,
+        deadline: Deadline,
+        ending: Callable[[Callable[[], object]], ContextManager] = lambda _: contextlib.nullcontext(),
+    ):
+        """Yields the messages of a server stream; cancels it when abandoned.
+
+        ending: given what cancels the stream, the context in which it is read.
+        """
         import grpc
 
         replies = self._callable(method)(request, timeout=deadline.for_call())
         try:
-            for reply in replies:
-                yield reply
+            with ending(replies.cancel):
+                for reply in replies:
+                    yield reply
         except grpc.RpcError as raw:
-            raise self._translate(raw, doing, deadline) from None
+            raise self.translate(raw, doing, deadline) from None
         finally:
             replies.cancel()
 

@@ -17,7 +17,6 @@ except ImportError:  # nothing here needs that package; its error is for those w
         """What safetensors raises for files and indices it cannot use."""
 
 
-_CONNECT_SECONDS = 5.0  # other ranks may wait for this one, and hear of it within ten
 
 
 class Source:
@@ -47,7 +46,7 @@ class Source:
             raise SafetensorError(f"Error while deserializing header: {error.message}") from error
 
     def connect(self) -> _client.Client:
-        return _client.connect(self.address, min(_CONNECT_SECONDS, self.timeout))
+        return _client.connect(self.address, min(_client.CONNECT_SECONDS, self.timeout))
 
     def shard(self, device: str) -> Shard:
         """All of the source, mapped: loaded at the first call, or found resident. Not copied.

@@ -274,9 +274,12 @@ def _memory_for(name: str, reply):
     )
 
 
-def acquire(connection: Connection, name: str, mode: int, deadline: Deadline) -> Shard:
+def acquire(
+    connection: Connection, name: str, mode: int, deadline: Deadline, load_id: Optional[str] = None
+) -> Shard:
+    """`load_id`: of the load that led here, which keeps the shard until now."""
     request = _proto.message("AcquireShardRequest")(
-        name=name, mode=mode, accepted_kinds=_accepted_kinds()
+        name=name, mode=mode, accepted_kinds=_accepted_kinds(), load_request_id=load_id
     )
     # An EXCLUSIVE answer that got lost may have handed the memory over: not tried again.
     reply = connection.call(

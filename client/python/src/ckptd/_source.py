@@ -1,22 +1,61 @@
 """Paths of checkpoints, and how messages hold them: as text, or as file URIs (RFC 8089)."""
 
 import os
-from typing import AnyStr, Union
+from typing import AnyStr, Mapping, Optional, Union
 from urllib.parse import quote, unquote_to_bytes
+
+from ._hub_cache import path_of_name
 
 Path = Union[str, bytes, os.PathLike]
 _SCHEME = "file://"
 
 
+def check_path(doing: str, source: object) -> None:
+    """Raises TypeError for what is no path, with what to pass instead."""
+    if isinstance(source, (str, bytes, os.PathLike)):
+        return
+    what_to_try = "pass the path of a .safetensors file, of an index or of a folder"
+    if isinstance(source, (list, tuple, set)):
+        what_to_try = "for several files pass the folder that holds them, or their index"
+    elif isinstance(source, Mapping):
+        what_to_try = "a dict of tensors goes into set_model_state_dict, or model.load_state_dict"
+    raise TypeError(
+        f"{doing}: the checkpoint is of type {type(source).__name__}, no path; {what_to_try}"
+    )
+
+
+def local_path(source: Path) -> str:
+    """`source` as this process means it: with "~" and variables that are set, as a shell has
+    them, where there is no such path, and models of the Hugging Face hub in their local cache.
+
+    Raises TypeError, and ckptd.Error as path_of_name.
+    """
+    check_path("opening a checkpoint", source)
+    text = path_of(os.fsdecode(source))
+    if ("~" in text[:1] or "$" in text) and not os.path.lexists(text):
+        text = os.path.expandvars(os.path.expanduser(text))
+    return path_of_name(text)
+
+
+def of_variant(source: Path, variant: Optional[str]) -> Path:
+    """The file or index of a folder that transformers reads for `variant`, as "fp16"."""
+    if variant is None:
+        return source
+    folder = local_path(source)
+    whole = os.path.join(folder, f"model.{variant}.safetensors")
+    index = os.path.join(folder, f"model.safetensors.index.{variant}.json")
+    return index if os.path.exists(index) and not os.path.exists(whole) else whole
+
+
 def source_text(source: Path) -> str:
-    """`source`, a path or a file:/// URI, as an absolute path; where that is not UTF-8, a URI.
+    """local_path as an absolute path; where that is not UTF-8, a file URI.
 
     An empty one stays empty, for the daemon to refuse.
     """
-    given = os.fsencode(source)
+    given = os.fsencode(local_path(source))
     if not given:
         return ""
-    path = absolute(os.fsencode(path_of(os.fsdecode(given))))
+    path = absolute(given)
     try:
         return path.decode()
     except UnicodeDecodeError:

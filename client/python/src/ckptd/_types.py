@@ -27,6 +27,7 @@ class Progress:
     slowest_rank: int  # -1 when unknown
     waiting_ranks: Tuple[int, ...]
     elsewhere: str  # what one of them loads instead, for people; empty when none does
+    no_memory: str  # stage WAITING_FOR_MEMORY: who holds what, for people
     storage_bytes: int
     mapped_bytes: int  # of these, read through a mapping of the page cache
     direct_bytes: int  # and past it
@@ -41,6 +42,8 @@ class Progress:
         if self.waiting_ranks:
             ranks = "rank " if len(self.waiting_ranks) == 1 else "ranks "
             ranks += ", ".join(map(str, self.waiting_ranks))
+            if self.no_memory:
+                return f"memory of {ranks}: {self.no_memory}"
             # Only a load by rank needs every trainer; any load needs every daemon.
             what = "a daemon that joins the group, or a trainer that makes the same load"
             return f"{ranks} to take part ({self.elsewhere or what})"
@@ -72,12 +75,18 @@ class Checkpoint:
     lease_count: int
     layout: str
     progress: Progress
+    # Of a load that failed; when ACTIVE: of the last one that was to fill the ranks without it.
     failure: Optional[Error] = None
     # Of the load call only: whether it was resident already, and in what it
     # differs from another generation of the same source.
     resident: bool = False
     differs: Tuple[str, ...] = ()
     handle: str = ""  # how its memory is handed over; empty: an older daemon's
+    # The resident checkpoint in whose memory it lies, as that has all that was asked for by
+    # another layout; lists show that one. Empty: it has memory of its own.
+    served_from: str = ""
+    # On how many of world_size ranks its shard is resident, when ACTIVE; 0: an older daemon's.
+    resident_ranks: int = 0
 
     @property
     def waits_for(self) -> str:
@@ -102,6 +111,7 @@ def progress_of(message) -> Progress:
         slowest_rank=message.slowest_rank,
         waiting_ranks=tuple(message.waiting_ranks),
         elsewhere=message.elsewhere,
+        no_memory=message.no_memory,
         storage_bytes=message.storage_bytes,
         mapped_bytes=message.mapped_bytes,
         direct_bytes=message.direct_bytes,
@@ -137,9 +147,11 @@ def checkpoint_of(message, resident: bool = False, differs=()) -> Checkpoint:
         layout=message.layout,
         progress=progress_of(message.progress),
         failure=failure,
-        resident=resident,
-        differs=tuple(differs),
+        resident=resident or bool(message.served_from),
+        differs=() if message.served_from else tuple(differs),
         handle=_HANDLE_NAMES.get(message.handle_kind, ""),
+        served_from=message.served_from,
+        resident_ranks=message.resident_ranks,
     )
 
 
@@ -167,6 +179,8 @@ class Source:
     identity: str  # hex digest over the files: equal while nobody replaces or writes them
     tensors: Dict[str, SourceTensor] = field(default_factory=dict)
     aliases: Dict[str, str] = field(default_factory=dict)  # name -> tensor it is
+    # Sentences for people: files of a folder that were left out, and what is odd in an index.
+    remarks: List[str] = field(default_factory=list)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors or name in self.aliases

@@ -139,19 +139,115 @@ TEST_F(DaemonVerbs, WatchTakesAShortName) {
 }
 
 TEST_F(DaemonVerbs, ListAlignsWhatTheDaemonHolds) {
-  daemon_.answers.list = {FakeDaemon::MakeCheckpoint(kActive), Transferring()};
+  v1::Checkpoint active = FakeDaemon::MakeCheckpoint(kActive);
+  active.set_resident_ranks(1);
+  daemon_.answers.list = {active, Transferring()};
   EXPECT_EQ(Run({"list"}).out,
-            "NAME              STATE          SIZE  TENSORS  LEASES  PINNED         AGE  LAYOUT  "
-            "SOURCE\n"
-            "checkpoints/ab12  ACTIVE       1.5 GB        3       0  no      1 min 30 s  fsdp:2  "
-            "/models/tiny\n"
-            "checkpoints/ab12  LOADING 25%  1.5 GB        3       0  no      1 min 30 s  fsdp:2  "
-            "/models/tiny\n");
+            "NAME              STATE          SIZE  TENSORS  LEASES  PINNED  RANKS         AGE  "
+            "LAYOUT  SOURCE\n"
+            "checkpoints/ab12  ACTIVE       1.5 GB        3       0  no        1/2  1 min 30 s  "
+            "fsdp:2  /models/tiny\n"
+            "checkpoints/ab12  LOADING 25%  1.5 GB        3       0  no             1 min 30 s  "
+            "fsdp:2  /models/tiny\n");
 }
 
 TEST_F(DaemonVerbs, ListPrintsNamesOnlyWhenQuiet) {
   daemon_.answers.list = {FakeDaemon::MakeCheckpoint(kActive)};
   EXPECT_EQ(Run({"list", "-q"}).out, "checkpoints/ab12\n");
+}
+
+TEST_F(DaemonVerbs, ListShowsLoadsThatFailedOnRequestAndSaysHowManyThereAre) {
+  v1::Checkpoint failed = FakeDaemon::MakeCheckpoint(v1::Checkpoint::STATE_FAILED);
+  failed.set_name("checkpoints/failed");
+  daemon_.answers.list = {FakeDaemon::MakeCheckpoint(kActive), failed, failed};
+  const Outcome outcome = Run({"list"});
+  EXPECT_THAT(outcome.out, Not(HasSubstr("checkpoints/failed")));
+  EXPECT_THAT(outcome.err, HasSubstr("2 failed loads are not shown"));
+  EXPECT_EQ(nlohmann::json::parse(Run({"list", "--output", "json"}).out)["checkpoints"].size(), 1u);
+  EXPECT_THAT(Run({"list", "--failed"}).out, HasSubstr("checkpoints/failed"));
+  EXPECT_THAT(Run({"list", "--state", "FAILED"}).out, HasSubstr("checkpoints/failed"));
+}
+
+TEST_F(DaemonVerbs, AllRanksNeedsAnAddressOfEachOfThem) {
+  const Outcome outcome = Run({"list", "--all-ranks"});
+  EXPECT_EQ(outcome.code, kExitUsage);
+  EXPECT_THAT(outcome.err, HasSubstr("is the address of one daemon; write {rank} in it"));
+  EXPECT_EQ(Run({"list", "--all-ranks", "--rank", "1"}).code, kExitUsage);
+}
+
+// The daemon is rank 2's of four, in a job's folder where there is no other.
+class DaemonVerbsOnAHostOfSeveral : public DaemonVerbs {
+ protected:
+  DaemonVerbsOnAHostOfSeveral() {
+    daemon_.answers.info.set_rank(2);
+    daemon_.answers.info.set_world_size(4);
+    daemon_.Start();
+    for (const char* end : {".sock", ".admin.sock"}) {
+      std::filesystem::rename(daemon_.dir() / (std::string("rank-0") + end),
+                              daemon_.dir() / (std::string("rank-2") + end));
+    }
+    daemon_.dir().Write("rank-7.lock", "");
+  }
+  Outcome OnAll(std::vector<std::string> arguments) {
+    const std::filesystem::path folder = daemon_.dir().path();
+    const ScopedVariable run_dir("CKPTD_RUN_DIR", folder.parent_path().string());
+    arguments.insert(arguments.end(), {"--all-ranks", "--job", folder.filename().string()});
+    return run_(arguments);
+  }
+};
+
+TEST_F(DaemonVerbsOnAHostOfSeveral, AllRanksAreThoseWithASocketHereThoughRank0IsNot) {
+  daemon_.answers.list = {FakeDaemon::MakeCheckpoint(kActive)};
+  const Outcome outcome = OnAll({"list", "--output", "json"});
+  EXPECT_EQ(outcome.code, kExitFine) << outcome.err;
+  EXPECT_EQ(nlohmann::json::parse(outcome.out)["checkpoints"].size(), 1u);
+  EXPECT_EQ(outcome.err, "ckptctl: 3 of 4 ranks have their sockets on other hosts: call it there, too\n");
+}
+
+TEST_F(DaemonVerbsOnAHostOfSeveral, DrainWaitsForThoseThatAnswerThoughOneDoesNot) {
+  std::filesystem::copy_file(daemon_.dir() / "rank-7.lock", daemon_.dir() / "rank-3.admin.sock");
+  const Outcome outcome = OnAll({"drain", "--wait", "5m", "--timeout", "1s"});
+  EXPECT_EQ(outcome.code, kExitUnreachable);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 3: "));
+  EXPECT_THAT(outcome.out, HasSubstr("the daemon of rank 2 takes no new work"));
+  ASSERT_EQ(daemon_.admin_calls.size(), 2u);
+  EXPECT_EQ(daemon_.admin_calls[0], "drain 0");
+  EXPECT_THAT(daemon_.admin_calls[1], ::testing::AnyOf("drain 298", "drain 299", "drain 297"));
+}
+
+TEST_F(DaemonVerbsOnAHostOfSeveral, ARankOfThisHostWithoutASocketHasFailed) {
+  for (const int rank : {0, 1, 2, 3}) {
+    v1::MemberInfo& member = *daemon_.answers.info.add_members();
+    member.set_rank(rank);
+    member.set_host(rank < 3 ? "here" : "there");
+  }
+  daemon_.answers.info.set_rank(0);
+  const Outcome outcome = OnAll({"list", "--timeout", "300ms"});
+  EXPECT_EQ(outcome.code, kExitUnreachable);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1: "));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("rank 3: ")));
+}
+
+TEST_F(DaemonVerbs, UnloadingWhatIsIdleLeavesWhatIsLeasedOrPinned) {
+  v1::Checkpoint leased = FakeDaemon::MakeCheckpoint(kActive);
+  leased.set_name("checkpoints/leased");
+  leased.set_lease_count(1);
+  v1::Checkpoint pinned = FakeDaemon::MakeCheckpoint(kActive);
+  pinned.set_name("checkpoints/pinned");
+  pinned.set_pinned(true);
+  daemon_.answers.list = {leased, FakeDaemon::MakeCheckpoint(kActive), pinned, Transferring()};
+  EXPECT_EQ(Run({"unload", "--idle"}).code, kExitFine);
+  EXPECT_THAT(daemon_.admin_calls, ::testing::ElementsAre("unload checkpoints/ab12 idle"));
+  EXPECT_EQ(Run({"unload", "--idle", "ab12"}).code, kExitUsage);
+  EXPECT_EQ(Run({"unload"}).code, kExitUsage);
+}
+
+TEST_F(DaemonVerbs, LoadWaitsForMemoryForAsLongAsItIsToldAndHoldsNothing) {
+  Run({"load", "/m", "--layout", "fsdp:2"});
+  EXPECT_FALSE(daemon_.last_load.has_wait_memory());
+  Run({"load", "/m", "--layout", "fsdp:2", "--wait-memory", "90s"});
+  EXPECT_EQ(daemon_.last_load.wait_memory().seconds(), 90);
+  EXPECT_TRUE(daemon_.last_load.no_hold());
 }
 
 TEST_F(DaemonVerbs, ListShowsThoseOfAStateOnlyWhenAsked) {
@@ -285,6 +381,27 @@ TEST_F(DaemonVerbs, DrainWaitsAsLongAsTold) {
   daemon_.answers.remaining_leases = 1;
   EXPECT_THAT(Run({"drain", "--wait", "5m"}).out, HasSubstr("1 lease is left"));
   EXPECT_THAT(daemon_.admin_calls, ::testing::ElementsAre("drain 300"));
+}
+
+TEST_F(DaemonVerbs, TrimSaysWhatWentBackAndWhatStaysAndWhy) {
+  daemon_.answers.trim.set_freed_bytes(1'500'000'000);
+  daemon_.answers.trim.set_used_bytes(400'000'000);
+  EXPECT_EQ(Run({"trim"}).out,
+            "rank 0 gave 1.5 GB back to the system; 400 MB of checkpoints stay until they are "
+            "unloaded\n");
+  daemon_.answers.trim.set_lingering_bytes(2'000'000);
+  EXPECT_THAT(Run({"trim"}).out, HasSubstr("unloaded, and 2.0 MB that clients still map"));
+  const auto json = nlohmann::json::parse(Run({"trim", "--output", "json"}).out);
+  EXPECT_EQ(json, nlohmann::json({{"rank", 0}, {"freed_bytes", 1'500'000'000},
+                                  {"used_bytes", 400'000'000}, {"lingering_bytes", 2'000'000}}));
+}
+
+TEST_F(DaemonVerbs, InfoSaysHowLargeTheArenaIsToBeAndWhy) {
+  daemon_.answers.info.mutable_memory()->set_arena_target_bytes(1'500'000'000);
+  daemon_.answers.info.mutable_memory()->set_arena_why("as the job loaded last");
+  EXPECT_THAT(Run({"info"}).out, HasSubstr("1.5 GB: as the job loaded last"));
+  const auto json = nlohmann::json::parse(Run({"info", "--output", "json"}).out);
+  EXPECT_EQ(json["memory"]["arena_why"], "as the job loaded last");
 }
 
 TEST_F(DaemonVerbs, LogLevelTellsTheOneBefore) {

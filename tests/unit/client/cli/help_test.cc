@@ -57,7 +57,8 @@ std::string TestNameOf(const ::testing::TestParamInfo<std::string>& parameter) {
 INSTANTIATE_TEST_SUITE_P(Verbs, GoldenHelp,
                          ::testing::Values("ckptctl", "inspect", "plan", "load", "watch", "list",
                                            "get", "verify", "unload", "pin", "leases", "info",
-                                           "drain", "log-level", "completion", "version"),
+                                           "trim", "drain", "log-level",
+                                           "completion", "version"),
                          TestNameOf);
 
 }  // namespace

@@ -71,7 +71,7 @@ TEST(JsonViews, GiveTheTensorTableOnlyOnDemand) {
 
 TEST(JsonViews, GiveEmptyListsAsLists) {
   EXPECT_TRUE(Parse(ToJson(std::vector<CheckpointInfo>()))["checkpoints"].is_array());
-  EXPECT_TRUE(Parse(ToJson(std::vector<LeaseInfo>()))["leases"].is_array());
+  EXPECT_TRUE(Parse(ToJson(std::vector<RankLease>()))["leases"].is_array());
   EXPECT_TRUE(Parse(ToJson(PlanSummary(), {}, nullptr))["warnings"].is_array());
 }
 

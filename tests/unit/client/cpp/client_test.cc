@@ -356,15 +356,17 @@ TEST_F(ClientTest, GivesUpPagesThatDoNotEndWhenTheTimeOfOneCallIsOver) {
 }
 
 TEST_F(ClientTest, CallsTheAdminSocketForOperators) {
+  daemon_.answers.trim.set_freed_bytes(3);
   daemon_.Start();
   ASSERT_OK_AND_ASSIGN(AdminClient admin, AdminClient::Connect(Options()));
   EXPECT_EQ(admin.Unload("checkpoints/ab12", true).value().freed_bytes, 1'500'000'000U);
   EXPECT_TRUE(admin.Pin("checkpoints/ab12", true).value().pinned);
   EXPECT_EQ(admin.SetLogLevel("debug").value(), "info");
+  EXPECT_EQ(admin.Trim().value().freed_bytes, 3U);
   ASSERT_OK(admin.Drain(std::chrono::seconds(7)));
   EXPECT_THAT(daemon_.admin_calls,
               ::testing::ElementsAre("unload checkpoints/ab12 force", "pin checkpoints/ab12 on",
-                                     "log-level debug", "drain 7"));
+                                     "log-level debug", "trim", "drain 7"));
 }
 
 TEST(CheckpointNames, MayBeGivenShort) {

@@ -109,15 +109,21 @@ TEST(OpenCheckpoint, SaysThatAPathDoesNotExist) {
   EXPECT_THAT(index, Says("check the path"));
 }
 
-TEST(CheckExists, SaysOfAMissingPathWhatOpeningItWould) {
+TEST(Recognise, SaysOfWhatCannotBeLoadedWhatOpeningItWould) {
   const TempFolder folder;
-  const std::string path = folder.path() + "/model.safetensors";
-  const absl::Status missing = CheckExists(path);
-  EXPECT_THAT(missing, FailsWith(kNotFound, reason::kSourceNotFound));
-  EXPECT_EQ(missing, OpenCheckpoint(path).status());
-  folder.Write("model.safetensors", "no header, which is not read");
-  EXPECT_OK(CheckExists(path));
-  EXPECT_OK(CheckExists(folder.path() + "/"));
+  folder.Write("pickles/pytorch_model.bin", "PK");
+  folder.Write("dcp/.metadata", "x");
+  folder.Write("broken.safetensors", "no header");
+  folder.Write("weights.bin", "PK");
+  fs::create_directories(folder / "empty");
+  for (const char* source : {"none", "pickles", "dcp", "broken.safetensors", "weights.bin", "empty"}) {
+    const absl::Status status = Recognise(folder / source);
+    EXPECT_FALSE(status.ok()) << source;
+    EXPECT_EQ(status, OpenCheckpoint(folder / source).status()) << source;
+  }
+  folder.Write("good/model.safetensors", OneTensor("x"));
+  EXPECT_OK(Recognise(folder / "good/"));
+  EXPECT_OK(Recognise(folder / "good/model.safetensors"));
 }
 
 TEST(OpenCheckpoint, SaysWhereADeadLinkLeads) {
@@ -261,37 +267,9 @@ TEST(CheckUnchanged, NoticesAnotherIndexThatCountsInstead) {
   const std::string usual =
       folder.Write("model.safetensors.index.json", R"({"weight_map":{"x":"b.safetensors"}})");
   EXPECT_THAT(CheckUnchanged(index), FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
-  EXPECT_THAT(CheckUnchanged(index), Says("another index counts there"));
+  EXPECT_THAT(CheckUnchanged(index), Says("other files of that folder count now"));
   fs::rename(usual, folder / "other.safetensors.index.json");
-  EXPECT_THAT(CheckUnchanged(index), Says("another index counts there")) << "neither does";
-}
-
-TEST(OpenCheckpoint, PrefersTheUsualIndexOverAnother) {
-  const TempFolder folder;
-  folder.Write("a.safetensors", OneTensor("x"));
-  folder.Write("b.safetensors", OneTensor("y"));
-  folder.Write("model.safetensors.index.json", IndexOf(R"("x":"a.safetensors")"));
-  folder.Write("model.fp16.safetensors.index.json", IndexOf(R"("y":"b.safetensors")"));
-  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
-  EXPECT_THAT(NamesOf(index), ElementsAre("x"));
-}
-
-TEST(OpenCheckpoint, TakesTheOnlyIndexWhateverItsName) {
-  const TempFolder folder;
-  folder.Write("a.safetensors", OneTensor("x"));
-  folder.Write("b.safetensors", OneTensor("y"));
-  folder.Write("diffusion.safetensors.index.json", IndexOf(R"("y":"b.safetensors")"));
-  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
-  EXPECT_THAT(NamesOf(index), ElementsAre("y"));
-}
-
-TEST(OpenCheckpoint, AsksWhichOfTwoUnusualIndicesIsMeant) {
-  const TempFolder folder;
-  folder.Write("p.safetensors.index.json", "{}");
-  folder.Write("q.safetensors.index.json", "{}");
-  const auto index = OpenCheckpoint(folder.path());
-  EXPECT_THAT(index, FailsWith(kInvalid, reason::kSourceInvalid));
-  EXPECT_THAT(index, Says("name the index to load"));
+  EXPECT_THAT(CheckUnchanged(index), Says("other files of that folder count now")) << "neither does";
 }
 
 TEST(OpenCheckpoint, FollowsTheLinksOfAHuggingFaceSnapshot) {
@@ -449,7 +427,8 @@ TEST(UnsettledFor, IsTheRestOfTheTickInWhichAFileWasWritten) {
 TEST(OpenSettledCheckpoint, ReadsFilesOnlyOnceALaterWriteMustShow) {
   const TempFolder folder;
   const std::string path = folder.Write("m.safetensors", OneTensor("a"));
-  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenSettledCheckpoint(path));
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, OpenSettledCheckpoint(path));
+  const CheckpointIndex& index = opened.index;
   EXPECT_EQ(UnsettledFor(index, std::chrono::system_clock::now()).count(), 0);
   EXPECT_OK(CheckUnchanged(index));
 }

@@ -159,6 +159,22 @@ TEST(RankForm, RefusesAShapeThatTheTrainerDoesNotExpect) {
   EXPECT_THAT(plan, Says("[4,2] in the source and [2,4] in the layout"));
 }
 
+TEST(RankForm, TakesANumberInShapeOneForOneWithoutDimensionsAndNotTheReverse) {
+  const auto plan = [](const Shape& source_shape, const Shape& expected) {
+    FakeSource source;
+    source.Add("x", source_shape);
+    RankLayout layout = AskFor({"x"}, Sharding{}, MeshOf({1}));
+    layout.targets[0].expected_shape = expected;
+    return PlanRank(source.index(), layout, {});
+  };
+  EXPECT_OK(plan({1}, {}));
+  for (const auto& [source_shape, expected] :
+       {std::pair<Shape, Shape>{{}, {1}}, {{2}, {}}, {{1, 1}, {}}, {{1}, {1, 1}}, {{0}, {}}}) {
+    EXPECT_THAT(plan(source_shape, expected),
+                FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch));
+  }
+}
+
 TEST(RankForm, RefusesANameThatIsAskedForTwice) {
   FakeSource source;
   source.Add("x", {4});

@@ -15,6 +15,7 @@
 #include "tests/testing/group_in_process.h"
 #include "tests/testing/small_source.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -60,7 +61,9 @@ class CoordinatorTest : public ::testing::Test {
   std::promise<void> go_on_;
   SmallSource source_;
   GroupInProcess group_{2};
-  Lookups lookups_{CheckUnchanged};
+  Lookups lookups_{[](const CheckpointIndex& index) {
+    return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
+  }};
   Worker load_worker_;
   std::unique_ptr<Coordinator> coordinator_ = Start();
 };
@@ -69,6 +72,30 @@ TEST_F(CoordinatorTest, OneProposalOfRulesLoadsEveryRank) {
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
   EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
   EXPECT_EQ(EndOf(1, name).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, AskedWhoLacksAShardItAsksAllRanksNow) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  EndOf(0, name);
+  EndOf(1, name);
+  EXPECT_THAT(coordinator_->FindMissing(name), ::testing::IsEmpty());
+  ASSERT_OK(group_.rank(1).catalog.Unload(name, false));
+  EXPECT_THAT(coordinator_->FindMissing(name), ::testing::ElementsAre(1));
+  group_.Drop(1);
+  EXPECT_THAT(coordinator_->FindMissing(name), ::testing::ElementsAre(1));
+}
+
+TEST_F(CoordinatorTest, AHeartbeatTellsOnHowManyRanksACheckpointIs) {
+  HeartbeatCall call = Beat(1);
+  call.held = {"checkpoints/a", "checkpoints/b"};
+  ASSERT_OK(MakeActive(group_.rank(0).catalog, "checkpoints/b", Rules()));
+  std::map<std::string, uint32_t> told;
+  for (const Deadline end = Soon(); told["checkpoints/b"] != 2 && Clock::now() < end;) {
+    ASSERT_OK_AND_ASSIGN(const HeartbeatReply reply, coordinator_->Heartbeat(call));
+    told = reply.residences;
+  }
+  EXPECT_EQ(told["checkpoints/a"], 1u);
+  EXPECT_EQ(told["checkpoints/b"], 2u);
 }
 
 TEST_F(CoordinatorTest, LoadsOnceAllRanksHaveStatedTheirTensors) {
@@ -276,6 +303,18 @@ TEST_F(CoordinatorTest, ADaemonThatNeverJoinsFailsTheLoadAndNamesItsRank) {
   const CheckpointInfo info = EndOf(0, name);
   EXPECT_THAT(info.failure, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
   EXPECT_EQ(FactsOf(info.failure).at("ranks"), "1");
+}
+
+TEST_F(CoordinatorTest, NobodyIsWaitedForWhereTheSourceCannotBeRead) {
+  const TempFolder folder;
+  LoadRequest rules = Rules();
+  LoadRequest statement = Statement(1);
+  rules.source = statement.source = folder.Write("weights.bin", "PK");
+  EXPECT_THAT(coordinator_->Propose(1, statement),
+              FailsWith(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported));
+  group_.Drop(1);
+  EXPECT_THAT(coordinator_->Propose(0, rules),
+              FailsWith(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported));
 }
 
 TEST_F(CoordinatorTest, AMemberIsToldWhichDaemonALoadByRuleWaitsFor) {

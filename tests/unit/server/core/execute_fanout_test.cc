@@ -72,6 +72,7 @@ class StreamOnlyLink final : public MemberLink {
     if (script_.on_abort) script_.on_abort();
     return absl::OkStatus();
   }
+  absl::Status GiveBack(const std::string&, Deadline) override { return absl::OkStatus(); }
   absl::StatusOr<bool> Holds(const std::string&, Deadline) override { return false; }
   absl::Status Probe(Deadline) override { return absl::OkStatus(); }
 

@@ -5,6 +5,7 @@
 
 #include <future>
 #include <memory>
+#include <set>
 #include <optional>
 #include <string>
 #include <vector>
@@ -66,6 +67,9 @@ class FakeLeader final : public LeaderLink {
   }
   absl::StatusOr<std::string> Propose(uint32_t, const LoadRequest&, Deadline) override {
     return "checkpoints/proposed";
+  }
+  absl::StatusOr<std::set<uint32_t>> FindMissing(const std::string&, Deadline) override {
+    return std::set<uint32_t>();
   }
   absl::Status CancelLoad(uint32_t rank, const std::string& name, Deadline) override {
     MutexLock lock(mutex_);

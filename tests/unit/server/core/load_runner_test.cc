@@ -72,6 +72,81 @@ class LoadRunnerTest : public ::testing::Test {
   std::atomic<bool> stopping_ = false;
 };
 
+TEST_F(LoadRunnerTest, RanksThatHoldTheirShardAreToldWhenTheOthersDo) {
+  ASSERT_OK(Run(ByRules("fsdp:3")).status);
+  ASSERT_OK(group_.rank(2).catalog.Unload(kName, true));
+  group_.rank(0).catalog.BeginFilling(kName, group_.rank(0).catalog.Tick());
+  ASSERT_OK(Run(ByRules("fsdp:3")).status);
+  EXPECT_EQ(Info(0).state, CheckpointState::kActive);
+  EXPECT_EQ(Info(2).state, CheckpointState::kActive);
+  EXPECT_EQ(group_.rank(0).link->prepared(), 1);
+}
+
+TEST_F(LoadRunnerTest, ARankThatLetsGoOfItsShardMeanwhileFailsTheLoadThatFillsAnother) {
+  ASSERT_OK(Run(ByRules("fsdp:3")).status);
+  ASSERT_OK(group_.rank(2).catalog.Unload(kName, true));
+  group_.rank(2).link->on_commit = [this] {
+    Catalog& other = group_.rank(1).catalog;
+    other.FailAllLoading(absl::UnavailableError("rank 0 did not answer for a while"));
+    return other.Unload(kName, false).status();
+  };
+  EXPECT_THAT(Run(ByRules("fsdp:3")).status,
+              FailsWith(absl::StatusCode::kNotFound, reason::kCheckpointNotFound));
+}
+
+TEST_F(LoadRunnerTest, WithoutMemoryOnOneRankAllGiveBackTheirsAndTheLoadMayWait) {
+  LoadRequest other = RuleRequest();
+  other.intended = AttachMode::kExclusive;  // never sealed, so that rank 0 can map it afterwards
+  Catalog& crowded = group_.rank(1).catalog;
+  ASSERT_OK(MakeActive(crowded, "checkpoints/other", other, 8 * kSmallSegment));
+  ASSERT_OK(crowded.Hold("checkpoints/other", AttachMode::kExclusive));
+  ReadyLoad load = ByRules("fsdp:3");
+  load.order = 1;
+  load.memory_deadline = Soon();
+  const LoadOutcome outcome = Run(load);
+  EXPECT_OK(outcome.status);
+  EXPECT_THAT(outcome.refused_by, ElementsAre(1));
+  EXPECT_THAT(outcome.refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+  EXPECT_EQ(group_.rank(0).memory->Usage().used, 0u);
+  EXPECT_EQ(Info(0).state, CheckpointState::kLoading);
+  ASSERT_OK(crowded.Unload("checkpoints/other", true));
+  EXPECT_OK(Run(load).status);
+  EXPECT_EQ(Info(1).state, CheckpointState::kActive);
+}
+
+TEST_F(LoadRunnerTest, WhatOtherRanksHoldIsFilledBeforeAnOlderLoadThatWaitsForMemory) {
+  ReadyLoad load = ByRules("fsdp:3");
+  load.files = Run(load).files;
+  Catalog& crowded = group_.rank(2).catalog;
+  ASSERT_OK(crowded.Unload(kName, true));
+  ASSERT_OK(MakeActive(crowded, "checkpoints/other", RuleRequest(), 8 * kSmallSegment));
+  ASSERT_OK(crowded.Hold("checkpoints/other", AttachMode::kShared));
+  crowded.Begin("checkpoints/older", RuleRequest());
+  PrepareCall older = CallOf("checkpoints/older", RuleRequest());
+  older.order = 2;
+  ASSERT_FALSE(crowded.Allocate(older, ShardOf(8 * kSmallSegment)).ok());
+  ASSERT_OK(crowded.Unload("checkpoints/other", true));
+  load.order = 9;
+  load.memory_deadline = Soon();
+  ReadyLoad of_no_rank = load;
+  of_no_rank.files.clear();
+  EXPECT_THAT(Run(of_no_rank).refused_by, ElementsAre(2));
+  EXPECT_THAT(Run(load).refused_by, ::testing::IsEmpty());
+  EXPECT_EQ(Info(2).state, CheckpointState::kActive);
+  // Also where its own client would not wait.
+  ASSERT_OK(crowded.Unload(kName, true));
+  load.memory_deadline = {};
+  EXPECT_OK(Run(load).status);
+}
+
+TEST_F(LoadRunnerTest, ALoadThatDoesNotWaitForMemoryFailsWithTheRefusal) {
+  Catalog& crowded = group_.rank(1).catalog;
+  ASSERT_OK(MakeActive(crowded, "checkpoints/other", RuleRequest(), 8 * kSmallSegment));
+  ASSERT_OK(crowded.Hold("checkpoints/other", AttachMode::kShared));
+  EXPECT_THAT(Run(ByRules("fsdp:3")).status,
+              FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+}
+
 TEST_F(LoadRunnerTest, EveryRankGetsItsRows) {
   ASSERT_OK(Run(ByRules("fsdp:3")).status);
   const std::vector<std::pair<uint64_t, uint64_t>> rows_a = {{0, 3}, {3, 6}, {6, 7}};

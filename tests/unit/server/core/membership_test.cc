@@ -30,6 +30,7 @@ class ProbedLink final : public MemberLink {
   absl::Status Abort(const std::string&, const absl::Status&, Deadline) override {
     return answer_;
   }
+  absl::Status GiveBack(const std::string&, Deadline) override { return absl::OkStatus(); }
   absl::StatusOr<bool> Holds(const std::string&, Deadline) override { return answer_; }
   absl::Status Probe(Deadline) override { return answer_; }
   void Close(const std::string& why) override { closed = why; }

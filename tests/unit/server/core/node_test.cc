@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -184,6 +185,9 @@ class HastyLeader final : public LeaderLink {
     abort("checkpoints/a");
     return "checkpoints/a";
   }
+  absl::StatusOr<std::set<uint32_t>> FindMissing(const std::string&, Deadline) override {
+    return std::set<uint32_t>();
+  }
   absl::Status CancelLoad(uint32_t, const std::string&, Deadline) override {
     return absl::OkStatus();
   }
@@ -203,6 +207,18 @@ TEST_F(NodeTest, AMembersLoadThatEndsBeforeItsNameIsKnownDoesNotHang) {
   ASSERT_OK_AND_ASSIGN(const Node::LoadReply reply,
                        member.Load(RuleRequest("fsdp:2", source_.path()), ""));
   EXPECT_EQ(reply.info.state, CheckpointState::kFailed);
+}
+
+TEST_F(NodeTest, AMemberThatHasNotJoinedHasNoKeyForTrainers) {
+  Node::Options options;
+  options.identity.rank = 1;
+  options.identity.world_size = 2;
+  options.on_secret = [](const std::string&) {};
+  options.leader = std::make_shared<HastyLeader>();  // which tells no secret
+  const Node member(*memory_, peer_memory_, std::move(options));
+  EXPECT_THAT(member.TrainerKey(),
+              FailsWith(absl::StatusCode::kUnavailable, reason::kRankMissing));
+  EXPECT_OK(node_->TrainerKey());
 }
 
 TEST_F(NodeTest, ALoadThatWaitsForARankHasTheTimeOfWhoeverWaitsLongest) {
@@ -243,6 +259,9 @@ class PatientLeader final : public LeaderLink {
   absl::StatusOr<std::string> Propose(uint32_t, const LoadRequest& request, Deadline) override {
     proposals.push_back(request);
     return "checkpoints/a";
+  }
+  absl::StatusOr<std::set<uint32_t>> FindMissing(const std::string&, Deadline) override {
+    return std::set<uint32_t>();
   }
   absl::Status CancelLoad(uint32_t, const std::string&, Deadline) override {
     return absl::OkStatus();

@@ -46,6 +46,87 @@ TEST_F(RoundsTest, ARankThatTurnsOutToHoldNothingIsWaitedFor) {
   EXPECT_EQ(rounds_.TakeReady().size(), 1u);
 }
 
+TEST_F(RoundsTest, ALoadThatWasRefusedMemoryWaitsUntilThoseRanksHaveRoom) {
+  LoadRequest patient = RuleRequest();
+  patient.wait_memory = std::chrono::seconds(5);
+  const std::string name = Propose(0, patient);
+  const std::string other = Propose(0, RuleRequest("replicate:2"));
+  ASSERT_EQ(rounds_.TakeReady().size(), 2u);
+  LoadOutcome outcome;
+  outcome.refused_by = {1, 2};
+  outcome.refused = absl::ResourceExhaustedError("a trainer holds it");
+  outcome.refused_at = now_;
+  rounds_.Finished(name, outcome);
+  rounds_.Finished(other, {absl::OkStatus(), {}, {0, 1, 2}, {}});
+  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
+  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(1, 2));
+  EXPECT_THAT(rounds_.Waiting().at(0).refused, Says("a trainer holds it"));
+  rounds_.NoteRoom(1, {name}, now_);
+  rounds_.NoteRoom(2, {name}, now_);  // too soon: each attempt costs the leader some time
+  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
+  const auto later = now_ + std::chrono::milliseconds(100);
+  rounds_.NoteRoom(1, {name, "checkpoints/unknown"}, later);
+  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
+  rounds_.NoteRoom(2, {name}, later);
+  EXPECT_EQ(rounds_.TakeReady().at(0).name, name);
+}
+
+TEST_F(RoundsTest, ALoadThatIsRefusedMemoryAgainAndAgainIsTriedLessOften) {
+  LoadRequest patient = RuleRequest();
+  patient.wait_memory = std::chrono::hours(1);
+  const std::string name = Propose(0, patient);
+  LoadOutcome outcome;
+  outcome.refused_by = {1};
+  outcome.refused = absl::ResourceExhaustedError("a trainer holds it");
+  outcome.refused_at = now_;
+  for (const int pause : {100, 200, 400, 800, 1600, 3200, 5000, 5000}) {
+    ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+    rounds_.Finished(name, outcome);
+    outcome.refused_at += std::chrono::milliseconds(pause);
+    rounds_.NoteRoom(1, {name}, outcome.refused_at - std::chrono::milliseconds(1));
+    ASSERT_THAT(rounds_.TakeReady(), IsEmpty()) << pause;
+    rounds_.NoteRoom(1, {name}, outcome.refused_at);
+  }
+}
+
+TEST_F(RoundsTest, ALoadThatHasWaitedForMemoryLongEnoughExpiresWithTheRefusal) {
+  LoadRequest patient = RuleRequest();
+  patient.wait_memory = std::chrono::seconds(5);
+  const std::string name = Propose(0, patient);
+  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  LoadOutcome outcome;
+  outcome.refused_by = {1};
+  outcome.refused = absl::ResourceExhaustedError("a trainer holds it");
+  rounds_.Finished(name, outcome);
+  EXPECT_THAT(rounds_.TakeExpired(now_ + std::chrono::seconds(4)), IsEmpty());
+  const auto expired = rounds_.TakeExpired(now_ + std::chrono::seconds(5));
+  ASSERT_EQ(expired.size(), 1u);
+  EXPECT_THAT(expired[0].refused, Says("a trainer holds it"));
+}
+
+TEST_F(RoundsTest, ARankThatHasLeftIsNotWaitedForAsOneWithoutMemory) {
+  LoadRequest patient = RuleRequest();
+  patient.wait_memory = std::chrono::seconds(5);
+  const std::string name = Propose(0, patient);
+  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  LoadOutcome outcome;
+  outcome.refused_by = {1};
+  outcome.refused = absl::ResourceExhaustedError("a trainer holds it");
+  rounds_.Finished(name, outcome);
+  rounds_.SetResidents(1, 2, {});
+  EXPECT_EQ(rounds_.TakeReady().size(), 1u);
+}
+
+TEST_F(RoundsTest, LoadsBeginInTheOrderInWhichTheyWereAskedFor) {
+  std::vector<std::string> names;
+  for (const char* rules : {"replicate:1", "replicate:2", "replicate:3", "replicate:4"}) {
+    names.push_back(Propose(0, RuleRequest(rules)));
+  }
+  std::vector<std::string> ready;
+  for (const ReadyLoad& load : rounds_.TakeReady()) ready.push_back(load.name);
+  EXPECT_EQ(ready, names);
+}
+
 TEST_F(RoundsTest, ARankThatAsksWhileItsLoadRunsWithoutItIsLoadedNext) {
   const std::string name = Load({0, 2});
   State(1);

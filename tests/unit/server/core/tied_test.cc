@@ -14,6 +14,7 @@
 namespace ckptd {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr uint64_t kBytes = (2 << 20) + 5;
@@ -69,7 +70,8 @@ TEST_F(TiedTest, OnesThatDifferAnywhereAreRefusedByName) {
     const absl::Status refused = Check(Source(byte), "a", {"b", "c"});
     EXPECT_THAT(refused, FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch));
     EXPECT_THAT(std::string(refused.message()),
-                HasSubstr("'a' and 'c' are to share memory, and have different values"));
+                AllOf(HasSubstr("'a' and 'c' are to share memory, and have different values"),
+                      HasSubstr("pass tied='first' to take that of 'a'")));
   }
 }
 

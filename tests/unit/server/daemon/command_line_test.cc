@@ -43,6 +43,16 @@ TEST(CommandLine, TellsTheCommandOfLaunchFromItsFlags) {
   EXPECT_EQ(line.launch.command, (std::vector<std::string>{"python", "-u"}));
 }
 
+TEST(CommandLine, WhatIsLoadedAtTheStartIsFoundFromAnywhere) {
+  const std::string here = std::filesystem::current_path().string();
+  for (const auto& [given, meant] : {std::pair{std::string("m"), here + "/m"},
+                                     std::pair{std::string("/m"), std::string("/m")}}) {
+    const std::string flag = "--load=" + given;
+    ASSERT_OK_AND_ASSIGN(const CommandLine line, Parse({"run", flag.c_str()}));
+    EXPECT_EQ(line.config.load, meant);
+  }
+}
+
 TEST(CommandLine, LetsFlagsWinOverTheFile) {
   const TempFolder folder;
   const std::string file = FileWith(folder, "job = \"filed\"\nlog-level = \"debug\"\n");

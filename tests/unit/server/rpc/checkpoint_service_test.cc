@@ -7,6 +7,7 @@
 #include <string>
 
 #include "server/core/node.h"
+#include "server/core/trainer_key.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/group_in_process.h"
 #include "tests/testing/small_source.h"
@@ -48,6 +49,24 @@ TEST_F(CheckpointServiceTest, LendsWhatIsAboutToBeActive) {
     ASSERT_FALSE(load->resident);
     EXPECT_EQ(Acquire(load->info.name).error_message(), "");
   }
+}
+
+TEST_F(CheckpointServiceTest, AWatchKeepsNothingForAnIdOfAnyLength) {
+  v1::WatchCheckpointRequest request;
+  request.set_name("checkpoints/a");
+  request.set_load_request_id(std::string(129, 'i'));
+  grpc::ServerContext context;
+  EXPECT_EQ(service_.WatchCheckpoint(&context, &request, nullptr).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(CheckpointServiceTest, GivesTrainersAKeyOfTheGroupsSecretAndNotTheSecret) {
+  const v1::GetTrainerKeyRequest request;
+  v1::GetTrainerKeyResponse response;
+  grpc::ServerContext context;
+  ASSERT_TRUE(service_.GetTrainerKey(&context, &request, &response).ok());
+  EXPECT_EQ(response.key(), DeriveTrainerKey(node_.group_secret()));
+  EXPECT_EQ(response.key().size(), 32u);
 }
 
 }  // namespace

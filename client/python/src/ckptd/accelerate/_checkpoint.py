@@ -6,20 +6,21 @@ import logging
 import os
 import types
 from dataclasses import dataclass
-from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Union
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import nn
 
 from .. import _client
-from .._errors import FailedPrecondition, Unimplemented
+from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
-from .._source import absolute
-from ..torch import _agree, _lazy, _load, _module, _native, _state_dict
+from .._source import absolute, local_path
+from ..torch import _agree, _devices, _in_file, _lazy, _load, _module, _native, _native_files, _state_dict
+from ..torch import _tied
 from ..torch._spread import Options
 from . import _feed
 from ._files import Files, resolve
-from ._wishes import Device, Wishes
+from ._wishes import Wishes
 
 _LOG = logging.getLogger("ckptd")
 _MODULE = "accelerate.utils.modeling"
@@ -29,7 +30,7 @@ _FUNCTION = "load_checkpoint_in_model"
 def load_checkpoint_in_model(
     model: nn.Module,
     checkpoint: Union[str, os.PathLike],
-    device_map: Optional[Mapping[str, Device]] = None,
+    device_map: Optional[_devices.DeviceMap] = None,
     offload_folder: Union[None, str, os.PathLike] = None,
     dtype: Union[None, str, torch.dtype] = None,
     offload_state_dict: bool = False,
@@ -41,32 +42,37 @@ def load_checkpoint_in_model(
     broadcast_from_rank0: bool = False,
     *,
     link_offloaded: bool = False,
+    allow_rank0_values: bool = False,
     timeout: float = 600.0,
     digest: bool = True,
     address: Optional[str] = None,
     client: Optional[_client.Client] = None,
     fallback: Optional[str] = None,
+    tied: Optional[str] = None,
 ) -> None:
     """accelerate's function of this name, over the memory of this rank's daemon.
 
-    With a device_map, what the map puts where the daemon keeps its memory comes by one
-    load, cast, and becomes the model's without a copy; "disk" and other devices get their
+    device_map: module name -> device, or one device for all: a torch.device, its text, or the
+    number of a GPU, and each spelling of a device is that device. With one, what it puts where
+    the daemon keeps its memory comes by one load, cast, and becomes the model's without a copy; "disk" and other devices get their
     tensors in groups of some megabytes. link_offloaded: entries on "disk" name the
     safetensors file in the offload folder's index instead of being written there, so that
     nothing of them is read; the folder then needs the checkpoint. offload_state_dict
     writes no temporary files: the daemon's memory holds what they would.
 
-    Without a device_map the ranks agree as in set_model_state_dict, which fills the model,
-    also one on meta without a process group. Checkpoints that are no safetensors are
-    accelerate's own reading (torch.load).
+    tied: names of one tensor with different values are an error, "first" takes the value of the
+    first of the model's names. Without a device_map the ranks agree as in set_model_state_dict, which fills the model,
+    also one on meta without a process group; allow_rank0_values as there. Checkpoints that are no
+    safetensors are accelerate's own reading (torch.load), as is an index that lists nothing.
 
     Raises what accelerate does, for a file that is missing or of another format as
     load_state_dict; else ckptd.Error, before the model is touched: UNIMPLEMENTED for
     offload_8bit_bnb. timeout, digest, address, client: see load_into. fallback="native":
     accelerate reads where no daemon can be reached.
     """
+    modules = None if device_map is None else _devices.as_accelerate_s(_devices.by_module(device_map))
     arguments: Dict[str, Any] = {
-        "device_map": device_map,
+        "device_map": modules,
         "offload_folder": offload_folder,
         "dtype": dtype,
         "offload_state_dict": offload_state_dict,
@@ -77,22 +83,27 @@ def load_checkpoint_in_model(
         "full_state_dict": full_state_dict,
         "broadcast_from_rank0": broadcast_from_rank0,
     }
-    alone = contextlib.nullcontext() if device_map is not None else _agree.part_of(_FUNCTION)
-    with alone:
+    near = _agree.Near(address, client)
+    with contextlib.nullcontext() if device_map is not None else _agree.part_of(_FUNCTION, near):
         checkpoint, deadline = os.fspath(checkpoint), Deadline(timeout)
         _native.check(fallback)
+        _tied.check(tied)
         together = device_map is None and _can_spread(model, full_state_dict)
-        files = _resolve(checkpoint, deadline, together)
+        files, wrong = _resolve(checkpoint)
+        if wrong is not None and not together:
+            raise wrong
         original = _native.original(_MODULE, _FUNCTION)
-    if not files.all_safetensors:
-        return original(model, checkpoint, **arguments)
-    near = {"address": address, "client": client}
-    call = _Call(model, checkpoint, files, arguments, link_offloaded, digest, near, deadline, fallback)
-    ours = _spread if together else _run
+    if files is not None and not files.without_index:
+        checkpoint = files.source  # in a folder accelerate would choose by a rule of its own
+    if files is not None and not files.by_daemons:
+        return original(model, checkpoint, **arguments)  # each rank by itself
+    daemon = near._asdict()
+    how = (link_offloaded, digest, allow_rank0_values, daemon, deadline, fallback, tied)
+    call = _Call(model, checkpoint, files, arguments, *how)
     return _native.stand_in(
         _FUNCTION,
-        lambda: ours(call),
-        lambda: original(model, checkpoint, **arguments),
+        lambda: _spread(call, wrong) if together else _run(call),
+        lambda: _natively(call, original),
         fallback,
     )
 
@@ -103,13 +114,15 @@ class _Call:
 
     model: nn.Module
     checkpoint: str
-    files: Files
+    files: Optional[Files]  # None where this rank finds none
     arguments: Dict[str, Any]
     link: bool
     digest: bool
+    allow_rank0_values: bool
     near: Dict[str, Any]  # the daemon: address=, client=
     deadline: Deadline
     fallback: Optional[str]
+    tied: Optional[str]
 
     def connected(self) -> ContextManager[_client.Client]:
         rank = _load.rank_and_size()[0]
@@ -127,35 +140,50 @@ def _can_spread(model: nn.Module, full_state_dict: bool) -> bool:
     return full_state_dict and len(real) <= 1
 
 
-def _resolve(checkpoint: str, deadline: Deadline, together: bool) -> Files:
-    """Which files it is. together: what is wrong with it on one rank is raised on every one,
-    which would wait; but each rank reads files that are accelerate's own reading by itself.
-    """
-    files, wrong = None, None
+def _natively(call: _Call, original: Callable) -> None:
+    """accelerate's own function, which chooses among names of one tensor without a word."""
+    names = {name for names in _tied.shared_names(call.model) for name in names}
+    if names and call.files is not None:
+        held = _native_files.read_some(call.files.files, names)
+        doing = f"loading {call.checkpoint} by accelerate's own function"
+        if call.tied is None:
+            _tied.settle(doing, call.model, {"": held}, None, lambda value: value)
+        elif _tied.in_dict(doing, call.model, held, call.tied) is not held:
+            raise FailedPrecondition(
+                f"{doing} with tied={call.tied!r}: it has different values under names of one tensor, and "
+                "accelerate chooses by an order of its own; start the daemons, or untie the model",
+                "DAEMON_UNREACHABLE",
+            )
+    original(call.model, call.checkpoint, **call.arguments)
+
+
+def _resolve(checkpoint: str) -> Tuple[Optional[Files], Optional[Exception]]:
+    """Which files it is, or what is wrong with it."""
     try:
-        files = resolve(checkpoint)
-    except (OSError, ValueError) as error:
-        wrong = error
-    if together and (files is None or files.all_safetensors):
-        with _agree.agree(_FUNCTION, deadline) as group:
-            if wrong is not None:
-                raise wrong
-            group.vote(1)
-    if files is None:
-        raise wrong
-    return files
+        return resolve(local_path(checkpoint)), None
+    except (OSError, ValueError, Error) as error:
+        return None, error
 
 
-def _spread(call: _Call) -> None:
+def _spread(call: _Call, wrong: Optional[Exception]) -> None:
+    """wrong: what is the matter with the files on this rank; raised on every one, which would wait."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
+    with _agree.agree(_FUNCTION, call.deadline, near=_agree.Near(**call.near)) as group:
+        if wrong is not None:
+            raise wrong
+        group.vote(1)
+
     def names(own: _client.Client) -> _feed.Entries:
-        return _feed.names_in(_lazy.inspect(own, call.files.source, call.deadline))
+        return _feed.names_in(_in_file.inspect(own, call.files.source, call.deadline))
 
     options = ("full_state_dict", "strict", "broadcast_from_rank0")
     wish = StateDictOptions(**{name: call.arguments[name] for name in options})
-    of = _native.named(call.fallback, _state_dict.source_of(call.files.source, wish))
-    how = Options(digest=call.digest, of=of, **call.options())
+    of = _native.named(
+        call.fallback, _state_dict.source_of(call.files.source, wish), _tied.said(call.tied)
+    )
+    more = {"allow_rank0_values": call.allow_rank0_values, "tied": call.tied}
+    how = Options(digest=call.digest, of=of, **more, **call.options())
     result = _state_dict.spread_over(call.model, names, wish, how)
     if result.unexpected_keys and not call.arguments["strict"]:
         left_out = _module.shown(sorted(result.unexpected_keys))
@@ -172,25 +200,37 @@ def _run(call: _Call) -> None:
             "NOT_FROM_DAEMONS",
         )
 
+    def read(entry: _in_file.InFile) -> torch.Tensor:
+        return _lazy.LazyStateDict({entry.name: entry}, **call.options())[entry.name]
+
+    chosen: Dict[str, str] = {}  # see _tied.settle
+
     @functools.cache
     def by_file() -> Dict[str, _feed.Entries]:
         # Not before accelerate has checked its arguments.
         with call.connected() as own:
-            found = _lazy.inspect(own, call.files.source, call.deadline)
-            return _feed.entries(own, found, call.files, _wishes(call), call.digest, call.deadline)
+            found = _in_file.inspect(own, call.files.source, call.deadline)
+            held = _feed.entries(own, found, call.files, _wishes(call), call.digest, call.deadline)
+        chosen.update(_tied.settle(f"loading {call.checkpoint}", call.model, held, call.tied, read))
+        return held
 
     def load_state_dict(file: str, device_map: Any = None) -> Mapping[str, Any]:
-        held = by_file()[absolute(file)]
-        return held if device_map is None else _lazy.LazyStateDict(held, **call.options())
+        files = by_file()
+        if call.files.without_index:
+            held = {name: value for part in files.values() for name, value in part.items()}
+        else:
+            held = files[absolute(file)]
+        return held if device_map is None else _Stream(held, **call.options())
 
+    checkpoint = call.files.files[0] if call.files.without_index else call.checkpoint
     original = _native.original(_MODULE, _FUNCTION)
-    offload = _Offload(call.arguments["offload_folder"], by_file if call.link else None)
+    offload = _Offload(call.arguments["offload_folder"], by_file if call.link else None, chosen)
     _with_globals(
         original,
         load_state_dict=load_state_dict,
         offload_weight=offload.write,
         load_offloaded_weights=offload.read_back,
-    )(call.model, call.checkpoint, **call.arguments)
+    )(call.model, checkpoint, **call.arguments)
 
 
 def _wishes(call: _Call) -> Wishes:
@@ -203,15 +243,28 @@ def _wishes(call: _Call) -> Wishes:
     )
 
 
+class _Stream(_lazy.LazyStateDict):
+    """One that accelerate goes through once: what it has placed is not kept here."""
+
+    def items(self) -> Any:
+        return self.walk()
+
+
 class _Offload:
     """Where accelerate's function puts tensors aside.
 
     folder: the one for "disk"; what goes anywhere else waits in memory, which is the
-    daemon's, instead of in files. by_file: to have entries name their files.
+    daemon's, instead of in files. by_file: to have entries name their files. chosen: name -> the
+    one whose value is taken for it.
     """
 
-    def __init__(self, folder: Any, by_file: Optional[Callable[[], Dict[str, _feed.Entries]]]):
-        self._folder, self._by_file = folder, by_file
+    def __init__(
+        self,
+        folder: Any,
+        by_file: Optional[Callable[[], Dict[str, _feed.Entries]]],
+        chosen: Mapping[str, str],
+    ):
+        self._folder, self._by_file, self._chosen = folder, by_file, chosen
         self._waiting: Dict[str, torch.Tensor] = {}
 
     def write(self, weight: torch.Tensor, name: str, folder: Any, index: Any = None) -> Any:
@@ -222,9 +275,11 @@ class _Offload:
 
             offload_weight(weight, name, folder, index=index)
         else:
-            file = next(path for path, held in self._by_file().items() if name in held)
+            files = self._by_file()
+            stored = self._chosen.get(name, name)
+            file = next(path for path, held in files.items() if stored in held)
             dtype = str(weight.dtype).replace("torch.", "")
-            index[name] = {"safetensors_file": file, "weight_name": name, "dtype": dtype}
+            index[name] = {"safetensors_file": file, "weight_name": stored, "dtype": dtype}
         return index
 
     def read_back(self, model: nn.Module, index: Mapping[str, Any], _: str) -> None:

@@ -9,9 +9,9 @@ from .._rpc import Deadline
 from .._shard import Shard
 from .._source import absolute
 from .._types import Source, SourceTensor
-from ..torch import _lazy, _load, _memory, _private
+from ..torch import _devices, _in_file, _load, _memory, _private
 from ._files import Files
-from ._wishes import Device, Wishes
+from ._wishes import Wishes
 
 _F32 = _dtypes.BY_NAME["F32"].number
 
@@ -20,13 +20,7 @@ Entries = Dict[str, Any]  # name -> tensor, or InFile
 
 def names_in(found: Source) -> Entries:
     """Tensors of the files under their own names, in the order of the files."""
-    tensors = sorted(found.tensors.values(), key=lambda tensor: (tensor.file, tensor.offset))
-    return {tensor.name: _in_file(found, tensor) for tensor in tensors}
-
-
-def _in_file(found: Source, tensor: SourceTensor) -> _lazy.InFile:
-    number = _dtypes.BY_NAME[tensor.dtype].number
-    return _lazy.InFile(found.source, tensor.name, number, tensor.shape, tensor.nbytes)
+    return {name: _in_file.in_file(found, tensor) for name, tensor in _in_file.in_order(found)}
 
 
 def entries(
@@ -55,7 +49,7 @@ def entries(
             by_file[tensor.file][name] = torch.empty(tensor.shape, dtype=dtype, device="meta")
             continue
         by_file[tensor.file][name] = entry
-        if _same(place, have):
+        if _devices.device_of(place) == have:
             stay.append(tensor)
     if stay:
         asked = {t.name: _number(t, wishes) for t in stay}
@@ -81,17 +75,6 @@ def _device(own: _client.Client, deadline: Deadline) -> torch.device:
     return torch.device("cuda", _cuda_driver.find_device(uuid).ordinal)
 
 
-def _same(place: Device, have: torch.device) -> bool:
-    if place == "disk":
-        return False
-    wanted = torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
-    if wanted.type != have.type:
-        return False
-    if wanted.type == "cuda" and wanted.index is None:
-        return torch.cuda.current_device() == have.index
-    return wanted.type == "cpu" or wanted.index == have.index
-
-
 def _number(tensor: SourceTensor, wishes: Wishes) -> int:
     """ckptd.v1.Dtype that the daemon is to give: the file's where it does not cast."""
     in_file = _dtypes.BY_NAME[tensor.dtype].number
@@ -114,6 +97,7 @@ def _attach(
     options = _options(found, asked, _load.rank_and_size()[1])
     left = deadline.for_call()
     loaded = own.load(found.source, mode=mode, timeout=left, digest=digest, **options)
+    _in_file.check_unchanged(loaded, found.source, found.identity)
     return own.acquire(loaded, mode, timeout=deadline.for_call())
 
 

@@ -1,32 +1,48 @@
 """Which files `checkpoint` means to accelerate's load_checkpoint_in_model."""
 
 import json
+import logging
 import os
 from typing import List, NamedTuple
 
-_WHOLE = ("pytorch_model.bin", "model.safetensors")  # in a folder, the first one counts
+from .. import _folder
+from .._errors import InvalidArgument, Unimplemented
+
+_LOG = logging.getLogger("ckptd")
+_PICKLED = "pytorch_model.bin"
 _INDEX = ".index.json"
 
 
 class Files(NamedTuple):
-    """source: the file, or the index that lists `files`; these are paths, sorted."""
+    """source: the file, the index that lists `files`, or their folder; these are paths, sorted."""
 
     source: str
     files: List[str]
 
     @property
-    def all_safetensors(self) -> bool:
-        return all(path.endswith(".safetensors") for path in self.files)
+    def without_index(self) -> bool:
+        """Whether they are several files of a folder, which accelerate does not know."""
+        return len(self.files) > 1 and not self.source.endswith(".json")
+
+    @property
+    def by_daemons(self) -> bool:
+        """Whether there is something to read, and all of it safetensors."""
+        return bool(self.files) and all(path.endswith(".safetensors") for path in self.files)
 
 
 def resolve(path: str) -> Files:
-    """A file, an index, or a folder with a whole model's file or just one index.
+    """A file, an index, or a folder.
 
-    The rule is accelerate's. Raises ValueError where it does, OSError and ValueError for
-    an index that cannot be read.
+    In a folder the daemons' rule counts, and accelerate's where that finds no safetensors.
+    Raises ValueError where accelerate does, OSError and ValueError for an index that cannot be
+    read; InvalidArgument SOURCE_INVALID for one that names safetensors files outside of its
+    folder, which accelerate would follow.
     """
     if os.path.isdir(path):
-        path = os.path.join(path, _in_folder(path))
+        names = _in_folder(path)
+        if len(names) > 1:
+            return Files(path, [os.path.join(path, name) for name in names])
+        path = os.path.join(path, names[0])
     elif not os.path.isfile(path):
         raise ValueError(
             f"loading {path}: there is no such file or folder; pass a file of weights, the index "
@@ -37,19 +53,49 @@ def resolve(path: str) -> Files:
     with open(path, encoding="utf-8") as file:
         listed = json.load(file)
     names = sorted(set(listed.get("weight_map", listed).values()))
-    return Files(path, [os.path.join(os.path.dirname(path), name) for name in names])
+    found = Files(path, [os.path.join(os.path.dirname(path), name) for name in names])
+    away = [name for name in names if os.path.isabs(name) or ".." in name.split("/")]
+    if away and found.by_daemons:
+        raise InvalidArgument(
+            f"loading {path}: it names {away[0]!r}, which is not below its folder; daemons do not follow "
+            "that, because an index comes with a checkpoint from anywhere and must not choose what they "
+            "read; put the files, or symbolic links to them, beside the index, and name those",
+            "SOURCE_INVALID",
+            {"file": path},
+        )
+    return found
 
 
-def _in_folder(folder: str) -> str:
+def _in_folder(folder: str) -> List[str]:
+    """The names of the files, or of one file or index."""
+    if not _folder.holds_safetensors(folder):
+        return [_by_accelerate(folder)]
+    try:
+        names = _folder.choose(folder)
+    except Unimplemented:  # transformers reads pickles here, too
+        return [_by_accelerate(folder)]
+    except InvalidArgument as error:
+        raise ValueError(str(error)) from error
+    if os.path.exists(os.path.join(folder, _PICKLED)):
+        _LOG.warning(
+            "loading %s: %s counts, as for transformers, and %s is left out, which accelerate "
+            "alone would read; pass a file's own path to choose",
+            folder,
+            names[0],
+            _PICKLED,
+        )
+    return names
+
+
+def _by_accelerate(folder: str) -> str:
     names = sorted(os.listdir(folder))
-    whole = [name for name in _WHOLE if name in names]
+    if _PICKLED in names:
+        return _PICKLED
     indices = [name for name in names if name.endswith(_INDEX)]
-    if whole:
-        return whole[0]
     if len(indices) == 1:
         return indices[0]
     what = f"{len(indices)} of them, {', '.join(indices[:3])}" if indices else "none"
     raise ValueError(
-        f"loading {folder}: it needs {' or '.join(_WHOLE)}, or one file *{_INDEX}, and has {what}; "
-        "pass the file or the index itself"
+        f"loading {folder}: it needs {_PICKLED} or {_folder.WHOLE}, or one file *{_INDEX}, and has "
+        f"{what}; pass the file or the index itself"
     )

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from .. import _client
-from ..torch import _lazy, _native
+from ..torch import _lazy, _lazy_open, _native
 
 Index = Mapping[str, Mapping[str, Any]]
 
@@ -55,7 +55,7 @@ def load_offloaded_weights(
 
 def _from_daemon(linked: Index, near: Dict[str, Any]) -> Iterator[Tuple[str, torch.Tensor]]:
     files = sorted({entry["safetensors_file"] for entry in linked.values()})
-    held = {file: _lazy.load_state_dict(file, every_rank=True, **near).entries for file in files}
+    held = {file: _lazy_open.load_state_dict(file, every_rank=True, **near).entries for file in files}
     entries = {
         name: held[entry["safetensors_file"]][entry.get("weight_name", name)]
         for name, entry in linked.items()

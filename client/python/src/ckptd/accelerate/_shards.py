@@ -4,7 +4,8 @@ import math
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 from ..torch import _memory
-from ..torch._lazy import InFile, LazyStateDict
+from ..torch._in_file import InFile
+from ..torch._lazy import LazyStateDict
 
 
 def shard_checkpoint(

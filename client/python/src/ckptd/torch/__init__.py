@@ -27,7 +27,8 @@ from ._fsdp2 import (
     fsdp2_prepare_model,
     fsdp2_switch_optimizer_parameters,
 )
-from ._lazy import LazyStateDict, load_state_dict
+from ._lazy import LazyStateDict
+from ._lazy_open import load_state_dict
 from ._load import load_into
 from ._patch import patch, unpatch
 from ._result import LoadResult

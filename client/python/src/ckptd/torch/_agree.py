@@ -14,6 +14,9 @@ failure. An exception that leaves the block on one rank is raised on every rank.
 Called by one thread per process. A process that ends takes its rank out: others of its
 host see that within a second, those elsewhere if it could still say so.
 
+What ranks say is proven by a key that their daemons give them (see _seal). One that reaches no
+daemon can only say so; where a caller allowed it all ranks then go natively, in rounds without a key.
+
 Calls are known by their function and by how often it was made: the third one of a function
 is the third one of every rank, and where it has failed on one it fails on all, however they
 came there. With a round that ends well, what one of them had called alone is over for all.
@@ -28,18 +31,30 @@ import os
 import socket
 import sys
 import weakref
-from typing import Callable, Iterator, Optional, Tuple
+import time
+from typing import Callable, Iterator, NamedTuple, Optional, Tuple
 
 import torch.distributed as dist
 
-from .. import _errors
+from .. import _client, _errors
 from .._rpc import Deadline
-from . import _private
+from . import _load, _native, _private
 from ._failures import Heard, as_text
 from ._round import Alone, Call, Group
+from ._seal import Seal
 from ._shared import Board, Failure, Shared
 
 _AT_EXIT = 2.0  # seconds a process may take longer to end
+
+_PAUSE = 0.05  # seconds between two questions for the key
+
+
+class Near(NamedTuple):
+    """The daemon of this rank, as in load_into."""
+
+    address: Optional[str] = None
+    client: Optional[_client.Client] = None
+
 
 # And the store it is of, which must end with the process group: rank 0's listens as long as it
 # lives, and torch would take it for the next group, with the addresses of the one before.
@@ -87,7 +102,8 @@ def _on_exit() -> None:
             return  # with the process that kept it; torch would print a trace of its own for each try
         store = dist.PrefixStore("ckptd", _private.default_store())
         store.set_timeout(datetime.timedelta(seconds=_AT_EXIT))
-        Board(store).tell(rank, Failure(as_text(lost, rank), lost=True))
+        known = _shared is not None and _shared[0]() is _private.default_store()
+        Board(store, _shared[1].seal if known else Seal()).tell(rank, Failure(as_text(lost, rank), lost=True))
 
 
 def _is_served(store) -> bool:
@@ -107,10 +123,18 @@ atexit.register(_on_exit)
 
 
 @contextlib.contextmanager
-def agree(doing: str, deadline: Deadline, of: str = "") -> Iterator[object]:
+def agree(
+    doing: str,
+    deadline: Deadline,
+    of: str = "",
+    near: Optional[Near] = None,
+    instead: Optional[BaseException] = None,
+) -> Iterator[object]:
     """One round. Raises what the first rank that failed raised, on every rank.
 
-    of: what it is done of, if that is to be the same on all ranks.
+    of: what it is done of, if that is to be the same on all ranks. near: whose daemon gives the
+    key; None for a round in which ranks only wait for each other. instead: what this rank
+    has failed of, so that it does not come.
     """
     if not _is_distributed():
         yield Alone()
@@ -118,12 +142,21 @@ def agree(doing: str, deadline: Deadline, of: str = "") -> Iterator[object]:
     group = None
     try:
         shared = _share()
-        group = _next_round(shared, doing, deadline)
-        shared.count(*group.call)
-        shared.board.clear(shared.rank)
-        group.enter(of)
-        yield group
-        shared.ended_well(*group.call)
+        with contextlib.ExitStack() as round_ends:
+            group = _next_round(shared, doing, deadline)
+            shared.count(*group.call)
+            group.come()
+            if instead is not None:
+                _have_key(shared, near, instead)
+                raise instead
+            if near is None:
+                group.seal = Seal()
+            else:
+                _use_key(shared, group, near, of, deadline, round_ends)
+            shared.board.clear(shared.rank)
+            group.enter(of)
+            yield group
+            shared.ended_well(*group.call)
     except Heard as heard:
         raise heard.error from None
     except dist.DistError as error:
@@ -140,15 +173,49 @@ def agree(doing: str, deadline: Deadline, of: str = "") -> Iterator[object]:
         raise
 
 
+def _use_key(shared, group, near: Near, of: str, deadline: Deadline, round_ends) -> None:
+    """Gives `shared`, and the round, the key of this rank's daemon, and the round its connection."""
+    try:
+        own = _load.connected(near.address, near.client, deadline, group.rank)
+        group.client = round_ends.enter_context(own)
+        shared.use(_key_of(group, deadline))
+    except _errors.Error:
+        group.check_same(of)  # first: this rank alone may go natively
+        raise
+
+
+def _key_of(group: Group, deadline: Deadline) -> bytes:
+    """The daemon's key for trainers, once it has joined its group. Raises what another rank failed of."""
+    while True:
+        try:
+            return group.client.trainer_key(deadline.for_call())
+        except _errors.Unavailable as error:
+            if error.reason != "RANK_MISSING" or deadline.passed():
+                raise
+        failed = group.failure()
+        if failed is not None:
+            raise Heard(failed)
+        time.sleep(_PAUSE)
+
+
+def _have_key(shared: Shared, near: Optional[Near], error: BaseException) -> None:
+    """Has the key if it can be had at once, to say `error` with: without one only its kind is."""
+    if near is None or shared.seal.key is not None:
+        return
+    if getattr(error, "reason", "") == "DAEMON_UNREACHABLE":
+        return
+    soon = Deadline(_AT_EXIT)
+    with contextlib.suppress(_errors.Error):
+        with _load.connected(near.address, near.client, soon, shared.rank) as own:
+            shared.use(own.trainer_key(soon.for_call()))
+
+
 def _no_way_of_its_own(group: Group, error: BaseException) -> None:
     """Raises what the round failed of before, where `error` would let this rank alone go natively."""
     first = group.failure()
-    if _is_unreachable(error) and first is not None and not _is_unreachable(first):
+    past = _native.is_past_daemons
+    if past(error) and first is not None and not past(first):
         raise first from error
-
-
-def _is_unreachable(error: BaseException) -> bool:
-    return getattr(error, "reason", "") == "DAEMON_UNREACHABLE"
 
 
 def _is_distributed() -> bool:
@@ -157,14 +224,15 @@ def _is_distributed() -> bool:
 
 def _next_round(shared: Shared, doing: str, deadline: Deadline) -> Group:
     """The one that this process comes to by `doing`."""
-    return Group(shared, Call(doing, shared.made.get(doing, 0) + 1), deadline)
+    return Group(shared, Call(doing, shared.made.get(doing, 0) + 1), deadline, shared.seal)
 
 
 @contextlib.contextmanager
-def part_of(doing: str) -> Iterator[None]:
+def part_of(doing: str, near: Near) -> Iterator[None]:
     """Around a call that all ranks make: when it fails on this one before its round, it has for all."""
 
     def tell(shared: Shared, error: Exception) -> None:
+        _have_key(shared, near, error)
         group = _next_round(shared, doing, Deadline(_AT_EXIT))
         shared.count(*group.call)
         group.fail_before(error)
@@ -174,10 +242,11 @@ def part_of(doing: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def preparing(doing: str) -> Iterator[None]:
+def preparing(doing: str, near: Near) -> Iterator[None]:
     """Around what one rank does by itself, perhaps for a call to come: those that wait read why it failed."""
 
     def tell(shared: Shared, error: Exception) -> None:
+        _have_key(shared, near, error)
         failed = RuntimeError(f"{doing} failed there before: {error}")
         shared.board.tell(shared.rank, Failure(as_text(failed, shared.rank), lost=False))
 

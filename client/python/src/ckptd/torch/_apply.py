@@ -52,10 +52,11 @@ def _layers(model: nn.Module, classes: Optional[Iterable[str]]) -> List[nn.Modul
     return found[::-1] or [m for m in _members(model) if next(m.parameters(), None) is not None]
 
 
-def _members(model: nn.Module) -> Iterable[nn.Module]:
-    """Those of ModuleLists that are in no other one."""
+def _members(model: nn.Module, in_list: bool = False) -> Iterable[nn.Module]:
+    """Those of outermost ModuleLists; of lists in these, theirs, for a list itself cannot be sharded."""
     for child in model.children():
-        if isinstance(child, nn.ModuleList):
-            yield from child
+        is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))
+        if in_list and not is_list:
+            yield child
         else:
-            yield from _members(child)
+            yield from _members(child, in_list or isinstance(child, nn.ModuleList))

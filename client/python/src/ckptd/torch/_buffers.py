@@ -177,13 +177,21 @@ def _roots(model: nn.Module) -> List[nn.Module]:
     return found
 
 
+def may_be_unexpected(model: nn.Module) -> List[str]:
+    """Patterns of names that transformers models ignore in checkpoints, where they lack them."""
+    found = [getattr(root, "_keys_to_ignore_on_load_unexpected", None) or () for root in _roots(model)]
+    return list(dict.fromkeys(pattern for patterns in found for pattern in patterns))
+
+
 def _ask(model: nn.Module, root: nn.Module, own: List[_Blank], fresh: Container[int]) -> None:
     """Has `root` fill the buffers `own`, if it can. What it raises is noted in them.
 
     fresh: ids of the modules that it may initialise. In older transformers a model initialises
     those that it is given, so these are the buffers' owners alone.
     """
-    with torch.no_grad(), _protected(model, {id(blank.empty) for blank in own}, fresh):
+    but = {id(blank.empty) for blank in own}
+    plain = _private.plain_classes(model.modules())
+    with torch.no_grad(), _protected(model, but, fresh), plain:
         try:
             if _is_composite(root):
                 root.initialize_weights()

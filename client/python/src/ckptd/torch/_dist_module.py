@@ -8,7 +8,7 @@ from torch import nn
 
 from .. import _client
 from .._errors import Unimplemented
-from . import _agree, _given, _load, _memory, _module, _native, _private, _result
+from . import _agree, _given, _load, _memory, _module, _native, _private, _result, _tied
 from ._spread import DtypeFor, Given, Have, Options, Wanted, spread
 from ._targets import Arrangements, Target
 
@@ -23,27 +23,34 @@ def _own_dtype(target: Target, source: torch.dtype) -> torch.dtype:
 class DistModule(nn.Module):
     """A module whose state dict needs to be there on rank 0 only.
 
-    Wraps `module`: attributes, names in state_dict() and in named_parameters(), and
-    calls are the wrapped module's. timeout, digest, address, client: see load_into.
-    fallback="native": torch's set_model_state_dict when no daemon can be reached.
+    Wraps `module`: attributes, what is registered, names in state_dict() and in
+    named_parameters(), also of modules around it, and calls are the wrapped module's.
+    allow_rank0_values: see fsdp2_load_full_state_dict. timeout, digest, address, client:
+    see load_into. fallback="native": torch's set_model_state_dict when no daemon can be
+    reached. tied: as of set_model_state_dict.
     """
 
     def __init__(
         self,
         module: nn.Module,
         *,
+        allow_rank0_values: bool = False,
         timeout: float = 600.0,
         digest: bool = True,
         address: Optional[str] = None,
         client: Optional[_client.Client] = None,
         fallback: Optional[str] = None,
+        tied: Optional[str] = None,
     ) -> None:
         super().__init__()
         _native.check(fallback)
-        own = Options(timeout, address, client, digest, _native.named(fallback))
+        _tied.check(tied)
+        of = _native.named(fallback, _tied.said(tied))
+        own = Options(timeout, address, client, digest, of, allow_rank0_values, tied)
         self.__dict__["spread_options"] = (own, fallback)
         super().__setattr__("module", module)
         del self.__dict__["training"]  # the wrapped module's counts
+        self.register_load_state_dict_post_hook(_name_as_wrapped)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -62,9 +69,51 @@ class DistModule(nn.Module):
     def __delattr__(self, name: str) -> None:
         delattr(self.module, name)
 
+    def register_parameter(self, *args: Any, **kwargs: Any) -> None:
+        """With the wrapped module."""
+        self.module.register_parameter(*args, **kwargs)
+
+    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+        """With the wrapped module."""
+        self.module.register_buffer(*args, **kwargs)
+
+    def add_module(self, *args: Any, **kwargs: Any) -> None:
+        """To the wrapped module."""
+        self.module.add_module(*args, **kwargs)
+
+    def register_module(self, *args: Any, **kwargs: Any) -> None:
+        """With the wrapped module."""
+        self.module.add_module(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's."""
         return self.module(*args, **kwargs)
+
+    def named_modules(
+        self, memo: Optional[set] = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[Tuple[str, nn.Module]]:
+        """This one, then the wrapped module under the same name, and its parts under theirs."""
+        memo = set() if memo is None else memo
+        if self not in memo:
+            if remove_duplicate:
+                memo.add(self)
+            yield prefix, self
+            yield from self.module.named_modules(memo, prefix, remove_duplicate)
+
+    def _fqn_modifiers(self) -> Dict[str, str]:
+        # By it torch's functions, and ours, leave the name of the wrapped module out.
+        return {"": "module"}
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
+        """Where a module around it loads: of torch's, which gives the wrapped module a prefix of its own."""
+        for name in [name for name in state_dict if name.startswith(prefix)]:
+            state_dict[f"{prefix}module.{name[len(prefix) :]}"] = state_dict.pop(name)
+        self.__dict__["loading"] = prefix, error_msgs
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Dict[str, Any]:
         """The wrapped module's, by its names: of a sharded one, this rank's parts."""
@@ -92,13 +141,20 @@ class DistModule(nn.Module):
         """
         own, fallback = self.spread_options
         doing = "DistModule.load_state_dict"
-        with _agree.part_of(doing):
+        with _agree.part_of(doing, _agree.Near(own.address, own.client)):
             return _native.stand_in(
                 doing,
                 lambda: _module.finish(self, _fill(self.module, state_dict, strict, own), strict),
                 lambda: _native_fill(self.module, state_dict, strict, own),
                 fallback,
             )
+
+
+def _name_as_wrapped(module: DistModule, keys: Any) -> None:
+    """After torch has loaded it as a part of another one: takes the prefix out of what that says."""
+    prefix, messages = module.__dict__.pop("loading", ("", []))
+    for texts in (*keys, messages):
+        texts[:] = [text.replace(f"{prefix}module.", prefix) for text in texts]
 
 
 def _fill(module: nn.Module, given: Given, strict: bool, options: Options) -> Any:
@@ -117,9 +173,10 @@ def _fill(module: nn.Module, given: Given, strict: bool, options: Options) -> An
 def _native_fill(module: nn.Module, given: Given, strict: bool, own: Options) -> Any:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
+    together = _load.rank_and_size()[1] > 1  # a process that is alone may have no process group
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=together, strict=strict)
     where = ("torch.distributed.checkpoint.state_dict", "set_model_state_dict")
-    whole = _given.as_dict("DistModule.load_state_dict", given, own.timeout)
+    whole = _module.dict_for_original("DistModule.load_state_dict", module, given, own)
     return _native.original(*where)(module, dict(whole), options=options)
 
 
@@ -145,7 +202,7 @@ def broadcast_and_shard_state_dict(
     Raises ValueError on other ranks than 0, KeyError on all ranks for a name that
     state_dict lacks, RuntimeError for another shape, ckptd.Error.
     """
-    with _agree.part_of(_SHARDING):
+    with _agree.part_of(_SHARDING, _agree.Near(address, client)):
         if _load.rank_and_size()[0] != 0:
             raise ValueError(
                 "broadcasting a state dict: this is not rank 0, which alone has it; call "
@@ -166,7 +223,7 @@ def shard_broadcasted_state_dict(
     fallback: Optional[str] = None,
 ) -> None:
     """The other ranks' side of broadcast_and_shard_state_dict. Raises ValueError on rank 0."""
-    with _agree.part_of(_SHARDING):
+    with _agree.part_of(_SHARDING, _agree.Near(address, client)):
         if _load.rank_and_size()[0] == 0:
             raise ValueError(
                 "receiving a state dict: this is rank 0, which has it; call "
@@ -185,7 +242,7 @@ class _Sink:
 
 
 def _shard(given: Given, meta, into, options: Options, fallback: Optional[str]) -> None:
-    with _agree.part_of(_SHARDING):
+    with _agree.part_of(_SHARDING, _agree.Near(options.address, options.client)):
         values = _native.stand_in(
             "broadcast_and_shard_state_dict",
             lambda: _shard_by_daemons(given, meta, options),

@@ -56,7 +56,7 @@ class _How:
 
 def _attach(source, how: _How, timeout: float, address, client) -> Shard:
     deadline = Deadline(timeout)
-    own = client or _client.connect(address, min(10.0, timeout))
+    own = client or _client.connect(address, min(_client.CONNECT_SECONDS, timeout))
     mode = how.mode
     try:
         if how.device.type != "cpu" and own.device(deadline.for_call()) is None:

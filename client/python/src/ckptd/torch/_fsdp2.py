@@ -8,7 +8,7 @@ from torch import nn
 
 from .. import _client
 from .._errors import InvalidArgument
-from . import _agree, _buffers, _given, _load, _module, _names, _native, _private, _result
+from . import _agree, _buffers, _load, _module, _names, _native, _private, _result, _tied
 from ._spread import DtypeFor, Given, Have, Options, Wanted
 from ._targets import Target
 
@@ -22,42 +22,48 @@ def fsdp2_load_full_state_dict(
     full_sd: Given,
     cpu_offload: bool = False,
     *,
+    allow_rank0_values: bool = False,
     timeout: float = 600.0,
     digest: bool = True,
     address: Optional[str] = None,
     client: Optional[_client.Client] = None,
     fallback: Optional[str] = None,
+    tied: Optional[str] = None,
 ) -> nn.Module:
     """accelerate's function of this name: rank 0's full state dict into a sharded model.
 
     full_sd: on rank 0 a state dict, a LazyStateDict, or the path of a checkpoint; what
     other ranks pass does not count. cpu_offload: for a model with CPUOffloadPolicy, whose
-    parameters belong on the host anyway. timeout, digest, address, client: see load_into.
+    parameters belong on the host anyway. allow_rank0_values: give all ranks rank 0's values
+    also of parameters that FSDP was told to ignore, or shards over part of the ranks; else
+    these are refused by name (RANK_UNIQUE). timeout, digest, address, client: see load_into.
 
     As there: floating tensors take the model's types (float8_e4m3fn and integers keep
     theirs), names that the model lacks are ignored, KeyError for one that full_sd lacks;
-    returns `model`. Other than there: buffers and plain parameters are filled as well, tied
+    returns `model`. tied: as of set_model_state_dict. Other than there: buffers and plain parameters are filled as well, tied
     ones stay tied and need but one of their names, parameters stay the same objects, and
     an error comes on every rank. fallback="native" calls accelerate's function when no
     daemon can be reached, with what safetensors reads on rank 0 if full_sd is a path.
     Raises RuntimeError for tensors of another shape and for models that differ between
     ranks, ckptd.Error.
     """
-    own = Options(timeout, address, client, digest, _native.named(fallback))
-    with _agree.part_of(_LOAD):
+    _tied.check(tied)
+    of = _native.named(fallback, _tied.said(tied))
+    own = Options(timeout, address, client, digest, of, allow_rank0_values, tied)
+    with _agree.part_of(_LOAD, _agree.Near(address, client)):
         return _native.stand_in(
             _LOAD,
             lambda: _spread(model, full_sd, cpu_offload, own),
             lambda: _native.original(_UTILS, _LOAD)(
-                accelerator, model, _native_dict(_LOAD, model, full_sd, timeout), cpu_offload
+                accelerator, model, _native_dict(model, full_sd, own), cpu_offload
             ),
             fallback,
         )
 
 
-def _native_dict(doing: str, model: nn.Module, given: Given, timeout: float) -> Any:
+def _native_dict(model: nn.Module, given: Given, options: Options) -> Any:
     """What accelerate gets: of a file in the model's types, or its ranks wait for ever."""
-    whole = _given.as_dict(doing, given, timeout)
+    whole = _module.dict_for_original(_LOAD, model, given, options)
     if not isinstance(given, (str, os.PathLike)):
         return whole
     wanted = model.state_dict()
@@ -141,11 +147,13 @@ def fsdp2_prepare_model(
     *,
     source: Optional[Given] = None,
     init_buffers: Optional[_buffers.InitBuffers] = None,
+    allow_rank0_values: bool = False,
     timeout: float = 600.0,
     digest: bool = True,
     address: Optional[str] = None,
     client: Optional[_client.Client] = None,
     fallback: Optional[str] = None,
+    tied: Optional[str] = None,
 ) -> nn.Module:
     """accelerate's function of this name, with the weights spread by the daemons.
 
@@ -156,18 +164,21 @@ def fsdp2_prepare_model(
     source: the weights instead of those in rank 0's model, which may then be on meta on
     every rank, rank 0 included: a path, a LazyStateDict or a state dict. Buffers that no
     checkpoint holds are then computed first, as load_into does with init_buffers.
+    allow_rank0_values: see fsdp2_load_full_state_dict.
     Returns the model. Raises what accelerate's does, and fsdp2_load_full_state_dict.
     """
     options = {"timeout": timeout, "digest": digest, "address": address, "client": client}
+    options["allow_rank0_values"] = allow_rank0_values
 
     def load(accelerator, model, full_sd, cpu_offload=False):
         given = full_sd if source is None else source
         return fsdp2_load_full_state_dict(
-            accelerator, model, given, cpu_offload, fallback=fallback, **options
+            accelerator, model, given, cpu_offload, fallback=fallback, tied=tied, **options
         )
 
     spreads = accelerator.state.fsdp_plugin.cpu_ram_efficient_loading
-    with _agree.part_of(_LOAD) if spreads else _agree.preparing("fsdp2_prepare_model"):
+    near = _agree.Near(address, client)
+    with _agree.part_of(_LOAD, near) if spreads else _agree.preparing("fsdp2_prepare_model", near):
         _native.check(fallback)
         if source is not None:
             _prepare_meta(accelerator, model, init_buffers)

@@ -13,13 +13,13 @@ from . import _private
 from ._result import raise_as_torch
 
 _LOG = logging.getLogger("ckptd")
-_TORCH = "torch."
+_NOT_USERS = ("torch.", "ckptd.")
 Modules = List[Tuple[str, nn.Module]]  # (path, module), as _names.modules_of gives them
 
 
 def _is_users(hook: Callable) -> bool:
     function = getattr(hook, "func", hook)  # of a functools.partial
-    return not (getattr(function, "__module__", None) or "").startswith(_TORCH)
+    return not (getattr(function, "__module__", None) or "").startswith(_NOT_USERS)
 
 
 def _name_of(hook: Callable) -> str:

@@ -10,19 +10,21 @@ from typing import Callable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import nn
 
-from .. import _address, _client
+from .. import _address, _client, _outside, _participant, _source
 from .._errors import Error, InvalidArgument, Unimplemented
 from .._layout import RankLayout
 from .._rpc import Deadline
 from .._shard import Shard
 from .._types import Progress
-from . import _buffers, _extra_state, _hooks, _memory, _names, _place, _private, _private_fsdp1, _targets
+from . import _buffers, _converted, _extra_state, _hooks, _memory, _names, _place, _private
+from . import _in_file, _private_fsdp1, _stored, _targets, _tied
 from ._collection import no_collection
+from ._rename import Regex, Rename, ignored
 from ._result import LoadResult
 from ._targets import Target
 
 _SHOWN = 5  # names in a sentence
-PATIENCE = 5.0  # seconds for a daemon that is just starting: no rank waits longer for a bad one
+_LOOK_SECONDS = 5.0  # for what only makes a sentence better
 
 
 class Clock:
@@ -52,6 +54,11 @@ def load_into(
     address: Optional[str] = None,
     client: Optional[_client.Client] = None,
     init_buffers: Optional[_buffers.InitBuffers] = None,
+    tied: Optional[str] = None,
+    variant: Optional[str] = None,
+    rename: Optional[Rename] = None,
+    ignore: Sequence[Regex] = (),
+    barrier: bool = False,
 ) -> LoadResult:
     """Makes the daemon's memory the storage of every parameter and buffer of `model`.
 
@@ -78,42 +85,115 @@ def load_into(
     are unexpected when no rank's model has them (pipeline stages make up one
     model). Non-persistent buffers are never missing or unexpected. What modules give by
     get_extra_state counts, too; a checkpoint holds it where it is a tensor.
-    timeout: seconds for everything, waiting for other ranks included.
+    timeout: seconds for everything, waiting for other ranks, and for memory that others hold,
+    included.
     init_buffers: function of (model, names) that computes non-persistent buffers
     on meta, in place or by replacing them; Hugging Face models need none, unless their
     own initialisation raises, which leaves all of their buffers to it. Of what nobody
     computes the checkpoint's value is taken, where it has one.
+    tied: names of one tensor that the checkpoint has with different values are an error;
+    "first" takes the value of the first of the model's names.
+    source: a file, an index, or a folder, of which the same files are read as transformers
+    reads: model.safetensors, else model.safetensors.index.json, else a numbered series, else
+    all .safetensors files but those of adapters and optimizers. variant="fp16" reads
+    model.fp16.safetensors, or its index, instead. Also hf://ORG/NAME@REVISION, in the local cache.
+    rename: gives names of the checkpoint those of the model: a dict, a function of a name,
+    or (pattern, replacement) pairs as for re.sub, one after the other. Others stay as they
+    are. result.unexpected and errors about the checkpoint have its own names.
+    ignore: patterns, as for re.search, of the checkpoint's names that may be unexpected;
+    a Hugging Face model's own (_keys_to_ignore_on_load_unexpected) besides.
+    barrier: return when every rank has placed its weights, and raise what one of them failed
+    of. Give it on all ranks, or on none: a single one that was started again attaches by
+    itself only without.
+    A rank that fails, or whose process ends in the call, ends the calls of the others with its
+    sentence: of those that still wait, and with `barrier` of all.
     Hooks after load_state_dict are run, when strict errors have been raised already; those
     before it are named in a warning.
 
     Returns a LoadResult. Raises ckptd.Error; the model is then as it was, except
-    for BUFFERS_LEFT, which comes after the weights are in. Raises TypeError for
-    what is no module.
+    for BUFFERS_LEFT and what other ranks failed of late, which come after the weights are in.
+    Raises TypeError for what is no module.
     """
+    deadline = Deadline(timeout)
+    with _part_of_load(source, barrier, deadline, address, client) as (client, part):
+        _check_arguments(model, source)
+        source = _source.of_variant(source, variant)
+        with _converted.explaining(model, functools.partial(_names_in, source, address, client)):
+            return _load_into(
+                model,
+                source,
+                mode,
+                handle,
+                dtype,
+                strict,
+                deadline,
+                digest,
+                address,
+                client,
+                init_buffers,
+                tied,
+                rename,
+                ignore,
+                part,
+            )
+
+
+@contextlib.contextmanager
+def _part_of_load(source, barrier: bool, deadline: Deadline, address, client):
+    """(client, this rank's part): from before anything can fail here. Alone there is nobody to tell."""
+    rank, world_size = rank_and_size()
+    if world_size == 1:
+        yield client, _participant.Alone()
+        return
+    with connected(address, client, deadline, rank) as own:
+        with _participant.take_part(own, source, deadline, barrier) as part:
+            yield own, part
+
+
+def _names_in(source, address, client) -> List[str]:
+    """Names in `source`; none where nobody can say so."""
+    deadline = Deadline(_LOOK_SECONDS)
+    try:
+        with connected(address, client, deadline, rank_and_size()[0]) as own:
+            return list(own.inspect(source, timeout=deadline.for_call()).tensors)
+    except Error:
+        return []
+
+
+def _check_arguments(model, source) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"filling a model: the first argument of load_into is of type {type(model).__name__}, no "
             "torch.nn.Module; pass the model first, then the path: load_into(model, path)"
         )
-    return _load_into(
-        model,
-        source,
-        mode,
-        handle,
-        dtype,
-        strict,
-        Deadline(timeout),
-        digest,
-        address,
-        client,
-        init_buffers,
-    )
+    if isinstance(source, torch.optim.Optimizer):
+        raise TypeError(
+            f"filling a model: the second argument of load_into is of type {type(source).__name__}, no path; "
+            "an optimizer's state is in no such checkpoint: load_into(model, path), and load the optimizer "
+            "with torch.distributed.checkpoint"
+        )
+    _source.check_path("filling a model", source)
 
 
 @torch.inference_mode(False)  # else what is placed could never be trained
 def _load_into(
-    model, source, mode, handle, dtype, strict, deadline, digest, address, client, init_buffers
+    model,
+    source,
+    mode,
+    handle,
+    dtype,
+    strict,
+    deadline,
+    digest,
+    address,
+    client,
+    init_buffers,
+    tied,
+    rename,
+    ignore,
+    part,
 ) -> LoadResult:
+    _tied.check(tied)
     clock = Clock()
     whole, model = model, _names.without_ddp(model)
     modules = _names.modules_of(model)
@@ -122,16 +202,13 @@ def _load_into(
         targets = list_targets(modules, dtype if dtype is None else _memory.parse_dtype(dtype))
     _check_mode(mode, targets)
     clock.lap("model")
-    rank, world_size = rank_and_size()
-    with connected(address, client, deadline, rank) as own:
-        extras = _extra_state.of(modules)
-        layout_of = functools.partial(
-            _targets.state, targets, rank, world_size, strict, _shapes_of(own, source, extras, deadline)
-        )
-        how = How(mode, handle, digest)
-        shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
-        with _closed_if_refused(shard):
-            _check_counts(own, source, targets, shard.table, deadline)
+    with connected(address, client, deadline, rank_and_size()[0]) as own:
+        contents = _stored.Contents(own, source, deadline, rename)
+        extras = _stored.extras_of(_extra_state.of(modules), contents)
+        ignored([], ignore)  # refuses what is no list of patterns
+        patterns = [*ignore, *_buffers.may_be_unexpected(model)] if strict else []
+        how = How(mode, handle, digest, part=part)
+        targets, shard, result = _attach_found(targets, contents, extras, tied, strict, patterns, how, clock)
     with no_collection():
         held, spare, left, result.missing = _sort_out(targets, shard.table)
         result.missing += [name for name, _ in extras if name not in shard.table.index]
@@ -141,6 +218,7 @@ def _load_into(
             entries = _place.prepare(held, shard)
             spares = _place.prepare(spare, shard)
             values = _extra_state.read(extras, shard)
+            part.raise_failure()  # the model is still as it was
         _place.fill(entries, shard, result)
     _extra_state.give(extras, values)
     clock.lap("place")
@@ -150,6 +228,40 @@ def _load_into(
     keys = _private.IncompatibleKeys(result.missing, result.unexpected)
     _hooks.run_after(whole, modules, keys, strict)
     return result
+
+
+def _attach_found(
+    targets: List[Target],
+    contents: _stored.Contents,
+    extras: _extra_state.Extras,
+    tied: Optional[str],
+    strict: bool,
+    patterns: Sequence[Regex],
+    how: "How",
+    clock: Clock,
+) -> Tuple[List[Target], Shard, LoadResult]:
+    """`targets` as the checkpoint has them, and what attach() gives for these."""
+    own, source, deadline = contents.own, contents.source, contents.deadline
+    targets = _stored.look_up(targets, contents, strict)
+    targets, left_out = _stored.first_names(targets, contents, tied)
+
+    def layout_of() -> RankLayout:
+        shapes = _stored.shapes_of(extras, contents)
+        layout = _targets.state(targets, *rank_and_size(), strict, shapes)
+        # Else what is found is looked at here.
+        layout.refuse_unexpected = strict and not (patterns or left_out)
+        return layout
+
+    try:
+        shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
+    except Error as error:
+        raise _stored.advised(error, targets, contents) from None
+    with _closed_if_refused(shard):
+        _stored.check_counts(targets, contents, shard.table.index)
+        result.unexpected = [name for name in result.unexpected if name not in left_out]
+        if strict and (patterns or left_out):
+            _stored.check_unexpected(result.unexpected, source, patterns)
+    return targets, shard, result
 
 
 @contextlib.contextmanager
@@ -179,12 +291,16 @@ class How:
     handle: Optional[str] = None
     digest: bool = True
     progress: Optional[Callable[[Progress], None]] = None
+    identity: str = ""  # of the files that it has to be: see _in_file.check_unchanged
+    part: _participant.Alone = _participant.Alone()
 
 
 @contextlib.contextmanager
 def connected(address, client, deadline: Deadline, rank: int):
     """`client`, or one of its own for this rank that is closed afterwards."""
-    own = client or _client.connect(address, min(PATIENCE, deadline.timeout), rank=rank)
+    own = client or _client.connect(
+        address, min(_client.CONNECT_SECONDS, deadline.timeout), rank=rank
+    )
     try:
         yield own
     finally:
@@ -218,14 +334,20 @@ def attach(
         handle=how.handle,
         timeout=left,
         digest=how.digest,
+        wait_memory=left,
         progress=how.progress,
+        _part=how.part,
     )
+    _in_file.check_unchanged(checkpoint, os.fspath(source), how.identity)
     clock.lap("load")
     with no_collection():  # its table has a row for each tensor; a daemon that holds it has no reason to wait
         shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())
+    if layout.asked_by_rule is not None:
+        with _closed_if_refused(shard):
+            _name_as_stated(layout, shard)
     clock.lap("acquire")
     return shard, LoadResult(
-        checkpoint.name,
+        checkpoint.served_from or checkpoint.name,
         mode,
         sum(shard.table.nbytes),
         len(shard.table.names),
@@ -237,6 +359,22 @@ def attach(
         copied_bytes=shard.copied_bytes,
         handle=shard.handle,
     )
+
+
+def _name_as_stated(layout: RankLayout, shard: Shard) -> None:
+    """What was loaded by rule, for a process that is no rank of the job, has the source's names.
+
+    Raises InvalidArgument (LAYOUT_MISMATCH) for names of one tensor that have different values.
+    """
+    found, table = layout.asked_by_rule, shard.table
+    table.unexpected += _outside.unexpected(found, layout)
+    for name, stored in _outside.every_stored(found, layout).items():
+        held = [one for one in stored if one in table.index]
+        if len(held) > 1:
+            values = {one: _memory.whole(shard, table.index[one]) for one in held}
+            _tied.names_of(f"loading {found.source}", held, values, None, lambda value: value)
+        if held:
+            table.index.setdefault(name, table.index[held[0]])
 
 
 def list_targets(modules: _hooks.Modules, dtype: Optional[torch.dtype] = None) -> List[Target]:
@@ -324,47 +462,19 @@ def _sort_out(
     """
     held, spare, left, missing = [], [], [], []
     for target in targets:
-        found = target.flat is not None or target.names[0] in table.index
+        found = bool(target.asked) and (target.flat is not None or target.asked[0] in table.index)
         # A buffer that the model computed itself stays, whatever the checkpoint holds.
         if found and target.persistent:
             held.append(target)
         elif found and target.tensor.is_meta and _fits(target, table):
             spare.append(target)
         elif target.persistent and not target.may_lack:
-            missing.append(target.name)
+            missing += [names[0] for names, _ in _targets.stated(target)]
         elif target.tensor.is_meta:
             left.append(target)
     return held, spare, left, sorted(missing)
 
 
-def _shapes_of(
-    own: _client.Client, source, extras: _extra_state.Extras, deadline: Deadline
-) -> List[Tuple[str, Sequence[int]]]:
-    """(name, shape) of modules' own values: of any shape, so the checkpoint's is stated; () if it lacks one."""
-    if not extras:
-        return []
-    held = own.inspect(source, timeout=deadline.for_call()).tensors
-    return [(name, held[name].shape if name in held else ()) for name, _ in extras]
-
-
-def _check_counts(
-    own: _client.Client, source, targets: List[Target], table, deadline: Deadline
-) -> None:
-    """Refuses batch norms' counts of another shape, which the daemon left out like missing ones."""
-    counts = [t for t in targets if t.may_lack and t.name not in table.index]
-    left = deadline.for_call()
-    held = own.inspect(source, timeout=left).tensors if counts else {}
-    for name in (name for target in counts for name in target.names):
-        if name in held:
-            raise InvalidArgument(
-                f"filling {name}: the checkpoint has it in shape {list(held[name].shape)}, and "
-                "batch norms count in shape []; save the checkpoint with PyTorch's own counts, or "
-                "without them",
-                "LAYOUT_MISMATCH",
-                {"tensor": name},
-            )
-
-
 def _fits(target: Target, table) -> bool:
     """Whether a buffer that need not be loaded has the checkpoint's dtype; others must have it."""
-    return table.dtypes[table.index[target.name]].number == _memory.number_of(target.dtype)
+    return table.dtypes[table.index[target.asked[0]]].number == _memory.number_of(target.dtype)

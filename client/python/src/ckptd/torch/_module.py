@@ -5,8 +5,8 @@ from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple
 import torch
 from torch import nn
 
-from . import _buffers, _extra_state, _hooks, _load, _memory, _names, _private
-from ._spread import Asked, Check, DtypeFor, Have, Options, Spread, Wanted, spread
+from . import _buffers, _extra_state, _given, _hooks, _load, _memory, _names, _private, _rank_unique, _tied
+from ._spread import Asked, Check, DtypeFor, Given, Have, Options, Spread, Wanted, spread
 from ._targets import Target, stated
 
 
@@ -34,6 +34,8 @@ def spread_over(
 
     def plan() -> Tuple[Wanted, DtypeFor]:
         wanted = wanted_of(model, modules)
+        if not options.allow_rank0_values and _load.rank_and_size()[1] > 1:
+            _rank_unique.refuse(doing, model, modules, wanted.targets)
         counts.extend(target for target in wanted.targets if target.may_lack)
         return wanted, dtype_for(wanted)
 
@@ -42,6 +44,20 @@ def spread_over(
     _extra_state.give(_extra_state.of(modules), made.objects)
     _start_counts(model, counts, made)
     return made
+
+
+def dict_for_original(
+    doing: str, model: nn.Module, given: Given, options: Options, every_rank: bool = False
+) -> Any:
+    """See _given.as_dict. Refuses what the daemons' way refuses, and torch's or accelerate's would not."""
+
+    def look(whole: Any) -> Any:
+        if not (every_rank or options.allow_rank0_values):
+            modules = _names.modules_of(model)
+            _rank_unique.refuse(doing, model, modules, wanted_of(model, modules).targets)
+        return _tied.in_dict(doing, model, whole, options.tied)
+
+    return _given.as_dict(doing, given, options.timeout, every_rank, look)
 
 
 def finish(model: nn.Module, keys: Any, strict: bool) -> Any:
@@ -95,7 +111,7 @@ def mismatched(have: Mapping[str, Have], targets: Iterable[Target]) -> List[str]
                 f'While copying the parameter named "{name}", expected torch.Tensor or Tensor-like '
                 f"object from checkpoint but received {have[name].kind}"
             )
-        elif name is not None and have[name].shape != shape:
+        elif name is not None and have[name].shape != shape and (have[name].shape, shape) != ((1,), ()):
             found.append(
                 f"size mismatch for {name}: copying a param with shape "
                 f"torch.Size({list(have[name].shape)}) from checkpoint, the shape in current model "

@@ -1,6 +1,7 @@
 """Torch's and accelerate's own functions, where a caller allowed them in place of a daemon."""
 
 import contextlib
+import contextvars
 import importlib
 import logging
 from typing import Any, Callable, Iterator, Optional, Set, Tuple, TypeVar
@@ -9,6 +10,8 @@ from .._errors import Error, FailedPrecondition, InvalidArgument
 
 _LOG = logging.getLogger("ckptd")
 _said: Set[str] = set()
+# Whether an original function runs in place of ours: what it calls of ours, patched, is then native, too.
+_natively: contextvars.ContextVar = contextvars.ContextVar("ckptd_natively", default=False)
 # (module, name) -> what was there before patch().
 replaced: dict = {}
 
@@ -69,20 +72,32 @@ def named(fallback: Optional[str], *more: str) -> str:
     return ", ".join([*filter(None, more), *(["fallback='native'"] if fallback else [])])
 
 
+def is_past_daemons(error: BaseException) -> bool:
+    """Whether it says that no daemon serves this job: none is there, or they are of another one."""
+    reasons = ("DAEMON_UNREACHABLE", "WRONG_WORLD_SIZE", "WRONG_RANK")
+    return getattr(error, "reason", "") in reasons
+
+
 def stand_in(
     what: str, ours: Callable[[], Result], native: Callable[[], Result], fallback: Optional[str]
 ) -> Result:
-    """ours(), or native() when fallback allows it and the daemons cannot be reached.
+    """ours(), or native() when fallback allows it and no daemon serves this job: see is_past_daemons.
 
     Which of them, all ranks do alike, because all raise the same. Said once in the log.
     """
     check(fallback)
+    if fallback == "native" and _natively.get():
+        return native()
     try:
         return ours()
     except Error as error:
-        if fallback != "native" or error.reason != "DAEMON_UNREACHABLE":
+        if fallback != "native" or not is_past_daemons(error):
             raise
         if what not in _said:
             _said.add(what)
             _LOG.warning("%s: without the daemons, by the original function: %s", what, error)
-    return native()
+    token = _natively.set(True)
+    try:
+        return native()
+    finally:
+        _natively.reset(token)

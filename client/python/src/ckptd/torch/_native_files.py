@@ -2,12 +2,10 @@
 
 import json
 import os
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Container, Dict, Iterable, List, Mapping
 
+from .. import _folder
 from .._errors import FailedPrecondition, InvalidArgument
-
-_USUAL_INDEX = "model.safetensors.index.json"
-_INDEX = ".safetensors.index.json"
 
 
 def load_file(path: str) -> Mapping[str, Any]:
@@ -39,29 +37,24 @@ def read(
     return found
 
 
+def read_some(files: Iterable[str], names: Container[str]) -> Dict[str, Any]:
+    """name -> tensor, of those of `names` that the safetensors files hold."""
+    from safetensors import safe_open
+
+    found: Dict[str, Any] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            found.update((name, file.get_tensor(name)) for name in file.keys() if name in names)
+    return found
+
+
 def _files_of(path: str) -> List[str]:
     """Which files make the checkpoint `path`; by the same rules as the daemons find them."""
-    if not os.path.isdir(path):
-        return _files_of_index(path) if path.endswith(".json") else [path]
-    names = sorted(n for n in os.listdir(path) if not n.startswith("."))
-    indices = [n for n in names if n.endswith(_INDEX)]
-    if _USUAL_INDEX in indices or len(indices) == 1:
-        name = _USUAL_INDEX if _USUAL_INDEX in indices else indices[0]
-        return _files_of_index(os.path.join(path, name))
-    if indices:
-        raise InvalidArgument(
-            f"opening {path}: it holds {len(indices)} indices ({indices[0]}, {indices[1]} ...), "
-            "each another checkpoint; name the index to load",
-            "SOURCE_INVALID",
-            {"file": path},
-        )
-    files = [os.path.join(path, n) for n in names if n.endswith(".safetensors")]
-    if not files:
-        raise FileNotFoundError(
-            f"opening {path}: no .safetensors file in this folder; name a .safetensors file, an "
-            "index.json or the folder that holds them"
-        )
-    return files
+    if os.path.isdir(path):
+        files = [os.path.join(path, name) for name in _folder.choose(path)]
+    else:
+        files = [path]
+    return _files_of_index(files[0]) if files[0].endswith(".json") else files
 
 
 def _files_of_index(path: str) -> List[str]:

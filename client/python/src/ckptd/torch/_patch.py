@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .._autopatch import switched_off
 from .._patches import Patch, Patches
-from . import _buffers, _fsdp2, _lazy, _native, _state_dict
+from . import _buffers, _fsdp2, _lazy_open, _native, _state_dict, _tied
 from ._spread import Given
 
 _PLACES: Dict[str, Tuple[str, ...]] = {
@@ -58,11 +58,13 @@ def patch(
     *,
     source: Optional[Given] = None,
     init_buffers: Optional[_buffers.InitBuffers] = None,
+    allow_rank0_values: bool = False,
     timeout: float = 600.0,
     digest: bool = True,
     address: Optional[str] = None,
     client: Any = None,
     fallback: Optional[str] = None,
+    tied: Optional[str] = None,
 ) -> Patched:
     """From now on, accelerate calls this package instead of its own functions.
 
@@ -85,7 +87,9 @@ def patch(
 
     _native.check(fallback)
     near = {"timeout": timeout, "address": address, "client": client}
-    common = {**near, "digest": digest, "fallback": fallback}
+    _tied.check(tied)
+    common = {**near, "digest": digest, "fallback": fallback, "tied": tied}
+    common["allow_rank0_values"] = allow_rank0_values
     new = {
         "load_state_dict": functools.partial(_load_state_dict, near, fallback),
         "load_checkpoint_in_model": _with(_checkpoint.load_checkpoint_in_model, common),
@@ -118,6 +122,6 @@ def _with(function: Any, options: Dict[str, Any]) -> Any:
 
 def _load_state_dict(near, fallback, checkpoint_file, device_map=None):
     only_first = os.environ.get(_RAM_EFFICIENT, "").lower() in ("1", "true", "yes", "y", "t", "on")
-    return _lazy.load_state_dict(
+    return _lazy_open.load_state_dict(
         checkpoint_file, device_map, every_rank=not only_first, fallback=fallback, **near
     )

@@ -25,9 +25,11 @@ class Entry(NamedTuple):
     copied: Optional[str] = None  # why the tensor keeps its own memory, into which bytes are copied
 
     def tensors(self, shard: Shard):
-        """(flat storage with padding, its view of the local shape) over the shard's memory."""
+        """(flat storage with padding, its view of the local shape) over the shard's memory, or cast."""
         target, offset, count, shape, *_ = self
         flat = _memory.flat(shard, target.dtype, count, offset)
+        if target.cast is not None:
+            flat = flat.to(target.cast)
         if len(shape) == 1 and shape[0] == count:
             return flat, flat
         return flat, flat.as_strided(shape, _memory.contiguous_strides(shape))
@@ -82,13 +84,13 @@ def _flat_entry(target: Target, table) -> Entry:
         _differs(target, f"{row.name} instead of {target.dtype}")
     if elements != target.tensor.numel():
         _differs(target, f"{elements} elements instead of {target.tensor.numel()}")
-    if target.dtype != target.tensor.dtype:
+    if target.placed != target.tensor.dtype:
         _check_dtype_change(target)
     return Entry(target, offset, elements, (elements,))
 
 
 def _entry(target: Target, table, refusals: Dict[int, Optional[str]]) -> Entry:
-    index, fsdp = table.index[target.names[0]], target.fsdp
+    index, fsdp = table.index[target.asked[0]], target.fsdp
     if fsdp is not None:  # this rank's part, and the same with padding
         local, padded = fsdp.sharded_size, fsdp.padded_sharded_param_size
     else:
@@ -97,8 +99,10 @@ def _entry(target: Target, table, refusals: Dict[int, Optional[str]]) -> Entry:
     count = math.prod(padded)
     if row.number != _memory.number_of(target.dtype):
         _differs(target, f"{row.name} instead of {target.dtype}")
-    # Without elements any shape is right: torch makes [0, 0] of a part of [2, 0].
-    if shape != local and (math.prod(shape) or math.prod(local)):
+    # Without elements any shape is right: torch makes [0, 0] of a part of [2, 0]. A number may
+    # be saved in shape [1].
+    is_same = shape == local or (shape, local) == ((1,), ()) or not (math.prod(shape) or math.prod(local))
+    if not is_same:
         _differs(target, f"shape {list(shape)} instead of {list(local)}")
     if room < count * row.bits // 8:
         _differs(target, f"{room} bytes with padding, fewer than {count} elements need")
@@ -118,10 +122,12 @@ def _copied(target: Target) -> Optional[str]:
     if target.beside is not None:
         return f"it shares its storage with {target.beside}"
     tensor = target.tensor
-    fixed = tensor.is_meta or target.spec is not None or target.cast is not None
-    if fixed or target.dtype != tensor.dtype:
+    recast = target.placed != tensor.dtype
+    if tensor.is_meta or target.spec is not None or (recast and not target.is_buffer):
         return None
-    if target.is_buffer and (type(tensor) is not torch.Tensor or tensor.requires_grad):
+    if _private.in_slot(target.slots[0]) is None:
+        return None  # it only tells what is wanted
+    if not recast and target.is_buffer and (type(tensor) is not torch.Tensor or tensor.requires_grad):
         return f"it is a buffer of type {type(tensor).__name__}, with its own ways"
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     if not plain or tensor.is_contiguous() or _private.repeats(tensor):
@@ -133,9 +139,9 @@ def _public(target: Target, refusals: Dict[int, Optional[str]]) -> Optional[str]
     """Why this parameter is left to torch's public path. Refuses those that no path can fill."""
     _refuse_subclass(target)
     tensor = target.tensor
-    if target.dtype != tensor.dtype:
+    if target.placed != tensor.dtype:
         _check_dtype_change(target)
-    if tensor.is_meta or target.dtype != tensor.dtype:
+    if tensor.is_meta or target.placed != tensor.dtype:
         _check_not_held(target)
     if target.spec is None and not tensor.is_contiguous():
         return "its memory order is not row-major"
@@ -162,10 +168,10 @@ def _differs(target: Target, what: str) -> None:
 
 
 def _check_dtype_change(target: Target) -> None:
-    learns = target.dtype.is_floating_point or target.dtype.is_complex
+    learns = target.placed.is_floating_point or target.placed.is_complex
     if target.tensor.requires_grad and not learns:
         raise RuntimeError(  # as torch
-            f"filling {target.name}: it requires gradients and would become {target.dtype}, and "
+            f"filling {target.name}: it requires gradients and would become {target.placed}, and "
             "only Tensors of floating point and complex dtype can require gradients; nothing was "
             "loaded"
         )
@@ -177,7 +183,7 @@ def _check_dtype_change(target: Target) -> None:
         raise FailedPrecondition(
             f"filling {target.name}: it was already trained with as {target.tensor.dtype} and "
             "cannot become "
-            f"{target.dtype} in place; load before the first forward, or without dtype=",
+            f"{target.placed} in place; load before the first forward, or without dtype=",
             "MODEL_IN_USE",
             {"tensor": target.name},
         )
@@ -187,7 +193,7 @@ def _check_not_held(target: Target) -> None:
     if _private.is_held(target.tensor):
         now = "on meta" if target.tensor.is_meta else str(target.tensor.dtype)
         raise FailedPrecondition(
-            f"filling {target.name}: it is {now}, becomes {target.dtype} in memory, and a wrapper such "
+            f"filling {target.name}: it is {now}, becomes {target.placed} in memory, and a wrapper such "
             "as DistributedDataParallel, or a graph, holds it as it is and would not see the new one's "
             "gradients; load before wrapping it and between two steps, or a real model in its own dtype",
             "MODEL_IN_USE",
@@ -196,10 +202,10 @@ def _check_not_held(target: Target) -> None:
 
 
 def _check_copy(target: Target) -> None:
-    if target.dtype != target.tensor.dtype:
+    if target.placed != target.tensor.dtype:
         raise Unimplemented(
             f"filling {target.name}: it shares its storage with {target.beside}, so it cannot become "
-            f"{target.dtype}; load without dtype=, or make them one parameter",
+            f"{target.placed}; load without dtype=, or make them one parameter",
             "MODEL_UNSUPPORTED",
             {"tensor": target.name},
         )
@@ -237,9 +243,7 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
             target = entry.target
             flat, view = entry.tensors(shard)
             if entry.copied is not None:
-                with torch.no_grad():
-                    target.tensor.copy_(view)
-                changed.append(target.tensor)
+                changed.append(_copy_into(target, view))
             elif target.is_buffer:
                 if not target.tensor.is_meta:
                     changed.append(target.tensor)
@@ -279,12 +283,22 @@ def check_filled(targets: Iterable[Target]) -> None:
             )
 
 
+def _copy_into(target: Target, view: torch.Tensor) -> torch.Tensor:
+    """Gives the target the value of `view` in its own memory order. Returns its tensor."""
+    tensor = target.tensor
+    if target.placed != tensor.dtype:
+        _fill_buffer(target, torch.empty_like(tensor, dtype=target.placed, device=view.device).copy_(view))
+    else:
+        # PyTorch lets tensors of inference mode be written in that mode alone.
+        with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+            tensor.copy_(view)
+    return target.tensor
+
+
 def _fill_buffer(target: Target, view: torch.Tensor) -> None:
     if target.spec is not None:
         view = _private.dtensor_over(view, target.spec, False)
-    if target.cast is not None:
-        view = view.to(target.cast)
-    if target.spec is None:
+    elif _private.in_slot(target.slots[0]) is not None:  # else it only tells what is wanted
         view = _private.put_buffer(target.tensor, view)
     for slot in target.slots:
         _private.put_in_slot(slot, view)
@@ -330,7 +344,7 @@ def _note_copies(entries: List[Entry], shard: Shard, result: LoadResult) -> None
         elif entry.copied is not None:
             result.copied[target.name] = entry.copied
         elif target.cast is not None:
-            result.copied[target.name] = f"FSDP1's mixed precision keeps it as {target.cast}"
+            result.copied[target.name] = f"it is made {target.cast} here, of {target.dtype}"
         elif target.flat is not None and target.flat.is_pinned:
             result.copied[target.name] = "FSDP1's CPUOffload copies it into pinned memory"
         elif target.fsdp is not None and not _short_shards_stay():

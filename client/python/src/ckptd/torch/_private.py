@@ -101,6 +101,24 @@ def set_aside(modules: Iterable[nn.Module], but: Container[int]):
             facts[name] = value
 
 
+@contextlib.contextmanager
+def plain_classes(modules: Iterable[nn.Module]):
+    """Meanwhile modules are of the classes that they had before FSDP2 made ones of its own of them.
+
+    Code that goes by a class's name, or by the file that it is in, then does as it does without FSDP2.
+    """
+    kinds = [(m, type(m)) for m in modules if FSDPModule is not None and isinstance(m, FSDPModule)]
+    try:
+        for module, kind in kinds:
+            while issubclass(kind, FSDPModule):
+                kind = next(base for base in kind.__bases__[::-1] if issubclass(base, nn.Module))
+            module.__class__ = kind
+        yield
+    finally:
+        for module, kind in kinds:
+            module.__class__ = kind
+
+
 def _blank_of(tensor: torch.Tensor, blanks: Dict[int, torch.Tensor]) -> torch.Tensor:
     """One on meta like it, which transformers takes for initialised; the same at each place."""
     blank = blanks.get(id(tensor))
@@ -156,6 +174,11 @@ def children_first(module: nn.Module) -> Iterator[nn.Module]:
 
 def version_of(tensor: torch.Tensor) -> int:
     """Counts writes in place."""
+    return tensor._version
+
+
+def changes_of(tensor: torch.Tensor) -> int:
+    """How often torch has changed the tensor, or one of its views, in place."""
     return tensor._version
 
 
@@ -218,6 +241,20 @@ def device_of_mesh(mesh) -> torch.device:
 
 def is_dtensor(tensor) -> bool:
     return DTensor is not None and isinstance(tensor, DTensor)
+
+
+def is_fsdp2(module: nn.Module) -> bool:
+    return FSDPModule is not None and isinstance(module, FSDPModule)
+
+
+def mesh_of(fsdp):
+    """The mesh by which FSDP2 shards, and copies, a parameter."""
+    return fsdp.mesh_info.mesh
+
+
+def ignored_by_ddp(model: nn.Module) -> set:
+    """Names of what DistributedDataParallel leaves alone in what it wraps."""
+    return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 class Groups:
@@ -460,12 +497,3 @@ def in_place_works(param, spec) -> bool:
         )
     except Exception:  # any failure means: take the public path
         return False
-
-
-def by_name(model: nn.Module, state):
-    """A state dict, also one by modules, which torch takes as long as it has this function."""
-    from torch.distributed.checkpoint import state_dict
-
-    unflatten = getattr(state_dict, "_unflatten_model_state_dict", None)
-    by_modules = isinstance(state, dict) and isinstance(next(iter(state), None), nn.Module)
-    return unflatten(model, state) if by_modules and unflatten else state

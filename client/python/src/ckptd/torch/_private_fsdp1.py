@@ -39,6 +39,11 @@ _FLAT_NAMES = (
     "_shared_params",
 )
 
+
+def is_unit(module: nn.Module) -> bool:
+    return FSDP is not None and isinstance(module, FSDP)
+
+
 class Member(NamedTuple):
     """A parameter inside a flat parameter."""
 
@@ -93,10 +98,10 @@ class Flat:
             for name, shape, begin in zip(flat._fqns, flat._shapes, begins)
         ]
 
-    def under(self, names: List[str]) -> "Flat":
-        """The same with one name for each member."""
+    def under(self, names: List[List[str]]) -> "Flat":
+        """The same with other names of each member."""
         other = copy.copy(self)
-        other.members = [m._replace(names=[name]) for m, name in zip(self.members, names)]
+        other.members = [m._replace(names=each) for m, each in zip(self.members, names)]
         return other
 
     @property

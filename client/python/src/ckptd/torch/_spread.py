@@ -6,12 +6,10 @@ slices. All ranks succeed, or all raise what the first one that failed raised, b
 any of them has touched its model.
 """
 
-import base64
 import contextlib
 import functools
 import json
 import os
-import pickle
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
@@ -22,9 +20,9 @@ from .. import _address, _client
 from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._shard import Shard
-from . import _agree, _lazy, _load, _memory, _names, _place, _private, _stage, _targets
+from . import _agree, _in_file, _lazy, _load, _memory, _names, _place, _plain, _private, _stage, _stored, _targets, _tied
 from ._collection import no_collection
-from ._lazy import InFile
+from ._in_file import InFile
 from ._place import Entry
 from ._result import LoadResult
 from ._targets import Target
@@ -41,7 +39,9 @@ class Options:
 
     timeout: seconds for everything, waiting for other ranks included. address, client:
     the daemon of this rank, as in load_into. digest: have the daemons compute digests. of:
-    what all ranks must pass alike, besides the model.
+    what all ranks must pass alike, besides the model. allow_rank0_values: also for tensors of
+    which each rank may have its own; see _rank_unique. tied: "first" takes the value of a tied
+    tensor's first name where they differ.
     """
 
     timeout: float = 600.0
@@ -49,6 +49,8 @@ class Options:
     client: Optional[_client.Client] = None
     digest: bool = True
     of: str = ""
+    allow_rank0_values: bool = False
+    tied: Optional[str] = None  # see _tied
 
 
 @dataclass(frozen=True)
@@ -121,19 +123,22 @@ def spread(
             "group to agree with the others; call torch.distributed.init_process_group() before",
             "NO_PROCESS_GROUP",
         )
-    with _agree.agree(doing, deadline, options.of) as group:
+    near = _agree.Near(options.address, options.client)
+    with _agree.agree(doing, deadline, options.of, near) as group:
         with no_collection():
             wanted, dtype_for = plan()
-        with _load.connected(options.address, options.client, deadline, group.rank) as own:
+        client = group.client or options.client
+        with _load.connected(options.address, client, deadline, group.rank) as own:
             with contextlib.closing(_Source(wanted, own, deadline)) as source:
-                word = json.loads(group.word(lambda: source.word(doing, given, check)))
+                word = json.loads(group.word(lambda: source.word(doing, given, check, options.tied)))
                 _compare(doing, word, wanted)
                 group.vote(1)
                 group.forget_word()
                 made = Spread(_objects_of(word), *(word[k] for k in ("missing", "unexpected")))
                 try:
                     look = functools.partial(group.look, 2)
-                    _load_all(made, own, word, wanted, dtype_for, options, deadline, look)
+                    known = source.identities
+                    _load_all(made, own, word, wanted, dtype_for, options, deadline, look, known)
                     group.vote(2)
                 except BaseException:
                     made.close()
@@ -147,12 +152,13 @@ class _Source:
     def __init__(self, wanted: Wanted, own: _client.Client, deadline: Deadline):
         self._wanted, self._own, self._deadline = wanted, own, deadline
         self._staged: Union[None, _stage.OfferedMemory, _stage.MemoryFile] = None
+        self.identities: Dict[str, str] = {}  # source -> that of its files when names were read
 
     def close(self) -> None:
         if self._staged is not None:
             self._staged.close()
 
-    def word(self, doing: str, given: Asked, check: Check) -> str:
+    def word(self, doing: str, given: Asked, check: Check, tied: Optional[str]) -> str:
         """What the others have to know, as JSON."""
         entries = {_names.clean(n): e for n, e in _entries(given, self._own, self._deadline).items()}
         taken = self._wanted.names - set(self._wanted.objects)
@@ -161,23 +167,24 @@ class _Source:
         parts: Dict[Tuple[str, int], set] = {}
         take, staged = {}, {}
         for target in self._wanted.targets:
-            named = _names_of(doing, target, entries)
+            named = _names_of(doing, target, entries, tied, self._read)
             if not named:
                 continue
-            found = []
-            for name in named:
+            found, every = [], [name for names in named for name in names]
+            self._bring_together(every, entries)
+            for name in every:
                 entry = entries[name]
                 if isinstance(entry, torch.Tensor):
                     staged[name] = entry
                     entry = InFile("", name, _memory.number_of(entry.dtype), (), 0)
                 elif not isinstance(entry, InFile):
-                    raise TypeError(
-                        f"{doing}: {name} is a tensor of the model and {type(entry).__name__} in "
-                        "the state dict; pass a tensor"
-                    )
+                    raise _no_tensor(doing, name, entry)
+                if self.identities.setdefault(entry.source, entry.identity) != entry.identity:
+                    raise _in_file.changed(entry.source)
                 found.append(entry)
             part = _part_of(doing, target, parts, found)
-            take[target.name] = [part, [entry.name for entry in found], found[0].dtype]
+            in_source = [[self._name_in_source(name, entries[name]) for name in names] for names in named]
+            take[target.name] = [part, in_source, found[0].dtype]
         if staged:
             self._staged = _stage.staged(staged, self._own, self._deadline)
         path = self._staged.path if self._staged else ""
@@ -192,30 +199,42 @@ class _Source:
         }
         return json.dumps(said)
 
-    def _objects(self, entries: Mapping[str, Any]) -> str:
-        """Values that are no tensors of the model, as text."""
+    def _bring_together(self, names: List[str], entries: Dict[str, Any]) -> None:
+        """Reads what is in a file where others of `names` are in memory: one load brings them all."""
+        if any(isinstance(entries[name], torch.Tensor) for name in names):
+            for name in names:
+                if isinstance(entries[name], InFile):
+                    entries[name] = self._read(entries[name])
+
+    def _name_in_source(self, name: str, entry: Any) -> str:
+        return entry.name if isinstance(entry, InFile) else name
+
+    def _read(self, entry: InFile) -> torch.Tensor:
+        near = {"client": self._own, "timeout": self._deadline.for_call()}
+        return _lazy.LazyStateDict({entry.name: entry}, **near)[entry.name]
+
+    def _objects(self, entries: Mapping[str, Any]) -> Dict[str, Any]:
+        """Values that are no tensors of the model, as JSON has them."""
         objects = {n: entries[n] for n in self._wanted.objects if n in entries}
         # Of a checkpoint they are tensors; others than rank 0 may not even see its files.
         on_host = dict.fromkeys(objects, "cpu")
         near = {"client": self._own, "timeout": self._deadline.for_call()}
         objects = dict(_lazy.LazyStateDict(objects, devices=on_host, **near).items())
-        return base64.b64encode(pickle.dumps(objects)).decode() if objects else ""
+        return {name: _plain.encode(name, value) for name, value in objects.items()}
 
 
-def _names_of(doing: str, target: Target, entries: Mapping[str, Any]) -> List[str]:
-    """The names under which rank 0 has a target; none, or one per member of a flat parameter."""
+def _no_tensor(doing: str, name: str, entry: Any) -> TypeError:
+    kind = type(entry).__name__
+    return TypeError(f"{doing}: {name} is a tensor of the model and {kind} in the state dict; pass a tensor")
+
+
+def _names_of(
+    doing: str, target: Target, entries: Mapping[str, Any], tied: Optional[str], read: _tied.Read
+) -> List[List[str]]:
+    """The names under which rank 0 has a target; none, or those of each member of a flat parameter."""
     parts = _targets.stated(target)
-    # Of several names of one tensor the last one's values are there in the end, as with torch.
-    found = [next((n for n in reversed(names) if n in entries), None) for names, _ in parts]
-    lacks = [names[0] for (names, _), name in zip(parts, found) if name is None]
-    if lacks and len(lacks) < len(parts):
-        raise FailedPrecondition(
-            f"{doing}: {target.name} is one flat parameter of FSDP1, and {lacks[0]} of it is not "
-            "in the state dict; pass all of its members",
-            "MODEL_PART",
-            {"tensor": lacks[0]},
-        )
-    return [] if lacks else found
+    found = [_tied.names_of(doing, names, entries, tied, read) for names, _ in parts]
+    return _stored.all_or_none(doing, target, found)
 
 
 def _part_of(
@@ -239,7 +258,7 @@ def _part_of(
 def _entries(given: Asked, own: _client.Client, deadline: Deadline) -> Mapping[str, Any]:
     """name -> InFile, tensor or other value."""
     if isinstance(given, (str, os.PathLike)):
-        return _lazy.entries_of(own, given, deadline)
+        return _in_file.entries_of(own, given, deadline)
     if callable(given):
         return given(own)
     if isinstance(given, _lazy.LazyStateDict):
@@ -264,8 +283,7 @@ def _have(name: str, entry: Any, taken: bool) -> Have:
 
 
 def _objects_of(word: dict) -> Dict[str, Any]:
-    # From rank 0 of this very job, as with torch's broadcast_object_list.
-    return pickle.loads(base64.b64decode(word["objects"])) if word["objects"] else {}
+    return {name: _plain.decode(data) for name, data in word["objects"].items()}
 
 
 def _signature(wanted: Wanted) -> List[list]:
@@ -306,10 +324,12 @@ def _load_all(
     options: Options,
     deadline: Deadline,
     look: Callable[[], None],
+    identities: Mapping[str, str],
 ) -> None:
     """Has the daemons load each part, and checks this rank's shard of it against the model.
 
     look: raises when another rank has failed; called while the daemons are waited for.
+    identities: source -> that of the files whose names rank 0 has read.
     """
     rank, size = _load.rank_and_size()
     for number, (source, in_memory) in enumerate(word["parts"]):
@@ -322,14 +342,17 @@ def _load_all(
                 flat = target.flat.under(names)
                 targets.append(replace(target, flat=flat, dtype=target.tensor.dtype))
                 continue
-            wish = dtype_for(target, _memory.dtype_of(dtype, names[0]))
-            targets.append(replace(target, names=names, dtype=wish, persistent=True))
+            source_dtype = _memory.dtype_of(dtype, names[0][0])
+            wish = dtype_for(target, source_dtype)
+            found = replace(target, names=names[0], dtype=wish, persistent=True)
+            targets.append(_stored.cast_here(found, source_dtype))
         with no_collection():
             layout = _targets.state(targets, rank, size, strict=True)
         layout.refuse_unexpected = False  # of the source: its names were agreed upon already
         # A copy of rank 0's memory is of use to nobody else: the daemon keeps nothing of it.
         mode = "exclusive" if in_memory else "auto"
         how = _load.How(mode, None, options.digest, progress=lambda _: look())
+        how = replace(how, identity="" if in_memory else identities.get(source, ""))
         try:
             shard, result = _load.attach(
                 own, source, targets, lambda: layout, how, deadline, _load.Clock()

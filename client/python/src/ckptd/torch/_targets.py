@@ -101,10 +101,21 @@ class Target:
     cast: Optional[torch.dtype] = None  # to which it is cast when it is placed, by a copy
     # Another tensor of the model in the same storage: its memory stays, and is copied into.
     beside: Optional[str] = None
+    stored: Optional[List[str]] = None  # the checkpoint's names for it, where these were looked up
 
     @property
     def name(self) -> str:
         return self.names[0]
+
+    @property
+    def asked(self) -> List[str]:
+        """The names under which it is asked for: none if the checkpoint is known to lack it."""
+        return self.names if self.stored is None else self.stored
+
+    @property
+    def placed(self) -> Optional[torch.dtype]:
+        """The type that it has in the end."""
+        return self.cast or self.dtype
 
     @property
     def device(self) -> Optional[torch.device]:
@@ -370,8 +381,9 @@ def state(
     """
     layout = RankLayout(rank, world_size, skip_missing=not strict, refuse_unexpected=strict)
     statement = _Statement(layout)
-    for target in sorted(targets, key=lambda each: each.names[0]):
-        names, persistent = target.names, target.persistent
+    asked = [target for target in targets if target.asked]
+    for target in sorted(asked, key=lambda each: each.asked[0]):
+        names, persistent = target.asked, target.persistent
         if target.flat is not None:
             statement.add_flat(target)
             continue

@@ -7,13 +7,14 @@ import time
 import weakref
 from typing import Callable, Optional
 
-from .. import _fallback
+from .. import _fallback, _folder
 from .._errors import Error, Unavailable, Unimplemented
 from .._safe_open import File, native_file, safe_open
 from .._safe_open_source import SafetensorError, Source
 from .._source import absolute
 from . import _together
 
+_INDICES = "*.safetensors.index*.json"  # those of a variant, too
 _SILENCE = 10.0  # seconds for which nobody is asked again: a checkpoint may have many files
 
 
@@ -97,8 +98,13 @@ class Files:
         _fallback.say("loading a checkpoint", error)
 
     def _source_of(self, path: str) -> Source:
-        """The index that lists `path`, if one lies beside it; else the file alone."""
-        for index in sorted(pathlib.Path(path).parent.glob("*.safetensors.index.json")):
+        """The index that lists `path`, if one lies beside it; else the file alone.
+
+        model.safetensors is alone: where it exists, no index counts.
+        """
+        beside = pathlib.Path(path)
+        indices = [] if beside.name == _folder.WHOLE else beside.parent.glob(_INDICES)
+        for index in sorted(indices):
             try:
                 source = self._source(str(index))
             except (SafetensorError, FileNotFoundError):

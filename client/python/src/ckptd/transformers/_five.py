@@ -37,8 +37,8 @@ def seams(files: Files) -> List[Seam]:
 
 def from_pretrained(files: Files) -> Seam:
     """That of models. Automatic classes call it, when they have found the configuration."""
-    timeout, fallback = files.timeout, files.fallback
-    return MODEL, "from_pretrained", lambda found: _together.wrapped(found, timeout, fallback)
+    how = files.address, files.timeout, files.fallback
+    return MODEL, "from_pretrained", lambda found: _together.wrapped(found, *how)
 
 
 def _never(path) -> bool:

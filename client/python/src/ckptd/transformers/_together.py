@@ -25,10 +25,11 @@ current: contextvars.ContextVar = contextvars.ContextVar("ckptd_together", defau
 class Call:
     """One rank's from_pretrained of a distributed model.
 
-    timeout: seconds for each round. fallback: as of patch().
+    address: the daemon. timeout: seconds for each round. fallback: as of patch().
     """
 
-    def __init__(self, timeout: float, fallback: Optional[str]):
+    def __init__(self, address: Optional[str], timeout: float, fallback: Optional[str]):
+        self._near = _agree.Near(address)
         self._timeout, self._fallback, self._of = timeout, fallback, _native.named(fallback)
         self._native: Optional[Error] = None
         self.left = 1  # rounds that are still to come: one for each source
@@ -43,10 +44,9 @@ class Call:
         """
         self.met = self._failed = True
         self.left -= 1
-        with _agree.agree(_DOING, Deadline(self._timeout), self._of) as group:
-            if self._native is not None:
-                error, self._native = self._native, None
-                raise error
+        native, self._native = self._native, None
+        deadline = Deadline(self._timeout)
+        with _agree.agree(_DOING, deadline, self._of, self._near, native) as group:
             group.vote(1)
             yield lambda _: group.look(2)
             group.vote(2)
@@ -77,11 +77,13 @@ class Call:
             # Theirs would let the others go on natively, and this rank does not.
             error = RuntimeError(str(error))
         with contextlib.suppress(BaseException):
-            with _agree.agree(_DOING, Deadline(self._timeout), self._of):
-                raise error
+            with _agree.agree(_DOING, Deadline(self._timeout), self._of, self._near, error):
+                pass
 
 
-def wrapped(original: classmethod, timeout: float, fallback: Optional[str]) -> classmethod:
+def wrapped(
+    original: classmethod, address: Optional[str], timeout: float, fallback: Optional[str]
+) -> classmethod:
     """transformers' classmethod from_pretrained, which then takes the other ranks along."""
     function: Callable = original.__func__
 
@@ -89,7 +91,7 @@ def wrapped(original: classmethod, timeout: float, fallback: Optional[str]) -> c
     def from_pretrained(cls, *arguments, **named):
         if all(named.get(name) is None for name in _ARGUMENTS):
             return function(cls, *arguments, **named)
-        call = Call(timeout, fallback)
+        call = Call(address, timeout, fallback)
         token = current.set(call)
         try:
             made = function(cls, *arguments, **named)

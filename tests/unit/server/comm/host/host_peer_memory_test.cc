@@ -162,6 +162,19 @@ TEST_F(HostPeerMemoryTest, KeepOnlyDropsWhatTheRankNoLongerOwns) {
   EXPECT_EQ(leader_.MappedBytes(3), kSegment);
 }
 
+TEST_F(HostPeerMemoryTest, WhatItsDaemonHasGivenBackIsDroppedAndTheRestStays) {
+  const auto kept = Allocate(kSegment);
+  auto released = Allocate(2 * kSegment);
+  ASSERT_OK(leader_.Map(Describe(*kept), Soon()));
+  ASSERT_OK(leader_.Map(Describe(*released), Soon()));
+  leader_.DropReleased(Soon());
+  EXPECT_EQ(leader_.MappedBytes(3), 3 * kSegment);
+  released.reset();
+  EXPECT_EQ(daemon_->memory().Trim(), 2 * kSegment);
+  leader_.DropReleased(Soon());
+  EXPECT_EQ(leader_.MappedBytes(3), kSegment);
+}
+
 TEST_F(HostPeerMemoryTest, ForgetDropsAll) {
   const auto slab = Allocate(kSegment);
   ASSERT_OK(leader_.Map(Describe(*slab), Soon()));

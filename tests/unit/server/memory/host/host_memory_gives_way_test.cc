@@ -271,6 +271,7 @@ TEST_F(DuringTheFill, ALoadWaitsForNoSegmentButTheOneInTheMaking) {
   auto load = StartLoad(3 * kSegment);
   LetGo();
   ASSERT_OK_AND_ASSIGN(const auto slab, load.get());
+  memory_->Filled(*slab);
   EXPECT_EQ(filled_before_load_, 1);
   EXPECT_TRUE(memory_->WaitUntilFilled(Soon()));
   EXPECT_EQ(Arena(), 32 * kSegment);
@@ -296,6 +297,7 @@ TEST_F(DuringTheFill, GoesOnWhenALoadHasWaitedInVain) {
   Start();
   WaitUntil([this] { return fills_ == 2; });
   const auto slab = Allocate(kSegment);
+  memory_->Filled(*slab);
   auto load = StartLoad(options_.budget_bytes);  // of which there is less
   LetGo();
   EXPECT_THAT(load.get(), FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));

@@ -1,0 +1,217 @@
+"""A process's part in a load that all ranks make: what it tells the others, and hears of them.
+
+Everything goes through the daemons. They know which processes are in the call, by a call of
+theirs that stays open (JoinLoad), and see it break when a process ends, however it ends. Where
+they cannot (older ones, too many clients), the load goes on without.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+import uuid
+from typing import TYPE_CHECKING, Callable, Iterator, List, Optional
+
+from . import _errors, _proto
+from ._errors import Error
+from ._rpc import Connection, Deadline, in_seconds
+from ._source import Path, path_of, source_text
+
+if TYPE_CHECKING:
+    from ._client import Client
+
+_LOG = logging.getLogger("ckptd")
+_LEAVE_SECONDS = 4.0  # rank 0 hears of a failure meanwhile, as a rule
+_SAY_AFTER = 6.0
+_LATER = 5.0  # seconds that the daemons may take longer to say that time is up
+_ABORTED = 10
+
+
+class Alone:
+    """In place of Participant where there is nobody to hear of, or no way to."""
+
+    failure: Optional[Error] = None  # of another rank, which this one is to raise
+
+    def raise_failure(self) -> None:
+        """Raises what another rank has failed of, if that is known and this one still waits."""
+
+    def found(self) -> None:
+        """What is loaded is resident here: this rank waits for nobody, unless by a barrier."""
+
+    @contextlib.contextmanager
+    def ending(self, cancel: Callable[[], object]) -> Iterator[None]:
+        """Calls cancel(), on any thread, when another rank fails within the block."""
+        yield
+
+
+class Participant(Alone):
+    """See take_part."""
+
+    def __init__(self, connection: Connection, source: Path, deadline: Deadline, barrier: bool):
+        self._connection, self._deadline, self._barrier = connection, deadline, barrier
+        self._id, self._alone = uuid.uuid4().hex, False
+        self._source, request = _request(self._id, source, deadline, barrier)
+        self._cancels: List[Callable[[], object]] = []
+        self._call = connection.future("JoinLoad", request)
+        self._call.add_done_callback(self._answered)
+
+    def _answered(self, call) -> None:  # on a thread of gRPC
+        import grpc
+
+        if call.cancelled() or call.code() != grpc.StatusCode.OK:
+            return
+        answer = call.result()
+        if not answer.HasField("failure"):
+            return
+        failure = answer.failure
+        self.failure = _errors.make(
+            failure.code, failure.message, failure.reason, dict(answer.facts)
+        )
+        for cancel in list(self._cancels):
+            cancel()
+
+    def found(self) -> None:
+        self._alone = not self._barrier
+
+    def raise_failure(self) -> None:
+        if self.failure is not None and not self._alone:
+            raise self.failure
+
+    @contextlib.contextmanager
+    def ending(self, cancel: Callable[[], object]) -> Iterator[None]:
+        self._cancels.append(cancel)
+        if self.failure is not None:
+            cancel()
+        try:
+            yield
+        finally:
+            self._cancels.remove(cancel)
+
+    def failed(self, error: BaseException) -> None:
+        """Tells the others. Raises nothing: what cannot be said, they hear as a call that broke."""
+        if error is not self.failure:
+            with contextlib.suppress(Exception):
+                self._leave(error)
+
+    def placed(self) -> None:
+        """Tells the others; with a barrier, returns when all have said so."""
+        self.raise_failure()
+        self._leave(None)
+        if self._barrier:
+            self._await_all()
+
+    def close(self) -> None:
+        self._call.cancel()
+
+    def _leave(self, error: Optional[BaseException]) -> None:
+        if self._call.done():
+            return  # the daemon has nobody left to tell it of
+        request = _proto.message("LeaveLoadRequest")(participant=self._id)
+        if error is not None:
+            _fill_failure(request, error, self._source)
+        doing = f"loading {self._source}: telling the other ranks how it ended"
+        with contextlib.suppress(Error):  # nothing that this rank could do about it
+            self._connection.call("LeaveLoad", request, doing, Deadline(_LEAVE_SECONDS), False)
+
+    def _await_all(self) -> None:
+        import grpc
+
+        said, end = False, Deadline(self._deadline.left() + _LATER)
+        doing = f"loading {self._source} with a barrier"
+        while not self._call.done():
+            if end.passed():
+                raise self._deadline.exceeded(doing, "the other ranks to place theirs")
+            with contextlib.suppress(grpc.FutureTimeoutError):
+                self._call.exception(timeout=min(end.for_call(), _SAY_AFTER))
+                break
+            if not said:
+                _LOG.warning(
+                    "%s: still waiting, after %.0f s, for other ranks to place theirs; it gives up "
+                    "after %s",
+                    doing,
+                    _SAY_AFTER,
+                    in_seconds(self._deadline.timeout),
+                )
+            said = True
+        self.raise_failure()
+        error = self._call.exception()
+        if error is not None:
+            raise self._connection.translate(error, doing, self._deadline)
+
+
+def _request(number: str, source: Path, deadline: Deadline, barrier: bool):
+    """(the source for sentences, JoinLoadRequest)"""
+    request = _proto.message("JoinLoadRequest")(
+        participant=number, pid=os.getpid(), barrier=barrier, job_key=_job_key()
+    )
+    with contextlib.suppress(TypeError, ValueError, Error):  # the load says what is wrong with it
+        request.source = source_text(source)
+        request.real_source = source_text(os.path.realpath(path_of(request.source)))
+    _fill_duration(request.process_age, _age())
+    _fill_duration(request.timeout, deadline.left())
+    return request.source, request
+
+
+def _job_key() -> str:
+    """The same on every rank of this job, and another one in jobs beside it; empty: not known.
+
+    Not by MASTER_ADDR: ranks may spell one host in several ways, and would then not hear of each
+    other. Jobs that share their daemons have their first rank on one host, and so differ in ports.
+    """
+    facts = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT")]
+    return hashlib.sha256(os.fsencode("\0".join(facts))).hexdigest()[:32] if any(facts) else ""
+
+
+def _fill_duration(duration, seconds: float) -> None:
+    whole, part = divmod(seconds, 1)
+    duration.seconds, duration.nanos = int(whole), int(part * 1e9)
+
+
+def _age() -> float:
+    """Seconds that this process has lived."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    began = ticks / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+
+
+def _fill_failure(request, error: BaseException, source: str) -> None:
+    failure = request.failure
+    if isinstance(error, Error):
+        numbers = {kind: number for number, kind in _errors.BY_NUMBER.items()}
+        failure.code = next((numbers[t] for t in type(error).__mro__ if t in numbers), _ABORTED)
+        failure.message, failure.reason = _sendable(error.message), error.reason
+        request.facts.update({key: _sendable(value) for key, value in error.facts.items()})
+        return
+    failure.code, failure.reason = _ABORTED, "RANK_FAILED"
+    if isinstance(error, Exception):
+        what = f"it raised {type(error).__name__}: {error}; see its log"
+    else:
+        what = f"its process {os.getpid()} was interrupted ({type(error).__name__}); load again"
+    failure.message = _sendable(f"loading {source}: {what}")
+
+
+def _sendable(text: object) -> str:
+    return str(text).encode(errors="backslashreplace").decode()
+
+
+@contextlib.contextmanager
+def take_part(
+    client: "Client", source: Path, deadline: Deadline, barrier: bool
+) -> Iterator[Alone]:
+    """The block is this rank's part in a load of `source`: an exception that leaves it reaches the
+    other ranks that are in theirs, and theirs this one, by raise_failure() and ending().
+
+    barrier: the block ends when it has ended well on every rank. Raises then what another one
+    failed of, DeadlineExceeded that names who is missing, and Unimplemented of older daemons.
+    """
+    participant = Participant(client._connection, source, deadline, barrier)
+    try:
+        yield participant
+        participant.placed()
+    except BaseException as error:
+        participant.failed(error)
+        raise
+    finally:
+        participant.close()
