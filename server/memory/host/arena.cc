@@ -244,6 +244,7 @@ absl::StatusOr<std::vector<ArenaPiece>> Arena::Take(uint64_t bytes, bool unseale
   {
     MutexLock lock(mutex_);
     ++loading_;
+    YieldFill();
   }
   for (ArenaPiece& piece : draft.pieces) {
     // A client maps whole pages and could map the whole segment: no byte of an

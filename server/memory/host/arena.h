@@ -8,8 +8,8 @@
 // is let go when the budget is needed for something else (the memory itself then
 // goes when the last client lets go of it).
 //
-// The background fill gives way: to loads of this daemon, whose waits end with the
-// segment it is making, and while slabs are being filled; to other processes, for which it leaves a reserve; and to clients
+// The background fill gives way: to loads of this daemon, which help to make the segment it is
+// at if they need it, and end it if they do not; to other processes, for which it leaves a reserve; and to clients
 // that were given memory for good (Forget): that counts as filled, up to the target, until
 // loads have made as much anew themselves. They need it beside what they were given, and
 // nobody asked for more.
@@ -169,6 +169,7 @@ class Arena {
   void TrimFree(uint64_t bytes, Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t NextFill() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void YieldFill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Aim(uint64_t bytes, std::string why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t GiveBack(uint64_t bytes, const std::string& why, Pieces& doomed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

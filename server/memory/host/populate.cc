@@ -44,6 +44,7 @@ bool PopulateWork::Collapse(std::byte* page) {
 
 void PopulateWork::TakePages() {
   for (;;) {
+    if (cancelled_) return;
     const uint64_t at = next_.fetch_add(kHugePageBytes);
     if (at >= memory_.size() || error_ != 0) return;
     std::byte* const page = memory_.data() + at;
@@ -91,6 +92,9 @@ absl::StatusOr<uint64_t> Populate(int fd, std::span<std::byte> memory,
                      fmt::format("faulting in {} bytes of host memory: {}; free memory on this "
                                  "machine or raise the memory limit of its container",
                                  memory.size(), std::strerror(error)));
+  }
+  if (work->next_ < memory.size()) {
+    return absl::CancelledError("faulting in host memory: something else goes first");
   }
   return work->huge_bytes_.load();
 }

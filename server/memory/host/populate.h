@@ -25,6 +25,8 @@ class PopulateWork {
 
   // Takes pages until none is left, in up to `threads` threads.
   void Join(unsigned threads);
+  // Populate soon returns Cancelled, unless all pages were taken already.
+  void Cancel() { cancelled_ = true; }
 
  private:
   friend absl::StatusOr<uint64_t> Populate(int fd, std::span<std::byte> memory,
@@ -41,6 +43,7 @@ class PopulateWork {
   std::atomic<uint64_t> huge_bytes_ = 0;
   std::atomic<int> failed_collapses_ = 0;
   std::atomic<int> error_ = 0;
+  std::atomic<bool> cancelled_ = false;
 };
 
 struct PopulateOptions {
@@ -55,7 +58,8 @@ struct PopulateOptions {
 // Makes every byte of `memory` present in memory and in our page tables. It is a
 // fresh shared mapping of `fd`, whole from its offset 0, aligned to
 // kHugePageBytes. Returns how many bytes huge pages hold. Blocking. Errors:
-// ResourceExhausted NO_MEMORY; part of the memory may be present then.
+// ResourceExhausted NO_MEMORY, Cancelled (see PopulateWork::Cancel); part of the memory may be
+// present then.
 absl::StatusOr<uint64_t> Populate(int fd, std::span<std::byte> memory,
                                   const PopulateOptions& options);
 

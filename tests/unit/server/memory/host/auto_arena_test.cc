@@ -243,7 +243,7 @@ TEST_F(AutoArenaTest, IsFilledOnWhenALoadHasFailed) {
 
 TEST_F(AutoArenaTest, IsFilledBehindTrainersThatStart) {
   StartFilled();
-  EXPECT_EQ(priority_, 10);
+  EXPECT_EQ(priority_, 19);
 }
 
 // --- Where a size was set ---
@@ -340,6 +340,14 @@ TEST_F(PopulateTest, WhoJoinsInAfterwardsTouchesNothing) {
   ASSERT_OK(Populate(fd_.get(), mapping_.span(), options));
   mapping_.Reset();  // would be a fault
   late->Join(2);
+}
+
+TEST_F(PopulateTest, EndsEarlyWhenItIsCancelled) {
+  PopulateOptions options;
+  options.on_start = [](const std::shared_ptr<PopulateWork>& work) { work->Cancel(); };
+  const absl::Status ended = Populate(fd_.get(), mapping_.span(), options).status();
+  EXPECT_TRUE(absl::IsCancelled(ended)) << ended;
+  EXPECT_EQ(Present(), 0U);
 }
 
 TEST_F(PopulateTest, EndsWhenThoseWhoJoinedInAreDone) {

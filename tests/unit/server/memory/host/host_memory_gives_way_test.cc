@@ -305,5 +305,22 @@ TEST_F(DuringTheFill, GoesOnWhenALoadHasWaitedInVain) {
   EXPECT_EQ(Arena(), 32 * kSegment);
 }
 
+TEST_F(DuringTheFill, ALoadThatHasAllItNeedsEndsTheSegmentInTheMaking) {
+  std::atomic<int> notes = 0;
+  options_.note = [&notes](const std::string&) { ++notes; };
+  stands_at_ = 2;
+  Start();
+  WaitUntil([this] { return fills_ == 2; });
+  const auto slab = Allocate(kSegment);
+  LetGo();
+  WaitUntil([&notes] { return notes > 0; });
+  EXPECT_EQ(Arena(), kSegment);
+  memory_->Filled(*slab);
+  EXPECT_TRUE(memory_->WaitUntilFilled(Soon()));
+  EXPECT_EQ(Arena(), 32 * kSegment);
+  EXPECT_EQ(fills_, 33);  // 32, and the one that ended early
+  memory_.reset();        // before `notes`
+}
+
 }  // namespace
 }  // namespace ckptd
