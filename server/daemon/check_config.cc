@@ -13,10 +13,10 @@
 #include "common/base/status.h"
 #include "common/base/utf8.h"
 #include "common/layout/layout.h"
-#include "server/core/reading.h"
 #include "server/daemon/arena_default.h"
 #include "server/daemon/preload.h"
 #include "server/daemon/sizes.h"
+#include "server/protocol/reading.h"
 
 namespace ckptd {
 namespace {

@@ -17,7 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "server/core/domain.h"
+#include "server/protocol/domain.h"
 
 namespace ckptd {
 namespace {

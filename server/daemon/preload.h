@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/core/node.h"
 #include "server/daemon/config.h"
+#include "server/node/node.h"
 
 namespace ckptd {
 

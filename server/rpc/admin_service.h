@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "ckptd/v1/admin_service.grpc.pb.h"
-#include "server/core/node.h"
+#include "server/node/node.h"
 
 namespace ckptd {
 

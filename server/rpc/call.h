@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "server/core/domain.h"
+#include "server/protocol/domain.h"
 
 namespace ckptd {
 

@@ -8,7 +8,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/checkpoint/path_text.h"
-#include "server/core/check_request.h"
+#include "server/load/check_request.h"
 #include "server/rpc/call.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"

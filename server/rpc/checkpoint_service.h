@@ -9,7 +9,7 @@
 #include "ckptd/v1/checkpoint_service.grpc.pb.h"
 #include "common/base/mutex.h"
 #include "common/checkpoint/index.h"
-#include "server/core/node.h"
+#include "server/node/node.h"
 
 namespace ckptd {
 

@@ -16,9 +16,9 @@
 #include "common/base/status.h"
 #include "google/protobuf/duration.pb.h"
 #include "google/protobuf/timestamp.pb.h"
-#include "server/core/domain.h"
-#include "server/core/dry_run.h"
-#include "server/core/links.h"
+#include "server/node/dry_run.h"
+#include "server/protocol/domain.h"
+#include "server/protocol/links.h"
 
 namespace ckptd {
 

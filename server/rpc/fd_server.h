@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/fd_passing.h"
 #include "common/base/posix.h"
-#include "server/core/lease_table.h"
+#include "server/catalog/lease_table.h"
 
 namespace ckptd {
 

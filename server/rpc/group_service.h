@@ -8,7 +8,7 @@
 
 #include "ckptd/v1/group_service.grpc.pb.h"
 #include "common/base/mutex.h"
-#include "server/core/node.h"
+#include "server/node/node.h"
 
 namespace ckptd {
 

@@ -4,7 +4,7 @@
 #define CKPTD_SERVER_RPC_JOIN_LOAD_H_
 
 #include "ckptd/v1/checkpoint_service.grpc.pb.h"
-#include "server/core/node.h"
+#include "server/node/node.h"
 
 namespace ckptd {
 

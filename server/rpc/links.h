@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "server/core/links.h"
+#include "server/protocol/links.h"
 #include "server/rpc/peer_channel.h"
 
 namespace ckptd {

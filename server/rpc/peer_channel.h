@@ -12,7 +12,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "server/core/domain.h"
+#include "server/protocol/domain.h"
 
 namespace ckptd {
 

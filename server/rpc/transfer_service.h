@@ -6,7 +6,7 @@
 #include <atomic>
 
 #include "ckptd/v1/transfer_service.grpc.pb.h"
-#include "server/core/node.h"
+#include "server/node/node.h"
 
 namespace ckptd {
 

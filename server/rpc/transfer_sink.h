@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/core/links.h"
+#include "server/protocol/links.h"
 #include "server/rpc/peer_channel.h"
 #include "server/rpc/transfer_stream.h"
 #include "server/transfer/frames.h"

@@ -15,7 +15,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "server/core/links.h"
+#include "server/protocol/links.h"
 #include "server/transfer/frames.h"
 
 namespace ckptd {

@@ -16,7 +16,7 @@
 #include <string>
 
 #include "common/base/fd_passing.h"
-#include "server/core/lease_table.h"
+#include "server/catalog/lease_table.h"
 #include "server/rpc/fd_server.h"
 #include "tests/fuzz/properties.h"
 #include "tests/testing/core_values.h"

@@ -1,4 +1,4 @@
-// Requests, plans and whole checkpoints of server/core for tests, without files.
+// Requests, plans and whole checkpoints of the daemon for tests, without files.
 #ifndef CKPTD_TESTS_TESTING_CORE_VALUES_H_
 #define CKPTD_TESTS_TESTING_CORE_VALUES_H_
 
@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "common/base/status.h"
-#include "server/core/catalog.h"
-#include "server/core/domain.h"
+#include "server/catalog/catalog.h"
+#include "server/protocol/domain.h"
 #include "tests/testing/small_memory.h"
 
 namespace ckptd {

@@ -17,10 +17,10 @@
 
 #include "common/base/mutex.h"
 #include "common/base/status.h"
-#include "server/core/local_link.h"
-#include "server/core/member_reading.h"
-#include "server/core/membership.h"
-#include "server/core/rank_side.h"
+#include "server/group/membership.h"
+#include "server/load/local_link.h"
+#include "server/load/member_reading.h"
+#include "server/load/rank_side.h"
 #include "tests/testing/frame_sinks.h"
 #include "tests/testing/small_memory.h"
 

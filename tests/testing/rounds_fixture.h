@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "server/core/rounds.h"
+#include "server/load/rounds.h"
 #include "tests/testing/core_values.h"
 
 namespace ckptd {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "server/core/catalog.h"
+#include "server/catalog/catalog.h"
 #include "tests/testing/safetensors_writer.h"
 #include "tests/testing/temp_folder.h"
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "server/core/node.h"
-#include "server/core/trainer_key.h"
+#include "server/node/node.h"
+#include "server/node/trainer_key.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/group_in_process.h"
 #include "tests/testing/small_source.h"

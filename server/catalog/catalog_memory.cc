@@ -1,0 +1,172 @@
+// The part of the catalog that takes memory for shards, and evicts for it.
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/catalog/catalog.h"
+
+namespace ckptd {
+namespace {
+
+// A number that the backend says of what it refused; unset: not said.
+std::optional<uint64_t> Said(const absl::Status& refused, const char* fact) {
+  const Facts facts = FactsOf(refused);
+  const auto said = facts.find(fact);
+  uint64_t bytes = 0;
+  if (said == facts.end()) return std::nullopt;
+  const std::string& text = said->second;
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), bytes);
+  return read.ec == std::errc() ? std::optional(bytes) : std::nullopt;
+}
+
+// Before the operations are dropped.
+void NoteFiles(const CheckpointIndex& index, Shard& shard) {
+  for (const SourceFile& file : index.files) shard.paths.push_back(file.path);
+  const auto none = static_cast<uint32_t>(shard.paths.size());
+  shard.file_of.assign(shard.plan.tensors.size(), none);
+  for (const CopyOp& op : shard.plan.ops) {
+    shard.file_of[op.tensor] = std::min(shard.file_of[op.tensor], op.file);
+  }
+}
+
+}  // namespace
+
+// Memory by name is nobody's who has not asked for it: it goes with this process.
+HandleKind Catalog::KindFor(const LoadRequest& request) const {
+  const HandleKind first = backend_.kinds().front();
+  return request.kind.value_or(first == HandleKind::kCudaIpc ? HandleKind::kVmmFd : first);
+}
+
+absl::Status Catalog::CheckKind(const LoadRequest& request) const {
+  const std::vector<HandleKind> kinds = backend_.kinds();
+  const HandleKind asked = KindFor(request);
+  if (std::find(kinds.begin(), kinds.end(), asked) != kinds.end()) return absl::OkStatus();
+  std::vector<std::string_view> names;
+  for (const HandleKind kind : kinds) names.push_back(NameOf(kind));
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
+                   fmt::format("loading {}: memory of rank {} is in {} and cannot be handed out as "
+                               "{}, only as {}; ask for {}, or use another daemon",
+                               request.source, rank_,
+                               backend_.device().empty() ? "the host" : backend_.device(),
+                               NameOf(asked), fmt::join(names, " or "),
+                               kinds.front() == HandleKind::kCudaIpc
+                                   ? "that (--handle cuda_ipc), which is gone with this daemon"
+                                   : "none"));
+}
+
+bool Catalog::Evictable(const Entry& entry) const {
+  return entry.info.state == CheckpointState::kActive && !entry.info.pinned && !IsView(entry) &&
+         entry.info.leases == 0 && entry.info.slab_bytes > 0 && !Kept(entry) &&
+         Unended(entry) == nullptr;
+}
+
+// What cannot fit even then costs nobody its checkpoint.
+bool Catalog::EvictionHelps(uint64_t bytes, uint64_t budget,
+                            std::optional<uint64_t> device_free) const {
+  uint64_t evictable = 0;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.memory == nullptr || !Evictable(entry)) continue;
+    // Of a GPU, all that its allocation takes.
+    for (const Segment& segment : entry.memory->Segments()) evictable += segment.bytes;
+  }
+  // Of what was unloaded by force while somebody used it, too.
+  const uint64_t used = backend_.Usage().used;
+  const uint64_t held = used - std::min(used, evictable + going_);
+  if (bytes > budget - std::min(budget, held)) return false;
+  // Others may have what the budget would allow.
+  return !device_free.has_value() || bytes <= *device_free + evictable;
+}
+
+std::shared_ptr<ShardMemory> Catalog::EvictOne() {
+  Entry* victim = nullptr;
+  for (auto& [name, entry] : entries_) {
+    if (!Evictable(entry)) continue;
+    if (victim == nullptr || entry.last_used < victim->last_used) victim = &entry;
+  }
+  if (victim == nullptr) return nullptr;
+  Log(LogLevel::kInfo, "{}: evicted, {:.1f} MB", victim->info.name,
+      static_cast<double>(victim->info.slab_bytes) / 1e6);
+  std::shared_ptr<ShardMemory> memory = std::move(victim->memory);
+  Erase(std::string(victim->info.name));
+  changed_.NotifyAll();
+  return memory;
+}
+
+absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
+                                                                const PrepareCall& call) {
+  absl::Status status = CheckTurn(bytes, call);
+  while (status.ok()) {
+    auto slab = backend_.Allocate(bytes, call.request.intended, KindFor(call.request));
+    if (slab.ok()) return slab;
+    status = MakeRoom(bytes, slab.status());
+  }
+  NoteWanted(call, bytes, status);
+  return status;
+}
+
+absl::Status Catalog::MakeRoom(uint64_t bytes, const absl::Status& refused) {
+  // What lacks may be no memory that shards are in.
+  if (refused.code() != absl::StatusCode::kResourceExhausted ||
+      Said(refused, "host_bytes").has_value()) {
+    return refused;
+  }
+  // Free on its device, for whoever takes it; and what it would take, in whole allocations.
+  const std::optional<uint64_t> device_free = Said(refused, "device_free_bytes");
+  const uint64_t taken = std::max(bytes, Said(refused, "asked_bytes").value_or(0));
+  const uint64_t budget = backend_.Usage().budget;
+  std::shared_ptr<ShardMemory> evicted;  // goes without the lock
+  Occupied occupied;
+  {
+    MutexLock lock(mutex_);
+    if (EvictionHelps(taken, budget, device_free)) evicted = EvictOne();
+    if (evicted != nullptr) return absl::OkStatus();
+    occupied = FindOccupied();
+  }
+  return SayOccupied(refused, occupied, taken <= budget);
+}
+
+absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall& call,
+                                                               Shard shard) {
+  CKPTD_RETURN_IF_ERROR(CheckKind(call.request));
+  std::unique_ptr<Slab> slab;
+  if (shard.plan.slab_bytes > 0) {
+    CKPTD_ASSIGN_OR_RETURN(slab, AllocateEvicting(shard.plan.slab_bytes, call));
+  }
+  auto memory =
+      std::make_shared<ShardMemory>(backend_, std::move(slab), KindFor(call.request));
+  MutexLock lock(mutex_);
+  Entry* entry = Find(call.name);
+  if (entry == nullptr || entry->info.state != CheckpointState::kLoading) {
+    return CheckpointNotFound(call.name);
+  }
+  NotePlan(call, std::move(shard), *entry);
+  entry->memory = memory;
+  entry->wanted.reset();
+  Touch(*entry);
+  return memory;
+}
+
+void Catalog::NotePlan(const PrepareCall& call, Shard shard, Entry& entry) {
+  NoteFiles(*call.index, shard);
+  shard.plan.ops = {};
+  entry.info.slab_bytes = shard.plan.slab_bytes;
+  entry.info.tensor_count = shard.plan.tensors.size();
+  entry.info.plan_digest = call.plan_digest;
+  entry.info.epoch = call.epoch;
+  entry.info.source_identity = IdentityOf(call.index->files);
+  std::vector<uint64_t> facts = {entry.request_digest, entry.info.source_identity};
+  for (const SourceFile& file : call.index->files) facts.push_back(file.device);
+  entry.info.identity = CombineDigests(facts);
+  entry.files = call.index->files;
+  entry.request_digests = call.request_digests;
+  entry.shard = std::make_shared<Shard>(std::move(shard));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,19 @@
+// What a reader reaches other ranks by.
+#ifndef CKPTD_SERVER_COLLECTIVE_PEER_ACCESS_H_
+#define CKPTD_SERVER_COLLECTIVE_PEER_ACCESS_H_
+
+#include "server/collective/comm_keeper.h"
+#include "server/comm/peer_memory.h"
+#include "server/memory/memory.h"
+
+namespace ckptd {
+
+struct PeerAccess {
+  PeerMemory& memory;       // mapped here
+  MemoryBackend& backend;   // own, for what passes through
+  CommKeeper& comms;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_COLLECTIVE_PEER_ACCESS_H_

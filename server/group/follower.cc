@@ -1,0 +1,262 @@
+#include "server/group/follower.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/group/membership.h"
+
+namespace ckptd {
+namespace {
+
+constexpr std::chrono::seconds kJoinDeadline{3};
+constexpr std::chrono::seconds kProposeDeadline{8};
+constexpr std::chrono::milliseconds kFirstRetry{50};
+constexpr std::chrono::seconds kLastRetry{1};
+constexpr std::chrono::nanoseconds kOften = std::chrono::milliseconds(100);
+// Of the leader's time, for each member: thousands would leave it none.
+constexpr std::chrono::nanoseconds kBetweenMembers = std::chrono::microseconds(250);
+
+// The transfer itself reports more often, through Execute, but only until the leader
+// has read its own share.
+bool IsNews(const Catalog& catalog, const std::string& name, const Progress& progress) {
+  if (progress.stage < Stage::kTransferring) return true;
+  if (progress.stage == Stage::kWaitingForMemory) return true;
+  const auto known = catalog.Get(name);
+  return known.ok() && known->progress.stage == progress.stage &&
+         known->progress.bytes_done < progress.bytes_done;
+}
+
+}  // namespace
+
+Follower::Follower(Parts parts, MemberIdentity identity)
+    : parts_(std::move(parts)), identity_(std::move(identity)), thread_([this] { Loop(); }) {}
+
+Follower::~Follower() {
+  Stop();
+  thread_.join();
+}
+
+void Follower::Stop() {
+  MutexLock lock(mutex_);
+  stopping_ = true;
+  changed_.NotifyAll();
+}
+
+void Follower::Hurry() {
+  MutexLock lock(mutex_);
+  hurry_ = true;
+  changed_.NotifyAll();
+}
+
+Follower::State Follower::state() const {
+  MutexLock lock(mutex_);
+  return state_;
+}
+
+std::string Follower::secret() const {
+  MutexLock lock(mutex_);
+  return secret_;
+}
+
+bool Follower::WaitReady(Deadline deadline) const {
+  MutexLock lock(mutex_);
+  changed_.WaitUntil(mutex_, deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || (state_.joined && state_.missing_ranks.empty());
+  });
+  return state_.joined && state_.missing_ranks.empty();
+}
+
+bool Follower::IsCurrent(uint64_t epoch) const {
+  MutexLock lock(mutex_);
+  if (epoch >= state_.epoch) return true;
+  // A leader that has just taken this rank in may call before its answer has been read here.
+  changed_.WaitUntil(mutex_, Clock::now() + kJoinDeadline,
+                     [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                       return state_.joined || stopping_;
+                     });
+  return epoch >= state_.epoch;
+}
+
+absl::StatusOr<std::string> Follower::Propose(const LoadRequest& request, Deadline deadline) {
+  // A daemon that has just started may be asked before it has joined.
+  {
+    MutexLock lock(mutex_);
+    const Deadline patient = std::min(
+        deadline, Clock::now() + std::chrono::duration_cast<Clock::duration>(parts_.refused_patience));
+    const auto joined = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return state_.joined || stopping_;
+    };
+    const auto joined_or_refused = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return state_.joined || stopping_ || state_.refused;
+    };
+    if (!changed_.WaitUntil(mutex_, patient, joined)) {
+      changed_.WaitUntil(mutex_, deadline, joined_or_refused);
+    }
+    if (!state_.joined || stopping_) {
+      return MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
+                       fmt::format("loading {}: rank {} has not joined the group: {}",
+                                   request.source, identity_.rank, state_.detail),
+                       {{"ranks", "0"}});
+    }
+  }
+  // A leader that stands still is not waited for as long as one that is still to come.
+  return parts_.leader->Propose(identity_.rank, request,
+                                std::min(deadline, Clock::now() + kProposeDeadline));
+}
+
+bool Follower::Pause(std::chrono::nanoseconds duration) {
+  MutexLock lock(mutex_);
+  changed_.WaitUntil(
+      mutex_, Clock::now() + std::chrono::duration_cast<Clock::duration>(duration),
+      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || hurry_; });
+  hurry_ = false;
+  return !stopping_;
+}
+
+bool Follower::HasNews() const {
+  // Until the group is complete, and while others wait for our part.
+  if (!state().missing_ranks.empty() || parts_.reading.Now().has_value()) return true;
+  if (parts_.catalog.AnyWaiting()) return true;
+  return parts_.participants != nullptr && !parts_.participants->Empty();
+}
+
+void Follower::Loop() {
+  std::chrono::nanoseconds retry = kFirstRetry;
+  while (true) {
+    while (!Join()) {
+      if (!Pause(retry)) return;
+      retry = std::min<std::chrono::nanoseconds>(retry * 2, kLastRetry);
+    }
+    retry = kFirstRetry;
+    last_answer_ = Clock::now();
+    while (Beat()) {
+      if (!Pause(BeatPause(interval_, HasNews(), identity_.world_size))) return;
+    }
+    if (!Pause(kFirstRetry)) return;
+  }
+}
+
+std::chrono::nanoseconds Follower::BeatPause(std::chrono::nanoseconds interval, bool often,
+                                             uint32_t world_size) {
+  return often ? std::min(interval, std::max(kOften, world_size * kBetweenMembers)) : interval;
+}
+
+void Follower::NotJoined(const absl::Status& why, uint64_t since) {
+  const std::string detail = MessageOf(why);
+  parts_.catalog.FailAllLoading(RankLost(0, detail), since);
+  MutexLock lock(mutex_);
+  if (state_.detail != detail) {
+    Log(LogLevel::kInfo, "not joined yet: {}", detail);
+  }
+  state_.detail = detail;
+  state_.refused = ReasonOf(why) == reason::kJoinRefused;
+  changed_.NotifyAll();
+}
+
+bool Follower::Join() {
+  const uint64_t since = parts_.catalog.Tick();
+  auto reply = parts_.leader->Join(identity_, parts_.catalog.Residents(),
+                                   Clock::now() + kJoinDeadline);
+  if (reply.ok() && reply->version != identity_.version) {
+    reply = MakeError(absl::StatusCode::kFailedPrecondition, reason::kJoinRefused,
+                      fmt::format("joining the group: the leader runs ckptd {}, rank {} runs {}; "
+                                  "install the same version on every host",
+                                  reply->version.empty() ? "of an unknown version" : reply->version,
+                                  identity_.rank, identity_.version));
+  }
+  if (!reply.ok()) {
+    NotJoined(reply.status(), since);
+    return false;
+  }
+  if (!leader_incarnation_.empty()) {
+    // A leader that has not changed and did not know this rank had given it up.
+    const bool restarted = leader_incarnation_ != reply->incarnation;
+    parts_.catalog.FailAllLoading(
+        restarted ? RankLost(0, "it was restarted")
+                  : RankLost(identity_.rank, "rank 0 had heard nothing of it for too long"),
+        since);
+    // Another leader, or one that had given us up, has no mapping of our memory.
+    parts_.backend.NewReader();
+  }
+  leader_incarnation_ = reply->incarnation;
+  members_epoch_ = 0;
+  interval_ = reply->heartbeat_interval;
+  timeout_ = reply->heartbeat_timeout;
+  parts_.on_secret(reply->secret);
+  Log(LogLevel::kInfo, "joined the group, epoch {}", reply->epoch);
+  MutexLock lock(mutex_);
+  secret_ = reply->secret;
+  state_ = {true, reply->epoch, {0}, ""};  // whether it is complete, the first heartbeat tells
+  changed_.NotifyAll();
+  return true;
+}
+
+bool Follower::StillKnown(const absl::Status& why, Clock::time_point asked) {
+  if (why.code() == absl::StatusCode::kNotFound) {
+    LoseLeader("it no longer knows this rank");  // why, joining again will tell
+    return false;
+  }
+  const auto now = Clock::now();
+  // This process itself stood still: the leader has had no time to answer.
+  if (now - asked > timeout_) last_answer_ = now;
+  if (now - last_answer_ < timeout_) return true;
+  parts_.catalog.FailAllLoading(RankLost(0, MessageOf(why)));
+  LoseLeader(MessageOf(why));
+  return false;
+}
+
+bool Follower::Beat() {
+  const auto begun = Clock::now();
+  const auto deadline = begun + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
+  const uint64_t since = parts_.catalog.Tick();
+  for (std::string& statement : parts_.catalog.TakeAbandoned(Clock::now())) {
+    abandoned_.push_back(std::move(statement));
+  }
+  const std::optional<ReadingNow> reading = parts_.reading.Now();
+  std::vector<Participant> participants;
+  if (parts_.participants != nullptr) participants = parts_.participants->Snapshot(begun);
+  auto reply = parts_.leader->Heartbeat({identity_.rank, identity_.incarnation, members_epoch_,
+                                         reading, abandoned_, parts_.catalog.ActiveNames(),
+                                         parts_.catalog.MakeRoomForWaiting(), participants},
+                                        deadline);
+  if (!reply.ok()) return StillKnown(reply.status(), begun);
+  if (reading.has_value()) parts_.reading.Told(*reading);
+  last_answer_ = Clock::now();
+  abandoned_.clear();
+  if (parts_.participants != nullptr) parts_.participants->Told(participants, reply->verdicts);
+  std::set<std::string> known;
+  for (const auto& [name, progress] : reply->loads) {
+    known.insert(name);
+    if (IsNews(parts_.catalog, name, progress)) parts_.catalog.UpdateProgress(name, progress);
+  }
+  parts_.catalog.FailForgotten(known, since);
+  for (const auto& [name, ranks] : reply->residences) parts_.catalog.NoteResidence(name, ranks);
+  if (!reply->members.empty()) {
+    const bool all = std::exchange(members_epoch_, reply->epoch) == 0;
+    const auto departed =
+        all ? present_.Update(std::move(reply->members)) : present_.Merge(reply->members);
+    for (const auto& [rank, incarnation] : departed) parts_.on_departed(rank, incarnation);
+  }
+  MutexLock lock(mutex_);
+  state_.epoch = std::max(state_.epoch, reply->epoch);
+  state_.missing_ranks = reply->missing_ranks;
+  changed_.NotifyAll();
+  return true;
+}
+
+void Follower::LoseLeader(const std::string& why) {
+  Log(LogLevel::kWarn, "leader lost: {}", why);
+  MutexLock lock(mutex_);
+  state_.joined = false;
+  // Its calls that are still on their way belong to the past.
+  ++state_.epoch;
+  state_.detail = "rank 0 was lost: " + why;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,260 @@
+#include "server/group/group_participants.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+namespace {
+
+using State = Participant::State;
+
+constexpr size_t kMostFailures = 256;  // remembered
+constexpr std::chrono::seconds kForgotten{60};  // when nobody can hear of them any more
+constexpr size_t kMostNamed = 16;      // ranks in a sentence
+
+bool SameLoad(const Participant& a, const Participant& b) {
+  if (OfDifferentJobs(a.job, b.job)) return false;
+  return a.source == b.source || (!a.real_source.empty() && a.real_source == b.real_source);
+}
+
+// Whether one of `all` joined after `ended` had, for the same job.
+bool CameAgain(const Participant& ended, const std::vector<Participant>& all) {
+  return std::any_of(all.begin(), all.end(), [&ended](const Participant& one) {
+    return one.age < ended.ended_age && !OfDifferentJobs(one.job, ended.job);
+  });
+}
+
+Clock::duration Ticks(std::chrono::nanoseconds all) {
+  return std::chrono::duration_cast<Clock::duration>(all);
+}
+
+// As other ranks hear it.
+absl::Status OfRank(uint32_t rank, const absl::Status& why) {
+  const std::string number = std::to_string(rank);
+  const bool named = MessageOf(why).rfind("rank " + number + ": ", 0) == 0;
+  return WithFact(named ? why : WithContext(why, "rank " + number), "rank", number);
+}
+
+}  // namespace
+
+template <typename Act>
+void GroupParticipants::ForOpenCallsOfOthers(uint32_t rank, const Participant& participant,
+                                             Act act) {
+  for (uint32_t one = 0; one < calls_.size(); ++one) {
+    if (one == rank) continue;
+    for (auto& [id, other] : calls_[one]) {
+      if (!other.verdict.has_value() && SameLoad(other.participant, participant)) act(other);
+    }
+  }
+}
+
+std::vector<Verdict> GroupParticipants::Update(uint32_t rank, const std::vector<Participant>& all,
+                                               Clock::time_point now) {
+  MutexLock lock(mutex_);
+  if (rank >= calls_.size()) return {};
+  while (!failed_.empty() && now - failed_.front().when > kForgotten) failed_.pop_front();
+  Calls& calls = calls_[rank];
+  std::set<std::string> told;
+  for (const Participant& participant : all) {
+    if (told.size() >= kMostParticipants) break;
+    told.insert(participant.id);
+    if (calls.count(participant.id) == 0) Begin(rank, participant, now);
+    Advance(calls.at(participant.id), participant, CameAgain(participant, all), now);
+  }
+  std::vector<Verdict> verdicts;
+  for (auto at = calls.begin(); at != calls.end();) {
+    at = told.count(at->first) > 0 ? std::next(at) : calls.erase(at);
+  }
+  for (auto& [id, call] : calls) {
+    HearOfOthers(call, now);
+    CheckDeadline(call, now);
+    if (call.verdict.has_value()) verdicts.push_back({id, *call.verdict});
+  }
+  return verdicts;
+}
+
+void GroupParticipants::Begin(uint32_t rank, const Participant& participant,
+                              Clock::time_point now) {
+  for (FailedCall& failed : failed_) {
+    const bool others = OfDifferentJobs(failed.participant.job, participant.job);
+    failed.over = failed.over || (failed.rank == rank && !others);
+  }
+  Call call;
+  call.rank = rank;
+  call.participant = participant;
+  call.participant.state = State::kLoading;
+  call.joined = now - Ticks(participant.age);
+  call.began = now;
+  call.process_began = now - Ticks(participant.process_age);
+  call.deadline = now + Ticks(participant.time_left);
+  calls_[rank].emplace(participant.id, std::move(call));
+}
+
+void GroupParticipants::Advance(Call& call, const Participant& participant, bool came_again,
+                                Clock::time_point now) {
+  const State before = std::exchange(call.participant.state, participant.state);
+  // One that has been told of another rank's failure fails because of it.
+  if (before == participant.state || call.verdict.has_value()) return;
+  if (participant.state == State::kPlaced) NotePlaced(call);
+  if (participant.state != State::kFailed) return;
+  FailedCall failed = FailedOf(call, participant.failure, now);
+  failed.when -= Ticks(participant.ended_age);
+  failed.over = came_again;
+  Fail(std::move(failed));
+}
+
+GroupParticipants::FailedCall GroupParticipants::FailedOf(const Call& call,
+                                                          const absl::Status& why,
+                                                          Clock::time_point now) {
+  FailedCall failed;
+  failed.rank = call.rank;
+  failed.participant = call.participant;
+  failed.why = OfRank(call.rank, why);
+  failed.when = failed.told = now;
+  return failed;
+}
+
+void GroupParticipants::Fail(FailedCall failed) {
+  Log(LogLevel::kWarn, "{}", MessageOf(failed.why));
+  if (!failed.over) TellOthers(failed);
+  failed_.push_back(std::move(failed));
+  if (failed_.size() > kMostFailures) failed_.pop_front();
+}
+
+void GroupParticipants::TellOthers(FailedCall& failed) {
+  Ended ended{{failed.participant.source}, failed.why};
+  ForOpenCallsOfOthers(failed.rank, failed.participant, [&](Call& other) {
+    // One that came later may wait for the next call of that rank.
+    if (other.joined > failed.when) return;
+    Hear(other, failed);
+    ended.sources.insert(other.participant.source);
+  });
+  std::erase_if(ended.sources, [this](const std::string& source)
+                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return IsWaitedFor(source); });
+  if (!ended.sources.empty()) ended_.push_back(std::move(ended));
+}
+
+// A client whose shard is placed waits for nobody, unless by a barrier.
+bool GroupParticipants::IsWaitedFor(const std::string& source) const {
+  return std::any_of(calls_.begin(), calls_.end(), [&source](const Calls& calls) {
+    return std::any_of(calls.begin(), calls.end(), [&source](const auto& one) {
+      const Call& call = one.second;
+      const State state = call.participant.state;
+      const bool done = state == State::kPlaced && !call.participant.barrier;
+      return call.participant.source == source && !call.verdict.has_value() &&
+             state != State::kFailed && !done;
+    });
+  });
+}
+
+std::vector<GroupParticipants::Ended> GroupParticipants::TakeEnded() {
+  MutexLock lock(mutex_);
+  return std::exchange(ended_, {});
+}
+
+std::set<std::string> GroupParticipants::JobsOf(uint32_t rank, const std::string& source) const {
+  MutexLock lock(mutex_);
+  std::set<std::string> jobs;
+  if (rank >= calls_.size()) return {""};
+  for (const auto& [id, call] : calls_[rank]) {
+    if (call.participant.source == source) jobs.insert(call.participant.job);
+  }
+  if (jobs.empty()) jobs.insert("");
+  return jobs;
+}
+
+void GroupParticipants::Hear(Call& call, FailedCall& failed) {
+  const bool placed = call.participant.state == State::kPlaced && !call.participant.barrier;
+  if (call.participant.state == State::kFailed || placed) return;
+  failed.heard.insert({call.rank, call.participant.pid});
+  call.verdict = failed.why;
+}
+
+void GroupParticipants::HearOfOthers(Call& call, Clock::time_point now) {
+  for (FailedCall& failed : failed_) {
+    if (call.verdict.has_value()) return;
+    if (OfDifferentJobs(call.participant.job, failed.participant.job)) continue;
+    const bool outlived = failed.over || call.process_began > failed.when ||
+                          failed.heard.count({call.rank, call.participant.pid}) > 0;
+    if (failed.rank == call.rank || outlived || call.joined - failed.when > kHeardFor) continue;
+    const bool same = SameLoad(call.participant, failed.participant);
+    // The rank may have come again, and its daemon not have said so yet.
+    const auto waited = now - std::max(call.began, failed.told);
+    const bool away = waited >= kStaysAway && !IsInACall(failed.rank, failed.participant.job);
+    if (same ? waited >= kComesAgain : away) Hear(call, failed);
+  }
+}
+
+bool GroupParticipants::IsInACall(uint32_t rank, const std::string& job) const {
+  return std::any_of(calls_[rank].begin(), calls_[rank].end(), [&job](const auto& one) {
+    const Call& call = one.second;
+    return !call.verdict.has_value() && call.participant.state != State::kFailed &&
+           !OfDifferentJobs(call.participant.job, job);
+  });
+}
+
+void GroupParticipants::NotePlaced(Call& call) {
+  std::vector<Call*> waiting;
+  if (call.participant.barrier) waiting.push_back(&call);
+  call.placed.insert(call.rank);
+  ForOpenCallsOfOthers(call.rank, call.participant, [&](Call& other) {
+    if (!other.participant.barrier) return;
+    other.placed.insert(call.rank);
+    if (other.participant.state != State::kPlaced) return;
+    call.placed.insert(other.rank);
+    waiting.push_back(&other);
+  });
+  for (Call* one : waiting) {
+    if (one->placed.size() == calls_.size()) one->verdict = absl::OkStatus();
+  }
+}
+
+std::string GroupParticipants::Missing(const Call& call) const {
+  std::vector<uint32_t> missing;
+  for (uint32_t rank = 0; rank < calls_.size(); ++rank) {
+    if (call.placed.count(rank) == 0) missing.push_back(rank);
+  }
+  const bool more = missing.size() > kMostNamed;
+  if (more) missing.resize(kMostNamed);
+  return fmt::format("rank{} {}{}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "),
+                     more ? ", ..." : "");
+}
+
+void GroupParticipants::CheckDeadline(Call& call, Clock::time_point now) {
+  const Participant& participant = call.participant;
+  const bool waits = participant.state == State::kPlaced && participant.barrier;
+  if (!waits || call.verdict.has_value() || now < call.deadline) return;
+  const absl::Status why = MakeError(
+      absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+      fmt::format("loading {} with a barrier: the timeout passed before {} had placed what it "
+                  "loads; every rank must make this call with barrier=True, see the others' logs",
+                  participant.source, Missing(call)));
+  call.verdict = why;
+  Fail(FailedOf(call, why, now));
+}
+
+void GroupParticipants::Forget(uint32_t rank, Clock::time_point now) {
+  MutexLock lock(mutex_);
+  if (rank >= calls_.size()) return;
+  const Calls calls = std::exchange(calls_[rank], {});
+  for (const auto& [id, call] : calls) {
+    const Participant& participant = call.participant;
+    const bool done = participant.state == State::kPlaced && !participant.barrier;
+    if (done || participant.state == State::kFailed || call.verdict.has_value()) continue;
+    const absl::Status why = MakeError(
+        absl::StatusCode::kUnavailable, reason::kRankLost,
+        fmt::format("loading {}: its daemon left the group before its process {} had its weights; "
+                    "see that daemon's log, and load again",
+                    participant.source, participant.pid));
+    Fail(FailedOf(call, why, now));
+  }
+}
+
+}  // namespace ckptd

@@ -1,0 +1,47 @@
+// Notices processes of a group that are no longer there, also those that were
+// replaced at once.
+#ifndef CKPTD_SERVER_GROUP_PRESENCE_H_
+#define CKPTD_SERVER_GROUP_PRESENCE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+namespace ckptd {
+
+// Not thread-safe.
+class Presence {
+ public:
+  using Members = std::map<uint32_t, std::string>;  // rank -> incarnation
+
+  // Who is there now. Returns those that were there and are not.
+  Members Update(Members members) {
+    Members departed;
+    for (const auto& [rank, incarnation] : members_) {
+      const auto now = members.find(rank);
+      const bool gone = now == members.end() || now->second != incarnation;
+      if (gone && !incarnation.empty()) departed[rank] = incarnation;
+    }
+    members_ = std::move(members);
+    return departed;
+  }
+  // Who has come since, and who has gone: these without an incarnation. Returns those that
+  // are no longer there.
+  Members Merge(const Members& changed) {
+    Members departed;
+    for (const auto& [rank, incarnation] : changed) {
+      std::string& known = members_[rank];
+      if (!known.empty() && known != incarnation) departed[rank] = known;
+      known = incarnation;
+    }
+    return departed;
+  }
+
+ private:
+  Members members_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_GROUP_PRESENCE_H_

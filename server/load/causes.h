@@ -1,0 +1,22 @@
+// Which of several errors of one load is the one to tell.
+#ifndef CKPTD_SERVER_LOAD_CAUSES_H_
+#define CKPTD_SERVER_LOAD_CAUSES_H_
+
+#include <chrono>
+
+#include "absl/status/status.h"
+
+namespace ckptd {
+
+// How long an error that follows from another rank's waits for that one: NCCL tells of a rank that
+// gives up sooner than that rank tells why.
+inline constexpr std::chrono::milliseconds kCausePatience{500};
+
+// Whether an error only says that another rank has failed, or that the load has. OK does not.
+bool IsConsequence(const absl::Status& status);
+// Whether `status` is to be told in place of `told`, which came before it.
+bool TellsMore(const absl::Status& status, const absl::Status& told);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_LOAD_CAUSES_H_

@@ -1,0 +1,427 @@
+#include "server/load/coordinator.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "common/base/at_once.h"
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/checkpoint/open.h"
+#include "server/load/check_request.h"
+#include "server/load/load_runner.h"
+
+namespace ckptd {
+namespace {
+
+constexpr std::chrono::milliseconds kTick{200};
+constexpr std::chrono::seconds kLookupDeadline{5};
+constexpr std::chrono::milliseconds kRecogniseDeadline{500};
+// A little less than a proposal may take altogether.
+constexpr std::chrono::seconds kEndingDeadline{7};
+constexpr std::chrono::seconds kAbortDeadline{2};
+// For a runner to say itself that the time of its load is over.
+constexpr std::chrono::seconds kOverdue{1};
+
+// Of a load that waits for the one that the worker is busy with.
+Progress Queued() {
+  Progress progress;
+  progress.stage = Stage::kQueued;
+  return progress;
+}
+
+template <typename Rank>
+std::string RankText(const std::vector<Rank>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+// Of a round that has waited for memory for as long as it may.
+absl::Status WhyRefused(const Rounds::Expired& round) {
+  return MakeError(round.refused.code(), ReasonOf(round.refused),
+                   fmt::format("loading {}: it has waited for memory of {}, in vain: {}", round.name,
+                               RankText(round.waiting), MessageOf(round.refused)),
+                   FactsOf(round.refused));
+}
+
+// Of a round whose deadline has passed; `absent`: ranks that have no daemon.
+absl::Status WhyExpired(const Rounds::Expired& round, const std::vector<uint32_t>& absent) {
+  if (!round.cancelled.ok()) return round.cancelled;
+  if (!round.refused.ok()) return WhyRefused(round);
+  if (!absent.empty()) {
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
+                     fmt::format("loading {}: no daemon of {} has joined the group in time; start "
+                                 "it, or look at its log",
+                                 round.name, RankText(absent)),
+                     {{"ranks", fmt::format("{}", fmt::join(absent, ","))}});
+  }
+  if (round.waiting.empty()) {
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                     fmt::format("loading {}: the timeout passed before it began; load again with "
+                                 "a longer timeout",
+                                 round.name));
+  }
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
+                   fmt::format("loading {}: no trainer of {} has stated its tensors in time{}; "
+                               "every rank must call the load with the same source and options, "
+                               "and one that finds its own still resident states nothing: unload "
+                               "it there",
+                               round.name, RankText(round.waiting),
+                               round.elsewhere.empty() ? "" : ": " + round.elsewhere),
+                   {{"ranks", fmt::format("{}", fmt::join(round.waiting, ","))}});
+}
+
+}  // namespace
+
+Coordinator::Coordinator(Parts parts)
+    : parts_(std::move(parts)),
+      rounds_(parts_.membership.world_size()),
+      participants_(parts_.membership.world_size()),
+      holdings_(parts_.membership),
+      ticker_([this] { Loop(); }) {}
+
+Coordinator::~Coordinator() {
+  Stop();
+  ticker_.join();
+  // Loads that were posted use this object; stopping ends them soon.
+  parts_.load_worker.Submit([] {}).wait();
+}
+
+void Coordinator::Stop() {
+  stopping_ = true;
+  MutexLock lock(mutex_);
+  wake_ = true;
+  changed_.NotifyAll();
+}
+
+absl::StatusOr<bool> Coordinator::CanReuse(const Proposal& proposal) {
+  const auto files = rounds_.FilesToCheck(proposal);
+  if (!files.has_value()) return CheckSource(proposal);
+  const absl::Status status =
+      parts_.lookups.CheckFiles(proposal.request.source, *files, Clock::now() + kLookupDeadline);
+  if (!SaysWhether(status)) return status;
+  return status.ok();
+}
+
+absl::StatusOr<bool> Coordinator::CheckSource(const Proposal& proposal) {
+  // A load that waits for others would say what is wrong with its path when they have come.
+  const bool waits = IsRankForm(proposal.request) || !parts_.membership.MissingRanks().empty();
+  if (!waits || !rounds_.IsNew(proposal)) return true;
+  const absl::Status recognised =
+      parts_.lookups.CheckFiles(proposal.request.source, {}, Clock::now() + kRecogniseDeadline);
+  if (recognised.ok() || !SaysWhether(recognised)) return true;
+  // Storage that fails now may answer by then.
+  if (absl::IsUnavailable(recognised)) return true;
+  return recognised;
+}
+
+absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadRequest& request) {
+  CKPTD_RETURN_IF_ERROR(CheckRequest(request, rank, parts_.membership.world_size()));
+  const Proposal proposal(rank, request);
+  const Deadline deadline = Clock::now() + kEndingDeadline;
+  LeaveBehind();
+  std::optional<std::string> name;
+  uint64_t since = 0;
+  while (!name.has_value()) {
+    if (!rounds_.WaitWhileEnding(proposal, deadline)) {
+      return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                       fmt::format("loading {}: a load of it is about to end and has not ended in "
+                                   "{} s (`ckptctl list` shows it); try again",
+                                   request.source, kEndingDeadline.count()));
+    }
+    CKPTD_ASSIGN_OR_RETURN(const bool reuse, CanReuse(proposal));
+    since = parts_.catalog.Tick();
+    CKPTD_ASSIGN_OR_RETURN(name, rounds_.Propose(proposal, reuse, Clock::now()));
+  }
+  if (rank == 0) parts_.catalog.Begin(*name, request, since);
+  Hurry();
+  return *name;
+}
+
+absl::Status Coordinator::CancelFor(uint32_t rank, const std::string& name) {
+  const uint32_t world_size = parts_.membership.world_size();
+  if (rank >= world_size) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
+                     fmt::format("cancelling the load of {}: rank {} asks for it, this group has "
+                                 "ranks 0 to {}",
+                                 name, rank, world_size - 1));
+  }
+  Cancel(name, MakeError(absl::StatusCode::kAborted, reason::kLoadCancelled,
+                         fmt::format("loading {}: it was unloaded at rank {} while it was loading; "
+                                     "load again, if it is wanted",
+                                     name, rank),
+                         {{"checkpoint", name}, {"rank", std::to_string(rank)}}));
+  Hurry();
+  return absl::OkStatus();
+}
+
+bool Coordinator::IsOutOfDate(const std::string& name) const {
+  MutexLock lock(mutex_);
+  return running_ != nullptr && running_->name() == name && running_->OutOfDate();
+}
+
+void Coordinator::LeaveBehind() {
+  MutexLock lock(mutex_);
+  if (running_ != nullptr && running_->OutOfDate()) rounds_.WillFail(running_->name());
+}
+
+absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
+                                            const std::vector<ResidentCheckpoint>& residents) {
+  const uint64_t before = parts_.membership.epoch();
+  CKPTD_ASSIGN_OR_RETURN(JoinReply reply, parts_.membership.Join(identity));
+  if (reply.epoch != before) {
+    rounds_.SetResidents(identity.rank, reply.epoch, residents);
+    participants_.Forget(identity.rank, Clock::now());
+    std::set<std::string> held;
+    for (const ResidentCheckpoint& resident : residents) held.insert(resident.name);
+    holdings_.Set(identity.rank, std::move(held));
+  }
+  Hurry();
+  return reply;
+}
+
+absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call) {
+  CKPTD_ASSIGN_OR_RETURN(HeartbeatReply reply,
+                         parts_.membership.Heartbeat(call.rank, call.incarnation));
+  rounds_.Withdraw(call.rank, call.abandoned, Clock::now());
+  rounds_.NoteRoom(call.rank, call.has_room, Clock::now());
+  holdings_.Set(call.rank, call.held);
+  reply.residences = holdings_.Count(call.rank, Loading());
+  reply.verdicts = participants_.Update(call.rank, call.participants, Clock::now());
+  GiveUpEnded();
+  if (reply.epoch != call.members_epoch) {
+    reply.members = parts_.membership.ChangedSince(call.members_epoch);
+  }
+  if (call.reading.has_value()) {
+    MutexLock lock(mutex_);
+    if (running_ != nullptr) running_->NoteReading(call.rank, *call.reading);
+  }
+  for (const CheckpointInfo& info : parts_.catalog.List()) {
+    if (info.state == CheckpointState::kLoading) reply.loads.emplace_back(info.name, info.progress);
+  }
+  for (auto& load : Gathering()) reply.loads.push_back(std::move(load));
+  // Complete, so that a member can tell which of its loads nobody runs any more:
+  // those that this rank does not see before it prepares them, too.
+  std::set<std::string> told;
+  for (const auto& [name, progress] : reply.loads) told.insert(name);
+  std::vector<std::string> names = rounds_.Names();
+  {
+    MutexLock lock(mutex_);
+    names.insert(names.end(), giving_up_.begin(), giving_up_.end());
+  }
+  for (const std::string& name : names) {
+    if (told.insert(name).second) reply.loads.emplace_back(name, Queued());
+  }
+  return reply;
+}
+
+void Coordinator::Loop() {
+  while (!stopping_) {
+    {
+      MutexLock lock(mutex_);
+      changed_.WaitUntil(mutex_, Clock::now() + kTick,
+                         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return wake_; });
+      wake_ = false;
+    }
+    Tick();
+  }
+}
+
+void Coordinator::Tick() {
+  parts_.membership.DropSilent();
+  ForgetDeparted();
+  TellOfParticipants();
+  rounds_.Withdraw(0, parts_.catalog.TakeAbandoned(Clock::now()), Clock::now());
+  rounds_.EndConflicts(Clock::now(), [this](uint32_t rank, const std::string& source) {
+    return participants_.JobsOf(rank, source);
+  });
+  NoteOwn();
+  FailExpired();
+  FailOverdue();
+  PostReady();
+  ShowWaiting();
+  FailForgotten();
+}
+
+// As each member does for itself.
+void Coordinator::FailForgotten() {
+  const uint64_t since = parts_.catalog.Tick();
+  parts_.catalog.FailForgotten(Loading(), since);
+}
+
+std::set<std::string> Coordinator::Loading() const {
+  const std::vector<std::string> names = rounds_.Names();
+  return {names.begin(), names.end()};
+}
+
+void Coordinator::NoteOwn() {
+  rounds_.NoteRoom(0, parts_.catalog.MakeRoomForWaiting(), Clock::now());
+  holdings_.Set(0, parts_.catalog.ActiveNames());
+  for (const auto& [name, ranks] : holdings_.Count(0, Loading())) {
+    parts_.catalog.NoteResidence(name, ranks);
+  }
+}
+
+void Coordinator::ForgetDeparted() {
+  // Before its members: who joins meanwhile has told what it holds in a later one.
+  const uint64_t epoch = parts_.membership.epoch();
+  if (std::exchange(present_epoch_, epoch) == epoch) return;
+  const Presence::Members now = parts_.membership.Incarnations();
+  for (const auto& departed : present_.Update(now)) {
+    if (now.count(departed.first) == 0) {
+      rounds_.SetResidents(departed.first, epoch, {});
+      participants_.Forget(departed.first, Clock::now());
+      holdings_.Set(departed.first, {});
+    }
+    parts_.load_worker.Post(
+        [this, departed] { parts_.peers.memory.Forget(departed.first, departed.second); });
+  }
+}
+
+void Coordinator::TellOfParticipants() {
+  if (parts_.participants == nullptr) return;
+  const std::vector<Participant> all = parts_.participants->Snapshot(Clock::now());
+  const std::vector<Verdict> verdicts = participants_.Update(0, all, Clock::now());
+  GiveUpEnded();  // before its client goes on
+  parts_.participants->Told(all, verdicts);
+}
+
+void Coordinator::GiveUpEnded() {
+  const std::vector<GroupParticipants::Ended> ended = participants_.TakeEnded();
+  for (const auto& [sources, why] : ended) {
+    for (const std::string& source : sources) rounds_.GiveUp(source, why);
+  }
+  if (!ended.empty()) Hurry();
+}
+
+void Coordinator::Hurry() {
+  MutexLock lock(mutex_);
+  wake_ = true;
+  changed_.NotifyAll();
+}
+
+void Coordinator::PostReady() {
+  if (!parts_.membership.MissingRanks().empty()) return;
+  for (ReadyLoad& load : rounds_.TakeReady()) {
+    parts_.catalog.UpdateProgress(load.name, Queued());
+    parts_.load_worker.Post([this, load = std::move(load)] { RunLoad(load); });
+  }
+}
+
+void Coordinator::SetRunning(LoadRunner* runner) {
+  MutexLock lock(mutex_);
+  running_ = runner;
+}
+
+void Coordinator::RunLoad(const ReadyLoad& load) {
+  const auto session = parts_.membership.CurrentSession();
+  LoadOutcome outcome;
+  if (session.has_value()) {
+    LoadRunner runner({parts_.catalog, parts_.membership, parts_.peers, stopping_,
+                       parts_.reading, parts_.reader,
+                       [this, &load](bool failed) { rounds_.Ending(load.name, failed); },
+                       [this, &load] { return rounds_.Cancelled(load.name); },
+                       [this, &load] { return rounds_.Touch(load.name); },
+                       parts_.handed_out},
+                      load, *session);
+    SetRunning(&runner);
+    outcome = runner.Run();
+    SetRunning(nullptr);
+  } else {
+    outcome.status = MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
+                               fmt::format("loading {}: {} left the group before the load began; "
+                                           "load again",
+                                           load.request.source,
+                                           RankText(parts_.membership.MissingRanks())));
+    rounds_.Ending(load.name, true);
+  }
+  // The runner has told the ranks that it began with; one that was restarted
+  // meanwhile may have joined the round as well.
+  if (!outcome.status.ok()) AbortEverywhere(load.name, outcome.status);
+  holdings_.Add(load.name, outcome.holders);
+  rounds_.Finished(load.name, outcome);
+  rounds_.ForgetOldest(parts_.catalog.ActiveNames());
+  for (const uint32_t rank : outcome.lost) {
+    Log(LogLevel::kInfo, "{}: rank {} holds its shard no longer; waiting for its trainer",
+        load.name, rank);
+  }
+}
+
+void Coordinator::FailExpired() {
+  const std::vector<Rounds::Expired> expired = rounds_.TakeExpired(Clock::now());
+  if (expired.empty()) return;
+  {
+    MutexLock lock(mutex_);
+    for (const Rounds::Expired& round : expired) giving_up_.insert(round.name);
+  }
+  for (const Rounds::Expired& round : expired) {
+    AbortEverywhere(round.name, WhyExpired(round, parts_.membership.MissingRanks()));
+  }
+  MutexLock lock(mutex_);
+  giving_up_.clear();
+}
+
+// A runner that waits for storage cannot say that its time is over.
+void Coordinator::FailOverdue() {
+  for (const std::string& name : rounds_.Overdue(Clock::now() - kOverdue)) {
+    const auto info = parts_.catalog.Get(name);
+    const std::string source = info.ok() ? info->source : name;
+    Cancel(name, MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                           fmt::format("loading {}: the timeout passed while {}", source,
+                                       WhatHolds(name))));
+  }
+}
+
+// What keeps a load that has been taken to run from going on.
+std::string Coordinator::WhatHolds(const std::string& name) const {
+  MutexLock lock(mutex_);
+  if (running_ == nullptr) return "it waited for its turn; load again with a longer one";
+  if (running_->name() == name) return "its files were opened; does their storage answer?";
+  return fmt::format("it waited for the load of {}; load again when that has ended, or unload it "
+                     "with --force",
+                     running_->source());
+}
+
+// All ranks hear at once of one that will not touch them.
+void Coordinator::Cancel(const std::string& name, const absl::Status& why) {
+  if (rounds_.Cancel(name, why)) AbortEverywhere(name, why);
+}
+
+std::vector<std::pair<std::string, Progress>> Coordinator::Gathering() const {
+  std::vector<std::pair<std::string, Progress>> loads;
+  Progress progress;
+  progress.stage = Stage::kGathering;
+  const std::vector<uint32_t> absent = parts_.membership.MissingRanks();
+  if (!absent.empty()) {
+    progress.waiting_ranks.assign(absent.begin(), absent.end());
+    for (std::string& name : rounds_.WaitingNames()) loads.emplace_back(std::move(name), progress);
+    return loads;
+  }
+  for (Rounds::Expired& round : rounds_.Waiting()) {
+    progress.stage = round.refused.ok() ? Stage::kGathering : Stage::kWaitingForMemory;
+    progress.no_memory = MessageOf(round.refused);
+    progress.waiting_ranks = std::move(round.waiting);
+    progress.elsewhere = std::move(round.elsewhere);
+    loads.emplace_back(std::move(round.name), progress);
+  }
+  return loads;
+}
+
+void Coordinator::ShowWaiting() {
+  for (const auto& [name, progress] : Gathering()) parts_.catalog.UpdateProgress(name, progress);
+}
+
+void Coordinator::AbortEverywhere(const std::string& name, const absl::Status& why) {
+  parts_.catalog.Fail(name, why);
+  const auto links = parts_.membership.Links();
+  AtOnce(links.size(), kMostCalls, [&](size_t i) {
+    // A member that cannot be told is dropped by its silence and fails its loads itself.
+    const absl::Status status = links[i]->Abort(name, why, Clock::now() + kAbortDeadline);
+    if (!status.ok()) Log(LogLevel::kWarn, "{}: telling a rank: {}", name, MessageOf(status));
+  });
+}
+
+}  // namespace ckptd

@@ -1,0 +1,121 @@
+// The leader's side of the group: takes proposals, waits until the group and its
+// statements are complete, and runs loads one after the other on the load
+// worker. Every waiting rank is told how its load ends. Thread-safe.
+#ifndef CKPTD_SERVER_LOAD_COORDINATOR_H_
+#define CKPTD_SERVER_LOAD_COORDINATOR_H_
+
+#include <atomic>
+#include <functional>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/catalog/catalog.h"
+#include "server/collective/peer_access.h"
+#include "server/group/group_participants.h"
+#include "server/group/holdings.h"
+#include "server/group/local_participants.h"
+#include "server/group/membership.h"
+#include "server/group/presence.h"
+#include "server/load/lookups.h"
+#include "server/load/rounds.h"
+#include "server/load/worker.h"
+
+namespace ckptd {
+
+class LoadRunner;
+
+class Coordinator {
+ public:
+  struct Parts {
+    Catalog& catalog;
+    Membership& membership;
+    PeerAccess peers;
+    Worker& load_worker;
+    Lookups& lookups;
+    ReadingOptions reading;
+    ReaderPolicy reader = ReaderPolicy::kRank0;
+    std::function<bool()> handed_out = [] { return false; };  // of this daemon, as PrepareReply's
+    LocalParticipants* participants = nullptr;                // rank 0's; null: none
+  };
+  explicit Coordinator(Parts parts);
+  ~Coordinator();
+  Coordinator(const Coordinator&) = delete;
+  Coordinator& operator=(const Coordinator&) = delete;
+
+  // A client of `rank` asked for this; the name of the checkpoint it leads to.
+  // Errors: LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, DEADLINE (file metadata).
+  absl::StatusOr<std::string> Propose(uint32_t rank, const LoadRequest& request);
+  // As Holdings.
+  std::set<uint32_t> FindMissing(const std::string& name) { return holdings_.FindMissing(name); }
+  // An operator of `rank` gives that load up, for all ranks. Does not wait for its end;
+  // nothing where no such load waits or runs. Errors: WRONG_RANK.
+  absl::Status CancelFor(uint32_t rank, const std::string& name);
+  // Whether the group has changed since that load, which runs, began: it will fail.
+  bool IsOutOfDate(const std::string& name) const;
+
+  absl::StatusOr<JoinReply> Join(const MemberIdentity& identity,
+                                 const std::vector<ResidentCheckpoint>& residents);
+  absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call);
+
+  // Rank 0's clients have news for the group.
+  void Hurry();
+
+  // Aborts what runs, fails what waits.
+  void Stop();
+
+ private:
+  // Whether the files of the checkpoint that this request would join are unchanged.
+  absl::StatusOr<bool> CanReuse(const Proposal& proposal);
+  // True; for the first request of a source that cannot be loaded, why.
+  absl::StatusOr<bool> CheckSource(const Proposal& proposal);
+  void Loop();
+  void Tick();
+  // Lets go of what ranks that left the group had: their memory, their shards.
+  void ForgetDeparted();
+  // For rank 0 what members do with each heartbeat.
+  void TellOfParticipants();
+  // Loads that wait for a rank whose client has failed.
+  void GiveUpEnded();
+  void PostReady();
+  void FailExpired();
+  void FailOverdue();
+  std::string WhatHolds(const std::string& name) const;
+  void Cancel(const std::string& name, const absl::Status& why);
+  // The loads that wait for ranks, and for which.
+  std::vector<std::pair<std::string, Progress>> Gathering() const;
+  void ShowWaiting();
+  // What this rank holds, and has room for, as members tell with their heartbeats.
+  void NoteOwn();
+  std::set<std::string> Loading() const;  // names of all rounds
+  void FailForgotten();
+  // Nobody joins a load that is out of date.
+  void LeaveBehind();
+  void RunLoad(const ReadyLoad& load);
+  // Who hears of what members have read.
+  void SetRunning(LoadRunner* runner);
+  // Tells every rank that is a member how the load ended.
+  void AbortEverywhere(const std::string& name, const absl::Status& why);
+
+  Parts parts_;
+  Rounds rounds_;
+  GroupParticipants participants_;
+  Holdings holdings_;
+  Presence present_;  // at the last tick
+  uint64_t present_epoch_ = 0;
+  std::atomic<bool> stopping_ = false;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool wake_ ABSL_GUARDED_BY(mutex_) = false;
+  LoadRunner* running_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  // Given up, and not all ranks have been told why: heartbeats do not overtake that.
+  std::set<std::string> giving_up_ ABSL_GUARDED_BY(mutex_);
+  std::thread ticker_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_LOAD_COORDINATOR_H_

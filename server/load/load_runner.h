@@ -1,0 +1,180 @@
+// One load, as the leader runs it: open, plan, prepare on every rank, transfer,
+// commit. Any rank's error aborts it for all with that rank's reason. Runs on
+// the load worker.
+#ifndef CKPTD_SERVER_LOAD_LOAD_RUNNER_H_
+#define CKPTD_SERVER_LOAD_LOAD_RUNNER_H_
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/mutex.h"
+#include "common/layout/layout.h"
+#include "server/catalog/catalog.h"
+#include "server/collective/exchange_watch.h"
+#include "server/collective/peer_access.h"
+#include "server/group/membership.h"
+#include "server/load/execute_fanout.h"
+#include "server/load/part_reader.h"
+#include "server/load/progress_meter.h"
+#include "server/load/rounds.h"
+
+namespace ckptd {
+
+class LoadRunner {
+ public:
+  struct Parts {
+    Catalog& catalog;
+    Membership& membership;
+    PeerAccess peers;
+    const std::atomic<bool>& stopping;
+    ReadingOptions reading;
+    ReaderPolicy reader = ReaderPolicy::kRank0;
+    // Called before any rank is told that the load has failed, or succeeded.
+    std::function<void(bool failed)> ending = nullptr;
+    // Not OK once somebody has given the load up.
+    std::function<absl::Status()> cancelled = absl::OkStatus;
+    // Called before ranks are asked for memory; not OK: given up, as above.
+    std::function<absl::Status()> touching = absl::OkStatus;
+    // Of rank 0, as PrepareReply::handed_out.
+    std::function<bool()> handed_out = [] { return false; };
+  };
+  // `session` has all ranks' links; the load belongs to its epoch.
+  LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session);
+
+  // On an error every rank has been told. When holders are lost nothing has begun; when ranks
+  // have refused it, they have given back what it took.
+  LoadOutcome Run();
+  // How far a member has come with its share of some load. Thread-safe.
+  void NoteReading(uint32_t rank, const ReadingNow& reading);
+  const std::string& name() const { return load_.name; }
+  const std::string& source() const { return load_.request.source; }
+  // The group is not the one that it began with: before it is published, it notices and fails.
+  bool OutOfDate() const { return parts_.membership.epoch() != session_.epoch; }
+
+ private:
+  // One rank that lacks the shard.
+  struct Participant {
+    uint32_t rank = 0;
+    const PlannedRank* plan = nullptr;  // in plan_
+    absl::StatusOr<PrepareReply> prepared = PrepareReply();
+    PrepareReply reply;
+    // What readers did for it, all together.
+    uint64_t filled_bytes = 0;
+    uint64_t streamed_bytes = 0;
+    uint64_t carried_bytes = 0;
+    std::vector<uint64_t> digests;
+  };
+  // What one communicator carries. The calls of its ranks, each of which names all ranks, are made
+  // when they are told.
+  struct Scatter {
+    ScatterCall common;  // but for the rank, its replicas and its digest
+    std::vector<ReplicaSet> sets;
+    std::vector<uint64_t> digests;  // by rank of the communicator
+    ScatterCall CallOf(uint32_t rank) const;
+  };
+
+  absl::Status Load();
+  // Rank form: asks the ranks that are taken for holders; fills `lost`.
+  absl::Status FindLost(std::set<uint32_t>& lost);
+  absl::Status Open();
+  absl::Status PlanAll();
+  // Of the ranks that do not hold their shard already.
+  absl::StatusOr<std::vector<Cohort>> Cohorts() const;
+  // Rank form: nothing in the source that no rank wants, if they say so.
+  absl::Status CheckNames() const;
+  // Rank form: what is one tensor in a model is one in the source, or equal ones.
+  absl::Status CheckTied() const;
+  absl::Status PrepareAll();
+  absl::Status Transfer();
+  // The leader's own share.
+  absl::Status Read(const ReaderShare& share, PartReader& reader);
+  std::vector<ReaderShare> Shares() const;
+  // How bytes travel in this load, where that is left to the daemons; fills no_comm_.
+  CommChoice ChooseComm(const std::vector<ReaderShare>& shares);
+  // Why a communicator carries nothing where that is left to the daemons; empty: it may.
+  std::string WhyNoComm() const;
+  // A rank that would take part in collectives while its GPU may be at work.
+  std::optional<uint32_t> AtWork() const;
+  PartReader MakeReader(const ReaderShare& share) const;
+  ReadOrder OrderFor(const ReaderShare& share, const std::vector<Cohort>& cohorts) const;
+  // Rank form: what the ranks of a share stated, what is alike once; rule form: nothing.
+  std::vector<Cohort> StatedBy(const std::vector<uint32_t>& ranks) const;
+  // What a communicator carries: of the leader's own share what it could not reach, and, where
+  // it is for all bytes, of all shares. Fills scatters_.
+  absl::Status PlanScatters(const std::vector<ReaderShare>& shares, const PartReader* own);
+  absl::Status PlanScatter(const ReaderShare& share, const std::vector<uint32_t>& ranks);
+  // What a rank does in it, if it takes part.
+  std::optional<ScatterCall> ScatterOf(uint32_t rank) const;
+  bool Scatters(uint32_t rank) const;
+  // The id that those ranks join by, of one that they all hold where there is one.
+  absl::StatusOr<std::string> CommunicatorFor(const std::vector<uint32_t>& ranks);
+  void StartMembers(const std::vector<ReaderShare>& shares);
+  void Count(const ReadReport& report);
+  absl::Status CommitAll();
+  absl::Status Prepare(Participant& participant);
+  absl::StatusOr<PrepareReply> AskFor(const Participant& participant);
+  // Whether the ranks that have refused it all did so for memory that clients hold, and it waits
+  // for that: they are noted in refused_by_.
+  bool WaitsForMemory(const absl::Status& prepared);
+  void GiveBackAll();
+  // To those that held their shard before.
+  absl::Status CompleteHolders();
+  // Lets go of all that is mapped of that rank; whether there was any.
+  bool Unmap(uint32_t rank);
+  // Tells every rank that the load has failed.
+  void AbortAll(const absl::Status& why);
+  // Error of `rank`, for everybody: its code and reason, its number in front. A
+  // rank that does not answer leaves the group.
+  absl::Status OfRank(uint32_t rank, const absl::Status& status);
+  // An error of a communicator, which knows that somebody is gone or missing and not who: that of
+  // the rank that does not answer. Where all answer, NCCL itself cannot connect them.
+  absl::Status FindGone(const absl::Status& status);
+  // When a wait for a communicator has passed its deadline: as ExchangeWatch::NameBehind.
+  absl::Status FindBehind(const absl::Status& status);
+  // Where the choice is left to the daemons: the next load of this group goes in streams when
+  // this one has failed by NCCL before any exchange was done.
+  void NoteNoWay(const absl::Status& why);
+  // Not OK when several readers have waited for each other for too long: none of them can
+  // tell by itself a link that stands still from storage that is slow elsewhere.
+  absl::Status StandsStill(std::chrono::nanoseconds grace);
+  // The same for an error that names a rank itself; others as they are.
+  absl::Status Blame(const absl::Status& status);
+  absl::Status Interrupted() const;
+  PrepareCall CallFor(const Participant& participant) const;
+  // Calls `act` for every participant at once and returns the first error, of several one that
+  // is no other's consequence.
+  absl::Status ForEach(const std::function<absl::Status(Participant&)>& act);
+  void Enter(Stage stage);
+  // To the clients of this daemon; the members are told what is returned.
+  Progress ShowProgress();
+
+  Parts parts_;
+  const ReadyLoad& load_;
+  const Membership::Session session_;
+  ProgressMeter meter_;
+  std::shared_ptr<const CheckpointIndex> index_;
+  std::shared_ptr<const GroupPlan> plan_;
+  std::vector<Participant> participants_;
+  std::vector<uint32_t> holding_;  // ranks that turned out to hold their shard
+  std::set<uint32_t> refused_by_;
+  CommChoice comm_ = CommChoice::kAuto;
+  std::string no_comm_;  // why a communicator carries nothing, for people; empty: it may
+  std::vector<Scatter> scatters_;
+  std::unique_ptr<ExecuteFanout> fanout_;
+  Mutex mutex_;
+  std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);
+  Mutex unmapping_;
+  ExchangeWatch exchanges_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_LOAD_LOAD_RUNNER_H_

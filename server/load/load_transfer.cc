@@ -1,0 +1,366 @@
+// The transfer of a load: who reads what, the leader's own share, and the sum of
+// all.
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/checkpoint/open.h"
+#include "server/collective/scatter_exchange.h"
+#include "server/load/causes.h"
+#include "server/load/load_runner.h"
+
+namespace ckptd {
+namespace {
+
+// A tensor that all ranks hold is an operation of its own from so many bytes on.
+constexpr uint64_t kLeastBroadcast = uint64_t{64} << 10;
+// Once some have answered, who has not is known by name, as soon as nothing has moved for long.
+constexpr std::chrono::seconds kNamedFirst{1};
+
+}  // namespace
+
+std::vector<ReaderShare> LoadRunner::Shares() const {
+  std::vector<uint32_t> ranks;
+  std::vector<std::string> hosts;
+  for (const Participant& participant : participants_) {
+    ranks.push_back(participant.rank);
+    hosts.push_back(session_.identities[participant.rank].host);
+  }
+  return ShareReading(parts_.reader, ranks, hosts);
+}
+
+std::optional<uint32_t> LoadRunner::AtWork() const {
+  // It reads, also where it has its shard already.
+  if (parts_.handed_out()) return 0;
+  for (const Participant& one : participants_) {
+    if (one.reply.handed_out) return one.rank;
+  }
+  return std::nullopt;
+}
+
+std::string LoadRunner::WhyNoComm() const {
+  if (!parts_.peers.comms.Trusted(session_.epoch)) return "NCCL exchanged nothing before";
+  const std::optional<uint32_t> rank = AtWork();
+  if (!rank.has_value()) return "";
+  return fmt::format("a client holds a shard of rank {}, and NCCL is not put beside what its GPU "
+                     "may be doing unless --comm nccl asks for it",
+                     *rank);
+}
+
+CommChoice LoadRunner::ChooseComm(const std::vector<ReaderShare>& shares) {
+  const CommChoice asked = parts_.reading.comm;
+  const bool may = asked == CommChoice::kAuto && !parts_.peers.comms.version().empty();
+  if (may) no_comm_ = WhyNoComm();
+  if (!no_comm_.empty()) return CommChoice::kHost;
+  // One reader finds out by itself whom it can reach.
+  if (asked != CommChoice::kAuto || shares.empty() || shares.front().parts == 1) return asked;
+  // Of several each would have to reach every rank: all bytes go one way.
+  const auto host_of = [this](const Participant& one) -> const std::string& {
+    return session_.identities[one.rank].host;
+  };
+  const bool near = std::all_of(participants_.begin(), participants_.end(), [&](const auto& one) {
+    return host_of(one) == host_of(participants_.front());
+  });
+  if (near) return CommChoice::kHost;
+  const std::string version = parts_.peers.comms.version();
+  for (const Participant& one : participants_) {
+    if (!version.empty() && one.reply.communicator == version) continue;
+    Log(LogLevel::kInfo, "{}: readers on several hosts send in streams: rank {} has {}, rank 0 {}",
+        load_.name, one.rank,
+        one.reply.communicator.empty() ? one.reply.no_communicator : one.reply.communicator,
+        version.empty() ? parts_.peers.comms.why_none() : version);
+    return CommChoice::kHost;
+  }
+  Log(LogLevel::kInfo, "{}: readers on several hosts send by {}", load_.name, version);
+  return CommChoice::kNccl;
+}
+
+PartReader LoadRunner::MakeReader(const ReaderShare& share) const {
+  std::vector<ReadTarget> targets;
+  for (const Participant& participant : participants_) {
+    const uint32_t rank = participant.rank;
+    if (!std::binary_search(share.targets.begin(), share.targets.end(), rank)) continue;
+    targets.push_back({session_.identities[rank], participant.plan, participant.reply,
+                       session_.links[rank]});
+  }
+  return PartReader({parts_.catalog, parts_.peers, 0, parts_.membership.secret(), comm_, no_comm_},
+                    {session_.epoch, load_.name, load_.deadline, plan_,
+                     [this] { return Interrupted(); }},
+                    std::move(targets));
+}
+
+std::vector<Cohort> LoadRunner::StatedBy(const std::vector<uint32_t>& ranks) const {
+  if (!IsRankForm(load_.request)) return {};
+  std::vector<std::shared_ptr<const RankLayout>> stated;
+  for (const uint32_t rank : ranks) stated.push_back(load_.stated[rank]);
+  return JoinAlike(stated);
+}
+
+ReadOrder LoadRunner::OrderFor(const ReaderShare& share, const std::vector<Cohort>& cohorts) const {
+  ReadOrder order;
+  order.part = share.part;
+  order.parts = share.parts;
+  order.cohorts = cohorts;
+  for (const Participant& participant : participants_) {
+    const uint32_t rank = participant.rank;
+    if (!std::binary_search(share.targets.begin(), share.targets.end(), rank)) continue;
+    order.targets.push_back(
+        {session_.identities[rank], participant.plan->digest, participant.reply});
+  }
+  return order;
+}
+
+absl::Status LoadRunner::PlanScatters(const std::vector<ReaderShare>& shares,
+                                      const PartReader* own) {
+  for (const ReaderShare& share : shares) {
+    std::vector<uint32_t> ranks;
+    if (comm_ == CommChoice::kNccl) {
+      std::remove_copy(share.targets.begin(), share.targets.end(), std::back_inserter(ranks),
+                       share.rank);
+    } else if (own != nullptr && share.rank == 0) {
+      ranks = own->left();
+    }
+    // Readers of parts are all in one communicator.
+    if (ranks.empty() || share.part > 0) continue;
+    ranks.insert(ranks.begin(), share.rank);
+    CKPTD_RETURN_IF_ERROR(PlanScatter(share, ranks));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> LoadRunner::CommunicatorFor(const std::vector<uint32_t>& ranks) {
+  CommKeeper& comms = parts_.peers.comms;
+  std::vector<std::string> held;
+  if (std::count(ranks.begin(), ranks.end(), 0) > 0) held.push_back(comms.held_id());
+  for (const Participant& participant : participants_) {
+    const bool member = std::count(ranks.begin(), ranks.end(), participant.rank) > 0;
+    if (member && participant.rank != 0) held.push_back(participant.reply.communicator_id);
+  }
+  return comms.IdFor(session_.epoch, ranks, held);
+}
+
+absl::Status LoadRunner::PlanScatter(const ReaderShare& share,
+                                     const std::vector<uint32_t>& ranks) {
+  Scatter scatter;
+  ScatterCall& call = scatter.common;
+  CKPTD_ASSIGN_OR_RETURN(call.comm_id, CommunicatorFor(ranks));
+  call.ranks = ranks;
+  for (uint32_t rank = 0; rank < (share.parts > 1 ? ranks.size() : 1); ++rank) {
+    call.readers.push_back(rank);
+  }
+  call.size = ScatterSizeFor(session_.links.size());
+  const ScatterOrder order = OrderScatter(*index_, call.size);
+  std::vector<const PlannedRank*> plans(ranks.size());
+  for (const Participant& participant : participants_) {
+    const auto at = std::find(ranks.begin(), ranks.end(), participant.rank);
+    if (at != ranks.end()) plans[static_cast<size_t>(at - ranks.begin())] = participant.plan;
+  }
+  scatter.sets = FindReplicas(plans);
+  call.fanout = FanoutFor(scatter.sets.size());
+  // Equal slabs are broadcast as they are; who has its shard takes no part in anything.
+  if (scatter.sets.size() > 1 && std::count(plans.begin(), plans.end(), nullptr) == 0) {
+    call.whole = plan_->WholeOn(plans, kLeastBroadcast);
+  }
+  scatter.digests.resize(ranks.size());
+  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    const PlannedRank* const plan = plans[rank];
+    scatter.digests[rank] =
+        ScatterDigest(scatter.CallOf(rank), order, plan == nullptr ? 0 : plan->digest);
+  }
+  scatters_.push_back(std::move(scatter));
+  return absl::OkStatus();
+}
+
+ScatterCall LoadRunner::Scatter::CallOf(uint32_t rank) const {
+  ScatterCall call = common;
+  call.rank = rank;
+  call.replicas = {rank};
+  for (const ReplicaSet& set : sets) {
+    if (std::binary_search(set.ranks.begin(), set.ranks.end(), rank)) call.replicas = set.ranks;
+  }
+  call.digest = digests[rank];
+  return call;
+}
+
+std::optional<ScatterCall> LoadRunner::ScatterOf(uint32_t rank) const {
+  for (const Scatter& scatter : scatters_) {
+    const std::vector<uint32_t>& ranks = scatter.common.ranks;
+    const auto at = std::find(ranks.begin(), ranks.end(), rank);
+    if (at != ranks.end()) return scatter.CallOf(static_cast<uint32_t>(at - ranks.begin()));
+  }
+  return std::nullopt;
+}
+
+bool LoadRunner::Scatters(uint32_t rank) const {
+  return std::any_of(scatters_.begin(), scatters_.end(), [rank](const Scatter& scatter) {
+    const std::vector<uint32_t>& ranks = scatter.common.ranks;
+    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  });
+}
+
+void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
+  std::vector<ExecuteFanout::Member> members;
+  for (const Participant& participant : participants_) {
+    const uint32_t rank = participant.rank;
+    members.push_back({rank, session_.links[rank]});
+    if (Scatters(rank)) members.back().scatter = [this, rank] { return *ScatterOf(rank); };
+  }
+  const std::vector<uint32_t>* last = nullptr;  // readers of parts have the same targets
+  std::shared_ptr<const std::vector<Cohort>> cohorts;
+  for (const ReaderShare& share : shares) {
+    if (last == nullptr || *last != share.targets) {
+      cohorts = std::make_shared<const std::vector<Cohort>>(StatedBy(share.targets));
+    }
+    last = &share.targets;
+    for (ExecuteFanout::Member& member : members) {
+      if (member.rank != share.rank || share.rank == 0) continue;
+      member.read = [this, &share, cohorts] { return OrderFor(share, *cohorts); };
+    }
+  }
+  ExecuteFanout::Load load{session_.epoch, load_.name, load_.deadline};
+  load.answered = [this](const ReadReport& report) {
+    Count(report);
+    meter_.Update(report);
+  };
+  load.cancelled = [this]() -> absl::Status {
+    CKPTD_RETURN_IF_ERROR(parts_.cancelled());
+    return StandsStill(kNamedFirst);
+  };
+  // Replicas connect to each other when the readers have done their part.
+  for (const Scatter& scatter : scatters_) {
+    load.patience =
+        std::max(load.patience, ScatterExchange::PatienceWith(scatter.common.ranks.size()));
+  }
+  load.failing = [this] {
+    if (parts_.ending) parts_.ending(true);
+  };
+  fanout_ = std::make_unique<ExecuteFanout>(std::move(members), std::move(load),
+                                            [this] { return ShowProgress(); });
+}
+
+absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
+  TransferProgress counters(reader.target_count());
+  meter_.Attach(reader.Begun(), counters);
+  const std::optional<ScatterCall> scatter = ScatterOf(0);
+  TransferOptions options;
+  options.part = share.part;
+  options.parts = share.parts;
+  options.threads = parts_.reading.threads;
+  options.way = parts_.reading.way;
+  options.digests = load_.request.digests && share.parts == 1;
+  options.interrupted = [this, &counters, &scatter]() -> absl::Status {
+    CKPTD_RETURN_IF_ERROR(fanout_->broken().second);
+    if (scatter.has_value()) exchanges_.Note(0, counters.exchanges, counters.busy);
+    const bool joining = counters.joining && LeaderKnowsReaders(*scatter);
+    CKPTD_RETURN_IF_ERROR(joining ? exchanges_.JoinsLate(JoinPatience(*scatter)) : StandsStill({}));
+    return Interrupted();
+  };
+  const auto report =
+      reader.Read(options, scatter.has_value() ? &*scatter : nullptr, counters);
+  meter_.Detach();
+  ShowProgress();
+  const absl::Status own = report.status();
+  const auto [rank, status] = IsConsequence(own) ? fanout_->AwaitBroken() : fanout_->broken();
+  if (!status.ok() && !TellsMore(own, status)) return OfRank(rank, FindGone(status));
+  if (!own.ok()) return Blame(FindBehind(FindGone(own)));
+  Count(*report);
+  for (Participant& participant : participants_) {
+    if (participant.rank == 0) participant.carried_bytes = reader.carried_bytes();
+  }
+  return CheckUnchanged(*index_);
+}
+
+absl::Status LoadRunner::Transfer() {
+  std::map<uint32_t, uint64_t> expected;
+  for (const Participant& participant : participants_) {
+    expected[participant.rank] = participant.plan->tensor_bytes;
+  }
+  meter_.Expect(std::move(expected));
+  const std::vector<ReaderShare> shares = Shares();
+  comm_ = ChooseComm(shares);
+  const bool reads = !shares.empty() && shares.front().rank == 0;
+  std::optional<PartReader> own;
+  if (reads) {
+    own.emplace(MakeReader(shares.front()));
+    if (const absl::Status reached = own->Reach(); !reached.ok()) return Blame(reached);
+  }
+  if (const absl::Status planned = PlanScatters(shares, own.has_value() ? &*own : nullptr);
+      !planned.ok()) {
+    return Blame(planned);
+  }
+  CKPTD_RETURN_IF_ERROR(Interrupted());
+  Enter(Stage::kTransferring);
+  exchanges_.Note(0, 0, /*busy=*/true);  // from now on nobody stands still
+  StartMembers(shares);
+  if (reads) CKPTD_RETURN_IF_ERROR(Read(shares.front(), *own));
+  if (const auto [rank, status] = fanout_->Finish(); !status.ok()) {
+    const absl::Status why = FindGone(status);
+    return rank == 0 ? Blame(FindBehind(why)) : OfRank(rank, why);
+  }
+  // What clients are to own is never filled again: a mapping would outlive them.
+  if (reads && load_.request.intended != AttachMode::kExclusive) own->Keep();
+  return absl::OkStatus();
+}
+
+void LoadRunner::NoteReading(uint32_t rank, const ReadingNow& reading) {
+  if (reading.name != load_.name) return;
+  ReadReport report = reading.done;
+  report.reader = rank;
+  meter_.Update(report);
+  exchanges_.Note(rank, report.exchanges, report.busy);
+  if (reading.ended) exchanges_.Ended(rank);
+}
+
+void LoadRunner::NoteNoWay(const absl::Status& why) {
+  // NCCL that cannot connect, or memory to send from that is not there; not a lost rank, nor a
+  // load whose own time was over.
+  const std::string reason = ReasonOf(why);
+  const bool hung = reason == reason::kDeadline && Clock::now() < load_.deadline;
+  const bool may = reason == reason::kNcclFailed || reason == reason::kNoMemory || hung;
+  if (parts_.reading.comm != CommChoice::kAuto || !may) return;
+  if (!exchanges_.Nothing()) return;
+  parts_.peers.comms.Distrust(session_.epoch);
+  Log(LogLevel::kWarn, "{}: nothing was exchanged by NCCL; until the group changes, loads go in "
+      "streams, unless --comm nccl asks for it", load_.name);
+}
+
+absl::Status LoadRunner::StandsStill(std::chrono::nanoseconds grace) {
+  // Readers of parts are all in one communicator.
+  if (scatters_.empty()) return absl::OkStatus();
+  const ScatterCall& call = scatters_.front().common;
+  if (call.readers.size() < 2) return absl::OkStatus();
+  // Of others it is known by their heartbeats.
+  // Two of them may meet for the first time in any exchange.
+  const auto patience =
+      std::max(ScatterExchange::PatienceWith(call.ranks.size()),
+               3 * parts_.membership.heartbeat_interval());
+  if (Clock::now() - exchanges_.moved() < patience + grace) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                   fmt::format("exchanging bytes by NCCL: no rank has read or received anything for "
+                               "{:.0f} s; look at the GPUs and links between them, then load again, "
+                               "or with --comm host",
+                               std::chrono::duration<double>(patience).count()));
+}
+
+void LoadRunner::Count(const ReadReport& report) {
+  for (const ReadReport::Filled& filled : report.filled) {
+    // They ascend, and of many readers each has filled many ranks.
+    const auto at = std::lower_bound(
+        participants_.begin(), participants_.end(), filled.rank,
+        [](const Participant& participant, uint32_t rank) { return participant.rank < rank; });
+    if (at == participants_.end() || at->rank != filled.rank) continue;
+    at->filled_bytes += filled.bytes;
+    if (filled.streamed) at->streamed_bytes += filled.bytes;
+    if (!filled.digests.empty()) at->digests = filled.digests;
+  }
+}
+
+}  // namespace ckptd

@@ -1,0 +1,56 @@
+// Whether files are as they were when they were loaded: what a trainer that comes again waits
+// for. Each question has a thread of its own, so that storage that does not answer keeps nobody
+// waiting who asks about other files.
+#ifndef CKPTD_SERVER_LOAD_LOOKUPS_H_
+#define CKPTD_SERVER_LOAD_LOOKUPS_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/base/mutex.h"
+#include "common/checkpoint/index.h"
+#include "server/protocol/domain.h"
+
+namespace ckptd {
+
+// Thread-safe. Threads that still wait for their storage outlive it.
+class Lookups {
+ public:
+  using Check = std::function<absl::Status(const CheckpointIndex&)>;
+  // Of one source, and of all. Where storage hangs, a source has so many threads at the most.
+  static constexpr int kPerSource = 2;
+  static constexpr int kAtOnce = 32;
+
+  // `check` is CheckUnchanged, or Recognise where no files are given, but in tests.
+  explicit Lookups(Check check);
+
+  // What the check says of `files` of `source`. Errors: its own; DeadlineExceeded DEADLINE, which
+  // names the source; ResourceExhausted NO_MEMORY without a thread.
+  absl::Status CheckFiles(const std::string& source, const std::vector<SourceFile>& files,
+                          Deadline deadline);
+
+ private:
+  struct Running {
+    Mutex mutex;
+    CondVar changed;
+    std::map<std::string, int> of ABSL_GUARDED_BY(mutex);  // by source
+    int all ABSL_GUARDED_BY(mutex) = 0;
+  };
+  static void Begin(Running& running, const std::string& source)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(running.mutex);
+  static void End(Running& running, const std::string& source);
+
+  const Check check_;
+  const std::shared_ptr<Running> running_ = std::make_shared<Running>();
+};
+
+// Whether that was an answer about the files, and not that there is none.
+bool SaysWhether(const absl::Status& checked);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_LOAD_LOOKUPS_H_

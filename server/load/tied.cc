@@ -1,0 +1,94 @@
+#include "server/load/tied.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "common/base/logging.h"
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/checkpoint/process_memory.h"
+
+namespace ckptd {
+namespace {
+
+constexpr uint64_t kStep = 1 << 20;
+
+using Pair = std::pair<const TensorEntry*, const TensorEntry*>;
+
+// Each once, however many ranks have it.
+std::set<Pair> PairsOf(const CheckpointIndex& index, std::span<const RankLayout* const> layouts) {
+  std::set<Pair> pairs;
+  for (const RankLayout* layout : layouts) {
+    for (const TargetSpec& target : layout->targets) {
+      if (target.aliases.empty()) continue;
+      const TensorEntry* first = index.Find(target.name);
+      for (const std::string& alias : target.aliases) {
+        const TensorEntry* const other = index.Find(alias);
+        if (other == nullptr || other == first) continue;
+        if (first != nullptr) pairs.emplace(first, other);
+        if (first == nullptr) first = other;
+      }
+    }
+  }
+  return pairs;
+}
+
+absl::Status Apart(const Pair& pair, std::string_view how) {
+  const auto& [one, other] = pair;
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch,
+                   fmt::format("tensors '{}' and '{}' are to share memory, and {}; untie them in the "
+                               "model, leave one of them out of the checkpoint, or pass tied='first' "
+                               "to take that of '{}'",
+                               one->name, other->name, how, one->name),
+                   {{"tensor", one->name}});
+}
+
+absl::Status ComparePieces(const CheckpointIndex& index, const Pair& pair, const Piece& a,
+                           const Piece& b, const std::function<absl::Status()>& interrupted) {
+  const std::string& path_a = index.files[a.file].path;
+  const std::string& path_b = index.files[b.file].path;
+  CKPTD_ASSIGN_OR_RETURN(const OpenedFile file_a, OpenSourceFile(path_a));
+  CKPTD_ASSIGN_OR_RETURN(const OpenedFile file_b, OpenSourceFile(path_b));
+  std::vector<std::byte> of_a(std::min(a.bytes, kStep));
+  std::vector<std::byte> of_b(of_a.size());
+  for (uint64_t at = 0; at < a.bytes; at += of_a.size()) {
+    CKPTD_RETURN_IF_ERROR(interrupted());
+    of_a.resize(std::min(a.bytes - at, kStep));
+    of_b.resize(of_a.size());
+    CKPTD_RETURN_IF_ERROR(file_a.Read(a.offset + at, of_a, path_a));
+    CKPTD_RETURN_IF_ERROR(file_b.Read(b.offset + at, of_b, path_b));
+    if (of_a != of_b) return Apart(pair, "have different values in the source");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckTied(const CheckpointIndex& index, std::span<const RankLayout* const> layouts,
+                       const std::function<absl::Status()>& interrupted) {
+  for (const Pair& pair : PairsOf(index, layouts)) {
+    const auto& [one, other] = pair;
+    const auto same = [](const Piece& a, const Piece& b) {
+      return a.box == b.box && a.bytes == b.bytes;
+    };
+    if (!std::equal(one->pieces.begin(), one->pieces.end(), other->pieces.begin(),
+                    other->pieces.end(), same)) {
+      return Apart(pair, "are split in different ways in the source, so that they are not compared");
+    }
+    for (size_t i = 0; i < one->pieces.size(); ++i) {
+      CKPTD_RETURN_IF_ERROR(
+          ComparePieces(index, pair, one->pieces[i], other->pieces[i], interrupted));
+    }
+    Log(LogLevel::kDebug, "{}: '{}' and '{}' are to share memory, and are equal", index.source,
+        one->name, other->name);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,67 @@
+#include "server/node/dry_run.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/checkpoint/open.h"
+#include "server/load/rank_side.h"
+
+namespace ckptd {
+namespace {
+
+// Rules may be for any number of ranks: neither memory nor the worker's time grows
+// with what a caller writes there.
+absl::Status CheckSize(const LoadRequest& request, GroupPlan::Size size, Deadline deadline,
+                       size_t max_copies) {
+  if (size.ranks + size.copies > max_copies) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
+                     fmt::format("planning {}: its ranks need more than {} different copies, too "
+                                 "many to keep beside the shards; plan for fewer ranks, or without "
+                                 "the daemon (`ckptctl plan`)",
+                                 request.source, max_copies));
+  }
+  if (Clock::now() > deadline) {
+    return MakeError(
+        absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+        fmt::format("planning {}: time was up after {} rank{}; plan for fewer ranks, or "
+                    "without the daemon (`ckptctl plan`)",
+                    request.source, size.ranks, size.ranks == 1 ? "" : "s"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<GroupPlan> PlanDry(const LoadRequest& request, uint32_t own, Deadline deadline,
+                                  size_t max_copies) {
+  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(request.source));
+  const auto index = std::make_shared<const CheckpointIndex>(std::move(opened));
+  std::vector<uint32_t> ranks = {own};
+  std::vector<std::shared_ptr<const RankLayout>> stated;
+  if (const auto* text = std::get_if<std::string>(&request.layout)) {
+    CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules, LayoutRules::Parse(*text));
+    ranks.resize(rules.world_size());
+    std::iota(ranks.begin(), ranks.end(), 0u);
+  } else {
+    stated.push_back(std::get<std::shared_ptr<const RankLayout>>(request.layout));
+  }
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<Cohort> cohorts,
+                         CohortsOf(request, *index, ranks, stated));
+  return GroupPlan::Make(index, cohorts, request.policy, [&](GroupPlan::Size size) {
+    return CheckSize(request, size, deadline, max_copies);
+  });
+}
+
+absl::StatusOr<DeviceMap> PlanDevices(const DeviceMapRequest& request) {
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(request.source));
+  CKPTD_ASSIGN_OR_RETURN(const ModuleTree tree, ModuleTree::Make(index, request.tree));
+  return PlanDeviceMap(tree, request.devices);
+}
+
+}  // namespace ckptd

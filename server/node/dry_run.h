@@ -1,0 +1,39 @@
+// Planning without loading: what a load would read, and what each rank would get.
+#ifndef CKPTD_SERVER_NODE_DRY_RUN_H_
+#define CKPTD_SERVER_NODE_DRY_RUN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/layout/device_map.h"
+#include "common/layout/group_plan.h"
+#include "common/layout/module_tree.h"
+#include "server/protocol/domain.h"
+
+namespace ckptd {
+
+// Different copies of all ranks together: what time and memory grow with.
+inline constexpr size_t kMaxDryRunCopies = 4'000'000;
+
+// Rule form: all ranks. Rank form: rank `own` alone. Opens the source. Errors: those
+// of OpenCheckpoint, LayoutRules and GroupPlan; DeadlineExceeded DEADLINE, and
+// InvalidArgument INVALID_REQUEST for so many ranks and kinds of tensors that their
+// plan would take the memory of shards.
+absl::StatusOr<GroupPlan> PlanDry(const LoadRequest& request, uint32_t own, Deadline deadline,
+                                  size_t max_copies = kMaxDryRunCopies);
+
+// What a device map is planned from.
+struct DeviceMapRequest {
+  std::string source;
+  ModuleTreeOptions tree;
+  DeviceMapOptions devices;
+};
+
+// Opens the source. Errors: those of OpenCheckpoint, ModuleTree and PlanDeviceMap.
+absl::StatusOr<DeviceMap> PlanDevices(const DeviceMapRequest& request);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_NODE_DRY_RUN_H_

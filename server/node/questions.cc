@@ -1,0 +1,30 @@
+#include "server/node/questions.h"
+
+#include <fmt/format.h>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+
+namespace ckptd {
+
+bool Questions::Enter() {
+  if (++waiting_ <= kMost) return true;
+  --waiting_;
+  return false;
+}
+
+absl::Status Questions::TooMany(const std::string& doing) {
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kInvalidRequest,
+                   fmt::format("{}: {} inspections, plans and verifications wait on this daemon "
+                               "already; ask again when they have ended",
+                               doing, kMost));
+}
+
+absl::Status Questions::NoAnswer(const std::string& doing) {
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                   fmt::format("{}: the daemon did not finish in time (its storage may be slow, or "
+                               "others asked before); try again",
+                               doing));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,72 @@
+// Questions of clients that may take long: inspections, dry runs, verifications.
+#ifndef CKPTD_SERVER_NODE_QUESTIONS_H_
+#define CKPTD_SERVER_NODE_QUESTIONS_H_
+
+#include <atomic>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/load/worker.h"
+#include "server/protocol/domain.h"
+
+namespace ckptd {
+
+// Who waits for an answer.
+struct Asker {
+  Asker(Deadline until) : deadline(until) {}
+  Asker(Deadline until, std::function<bool()> has_gone)
+      : deadline(until), gone(std::move(has_gone)) {}
+  Deadline deadline;
+  std::function<bool()> gone = [] { return false; };  // asked now and then
+};
+
+// Answers them one after the other, beside loads. Thread-safe.
+class Questions {
+ public:
+  // That wait or are being answered: each holds a thread of its server.
+  static constexpr int kMost = 32;
+
+  // Waits for the answer, `doing` starts errors: DeadlineExceeded DEADLINE, also when the asker
+  // has gone, and ResourceExhausted INVALID_REQUEST where too many wait. A question that nobody
+  // waits for any more is not answered, unless that has begun.
+  template <typename T>
+  absl::StatusOr<T> Ask(std::function<absl::StatusOr<T>()> question, const Asker& asker,
+                        const std::string& doing) {
+    if (!Enter()) return TooMany(doing);
+    const auto left = std::make_shared<std::atomic<bool>>(false);
+    std::future<absl::StatusOr<T>> answer =
+        worker_.Submit([this, left, asked = std::move(question)]() -> absl::StatusOr<T> {
+          if (*left || stopping_) return absl::CancelledError("nobody waits for the answer");
+          return asked();
+        });
+    const auto given_up = [&asker] { return Clock::now() >= asker.deadline || asker.gone(); };
+    while (!given_up() && answer.wait_for(kPoll) != std::future_status::ready) {
+    }
+    *left = true;
+    --waiting_;
+    const bool answered = answer.wait_for(kPoll * 0) == std::future_status::ready;
+    return answered ? answer.get() : NoAnswer(doing);
+  }
+  // Those that wait are answered no more.
+  void Stop() { stopping_ = true; }
+
+ private:
+  static constexpr std::chrono::milliseconds kPoll{50};
+
+  bool Enter();
+  static absl::Status TooMany(const std::string& doing);
+  static absl::Status NoAnswer(const std::string& doing);
+
+  std::atomic<int> waiting_ = 0;
+  std::atomic<bool> stopping_ = false;
+  Worker worker_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_NODE_QUESTIONS_H_

@@ -1,0 +1,388 @@
+#include "server/load/coordinator.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/checkpoint/open.h"
+#include "tests/testing/core_values.h"
+#include "tests/testing/group_in_process.h"
+#include "tests/testing/small_source.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
+
+namespace ckptd {
+namespace {
+
+class CoordinatorTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Coordinator> Start(ReaderPolicy reader = ReaderPolicy::kRank0) {
+    return std::make_unique<Coordinator>(
+        Coordinator::Parts{group_.rank(0).catalog, group_.membership(), group_.peers(),
+                           load_worker_, lookups_, {.threads = 1}, reader});
+  }
+  LoadRequest Rules() { return RuleRequest("fsdp:2", source_.path()); }
+  LoadRequest Statement(uint32_t rank, const std::string& tensor = "a") {
+    LoadRequest request = RankRequest(rank, 2, tensor);
+    request.source = source_.path();
+    return request;
+  }
+  // The state in which the load ends on `rank`. Its catalog must know the name.
+  CheckpointInfo EndOf(uint32_t rank, const std::string& name) {
+    group_.rank(rank).catalog.WatchEnd(name, Soon());
+    return group_.rank(rank).catalog.Get(name).value();
+  }
+
+  HeartbeatCall Beat(uint32_t rank) {
+    HeartbeatCall call;
+    call.rank = rank;
+    call.incarnation = group_.Identity(rank).incarnation;
+    return call;
+  }
+
+  // The first Prepare of rank 1 says that it is there (prepares_) and waits (go_on_).
+  void HoldFirstPrepare() {
+    group_.rank(1).link->on_prepare = [this, first = true]() mutable {
+      if (std::exchange(first, false)) {
+        prepares_.set_value();
+        go_on_.get_future().wait();
+      }
+      return absl::OkStatus();
+    };
+  }
+
+  std::promise<void> prepares_;
+  std::promise<void> go_on_;
+  SmallSource source_;
+  GroupInProcess group_{2};
+  Lookups lookups_{[](const CheckpointIndex& index) {
+    return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
+  }};
+  Worker load_worker_;
+  std::unique_ptr<Coordinator> coordinator_ = Start();
+};
+
+TEST_F(CoordinatorTest, OneProposalOfRulesLoadsEveryRank) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+  EXPECT_EQ(EndOf(1, name).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, AskedWhoLacksAShardItAsksAllRanksNow) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  EndOf(0, name);
+  EndOf(1, name);
+  EXPECT_THAT(coordinator_->FindMissing(name), ::testing::IsEmpty());
+  ASSERT_OK(group_.rank(1).catalog.Unload(name, false));
+  EXPECT_THAT(coordinator_->FindMissing(name), ::testing::ElementsAre(1));
+  group_.Drop(1);
+  EXPECT_THAT(coordinator_->FindMissing(name), ::testing::ElementsAre(1));
+}
+
+TEST_F(CoordinatorTest, AHeartbeatTellsOnHowManyRanksACheckpointIs) {
+  HeartbeatCall call = Beat(1);
+  call.held = {"checkpoints/a", "checkpoints/b"};
+  ASSERT_OK(MakeActive(group_.rank(0).catalog, "checkpoints/b", Rules()));
+  std::map<std::string, uint32_t> told;
+  for (const Deadline end = Soon(); told["checkpoints/b"] != 2 && Clock::now() < end;) {
+    ASSERT_OK_AND_ASSIGN(const HeartbeatReply reply, coordinator_->Heartbeat(call));
+    told = reply.residences;
+  }
+  EXPECT_EQ(told["checkpoints/a"], 1u);
+  EXPECT_EQ(told["checkpoints/b"], 2u);
+}
+
+TEST_F(CoordinatorTest, LoadsOnceAllRanksHaveStatedTheirTensors) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Statement(0)));
+  ASSERT_OK(coordinator_->Propose(1, Statement(1)));
+  EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+  EXPECT_EQ(EndOf(1, name).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, AHeartbeatTellsWhoIsWaitedFor) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(1, Statement(1)));
+  ASSERT_OK_AND_ASSIGN(const HeartbeatReply reply, coordinator_->Heartbeat(Beat(1)));
+  ASSERT_EQ(reply.loads.size(), 1u);
+  EXPECT_EQ(reply.loads[0].first, name);
+  EXPECT_EQ(reply.loads[0].second.stage, Stage::kGathering);
+  EXPECT_THAT(reply.loads[0].second.waiting_ranks, ::testing::ElementsAre(0));
+}
+
+TEST_F(CoordinatorTest, ALoadThatNoRoundRunsIsFailed) {
+  group_.rank(0).catalog.Begin("checkpoints/orphan", Rules());
+  EXPECT_THAT(EndOf(0, "checkpoints/orphan").failure,
+              FailsWith(absl::StatusCode::kAborted, reason::kEpochChanged));
+}
+
+TEST_F(CoordinatorTest, AHeartbeatNamesEveryLoadThatRuns) {
+  std::promise<void> go_on;
+  load_worker_.Post([held = go_on.get_future().share()] { held.wait(); });
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(1, Rules()));
+  // Rank 0 does not know it before it prepares: first the round waits, then it is queued.
+  Stage stage = Stage::kGathering;
+  for (const Deadline end = Soon(); stage == Stage::kGathering && Clock::now() < end;) {
+    const auto reply = coordinator_->Heartbeat(Beat(1));
+    ASSERT_OK(reply.status());
+    ASSERT_EQ(reply->loads.size(), 1u);
+    EXPECT_EQ(reply->loads[0].first, name);
+    stage = reply->loads[0].second.stage;
+  }
+  EXPECT_EQ(stage, Stage::kQueued);
+  go_on.set_value();
+}
+
+TEST_F(CoordinatorTest, ALoadThatWaitsForAnotherOneIsShownAsQueued) {
+  std::promise<void> go_on;
+  load_worker_.Post([held = go_on.get_future().share()] { held.wait(); });
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  Stage stage = Stage::kUnspecified;
+  uint64_t seen = 0;
+  for (const Deadline end = Soon(); stage != Stage::kQueued && Clock::now() < end;) {
+    stage = group_.rank(0).catalog.Watch(name, seen, end).value().progress.stage;
+  }
+  EXPECT_EQ(stage, Stage::kQueued);
+  go_on.set_value();
+}
+
+TEST_F(CoordinatorTest, AHeartbeatNamesTheMembersToWhomKnowsThoseOfAnotherEpoch) {
+  HeartbeatCall call = Beat(1);
+  ASSERT_OK_AND_ASSIGN(const HeartbeatReply reply, coordinator_->Heartbeat(call));
+  EXPECT_EQ(reply.members.size(), 2u);
+  EXPECT_EQ(reply.members.at(0), group_.Identity(0).incarnation);
+  EXPECT_EQ(reply.members.at(1), group_.Identity(1).incarnation);
+  call.members_epoch = reply.epoch;
+  EXPECT_TRUE(coordinator_->Heartbeat(call).value().members.empty());
+}
+
+TEST_F(CoordinatorTest, WhatAMemberHasReadIsSeenBeforeItIsDone) {
+  constexpr uint64_t kFar = uint64_t{1} << 40;  // more than there is to read
+  coordinator_.reset();
+  coordinator_ = Start(ReaderPolicy::kAll);
+  Catalog& leaders = group_.rank(0).catalog;
+  const auto read = group_.rank(1).link->read;
+  group_.rank(1).link->read = [&](const ExecuteCall& call) {
+    HeartbeatCall beat = Beat(1);
+    beat.reading = ReadingNow{call.name, {}};
+    beat.reading->done.storage_bytes = kFar;
+    EXPECT_OK(coordinator_->Heartbeat(beat).status());
+    uint64_t seen = 0;
+    uint64_t shown = 0;
+    for (const Deadline end = Soon(); shown < kFar && Clock::now() < end;) {
+      shown = leaders.Watch(call.name, seen, end).value().progress.storage_bytes;
+    }
+    EXPECT_GE(shown, kFar);
+    return read(call);
+  };
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, WhoAsksAfterTheGroupHasChangedJoinsNoLoadThatBeganBefore) {
+  HoldFirstPrepare();
+  ASSERT_OK_AND_ASSIGN(const std::string before, coordinator_->Propose(0, Rules()));
+  prepares_.get_future().wait();
+  EXPECT_FALSE(coordinator_->IsOutOfDate(before));
+  group_.Drop(1);
+  group_.Join(1);
+  EXPECT_TRUE(coordinator_->IsOutOfDate(before));
+  ASSERT_OK_AND_ASSIGN(const std::string after, coordinator_->Propose(0, Rules()));
+  go_on_.set_value();
+  EXPECT_EQ(EndOf(0, before).state, CheckpointState::kFailed);
+  EXPECT_EQ(EndOf(0, after).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, ACancelledLoadThatWaitsFailsAtOnceWithThatReason) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Statement(0)));
+  ASSERT_OK(coordinator_->CancelFor(1, name));
+  const CheckpointInfo info = EndOf(0, name);
+  EXPECT_THAT(info.failure, FailsWith(absl::StatusCode::kAborted, reason::kLoadCancelled));
+  EXPECT_THAT(info.failure, Says("unloaded at rank 1 while it was loading"));
+}
+
+TEST_F(CoordinatorTest, ACancelledLoadThatIsQueuedTouchesNoRank) {
+  std::promise<void> go_on;
+  load_worker_.Post([held = go_on.get_future().share()] { held.wait(); });
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  uint64_t seen = 0;
+  while (group_.rank(0).catalog.Watch(name, seen, Soon()).value().progress.stage != Stage::kQueued) {
+  }
+  ASSERT_OK(coordinator_->CancelFor(0, name));
+  EXPECT_THAT(EndOf(0, name).failure,
+              FailsWith(absl::StatusCode::kAborted, reason::kLoadCancelled))
+      << "while the other one still runs";
+  go_on.set_value();
+  load_worker_.Submit([] {}).wait();
+  EXPECT_EQ(group_.rank(1).link->prepared(), 0);
+}
+
+TEST_F(CoordinatorTest, ALoadWhoseTimePassesBehindAnotherOneFailsThen) {
+  std::promise<void> go_on;
+  load_worker_.Post([held = go_on.get_future().share()] { held.wait(); });  // its storage does not answer
+  LoadRequest request = Rules();
+  request.timeout = std::chrono::milliseconds(300);
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, request));
+  const CheckpointInfo info = EndOf(0, name);
+  EXPECT_THAT(info.failure, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+  EXPECT_THAT(info.failure, Says("the timeout passed while it waited for its turn"));
+  ASSERT_OK_AND_ASSIGN(const std::string next, coordinator_->Propose(0, Rules()));
+  EXPECT_NE(next, name);
+  go_on.set_value();
+  EXPECT_EQ(EndOf(0, next).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, WhoHasNotAnsweredWhenTheTimeIsOverStaysInTheGroup) {
+  group_.rank(1).link->on_prepare = [] {
+    for (const auto end = Clock::now() + std::chrono::milliseconds(50); Clock::now() < end;) {
+    }
+    return RankLost(1, "it did not answer in time");  // as a link says of a call that ended
+  };
+  LoadRequest request = Rules();
+  request.timeout = std::chrono::milliseconds(40);
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, request));
+  EXPECT_THAT(EndOf(0, name).failure,
+              FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
+  EXPECT_THAT(group_.membership().MissingRanks(), ::testing::IsEmpty());
+}
+
+TEST_F(CoordinatorTest, ACancelledLoadThatRunsFailsOnEveryRankAndTheNextOneIsAnother) {
+  HoldFirstPrepare();
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  prepares_.get_future().wait();
+  ASSERT_OK(coordinator_->CancelFor(1, name));
+  ASSERT_OK_AND_ASSIGN(const std::string next, coordinator_->Propose(0, Rules()));
+  go_on_.set_value();
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(EndOf(rank, name).failure,
+                FailsWith(absl::StatusCode::kAborted, reason::kLoadCancelled));
+  }
+  EXPECT_EQ(EndOf(0, next).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, ALoadIsCancelledWhileBytesMove) {
+  std::atomic<bool> first = true;
+  group_.rank(1).link->on_execute = [&] {
+    if (first.exchange(false)) {
+      EXPECT_OK(coordinator_->CancelFor(1, group_.rank(0).catalog.List().at(0).name));
+    }
+    return absl::OkStatus();
+  };
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(EndOf(rank, name).failure,
+                FailsWith(absl::StatusCode::kAborted, reason::kLoadCancelled));
+  }
+}
+
+TEST_F(CoordinatorTest, ARankThatThisGroupHasNotCancelsNothing) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Statement(0)));
+  EXPECT_THAT(coordinator_->CancelFor(2, name),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kWrongRank));
+  EXPECT_EQ(group_.rank(0).catalog.Get(name).value().state, CheckpointState::kLoading);
+}
+
+TEST_F(CoordinatorTest, AStatementThatNeverComesFailsTheLoadAndNamesItsRank) {
+  LoadRequest request = Statement(0);
+  request.timeout = std::chrono::milliseconds(1);
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, request));
+  const CheckpointInfo info = EndOf(0, name);
+  EXPECT_THAT(info.failure, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
+  EXPECT_THAT(info.failure, Says("no trainer of rank 1 has stated"));
+}
+
+TEST_F(CoordinatorTest, ADaemonThatNeverJoinsFailsTheLoadAndNamesItsRank) {
+  group_.Drop(1);
+  LoadRequest request = Rules();
+  request.timeout = std::chrono::milliseconds(1);
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, request));
+  const CheckpointInfo info = EndOf(0, name);
+  EXPECT_THAT(info.failure, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
+  EXPECT_EQ(FactsOf(info.failure).at("ranks"), "1");
+}
+
+TEST_F(CoordinatorTest, NobodyIsWaitedForWhereTheSourceCannotBeRead) {
+  const TempFolder folder;
+  LoadRequest rules = Rules();
+  LoadRequest statement = Statement(1);
+  rules.source = statement.source = folder.Write("weights.bin", "PK");
+  EXPECT_THAT(coordinator_->Propose(1, statement),
+              FailsWith(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported));
+  group_.Drop(1);
+  EXPECT_THAT(coordinator_->Propose(0, rules),
+              FailsWith(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported));
+}
+
+TEST_F(CoordinatorTest, AMemberIsToldWhichDaemonALoadByRuleWaitsFor) {
+  GroupInProcess three{3};
+  Coordinator coordinator({three.rank(0).catalog, three.membership(), three.peers(),
+                           load_worker_, lookups_, {.threads = 1}, ReaderPolicy::kRank0});
+  three.Drop(1);
+  ASSERT_OK(coordinator.Propose(2, RuleRequest("fsdp:3", source_.path())));
+  HeartbeatCall call;
+  call.rank = 2;
+  call.incarnation = three.Identity(2).incarnation;
+  ASSERT_OK_AND_ASSIGN(const HeartbeatReply reply, coordinator.Heartbeat(call));
+  ASSERT_EQ(reply.loads.size(), 1u);
+  EXPECT_THAT(reply.loads[0].second.waiting_ranks, ::testing::ElementsAre(1));
+}
+
+TEST_F(CoordinatorTest, ALoadWaitsForTheLastDaemonToJoin) {
+  group_.Drop(1);
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  ASSERT_OK(coordinator_->Join(group_.Identity(1), {}));
+  EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, WhatALeaderLearnsFromJoiningRanksIsReused) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Statement(0)));
+  ASSERT_OK(coordinator_->Propose(1, Statement(1)));
+  ASSERT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+  coordinator_.reset();  // waits until rank 1 has its shard, too
+  group_.Drop(1);
+  ASSERT_OK(group_.rank(0).catalog.Unload(name, false));
+  coordinator_ = Start();
+  ASSERT_OK(coordinator_->Join(group_.Identity(1), group_.rank(1).catalog.Residents()));
+  EXPECT_EQ(coordinator_->Propose(0, Statement(0)).value(), name);
+  EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+  EXPECT_EQ(group_.rank(1).link->prepared(), 1);
+}
+
+TEST_F(CoordinatorTest, AChangedSourceIsLoadedAnew) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  ASSERT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+  // The load itself ends a moment after its checkpoint is ACTIVE.
+  load_worker_.Submit([] {}).wait();
+  source_.Write(1);
+  EXPECT_NE(coordinator_->Propose(0, Rules()).value(), name);
+}
+
+TEST_F(CoordinatorTest, DestructionAbortsAndWaitsForTheLoadThatRuns) {
+  std::promise<void> entered;
+  std::promise<void> release;
+  group_.rank(1).link->on_prepare = [&] {
+    entered.set_value();
+    release.get_future().wait();
+    return absl::OkStatus();
+  };
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  entered.get_future().wait();
+  auto gone = std::async(std::launch::async, [&] { coordinator_.reset(); });
+  EXPECT_EQ(gone.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  release.set_value();
+  gone.get();
+  EXPECT_THAT(group_.rank(0).catalog.Get(name).value().failure,
+              FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
+}
+
+TEST_F(CoordinatorTest, RefusesAProposalOfARankThatIsNotInTheGroup) {
+  EXPECT_THAT(coordinator_->Propose(7, Rules()),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kWrongRank));
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,303 @@
+// The small parts of the core: the worker, progress.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/group/presence.h"
+#include "server/load/check_request.h"
+#include "server/load/progress_meter.h"
+#include "server/load/rounds.h"
+#include "server/load/worker.h"
+#include "tests/testing/core_values.h"
+#include "tests/testing/status_matchers.h"
+
+namespace ckptd {
+namespace {
+
+constexpr absl::StatusCode kInvalidArgument = absl::StatusCode::kInvalidArgument;
+
+TEST(Worker, RunsTasksInTheirOrder) {
+  std::vector<int> order;
+  Worker worker;
+  for (int i = 0; i < 100; ++i) worker.Post([&order, i] { order.push_back(i); });
+  worker.Submit([] {}).get();
+  ASSERT_EQ(order.size(), 100u);
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+}
+
+TEST(Worker, GivesBackWhatATaskReturns) {
+  Worker worker;
+  EXPECT_EQ(worker.Submit([] { return 42; }).get(), 42);
+}
+
+TEST(Worker, RunsWhatIsQueuedBeforeItGoes) {
+  int done = 0;
+  {
+    Worker worker;
+    for (int i = 0; i < 10; ++i) worker.Post([&done] { ++done; });
+  }
+  EXPECT_EQ(done, 10);
+}
+
+TEST(ProgressMeter, KeepsTheTimesOfFinishedStages) {
+  ProgressMeter meter;
+  meter.Enter(Stage::kOpening);
+  meter.Enter(Stage::kPlanning);
+  const Progress progress = meter.Read();
+  EXPECT_EQ(progress.stage, Stage::kPlanning);
+  ASSERT_EQ(progress.stages.size(), 1u);
+  EXPECT_EQ(progress.stages[0].first, Stage::kOpening);
+}
+
+// As after a restart, when members tell the leader all that they hold.
+TEST(Rounds, OfSeveralCheckpointsTheOneWhoseFilesAreUnchangedIsJoined) {
+  Rounds rounds(1);
+  std::vector<ResidentCheckpoint> residents;
+  for (const char* const name : {"checkpoints/a", "checkpoints/b", "checkpoints/c"}) {
+    ResidentCheckpoint& one = residents.emplace_back();
+    one.name = name;
+    one.load_key = LoadKey(RankRequest(0, 1));
+    one.files = {{name, 1, 2, 3, 4, 5}};
+    one.request_digests = {RequestDigest(RankRequest(0, 1))};
+  }
+  rounds.SetResidents(0, 1, residents);
+  const Proposal proposal(0, RankRequest(0, 1));
+  EXPECT_EQ(rounds.FilesToCheck(proposal).value()[0].path, "checkpoints/a");
+  EXPECT_FALSE(rounds.Propose(proposal, false, Clock::now()).value().has_value());
+  EXPECT_EQ(rounds.FilesToCheck(proposal).value()[0].path, "checkpoints/b");
+  EXPECT_EQ(rounds.Propose(proposal, true, Clock::now()).value(), "checkpoints/b");
+}
+
+TEST(Rounds, WhereTheFilesOfAllHaveChangedANewOneIsBegun) {
+  Rounds rounds(1);
+  ResidentCheckpoint only;
+  only.name = "checkpoints/a";
+  only.load_key = LoadKey(RankRequest(0, 1));
+  only.request_digests = {RequestDigest(RankRequest(0, 1))};
+  rounds.SetResidents(0, 1, {only});
+  const auto name = rounds.Propose(Proposal(0, RankRequest(0, 1)), false, Clock::now()).value();
+  EXPECT_TRUE(name.has_value() && *name != "checkpoints/a");
+}
+
+// A report of rank `reader`, which has filled each of `ranks` with so many bytes.
+ReadReport Report(uint32_t reader, uint64_t storage_bytes,
+                  const std::vector<std::pair<uint32_t, uint64_t>>& ranks) {
+  ReadReport report;
+  report.reader = reader;
+  report.storage_bytes = storage_bytes;
+  for (const auto& [rank, bytes] : ranks) report.filled.push_back({rank, bytes, false, {}});
+  return report;
+}
+
+TEST(ProgressMeter, CountsATransferAndNamesTheRankThatMissesMost) {
+  TransferProgress counters(3);
+  counters.done[0] = 100;
+  counters.done[1] = 20;
+  counters.done[2] = 60;
+  counters.storage_bytes = 110;
+  ProgressMeter meter;
+  meter.Expect({{0, 100}, {1, 100}, {4, 100}});
+  meter.Attach(Report(0, 0, {{0, 0}, {1, 0}, {4, 0}}), counters);
+  const Progress progress = meter.Read();
+  EXPECT_EQ(progress.bytes_total, 300u);
+  EXPECT_EQ(progress.bytes_done, 180u);
+  EXPECT_EQ(progress.sent_bytes, 80u);  // the reader's own part is not sent
+  EXPECT_EQ(progress.storage_bytes, 110u);
+  EXPECT_EQ(progress.slowest_rank, 1);
+}
+
+TEST(ProgressMeter, NoRankIsSlowestWhenAllIsDone) {
+  ProgressMeter meter;
+  meter.Expect({{0, 100}});
+  meter.Update(Report(0, 100, {{0, 100}}));
+  EXPECT_EQ(meter.Read().slowest_rank, -1);
+}
+
+TEST(ProgressMeter, KeepsTheLastCountsOnceDetached) {
+  ProgressMeter meter;
+  meter.Expect({{0, 100}});
+  {
+    TransferProgress counters(1);
+    meter.Attach(Report(0, 0, {{0, 0}}), counters);
+    counters.done[0] = 100;
+    meter.Detach();
+  }
+  EXPECT_EQ(meter.Read().bytes_done, 100u);
+}
+
+TEST(ProgressMeter, AddsUpWhatSeveralReadersHaveDone) {
+  ProgressMeter meter;
+  meter.Expect({{0, 100}, {1, 100}});
+  meter.Update(Report(0, 60, {{0, 30}, {1, 30}}));
+  meter.Update(Report(1, 50, {{0, 40}, {1, 10}}));
+  const Progress progress = meter.Read();
+  EXPECT_EQ(progress.bytes_done, 110u);
+  EXPECT_EQ(progress.storage_bytes, 110u);
+  EXPECT_EQ(progress.sent_bytes, 70u);
+  EXPECT_EQ(progress.slowest_rank, 1);
+}
+
+TEST(ProgressMeter, NeverGoesBack) {
+  ProgressMeter meter;
+  meter.Expect({{1, 100}});
+  meter.Update(Report(1, 80, {{1, 80}}));
+  meter.Update(Report(1, 50, {{1, 50}}));  // overtaken on its way
+  EXPECT_EQ(meter.Read().bytes_done, 80u);
+}
+
+TEST(ProgressMeter, BelievesNoReportThatARankGotMoreThanItGets) {
+  ProgressMeter meter;
+  meter.Expect({{1, 100}});
+  meter.Update(Report(1, 1, {{1, UINT64_MAX}, {7, 5}}));
+  EXPECT_EQ(meter.Read().bytes_done, 100u);
+}
+
+TEST(ProgressMeter, NamesTheRanksThatGotStreams) {
+  ProgressMeter meter;
+  meter.Expect({{1, 100}, {2, 100}});
+  ReadReport report = Report(0, 1, {{1, 1}, {2, 1}});
+  report.filled[1].streamed = true;
+  meter.Update(report);
+  EXPECT_THAT(meter.Read().streamed_ranks, ::testing::ElementsAre(2));
+}
+
+TEST(Presence, NamesWhoLeftAndWhoWasReplacedAlsoWhereOnlyChangesAreTold) {
+  Presence presence;
+  presence.Update({{0, "a"}, {1, "b"}, {2, "c"}});
+  EXPECT_EQ(presence.Merge({{1, "new"}, {2, ""}, {3, "d"}}), (Presence::Members{{1, "b"}, {2, "c"}}));
+  EXPECT_EQ(presence.Merge({{2, "again"}}), Presence::Members());
+  EXPECT_EQ(presence.Merge({{2, "again"}}), Presence::Members());
+  EXPECT_EQ(presence.Update({{0, "a"}}),
+            (Presence::Members{{1, "new"}, {2, "again"}, {3, "d"}}));
+}
+
+TEST(Presence, NamesWhoLeftAndWhoWasReplaced) {
+  Presence presence;
+  EXPECT_THAT(presence.Update({{0, "a"}, {1, "b"}, {2, "c"}}), ::testing::IsEmpty());
+  EXPECT_EQ(presence.Update({{0, "a"}, {1, "new"}}), (Presence::Members{{1, "b"}, {2, "c"}}));
+  EXPECT_THAT(presence.Update({{0, "a"}, {1, "new"}, {2, "c"}}), ::testing::IsEmpty());
+}
+
+TEST(OwnReading, ShowsHowFarItIsWhileItLasts) {
+  OwnReading reading;
+  EXPECT_FALSE(reading.Now().has_value());
+  const auto counters = std::make_shared<TransferProgress>(1);
+  reading.Begin("checkpoints/a", Report(3, 0, {{5, 0}}), counters);
+  counters->done[0] = 7;
+  counters->storage_bytes = 9;
+  const std::optional<ReadingNow> now = reading.Now();
+  ASSERT_TRUE(now.has_value());
+  EXPECT_EQ(now->name, "checkpoints/a");
+  EXPECT_EQ(now->done.reader, 3u);
+  EXPECT_EQ(now->done.storage_bytes, 9u);
+  EXPECT_EQ(now->done.filled.at(0).bytes, 7u);
+  EXPECT_FALSE(now->ended);
+  reading.Told(*now);
+  EXPECT_TRUE(reading.Now().has_value());
+}
+
+TEST(OwnReading, ShowsItsEndUntilThatWasTold) {
+  OwnReading reading;
+  const auto counters = std::make_shared<TransferProgress>(1);
+  reading.Begin("checkpoints/a", Report(3, 0, {{5, 0}}), counters);
+  const ReadingNow before = reading.Now().value();
+  counters->exchanges = 4;
+  reading.End(true);
+  reading.Told(before);
+  const std::optional<ReadingNow> end = reading.Now();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_TRUE(end->ended);
+  EXPECT_EQ(end->done.exchanges, 4u);
+  reading.Told(*end);
+  EXPECT_FALSE(reading.Now().has_value());
+}
+
+TEST(OwnReading, WhatFailedIsShownNoLonger) {
+  OwnReading reading;
+  reading.Begin("checkpoints/a", {}, std::make_shared<TransferProgress>(0));
+  reading.End(false);
+  EXPECT_FALSE(reading.Now().has_value());
+}
+
+TEST(OwnReading, OfAnotherLoadNothingWasToldYet) {
+  OwnReading reading;
+  reading.Begin("checkpoints/a", {}, std::make_shared<TransferProgress>(0));
+  reading.End(true);
+  const ReadingNow first = reading.Now().value();
+  reading.Begin("checkpoints/b", {}, std::make_shared<TransferProgress>(0));
+  reading.End(true);
+  reading.Told(first);
+  EXPECT_TRUE(reading.Now().has_value());
+}
+
+TEST(CheckRequest, AcceptsRulesForThisGroup) {
+  EXPECT_OK(CheckRequest(RuleRequest("fsdp:2"), 1, 2));
+}
+
+TEST(CheckRequest, RefusesARelativeSource) {
+  EXPECT_THAT(CheckRequest(RuleRequest("fsdp:2", "models/m"), 1, 2),
+              FailsWith(kInvalidArgument, reason::kInvalidRequest));
+}
+
+TEST(CheckRequest, RefusesAPathThatNoFileCanHave) {
+  EXPECT_THAT(CheckRequest(RuleRequest("fsdp:2", "/" + std::string(5000, 'x')), 1, 2),
+              FailsWith(kInvalidArgument, reason::kInvalidRequest));
+}
+
+TEST(CheckRequest, RefusesRulesForAnotherGroupSize) {
+  const absl::Status status = CheckRequest(RuleRequest("fsdp:3"), 1, 2);
+  EXPECT_THAT(status, FailsWith(kInvalidArgument, reason::kWrongWorldSize));
+  EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("set WORLD_SIZE and RANK"));
+}
+
+TEST(CheckRequest, RefusesAMeshOfRanksThatTheLayoutHasNot) {
+  LoadRequest request = RankRequest(1, 2);
+  RankLayout layout = *std::get<std::shared_ptr<const RankLayout>>(request.layout);
+  layout.meshes = {{{2}, {}, {0, 1}}};
+  request.layout = std::make_shared<const RankLayout>(layout);
+  EXPECT_OK(CheckRequest(request, 1, 2));
+  layout.meshes.push_back({{2}, {}, {1, 4'000'000'000}});
+  request.layout = std::make_shared<const RankLayout>(layout);
+  const absl::Status status = CheckRequest(request, 1, 2);
+  EXPECT_THAT(status, FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid));
+  EXPECT_THAT(status, Says("a mesh has rank 4000000000, the layout is for 2 ranks"));
+}
+
+TEST(CheckRequest, TellsTrainersThatAreTooManyHowManyDaemonsTheyNeed) {
+  const absl::Status status = CheckRequest(RankRequest(1, 3), 1, 2);
+  EXPECT_THAT(status, FailsWith(kInvalidArgument, reason::kWrongWorldSize));
+  EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("ckptd launch --nproc 3"));
+}
+
+TEST(CheckRequest, RefusesRulesThatDoNotParse) {
+  EXPECT_THAT(CheckRequest(RuleRequest("fsdp"), 1, 2),
+              FailsWith(kInvalidArgument, reason::kLayoutInvalid));
+}
+
+TEST(CheckRequest, RefusesTheStatementOfAnotherRank) {
+  const absl::Status status = CheckRequest(RankRequest(0, 2), 1, 2);
+  EXPECT_THAT(status, FailsWith(kInvalidArgument, reason::kWrongRank));
+  EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("CKPTD_ADDRESS, write {rank} in it"));
+}
+
+TEST(CheckRequest, RefusesACallerThatIsNoRankOfTheGroup) {
+  EXPECT_THAT(CheckRequest(RuleRequest("fsdp:2"), 2, 2),
+              FailsWith(kInvalidArgument, reason::kWrongRank));
+}
+
+TEST(RandomHex, HasTwoDigitsPerByteAndDiffers) {
+  EXPECT_EQ(RandomHex(16).size(), 32u);
+  EXPECT_NE(RandomHex(16), RandomHex(16));
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,114 @@
+#include "server/load/tied.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "common/base/reasons.h"
+#include "common/checkpoint/open.h"
+#include "tests/testing/safetensors_writer.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
+
+namespace ckptd {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr uint64_t kBytes = (2 << 20) + 5;
+
+// One file with tensors "a", "b" and "c" of the same shape.
+class TiedTest : public testing::Test {
+ protected:
+  // Unlike the others at `byte` of "c".
+  CheckpointIndex Source(uint64_t byte) {
+    std::vector<std::byte> same(kBytes, std::byte{7});
+    std::vector<std::byte> other = same;
+    other[byte] = std::byte{8};
+    const std::vector<TensorToWrite> tensors = {{"a", Dtype::kU8, {kBytes}},
+                                                {"b", Dtype::kU8, {kBytes}},
+                                                {"c", Dtype::kU8, {kBytes}}};
+    const std::vector<std::span<const std::byte>> data = {same, same, other};
+    EXPECT_OK(WriteSafetensors(folder_ / "m.safetensors", tensors, {}, data));
+    return OpenCheckpoint(folder_ / "m.safetensors").value();
+  }
+  // In two, after so many elements.
+  static void Split(std::vector<Piece>& pieces, uint64_t after) {
+    Piece second = pieces.at(0);
+    pieces[0].bytes = pieces[0].box.extents[0] = after;
+    second.offset += after;
+    second.bytes = second.box.extents[0] = kBytes - after;
+    second.box.offsets[0] = after;
+    pieces.push_back(second);
+  }
+  absl::Status Check(const CheckpointIndex& index, const std::string& name,
+                     std::vector<std::string> aliases) {
+    RankLayout layout;
+    TargetSpec target;
+    target.name = name;
+    target.aliases = std::move(aliases);
+    layout.targets = {target};
+    const std::vector<const RankLayout*> layouts = {&layout, &layout};
+    return CheckTied(index, layouts, [this] { return ++asked_ > most_ ? stop_ : absl::Status(); });
+  }
+
+  TempFolder folder_;
+  int asked_ = 0;
+  int most_ = 1000;
+  absl::Status stop_;
+};
+
+TEST_F(TiedTest, EqualTensorsAreFineAndComparedOnce) {
+  EXPECT_OK(Check(Source(0), "a", {"b"}));
+  EXPECT_EQ(asked_, 3) << "for each MiB";
+}
+
+TEST_F(TiedTest, OnesThatDifferAnywhereAreRefusedByName) {
+  for (const uint64_t byte : {uint64_t{0}, (uint64_t{1} << 20) - 1, uint64_t{1} << 20, kBytes - 1}) {
+    const absl::Status refused = Check(Source(byte), "a", {"b", "c"});
+    EXPECT_THAT(refused, FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch));
+    EXPECT_THAT(std::string(refused.message()),
+                AllOf(HasSubstr("'a' and 'c' are to share memory, and have different values"),
+                      HasSubstr("pass tied='first' to take that of 'a'")));
+  }
+}
+
+TEST_F(TiedTest, ANameThatTheSourceLacksIsNothingToCompare) {
+  EXPECT_OK(Check(Source(0), "c", {"d"}));
+  EXPECT_OK(Check(Source(0), "d", {"c"}));
+  EXPECT_EQ(asked_, 0);
+  EXPECT_FALSE(Check(Source(0), "d", {"a", "c"}).ok());
+}
+
+TEST_F(TiedTest, AnAliasOfTheSourceIsTheSameTensor) {
+  CheckpointIndex index = Source(0);
+  index.aliases["d"] = "c";
+  EXPECT_OK(Check(index, "c", {"d"}));
+  EXPECT_EQ(asked_, 0);
+}
+
+TEST_F(TiedTest, OnesThatAreSplitInDifferentWaysAreRefused) {
+  CheckpointIndex index = Source(0);
+  Split(index.tensors[1].pieces, 5);
+  EXPECT_THAT(std::string(Check(index, "a", {"b"}).message()), HasSubstr("different ways"));
+  Split(index.tensors[0].pieces, 7);
+  EXPECT_THAT(std::string(Check(index, "a", {"b"}).message()), HasSubstr("different ways"));
+}
+
+TEST_F(TiedTest, OnesThatAreSplitAlikeAreCompared) {
+  CheckpointIndex index = Source(kBytes - 1);
+  for (TensorEntry& tensor : index.tensors) Split(tensor.pieces, 5);
+  EXPECT_OK(Check(index, "a", {"b"}));
+  EXPECT_THAT(std::string(Check(index, "a", {"c"}).message()), HasSubstr("different values"));
+}
+
+TEST_F(TiedTest, WhoeverNeedsItNoMoreEndsIt) {
+  most_ = 1;
+  stop_ = absl::CancelledError("enough");
+  EXPECT_EQ(Check(Source(0), "a", {"b"}), stop_);
+}
+
+}  // namespace
+}  // namespace ckptd
