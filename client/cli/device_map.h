@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/cli/context.h"
-#include "common/layout/device_map.h"
+#include "common/devices/device_map.h"
 
 namespace ckptd::cli {
 

@@ -13,8 +13,8 @@
 #include "client/cpp/client.h"
 #include "client/cpp/types.h"
 #include "common/checkpoint/manifest.h"
-#include "common/layout/device_map.h"
-#include "common/layout/load_model.h"
+#include "common/devices/device_map.h"
+#include "common/devices/load_model.h"
 
 namespace ckptd::cli {
 

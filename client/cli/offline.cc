@@ -13,7 +13,7 @@
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
 #include "common/checkpoint/path_text.h"
-#include "common/layout/group_plan.h"
+#include "common/plan/group_plan.h"
 
 namespace ckptd::cli {
 namespace {

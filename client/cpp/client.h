@@ -19,7 +19,7 @@
 #include "client/cpp/shard.h"
 #include "client/cpp/types.h"
 #include "common/base/handle_kind.h"
-#include "common/layout/device_map.h"
+#include "common/devices/device_map.h"
 #include "common/layout/layout.h"
 
 namespace ckptd {

@@ -17,8 +17,8 @@ foreach(header IN ITEMS
     client/cpp/client.h client/cpp/device_memory.h client/cpp/shard.h client/cpp/types.h
     common/base/attach_mode.h common/base/digest.h common/base/handle_kind.h
     common/base/mutex.h common/base/posix.h common/base/reasons.h common/base/status.h
-    common/checkpoint/dtype.h common/checkpoint/index.h common/layout/device_map.h
-    common/layout/layout.h common/layout/module_tree.h)
+    common/checkpoint/dtype.h common/checkpoint/index.h common/devices/device_map.h
+    common/layout/layout.h common/devices/module_tree.h)
   cmake_path(GET header PARENT_PATH folder)
   cmake_path(GET header FILENAME name)
   install(FILES ${CMAKE_SOURCE_DIR}/${header} DESTINATION ${sdk_include}/${folder} COMPONENT sdk)

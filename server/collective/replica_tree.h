@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "common/layout/group_plan.h"
+#include "common/plan/group_plan.h"
 
 namespace ckptd {
 

@@ -7,8 +7,8 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/layout/plan_match.h"
 #include "common/layout/unexpected.h"
+#include "common/plan/plan_match.h"
 #include "server/transfer/transfer.h"
 
 namespace ckptd {

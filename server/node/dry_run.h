@@ -7,9 +7,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "common/layout/device_map.h"
-#include "common/layout/group_plan.h"
-#include "common/layout/module_tree.h"
+#include "common/devices/device_map.h"
+#include "common/devices/module_tree.h"
+#include "common/plan/group_plan.h"
 #include "server/protocol/domain.h"
 
 namespace ckptd {

@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "common/checkpoint/index.h"
 #include "common/layout/layout.h"
-#include "common/layout/plan.h"
+#include "common/plan/plan.h"
 #include "server/comm/peer_memory.h"
 #include "server/memory/memory.h"
 

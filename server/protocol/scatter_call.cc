@@ -7,7 +7,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/layout/plan_digest.h"
+#include "common/plan/plan_digest.h"
 
 namespace ckptd {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/layout/scatter_order.h"
+#include "common/plan/scatter_order.h"
 
 namespace ckptd {
 

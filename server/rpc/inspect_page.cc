@@ -2,7 +2,7 @@
 
 #include "common/base/status.h"
 #include "common/checkpoint/path_text.h"
-#include "common/layout/plan.h"
+#include "common/plan/plan.h"
 #include "server/rpc/call.h"
 
 namespace ckptd {

@@ -18,7 +18,7 @@
 #include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/checkpoint/index.h"
-#include "common/layout/plan.h"
+#include "common/plan/plan.h"
 #include "server/memory/slab_view.h"
 #include "server/transfer/frames.h"
 

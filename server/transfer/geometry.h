@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "common/layout/plan.h"
+#include "common/plan/plan.h"
 
 namespace ckptd {
 

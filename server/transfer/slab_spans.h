@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/layout/plan.h"
-#include "common/layout/scatter_order.h"
+#include "common/plan/plan.h"
+#include "common/plan/scatter_order.h"
 #include "server/memory/slab_view.h"
 
 namespace ckptd {

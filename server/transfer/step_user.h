@@ -6,7 +6,7 @@
 #include <span>
 
 #include "absl/status/status.h"
-#include "common/layout/plan.h"
+#include "common/plan/plan.h"
 
 namespace ckptd {
 

@@ -8,7 +8,7 @@
 
 #include "absl/numeric/int128.h"
 #include "absl/status/statusor.h"
-#include "common/layout/scatter_order.h"
+#include "common/plan/scatter_order.h"
 #include "server/transfer/frame_sender.h"
 #include "server/transfer/schedule.h"
 #include "server/transfer/transfer.h"

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/layout/group_plan.h"
-#include "common/layout/scatter_order.h"
+#include "common/plan/group_plan.h"
+#include "common/plan/scatter_order.h"
 #include "server/transfer/digest_board.h"
 #include "server/transfer/step_user.h"
 #include "server/transfer/transfer.h"

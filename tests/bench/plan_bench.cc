@@ -24,9 +24,9 @@
 #include <string_view>
 #include <vector>
 
-#include "common/layout/group_plan.h"
 #include "common/layout/layout.h"
-#include "common/layout/plan.h"
+#include "common/plan/group_plan.h"
+#include "common/plan/plan.h"
 #include "server/transfer/schedule.h"
 #include "server/transfer/slab_spans.h"
 #include "server/transfer/window.h"

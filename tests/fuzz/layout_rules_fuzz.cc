@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "common/layout/layout.h"
-#include "common/layout/plan.h"
 #include "common/layout/validate.h"
+#include "common/plan/plan.h"
 #include "tests/fuzz/plan_properties.h"
 #include "tests/fuzz/properties.h"
 

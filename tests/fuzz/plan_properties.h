@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/layout/plan.h"
+#include "common/plan/plan.h"
 #include "tests/fuzz/properties.h"
 
 namespace ckptd::fuzz {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "common/checkpoint/index.h"
-#include "common/layout/load_model.h"
+#include "common/devices/load_model.h"
 
 namespace ckptd {
 

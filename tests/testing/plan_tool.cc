@@ -20,8 +20,8 @@
 #include <rapidjson/writer.h>
 
 #include "common/base/status.h"
-#include "common/layout/plan.h"
 #include "common/layout/placement_text.h"
+#include "common/plan/plan.h"
 
 namespace ckptd {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "common/base/reasons.h"
 #include "common/layout/layout.h"
+#include "tests/testing/fake_source.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/common/layout/fake_source.h"
 
 namespace ckptd {
 namespace {

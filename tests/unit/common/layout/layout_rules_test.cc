@@ -6,8 +6,8 @@
 #include "common/layout/layout.h"
 #include "common/layout/placement_text.h"
 #include "common/layout/rules_parser.h"
+#include "tests/testing/fake_source.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/common/layout/fake_source.h"
 
 namespace ckptd {
 namespace {

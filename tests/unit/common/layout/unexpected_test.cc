@@ -1,8 +1,8 @@
 #include "common/layout/unexpected.h"
 
 #include "common/base/reasons.h"
+#include "tests/testing/fake_source.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/common/layout/fake_source.h"
 
 namespace ckptd {
 namespace {

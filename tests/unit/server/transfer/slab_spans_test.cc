@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "common/layout/group_plan.h"
+#include "common/plan/group_plan.h"
 #include "tests/testing/random_source.h"
 #include "tests/testing/status_matchers.h"
 

@@ -1,0 +1,59 @@
+// The arithmetic of flat parameters: which run of one a rank holds, and which boxes of
+// a member that run has. Pure; thread-safe.
+#ifndef CKPTD_COMMON_PLAN_FLAT_PARAMETER_H_
+#define CKPTD_COMMON_PLAN_FLAT_PARAMETER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/layout/layout.h"
+#include "common/layout/wanted.h"
+#include "common/plan/plan.h"
+
+namespace ckptd {
+
+// Elements [begin, end) of a flat tensor; behind them zeros up to padded_elements.
+struct FlatRun {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  uint64_t padded_elements = 0;
+};
+
+// What `rank` holds of a flat tensor of so many elements. The rank is in the sharding's
+// mesh. Errors: ResolveSharding's; LAYOUT_MISMATCH when that is more than one run.
+absl::StatusOr<FlatRun> RunOf(const Sharding& sharding, const std::vector<Mesh>& meshes,
+                              uint64_t elements, uint32_t rank);
+
+// Elements [begin, end) in row-major order as boxes of a tensor, in that order. At most
+// two per dimension; end <= product(shape).
+std::vector<Box> BoxesOfRange(const Shape& shape, uint64_t begin, uint64_t end);
+
+// The flat parameters of a layout that `wanted` has members of, placed in a slab.
+class FlatTable {
+ public:
+  // Errors: LAYOUT_MISMATCH for members that overlap, end behind their flat tensor or
+  // differ in dtype. The layout outlives it.
+  static absl::StatusOr<FlatTable> Make(const RankLayout& layout,
+                                        const std::vector<Wanted>& wanted);
+
+  // Where `rank` has them, from the slab's begin on; `end` is where the last one ends,
+  // aligned. Errors: RunOf's; LAYOUT_MISMATCH for bytes that do not fit 64 bits.
+  absl::StatusOr<std::vector<PlannedFlat>> PlaceFor(uint32_t rank, uint64_t& end) const;
+  // Its number among those, for a flat parameter of the layout that has a member.
+  uint32_t NumberOf(const FlatPlace& place) const { return numbers_[place.flat]; }
+
+ private:
+  struct Entry {
+    const FlatParameter* flat = nullptr;
+    Dtype dtype = Dtype::kUnspecified;
+  };
+  const RankLayout* layout_ = nullptr;
+  std::vector<Entry> entries_;
+  std::vector<uint32_t> numbers_;  // per flat parameter of the layout
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_PLAN_FLAT_PARAMETER_H_
