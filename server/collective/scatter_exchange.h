@@ -24,7 +24,7 @@
 #include "server/protocol/scatter_call.h"
 #include "server/transfer/slab_spans.h"
 #include "server/transfer/step_user.h"
-#include "server/transfer/transfer.h"
+#include "server/transfer/transfer_types.h"
 
 namespace ckptd {
 

@@ -13,7 +13,7 @@
 #include "server/collective/scatter_exchange.h"
 #include "server/memory/memory.h"
 #include "server/protocol/domain.h"
-#include "server/transfer/transfer.h"
+#include "server/transfer/transfer_types.h"
 
 namespace ckptd {
 

@@ -14,7 +14,7 @@
 #include "server/catalog/catalog.h"
 #include "server/collective/peer_access.h"
 #include "server/protocol/links.h"
-#include "server/transfer/transfer.h"
+#include "server/transfer/transfer_types.h"
 
 namespace ckptd {
 

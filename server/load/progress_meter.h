@@ -10,7 +10,7 @@
 #include "common/base/mutex.h"
 #include "server/protocol/domain.h"
 #include "server/protocol/reading.h"
-#include "server/transfer/transfer.h"
+#include "server/transfer/transfer_types.h"
 
 namespace ckptd {
 

@@ -13,7 +13,7 @@
 #include "common/base/mutex.h"
 #include "server/protocol/domain.h"
 #include "server/protocol/identity.h"
-#include "server/transfer/transfer.h"
+#include "server/transfer/transfer_types.h"
 
 namespace ckptd {
 

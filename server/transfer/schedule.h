@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/transfer/geometry.h"
-#include "server/transfer/transfer.h"
+#include "server/transfer/transfer_types.h"
 
 namespace ckptd {
 

@@ -11,7 +11,7 @@
 #include "common/plan/scatter_order.h"
 #include "server/transfer/frame_sender.h"
 #include "server/transfer/schedule.h"
-#include "server/transfer/transfer.h"
+#include "server/transfer/transfer_types.h"
 
 namespace ckptd {
 

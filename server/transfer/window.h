@@ -16,7 +16,7 @@
 #include "common/plan/scatter_order.h"
 #include "server/transfer/digest_board.h"
 #include "server/transfer/step_user.h"
-#include "server/transfer/transfer.h"
+#include "server/transfer/transfer_types.h"
 #include "server/transfer/transfer_parts.h"
 
 namespace ckptd {

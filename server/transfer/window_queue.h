@@ -13,7 +13,7 @@
 #include "common/base/mutex.h"
 #include "server/transfer/slab_map.h"
 #include "server/transfer/source_files.h"
-#include "server/transfer/transfer.h"
+#include "server/transfer/transfer_types.h"
 #include "server/transfer/window.h"
 
 namespace ckptd {

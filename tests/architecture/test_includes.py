@@ -11,8 +11,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SLAB_VIEW = ["server/memory/slab_view.h", "server/memory/block_copy.h"]
 MEMORY = ["server/memory/memory.h", "server/memory/transit.h", "server/memory/ready_memory.h", *SLAB_VIEW]
 COMM = ["server/comm/peer_memory.h", "server/comm/group_comm.h"]
-TRANSFER = ["server/transfer/transfer.h", "server/transfer/frames.h", "server/transfer/frame_receiver.h",
-            "server/transfer/slab_spans.h", "server/transfer/step_user.h"]
+TRANSFER = ["server/transfer/transfer.h", "server/transfer/transfer_types.h", "server/transfer/frames.h",
+            "server/transfer/frame_receiver.h", "server/transfer/slab_spans.h", "server/transfer/step_user.h"]
 # The daemon's own rooms: each may include those before it.
 ROOMS = ["protocol", "collective", "catalog", "group", "load", "node"]
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "server/transfer/transfer.h"
+#include "server/transfer/transfer_types.h"
 #include "tests/testing/temp_folder.h"
 
 namespace ckptd {
