@@ -3,8 +3,9 @@
 find_program(CKPTD_CCACHE ccache)
 if(CKPTD_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # Paths below the sources count as relative: every clone finds what another one compiled.
+  # It keeps what was compiled with precompiled headers only where these may be taken as they are.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}
-      CCACHE_NOHASHDIR=1 ${CKPTD_CCACHE})
+      CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros ${CKPTD_CCACHE})
 endif()
 
 add_library(ckptd_options INTERFACE)
@@ -32,6 +33,20 @@ if(CKPTD_SANITIZE)
   set(CKPTD_TEST_SECONDS 600)  # instrumented code is five to fifteen times as slow
 endif()
 
+# What most files include, compiled once for each target. Each file includes what it uses all the
+# same: the preset dev builds without.
+set(CKPTD_COMMON_HEADERS <algorithm> <atomic> <chrono> <functional> <map> <memory> <optional> <set> <span>
+  <string> <string_view> <thread> <utility> <vector> <absl/status/statusor.h> <fmt/format.h>)
+set(CKPTD_FEW_FILES 3)  # of these a target compiles no headers ahead
+function(ckptd_precompile name)
+  get_target_property(sources ${name} SOURCES)
+  list(LENGTH sources count)
+  if(count GREATER CKPTD_FEW_FILES)
+    target_precompile_headers(${name} PRIVATE ${CKPTD_COMMON_HEADERS} ${ARGN})
+    target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+  endif()
+endfunction()
+
 # ckptd_library(name [EXCLUDE file...] [DEPENDS lib...]): every .cc of the folder it is called in.
 function(ckptd_library name)
   cmake_parse_arguments(ARG "" "" "DEPENDS;EXCLUDE" ${ARGN})
@@ -42,6 +57,7 @@ function(ckptd_library name)
   if(sources)
     add_library(${name} STATIC ${sources})
     target_link_libraries(${name} PUBLIC ckptd_options ${ARG_DEPENDS})
+    ckptd_precompile(${name})
   else()
     add_library(${name} INTERFACE)
     target_link_libraries(${name} INTERFACE ckptd_options ${ARG_DEPENDS})
@@ -68,6 +84,7 @@ function(ckptd_test name)
   endif()
   add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE ckptd_options ckptd_testing ${ARG_DEPENDS} GTest::gmock GTest::gtest_main)
+  ckptd_precompile(${name} <gmock/gmock.h> <gtest/gtest.h>)
   # Parameters have names; their values are often bytes, and other ones in each run.
   gtest_discover_tests(${name} NO_PRETTY_VALUES PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${CKPTD_TEST_SECONDS}
     DISCOVERY_TIMEOUT 60)

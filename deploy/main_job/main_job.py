@@ -3,17 +3,14 @@
     python main_job.py --bytes 500MB --ranks 2 --memory host
 """
 
-import argparse
-import pathlib
 import signal
 import sys
 import time
 
 import machine
 import make_checkpoint
+import options
 from processes import Daemons, Failure, Trainers
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def gigabytes(count: float) -> str:
@@ -156,31 +153,8 @@ def run(arguments):
     print("verified")
 
 
-def positive(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{count} is less than 1")
-    return count
-
-
 def main():
-    parser = argparse.ArgumentParser(prog="deploy/quickstart", description=__doc__.splitlines()[0])
-    parser.add_argument("--bytes", "--size", dest="bytes", type=make_checkpoint.parse_bytes, default=300_000_000,
-                        help="size of the checkpoint, e.g. 300MB (default) or 4GB")
-    parser.add_argument("--ranks", type=positive,
-                        help="daemons and trainers (default 2, or 1 where there is one GPU)")
-    parser.add_argument("--memory", choices=("auto", "host", "cuda"), default="auto",
-                        help="where shards live: on a GPU per rank, or in host memory; auto (default): on GPUs "
-                        "where both ckptd and PyTorch see any")
-    parser.add_argument("--steps", type=positive, default=2, help="training steps before the kill (default 2)")
-    parser.add_argument("--keep", action="store_true", help="leave the daemons running")
-    parser.add_argument("--directory", type=pathlib.Path, default=ROOT / "build" / "main-job",
-                        help="where the checkpoint and the sockets go")
-    parser.add_argument("--run-dir", type=pathlib.Path, help="where the sockets go instead: their paths are short")
-    parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "bin", help=argparse.SUPPRESS)
-    parser.add_argument("--trainer", type=pathlib.Path, default=ROOT / "deploy" / "main_job" / "train.py",
-                        help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = options.parse()
     arguments.directory = arguments.directory.resolve()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     try:

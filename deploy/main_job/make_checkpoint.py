@@ -4,7 +4,6 @@
 """
 
 import argparse
-import contextlib
 import json
 import os
 import pathlib
@@ -14,20 +13,10 @@ import sys
 import numpy as np
 
 import model as llama
+from options import parse_bytes
 
 FILE_BYTES = 1_000_000_000  # per file, as checkpoints of real models are split
 BLOCK_ELEMENTS = 4 << 20
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of "300MB", "1.6GB", "64KB" or a plain number, as an argument's type."""
-    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "": 1}
-    unit = next(unit for unit in units if text.upper().endswith(unit))
-    with contextlib.suppress(ValueError, OverflowError):
-        nbytes = int(float(text[: len(text) - len(unit)]) * units[unit])
-        if nbytes > 0:
-            return nbytes
-    raise argparse.ArgumentTypeError(f"{text!r} is no size: write 300MB, 1.6GB or a number of bytes")
 
 
 def split(tensors):
