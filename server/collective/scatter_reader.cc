@@ -10,6 +10,7 @@
 #include "common/base/at_once.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/transfer/transfer.h"
 
 namespace ckptd {
 namespace {

@@ -20,6 +20,7 @@
 #include "server/catalog/catalog.h"
 #include "server/collective/exchange_watch.h"
 #include "server/collective/peer_access.h"
+#include "server/collective/replica_tree.h"
 #include "server/group/membership.h"
 #include "server/load/execute_fanout.h"
 #include "server/load/part_reader.h"

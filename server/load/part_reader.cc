@@ -9,6 +9,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/collective/scatter_reader.h"
+#include "server/transfer/transfer.h"
 
 namespace ckptd {
 namespace {

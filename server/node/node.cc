@@ -16,6 +16,7 @@
 #include "server/load/local_link.h"
 #include "server/load/member_reading.h"
 #include "server/node/trainer_key.h"
+#include "server/transfer/transfer.h"
 
 namespace ckptd {
 namespace {
