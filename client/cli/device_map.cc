@@ -4,6 +4,7 @@
 
 #include "client/cli/exit_codes.h"
 #include "client/cli/json_views.h"
+#include "client/cli/offline.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
 #include "client/cpp/client.h"
@@ -35,10 +36,10 @@ absl::StatusOr<std::map<std::string, std::string>> ToTied(const std::vector<std:
 
 absl::StatusOr<DeviceMap> PlanHere(const DeviceMapRequest& request,
                                    std::vector<DeviceLimit> max_memory) {
-  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(request.source));
+  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenNamed(request.source));
   CKPTD_ASSIGN_OR_RETURN(
       const ModuleTree tree,
-      ModuleTree::Make(index, {request.dtype_policy, request.tied, request.order}));
+      ModuleTree::Make(opened.index, {request.dtype_policy, request.tied, request.order}));
   return PlanDeviceMap(tree, {request.way, std::move(max_memory), request.no_split});
 }
 

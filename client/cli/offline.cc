@@ -98,8 +98,13 @@ SourceInfo ToSourceInfo(const CheckpointIndex& index) {
   return out;
 }
 
+absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named) {
+  CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(named));
+  return OpenWithRemarks(path);
+}
+
 absl::StatusOr<SourceInfo> InspectOffline(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenWithRemarks(source));
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenNamed(source));
   SourceInfo out = ToSourceInfo(opened.index);
   out.remarks = std::move(opened.remarks);
   return out;
@@ -112,8 +117,8 @@ void PrintRemarks(const std::vector<std::string>& remarks, std::ostream& out) {
 absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::string& layout,
                                         const DtypePolicy& policy) {
   CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules, LayoutRules::Parse(layout));
-  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(source));
-  const auto index = std::make_shared<const CheckpointIndex>(std::move(opened));
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenNamed(source));
+  const auto index = std::make_shared<const CheckpointIndex>(std::move(opened.index));
   std::vector<uint32_t> ranks(rules.world_size());
   std::iota(ranks.begin(), ranks.end(), 0u);
   CKPTD_ASSIGN_OR_RETURN(const std::vector<Cohort> cohorts, rules.ForRanks(*index, ranks));

@@ -9,11 +9,15 @@
 #include "absl/status/statusor.h"
 #include "client/cpp/types.h"
 #include "common/checkpoint/index.h"
+#include "common/checkpoint/open.h"
 #include "common/layout/layout.h"
 
 namespace ckptd::cli {
 
-// Reads the headers of a source. Errors as OpenCheckpoint.
+// As OpenWithRemarks, of a source as a person names it. Errors: those of AbsolutePath, too.
+absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named);
+
+// Reads the headers of a source. Errors as OpenNamed.
 absl::StatusOr<SourceInfo> InspectOffline(const std::string& source);
 
 SourceInfo ToSourceInfo(const CheckpointIndex& index);

@@ -108,7 +108,7 @@ VerifyResult CountsOf(const CheckpointIndex& index) {
 }
 
 absl::StatusOr<Verified> VerifyFiles(const std::string& path) {
-  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenWithRemarks(path));
+  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenNamed(path));
   CKPTD_RETURN_IF_ERROR(CheckUnchanged(opened.index));
   return Verified{path, kFilesAlone, CountsOf(opened.index), {}, true, 1, opened.remarks};
 }
@@ -120,7 +120,7 @@ absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
   if (!kept.ok()) {
     return WithFact(WithContext(kept.status(), options.manifest), "file", options.manifest);
   }
-  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenWithRemarks(options.target));
+  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenNamed(options.target));
   CKPTD_ASSIGN_OR_RETURN(const Manifest now, MakeManifest(opened.index));
   Verified out{options.target, "digests of all bytes, beside " + options.manifest,
                CountsOf(opened.index), Compare(*kept, now), true, 1, opened.remarks};
@@ -134,7 +134,7 @@ absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
 // What can be refused is, before every byte is read.
 absl::StatusOr<Verified> KeepManifest(const Options& options, Context& context) {
   const std::string& target = options.write_manifest;
-  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenWithRemarks(options.target));
+  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenNamed(options.target));
   const CheckpointIndex& index = opened.index;
   CKPTD_RETURN_IF_ERROR(CheckFileNames(index));
   if (!IsStdout(target)) CKPTD_RETURN_IF_ERROR(ManifestPath(index, target).status());

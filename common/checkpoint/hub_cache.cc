@@ -64,6 +64,16 @@ bool IsPartOfName(std::string_view part) {
   });
 }
 
+// Where the revision ends that `text` begins with: at the first slash, but for refs/pr/N and
+// refs/convert/NAME, as huggingface_hub has it. Other slashes of a revision are written %2F.
+size_t EndOfRevision(std::string_view text) {
+  size_t begin = 0;
+  for (const std::string_view refs : {"refs/pr/", "refs/convert/"}) {
+    if (text.starts_with(refs)) begin = refs.size();
+  }
+  return std::min(text.find('/', begin), text.size());
+}
+
 // `text` without its scheme; nothing where it is no name of a model.
 std::optional<HubName> ParseName(std::string_view text) {
   HubName out;
@@ -72,8 +82,9 @@ std::optional<HubName> ParseName(std::string_view text) {
   std::string_view rest;
   if (at != std::string_view::npos) {
     const std::string_view behind = text.substr(at + 1);
-    out.revision = PercentDecoded(behind.substr(0, behind.find('/')));
-    rest = behind.substr(std::min(behind.find('/'), behind.size()));
+    const size_t end = EndOfRevision(behind);
+    out.revision = PercentDecoded(behind.substr(0, end));
+    rest = behind.substr(end);
   } else {
     const size_t org = repo.find('/');
     const size_t end = org == std::string_view::npos ? org : repo.find('/', org + 1);
@@ -114,7 +125,10 @@ absl::StatusOr<std::string> PathInCache(const std::string& text, const HubName& 
   const std::string snapshot = folder + "/snapshots/" + commit;
   const bool inside = !commit.empty() && commit.find('/') == std::string::npos && commit != "..";
   if (!inside || !IsExisting(snapshot)) {
-    return NotCached(text, name, fmt::format("its revision {} is not", Quoted(name.revision)));
+    const std::string_view slash =
+        name.file.empty() ? "" : " (a slash inside of a revision is written %2F)";
+    return NotCached(text, name,
+                     fmt::format("its revision {} is not{}", Quoted(name.revision), slash));
   }
   return snapshot + name.file;
 }

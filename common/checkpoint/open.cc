@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cctype>
+#include <cstdlib>
 #include <filesystem>
 #include <string_view>
 #include <system_error>
@@ -66,15 +68,43 @@ absl::Status Changed(const std::string& path, std::string_view how) {
 
 // A folder still means the same index, or without one the same files.
 absl::Status CheckSameNames(const CheckpointIndex& index) {
-  CKPTD_ASSIGN_OR_RETURN(const std::string source, AbsolutePath(index.source));
+  CKPTD_ASSIGN_OR_RETURN(const std::string source, MakeAbsolute(index.source));
   const absl::StatusOr<bool> same = FindsStill(source, index.files);
   if (same.ok() && *same) return absl::OkStatus();
   return Changed(index.source, "other files of that folder count now");
 }
 
-}  // namespace
+// `text` with the variable that begins at `at` (a "$") replaced; sets `at` behind it. One that is
+// not set stays.
+void ExpandVariable(std::string& text, size_t& at) {
+  const bool braces = text.compare(at, 2, "${") == 0;
+  const size_t begin = at + (braces ? 2 : 1);
+  size_t end = begin;
+  while (end < text.size() &&
+         (text[end] == '_' || std::isalnum(static_cast<unsigned char>(text[end])) != 0)) {
+    ++end;
+  }
+  const char* const value = std::getenv(text.substr(begin, end - begin).c_str());
+  const bool closed = !braces || (end < text.size() && text[end] == '}');
+  if (end == begin || value == nullptr || !closed) {
+    ++at;
+    return;
+  }
+  text.replace(at, end + (braces ? 1 : 0) - at, value);
+  at += std::string_view(value).size();
+}
 
-absl::StatusOr<std::string> AbsolutePath(const std::string& source) {
+// "~" and variables of this process, as a shell expands them.
+std::string Expand(std::string text) {
+  const char* const home = std::getenv("HOME");
+  if (home != nullptr && (text == "~" || text.starts_with("~/"))) text.replace(0, 1, home);
+  for (size_t at = text.find('$'); at != std::string::npos; at = text.find('$', at)) {
+    ExpandVariable(text, at);
+  }
+  return text;
+}
+
+absl::StatusOr<std::string> MakeAbsolute(const std::string& source) {
   CKPTD_ASSIGN_OR_RETURN(const std::string name, PathOfName(source));
   std::string path = PathOfText(name);
   if (path.empty() || path.find('\0') != std::string::npos) {
@@ -92,8 +122,16 @@ absl::StatusOr<std::string> AbsolutePath(const std::string& source) {
   return path;
 }
 
+}  // namespace
+
+absl::StatusOr<std::string> AbsolutePath(const std::string& source) {
+  std::error_code ignored;
+  const bool exists = std::filesystem::exists(std::filesystem::symlink_status(source, ignored));
+  return MakeAbsolute(exists ? source : Expand(source));
+}
+
 absl::Status Recognise(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(source));
+  CKPTD_ASSIGN_OR_RETURN(const std::string path, MakeAbsolute(source));
   CKPTD_ASSIGN_OR_RETURN(const LocatedSource located, LocateFiles(path));
   if (located.index.has_value() || located.names.size() != 1) return absl::OkStatus();
   return ReadFile(located, located.names[0]).status();
@@ -105,7 +143,7 @@ absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source) {
 }
 
 absl::StatusOr<OpenedCheckpoint> OpenWithRemarks(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(source));
+  CKPTD_ASSIGN_OR_RETURN(const std::string path, MakeAbsolute(source));
   CKPTD_ASSIGN_OR_RETURN(const LocatedSource located, LocateFiles(path));
   IndexMerger merger(located);
   for (const std::string& name : located.names) {

@@ -12,11 +12,12 @@
 namespace ckptd {
 
 // The absolute path of what a person names: a path, a file URI, or a model as PathOfName takes
-// it. Links are kept, trailing slashes are not. Errors: those of PathOfName; InvalidArgument
+// it. Where there is no such path, "~" and variables of this process are expanded as by a shell.
+// Links are kept, trailing slashes are not. Errors: those of PathOfName; InvalidArgument
 // SOURCE_INVALID for an empty one.
 absl::StatusOr<std::string> AbsolutePath(const std::string& source);
 
-// Reads and validates the headers of `source`, as AbsolutePath takes it: a
+// Reads and validates the headers of `source`, as AbsolutePath takes it but for what is expanded: a
 // .safetensors file, a *.index.json file, or a directory (also a symlinked
 // Hugging Face snapshot).
 // In a directory: as ChooseFiles says, unless its config.json names the weights.

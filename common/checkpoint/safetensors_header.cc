@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -127,6 +128,12 @@ absl::StatusOr<uint64_t> ParseHeaderLength(std::span<const std::byte> start, uin
   uint64_t length = 0;
   for (size_t i = kHeaderLengthBytes; i-- > 0;) {
     length = (length << 8) | std::to_integer<uint64_t>(start[i]);
+  }
+  constexpr std::string_view kLfsPointer = "version ";  // ... https://git-lfs.github.com/spec/v1
+  if (file_bytes < 1024 && std::memcmp(start.data(), kLfsPointer.data(), kHeaderLengthBytes) == 0) {
+    return HeaderError("HeaderTooLarge",
+                       "it is a pointer of git-lfs, not the file itself; run `git lfs pull` in its "
+                       "repository");
   }
   if (length > kMaxHeaderBytes) {
     return HeaderError("HeaderTooLarge",

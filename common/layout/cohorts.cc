@@ -23,7 +23,7 @@ bool Alike(const RankLayout& a, const RankLayout& b) {
 
 }  // namespace
 
-std::vector<Cohort> JoinAlike(std::span<const std::shared_ptr<const RankLayout>> layouts) {
+std::vector<Cohort> JoinEqual(std::span<const std::shared_ptr<const RankLayout>> layouts) {
   std::vector<Cohort> cohorts;
   for (const auto& layout : layouts) {
     if (!cohorts.empty() && Alike(*cohorts.back().layout, *layout)) {

@@ -96,7 +96,7 @@ struct Cohort {
 };
 
 // The cohorts of some layouts, one per rank; neighbours that are alike are joined.
-std::vector<Cohort> JoinAlike(std::span<const std::shared_ptr<const RankLayout>> layouts);
+std::vector<Cohort> JoinEqual(std::span<const std::shared_ptr<const RankLayout>> layouts);
 
 // Cast policy for tensors whose target states no dtype.
 struct DtypePolicy {

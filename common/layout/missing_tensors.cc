@@ -8,8 +8,8 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/layout/resolved_target.h"
 #include "common/layout/validate.h"
-#include "common/layout/wanted.h"
 
 namespace ckptd {
 namespace {
@@ -24,7 +24,8 @@ bool EndsWithPart(std::string_view name, std::string_view part) {
 std::string PrefixHint(const CheckpointIndex& index, const std::string& name) {
   for (const TensorEntry& tensor : index.tensors) {
     if (EndsWithPart(tensor.name, name)) {
-      return fmt::format("the source has '{}': add the prefix '{}' to the names asked for",
+      return fmt::format("the source has '{}': add the prefix '{}' to the names asked for "
+                         "(rename= of load_into takes it off)",
                          tensor.name,
                          std::string_view(tensor.name).substr(0, tensor.name.size() - name.size()));
     }
@@ -32,7 +33,8 @@ std::string PrefixHint(const CheckpointIndex& index, const std::string& name) {
   for (size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
     const std::string rest = name.substr(dot + 1);
     if (index.Find(rest) == nullptr) continue;
-    return fmt::format("the source has '{}': remove the prefix '{}' from the names asked for", rest,
+    return fmt::format("the source has '{}': remove the prefix '{}' from the names asked "
+                       "for (rename= of load_into puts it on)", rest,
                        std::string_view(name).substr(0, dot + 1));
   }
   return {};

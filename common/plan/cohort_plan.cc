@@ -11,8 +11,8 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/layout/checked_math.h"
+#include "common/layout/resolved_target.h"
 #include "common/layout/validate.h"
-#include "common/layout/wanted.h"
 #include "common/plan/plan_digest.h"
 
 namespace ckptd {
@@ -24,13 +24,13 @@ absl::Status TooManyBytes() {
 }
 
 // Leaves out what lies on meshes without the rank: it lacks those tensors.
-void KeepPresent(const RankLayout& layout, std::vector<Wanted>& wanted) {
+void KeepPresent(const RankLayout& layout, std::vector<ResolvedTarget>& wanted) {
   std::vector<bool> member;
   for (const Mesh& mesh : layout.meshes) {
     member.push_back(CoordinatesOf(mesh, layout.rank).has_value());
   }
   if (std::all_of(member.begin(), member.end(), [](bool in) { return in; })) return;
-  const auto absent = [&member](const Wanted& one) {
+  const auto absent = [&member](const ResolvedTarget& one) {
     return one.sharding->mesh.has_value() && !member[*one.sharding->mesh];
   };
   wanted.erase(std::remove_if(wanted.begin(), wanted.end(), absent), wanted.end());
@@ -69,7 +69,7 @@ absl::StatusOr<CohortPlan> CohortPlan::Make(const CheckpointIndex& index,
   CKPTD_RETURN_IF_ERROR(CheckRankLayout(*layout));
   CohortPlan plan;
   plan.layout_ = std::move(layout);
-  CKPTD_ASSIGN_OR_RETURN(plan.wanted_, FindWanted(index, *plan.layout_, policy));
+  CKPTD_ASSIGN_OR_RETURN(plan.wanted_, ResolveTargets(index, *plan.layout_, policy));
   KeepPresent(*plan.layout_, plan.wanted_);
   CKPTD_ASSIGN_OR_RETURN(plan.flats_, FlatTable::Make(*plan.layout_, plan.wanted_));
   CKPTD_RETURN_IF_ERROR(plan.SortIntoKinds(index));
@@ -93,7 +93,7 @@ absl::Status CohortPlan::SortIntoKinds(const CheckpointIndex& index) {
   for (size_t i = 0; i < items_.size(); ++i) {
     Item& item = items_[i];
     item.first_place = static_cast<uint32_t>(places_.size());
-    const Wanted& wanted = wanted_[item.name_order];
+    const ResolvedTarget& wanted = wanted_[item.name_order];
     const auto kind = table.Add(wanted, places_);
     if (!kind.ok()) {
       return WithFact(WithContext(kind.status(), fmt::format("planning tensor '{}' for rank {}",
@@ -115,11 +115,11 @@ absl::Status CohortPlan::SortIntoKinds(const CheckpointIndex& index) {
 // from the order.
 void CohortPlan::DigestTensors() {
   constexpr size_t kTypicalTensor = 160;
-  Spelling out;
+  CanonicalHasher out;
   out.Reserve(items_.size() * kTypicalTensor);
   out.Number(items_.size());
   for (const Item& item : items_) {
-    const Wanted& wanted = wanted_[item.name_order];
+    const ResolvedTarget& wanted = wanted_[item.name_order];
     out.Text(wanted.name);
     out.Number(wanted.aliases.size());
     for (const std::string& alias : wanted.aliases) out.Text(alias);
@@ -146,7 +146,7 @@ absl::StatusOr<PlannedRank> CohortPlan::Plan(uint32_t rank, const PlannedRank* l
   out.tensors = items_.size();
   std::vector<KindShare> shares;
   shares.reserve(kinds_.size());
-  Spelling spelling;
+  CanonicalHasher spelling;
   CKPTD_ASSIGN_OR_RETURN(const auto flats, flats_.PlaceFor(rank, out.slab_bytes));
   Spell(flats, spelling);
   for (uint32_t k = 0; k < kinds_.size(); ++k) {
@@ -167,7 +167,7 @@ absl::StatusOr<PlannedRank> CohortPlan::Plan(uint32_t rank, const PlannedRank* l
                                         BitsOf(kinds_[k].to) < BitsOf(kinds_[k].from));
     Spell(kinds_[k], *part, spelling);
   }
-  Spelling content = spelling;  // nothing in it names the rank yet
+  CanonicalHasher content = spelling;  // nothing in it names the rank yet
   content.Number(out.slab_bytes);
   content.Number(digest_);
   out.content = content.Digest();
@@ -220,7 +220,7 @@ absl::StatusOr<RankPlan> CohortPlan::Slice(const PlannedRank& rank, const Range&
     if (!part.has_value()) {
       CKPTD_ASSIGN_OR_RETURN(part, PartOf(kinds_[item.kind], layout_->meshes, rank.rank));
     }
-    const Wanted& wanted = wanted_[item.name_order];
+    const ResolvedTarget& wanted = wanted_[item.name_order];
     const uint64_t begin =
         !wanted.flat.has_value()
             ? offset

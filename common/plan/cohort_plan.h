@@ -87,7 +87,7 @@ class CohortPlan {
   absl::Status Blame(const absl::Status& status, uint32_t kind, uint32_t rank) const;
 
   std::shared_ptr<const RankLayout> layout_;
-  std::vector<Wanted> wanted_;  // by name
+  std::vector<ResolvedTarget> wanted_;  // by name
   FlatTable flats_;
   std::vector<Item> items_;
   std::vector<FilePlace> places_;

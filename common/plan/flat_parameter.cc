@@ -20,9 +20,9 @@ absl::Status Mismatch(const std::string& name, const std::string& why) {
 }
 
 // Members of one flat parameter, in its order.
-absl::Status CheckMembers(const FlatParameter& flat, const std::vector<const Wanted*>& members) {
+absl::Status CheckMembers(const FlatParameter& flat, const std::vector<const ResolvedTarget*>& members) {
   uint64_t reached = 0;
-  for (const Wanted* member : members) {
+  for (const ResolvedTarget* member : members) {
     const auto elements = CheckedElements(member->source->shape);
     const auto end =
         elements.has_value() ? CheckedAdd(member->flat->begin, *elements) : std::nullopt;
@@ -93,17 +93,17 @@ std::vector<Box> BoxesOfRange(const Shape& shape, uint64_t begin, uint64_t end) 
 }
 
 absl::StatusOr<FlatTable> FlatTable::Make(const RankLayout& layout,
-                                          const std::vector<Wanted>& wanted) {
+                                          const std::vector<ResolvedTarget>& wanted) {
   FlatTable table;
   table.layout_ = &layout;
   table.numbers_.resize(layout.flats.size());
-  std::vector<std::vector<const Wanted*>> members(layout.flats.size());
-  for (const Wanted& one : wanted) {
+  std::vector<std::vector<const ResolvedTarget*>> members(layout.flats.size());
+  for (const ResolvedTarget& one : wanted) {
     if (one.flat.has_value()) members[one.flat->flat].push_back(&one);
   }
   for (size_t i = 0; i < members.size(); ++i) {
     if (members[i].empty()) continue;  // the rank is not in its mesh
-    std::sort(members[i].begin(), members[i].end(), [](const Wanted* a, const Wanted* b) {
+    std::sort(members[i].begin(), members[i].end(), [](const ResolvedTarget* a, const ResolvedTarget* b) {
       // One without elements begins where the next one does.
       return std::pair(a->flat->begin, CheckedElements(a->source->shape)) <
              std::pair(b->flat->begin, CheckedElements(b->source->shape));

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/layout/layout.h"
-#include "common/layout/wanted.h"
+#include "common/layout/resolved_target.h"
 #include "common/plan/plan.h"
 
 namespace ckptd {
@@ -36,7 +36,7 @@ class FlatTable {
   // Errors: LAYOUT_MISMATCH for members that overlap, end behind their flat tensor or
   // differ in dtype. The layout outlives it.
   static absl::StatusOr<FlatTable> Make(const RankLayout& layout,
-                                        const std::vector<Wanted>& wanted);
+                                        const std::vector<ResolvedTarget>& wanted);
 
   // Where `rank` has them, from the slab's begin on; `end` is where the last one ends,
   // aligned. Errors: RunOf's; LAYOUT_MISMATCH for bytes that do not fit 64 bits.

@@ -11,7 +11,7 @@
 namespace ckptd {
 namespace {
 
-void Spell(const CopyOp& copy, Spelling& out) {
+void Spell(const CopyOp& copy, CanonicalHasher& out) {
   out.Number(copy.file);
   out.Number(copy.file_offset);
   out.Number(copy.slab_offset);
@@ -26,21 +26,21 @@ void Spell(const CopyOp& copy, Spelling& out) {
 
 }  // namespace
 
-void Spelling::Number(uint64_t value) {
+void CanonicalHasher::Number(uint64_t value) {
   char bytes[sizeof(value)];
   if constexpr (std::endian::native == std::endian::big) value = __builtin_bswap64(value);
   std::memcpy(bytes, &value, sizeof(value));
   text_.append(bytes, sizeof(bytes));
 }
 
-void Spelling::Text(std::string_view text) {
+void CanonicalHasher::Text(std::string_view text) {
   Number(text.size());
   text_.append(text);
 }
 
-uint64_t Spelling::Digest() const { return Xxh3(text_); }
+uint64_t CanonicalHasher::Digest() const { return Xxh3(text_); }
 
-void Spell(const std::vector<PlannedFlat>& flats, Spelling& out) {
+void Spell(const std::vector<PlannedFlat>& flats, CanonicalHasher& out) {
   for (const PlannedFlat& flat : flats) {
     out.Text(flat.name);
     out.Number(static_cast<uint64_t>(flat.dtype));
@@ -49,7 +49,7 @@ void Spell(const std::vector<PlannedFlat>& flats, Spelling& out) {
   }
 }
 
-void Spell(const TensorKind& kind, const Part& part, Spelling& out) {
+void Spell(const TensorKind& kind, const Part& part, CanonicalHasher& out) {
   out.Number(static_cast<uint64_t>(kind.from));
   out.Number(static_cast<uint64_t>(kind.to));
   out.Number(part.shape.size());
@@ -62,7 +62,7 @@ void Spell(const TensorKind& kind, const Part& part, Spelling& out) {
 }
 
 uint64_t CombineDigests(const std::vector<uint64_t>& rank_digests) {
-  Spelling out;
+  CanonicalHasher out;
   out.Number(rank_digests.size());
   for (const uint64_t digest : rank_digests) out.Number(digest);
   return out.Digest();

@@ -14,7 +14,7 @@ namespace ckptd {
 
 // Appends numbers as eight little-endian bytes and strings with their length, so
 // that no two plans spell the same bytes.
-class Spelling {
+class CanonicalHasher {
  public:
   void Number(uint64_t value);
   void Text(std::string_view text);
@@ -27,10 +27,10 @@ class Spelling {
 };
 
 // Appends where a rank has its flat parameters; nothing where it has none.
-void Spell(const std::vector<PlannedFlat>& flats, Spelling& out);
+void Spell(const std::vector<PlannedFlat>& flats, CanonicalHasher& out);
 
 // Appends all of `part`, and between which dtypes it is copied.
-void Spell(const TensorKind& kind, const Part& part, Spelling& out);
+void Spell(const TensorKind& kind, const Part& part, CanonicalHasher& out);
 
 }  // namespace ckptd
 

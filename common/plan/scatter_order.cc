@@ -66,7 +66,7 @@ void AddSteps(size_t window, ExtentsPerFile& extents, const ScatterSize& size,
 }
 
 uint64_t DigestOf(const ScatterOrder& order) {
-  Spelling out;
+  CanonicalHasher out;
   out.Number(order.windows.size());
   for (const FilePlace& place : order.windows) {
     out.Number(place.file);

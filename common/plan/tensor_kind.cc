@@ -204,7 +204,7 @@ absl::StatusOr<Part> PartOf(const TensorKind& kind, const std::vector<Mesh>& mes
   return part;
 }
 
-absl::StatusOr<uint32_t> KindTable::Add(const Wanted& wanted, std::vector<FilePlace>& places) {
+absl::StatusOr<uint32_t> KindTable::Add(const ResolvedTarget& wanted, std::vector<FilePlace>& places) {
   candidate_.sharding = wanted.sharding;
   candidate_.flat.reset();
   if (wanted.flat.has_value()) {

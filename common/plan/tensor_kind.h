@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "common/checkpoint/index.h"
 #include "common/layout/layout.h"
-#include "common/layout/wanted.h"
+#include "common/layout/resolved_target.h"
 #include "common/plan/plan.h"
 
 namespace ckptd {
@@ -79,7 +79,7 @@ class KindTable {
   // The number of the tensor's kind; kinds are numbered as they come. Checks the
   // tensor's pieces and appends where those that hold anything begin to `places`.
   // Internal COVERAGE for pieces that overlap, or are not what the index says.
-  absl::StatusOr<uint32_t> Add(const Wanted& wanted, std::vector<FilePlace>& places);
+  absl::StatusOr<uint32_t> Add(const ResolvedTarget& wanted, std::vector<FilePlace>& places);
 
   std::vector<TensorKind> Take() && { return std::move(kinds_); }
 

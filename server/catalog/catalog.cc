@@ -182,7 +182,7 @@ absl::Status Catalog::Publish(const CommitCall& call) {
     const Entry* entry = Find(call.name);
     exclusive = entry != nullptr && entry->info.intended == AttachMode::kExclusive;
   }
-  memory->Filled();
+  memory->ReleaseStaging();
   if (!exclusive) CKPTD_RETURN_IF_ERROR(memory->Seal());
   MutexLock lock(mutex_);
   Entry* entry = Find(call.name);

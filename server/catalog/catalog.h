@@ -134,15 +134,15 @@ class Catalog {
   // rank's statement counts as long as its client watches: one that has watched and is gone
   // for kAwayForGood has ended.
   // Returns the generation, for WatcherLeft.
-  uint64_t WatcherCame(const std::string& name);
+  uint64_t AddWatcher(const std::string& name);
   void WatcherLeft(const std::string& name, uint64_t generation, Clock::time_point now);
   // A client asks for the entry from time to time: who else watches it says nothing of that.
   void WasPolled(const std::string& name);
   // A client was told this name, and has yet to watch it.
-  void WillBeWatched(const std::string& name, Clock::time_point now);
+  void ExtendGrace(const std::string& name, Clock::time_point now);
   static constexpr std::chrono::seconds kAwayForGood{2};
   // LOADING -> FAILED for those whose clients are gone; their statements.
-  std::vector<std::string> TakeAbandoned(Clock::time_point now);
+  std::vector<std::string> ReapAbandoned(Clock::time_point now);
 
   // Waits until the entry is no longer LOADING, is gone, or the deadline.
   void WatchEnd(const std::string& name, Deadline deadline) const;

@@ -44,7 +44,7 @@ bool Catalog::Abandoned(const Entry& entry, Clock::time_point now) {
          entry.unwatched.has_value() && now - *entry.unwatched >= kAwayForGood;
 }
 
-std::vector<std::string> Catalog::TakeAbandoned(Clock::time_point now) {
+std::vector<std::string> Catalog::ReapAbandoned(Clock::time_point now) {
   std::vector<std::string> statements;
   MutexLock lock(mutex_);
   for (auto& [name, entry] : entries_) {

@@ -38,7 +38,7 @@ absl::StatusOr<CheckpointInfo> Catalog::Watch(const std::string& name, uint64_t&
   return InfoOf(*entry);
 }
 
-uint64_t Catalog::WatcherCame(const std::string& name) {
+uint64_t Catalog::AddWatcher(const std::string& name) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   if (entry == nullptr) return 0;
@@ -60,7 +60,7 @@ void Catalog::WasPolled(const std::string& name) {
   if (Entry* entry = Find(name); entry != nullptr) entry->polled = true;
 }
 
-void Catalog::WillBeWatched(const std::string& name, Clock::time_point now) {
+void Catalog::ExtendGrace(const std::string& name, Clock::time_point now) {
   MutexLock lock(mutex_);
   Entry* entry = Find(name);
   if (entry != nullptr && entry->unwatched.has_value()) entry->unwatched = now;

@@ -76,7 +76,7 @@ void LeaseTable::HandedOver(const std::string& lease) {
     checkpoint = at->second.info.checkpoint;
     generation = at->second.generation;
   }
-  memory->GiveUp();
+  memory->TransferOwnership();
   catalog_.MarkTaken(checkpoint, generation);
   Log(LogLevel::kInfo, "{}: taken by an EXCLUSIVE client", checkpoint);
 }

@@ -12,11 +12,11 @@ absl::Status ShardMemory::SealLocked() {
   return absl::OkStatus();
 }
 
-void ShardMemory::Filled() {
+void ShardMemory::ReleaseStaging() {
   std::shared_ptr<void> filler;  // destroyed after the lock
   MutexLock lock(mutex_);
   filler = std::move(filler_);
-  if (slab() != nullptr) backend_.Filled(*slab_);
+  if (slab() != nullptr) backend_.ReleaseStaging(*slab_);
 }
 
 void ShardMemory::FilledBy(std::shared_ptr<void> filler) {
@@ -48,10 +48,10 @@ absl::StatusOr<SlabHandle> ShardMemory::Export(AttachMode mode) {
   return backend_.Export(*slab_, mode);
 }
 
-void ShardMemory::GiveUp() {
+void ShardMemory::TransferOwnership() {
   MutexLock lock(mutex_);
   given_up_ = true;
-  if (readers_ == 0 && slab_ != nullptr) backend_.GiveUp(std::move(slab_));
+  if (readers_ == 0 && slab_ != nullptr) backend_.TransferOwnership(std::move(slab_));
 }
 
 bool ShardMemory::GivenUp() const {
@@ -72,7 +72,7 @@ std::shared_ptr<const SlabView> ShardMemory::Read() {
 
 void ShardMemory::EndRead() {
   MutexLock lock(mutex_);
-  if (--readers_ == 0 && given_up_ && slab_ != nullptr) backend_.GiveUp(std::move(slab_));
+  if (--readers_ == 0 && given_up_ && slab_ != nullptr) backend_.TransferOwnership(std::move(slab_));
 }
 
 SlabView ShardMemory::View() const {

@@ -22,7 +22,7 @@ class ShardMemory {
       : backend_(backend), kind_(kind), slab_(std::move(slab)) {}
 
   // Nobody writes it any more; see MemoryBackend.
-  void Filled();
+  void ReleaseStaging();
   // What fills it lives until then, or ends with the memory: staging memory, too, is for loads
   // that go on.
   void FilledBy(std::shared_ptr<void> filler);
@@ -33,7 +33,7 @@ class ShardMemory {
   // memory is FailedPrecondition EXCLUSIVE_NEEDS_COPY. No memory: no descriptors.
   absl::StatusOr<SlabHandle> Export(AttachMode mode);
   // The memory belongs to a client now. It is let go of when nobody Reads it any more.
-  void GiveUp();
+  void TransferOwnership();
   // Writable view for the load worker, which fills it before anybody can take it; empty
   // after GiveUp.
   SlabView View() const;

@@ -2,7 +2,7 @@
 #ifndef CKPTD_SERVER_COLLECTIVE_PEER_ACCESS_H_
 #define CKPTD_SERVER_COLLECTIVE_PEER_ACCESS_H_
 
-#include "server/collective/comm_keeper.h"
+#include "server/collective/communicator_cache.h"
 #include "server/comm/peer_memory.h"
 #include "server/memory/memory.h"
 
@@ -11,7 +11,7 @@ namespace ckptd {
 struct PeerAccess {
   PeerMemory& memory;       // mapped here
   MemoryBackend& backend;   // own, for what passes through
-  CommKeeper& comms;
+  CommunicatorCache& comms;
 };
 
 }  // namespace ckptd

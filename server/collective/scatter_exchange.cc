@@ -60,12 +60,12 @@ absl::Status ScatterExchange::SetOwn(Own own) {
   return absl::OkStatus();
 }
 
-void ScatterExchange::SetOutlets(std::vector<Outlet> outlets,
+void ScatterExchange::SetOutBuffers(std::vector<OutBuffer> outlets,
                                  std::vector<std::unique_ptr<TransitMemory>> transit,
                                  MakeRoom make_room) {
   transit_ = std::move(transit);
   make_room_ = std::move(make_room);
-  for (Outlet& outlet : outlets) {
+  for (OutBuffer& outlet : outlets) {
     Stream stream;
     if (!outlet.whole) {
       const ReplicaTree tree(outlet.replicas, call_.rank, call_.fanout);
@@ -79,7 +79,7 @@ void ScatterExchange::SetOutlets(std::vector<Outlet> outlets,
           {{}, outlet.own ? own_.slab : transit_[view]->NewView(outlet.slab_bytes)});
     }
     stream.outlet = std::move(outlet);
-    outlets_.push_back(std::move(stream));
+    out_buffers_.push_back(std::move(stream));
   }
 }
 
@@ -94,7 +94,7 @@ std::vector<size_t> ScatterExchange::OwnSteps() const {
 
 absl::Status ScatterExchange::Plan(size_t step, std::span<const RankPlan* const> plans) {
   Reading reading;
-  for (const Stream& stream : outlets_) {
+  for (const Stream& stream : out_buffers_) {
     CKPTD_ASSIGN_OR_RETURN(const SlabSpans spans, SlabSpans::Of(*plans[stream.outlet.target]));
     const size_t number = step * call_.readers.size() + *turn_of_;
     const ScatterStep& bounds = order_.steps[number];
@@ -116,7 +116,7 @@ absl::Status ScatterExchange::Reserve(TransitMemory& transit, uint64_t room) con
 }
 
 // The slabs' parts of this step, one behind the other in the memory of its view.
-absl::Status ScatterExchange::Show(size_t step, const Reading& reading) {
+absl::Status ScatterExchange::MapWindow(size_t step, const Reading& reading) {
   struct Place {
     StagedMemory* view;
     uint64_t begin;
@@ -124,19 +124,19 @@ absl::Status ScatterExchange::Show(size_t step, const Reading& reading) {
   };
   std::vector<Place> places;
   uint64_t room = 0;
-  for (size_t i = 0; i < outlets_.size(); ++i) {
+  for (size_t i = 0; i < out_buffers_.size(); ++i) {
     const std::vector<SlabSpan>& spans = reading.shares[i].spans;
-    if (outlets_[i].outlet.own || spans.empty()) continue;
+    if (out_buffers_[i].outlet.own || spans.empty()) continue;
     const uint64_t begin = spans.front().offset;
     // As aligned as in the slab itself: copies are faster so.
     room = AlignUp(room) + begin % kApart;
-    places.push_back({outlets_[i].views[step % kViews].staged.get(), begin, room});
+    places.push_back({out_buffers_[i].views[step % kViews].staged.get(), begin, room});
     room += spans.back().offset + spans.back().bytes - begin;
   }
   if (places.empty()) return absl::OkStatus();
   TransitMemory& transit = *transit_[step % kViews];
   CKPTD_RETURN_IF_ERROR(Reserve(transit, room));
-  for (const Place& place : places) transit.Show(*place.view, place.begin, place.at);
+  for (const Place& place : places) transit.MapWindow(*place.view, place.begin, place.at);
   return absl::OkStatus();
 }
 
@@ -148,7 +148,7 @@ absl::Status ScatterExchange::Enter(size_t step) {
   });
   CKPTD_RETURN_IF_ERROR(error_);
   Reading& reading = readings_[step];
-  if (!std::exchange(reading.shown, true)) CKPTD_RETURN_IF_ERROR(Show(step, reading));
+  if (!std::exchange(reading.shown, true)) CKPTD_RETURN_IF_ERROR(MapWindow(step, reading));
   return absl::OkStatus();
 }
 
@@ -202,11 +202,11 @@ void ScatterExchange::NoteSent(Stream& stream, size_t turn) {
 }
 
 // What this rank has read: out of its own slab to replicas, or out of transit memory.
-absl::Status ScatterExchange::AddOwnStep(size_t step, std::vector<Passing>& passings) {
+absl::Status ScatterExchange::AddOwnStep(size_t step, std::vector<P2POp>& passings) {
   CKPTD_ASSIGN_OR_RETURN(Reading reading, AwaitFilled(step));
-  for (size_t i = 0; i < outlets_.size(); ++i) {
-    Stream& stream = outlets_[i];
-    Passing passing;
+  for (size_t i = 0; i < out_buffers_.size(); ++i) {
+    Stream& stream = out_buffers_[i];
+    P2POp passing;
     passing.memory = stream.views[step % stream.views.size()].staged;
     passing.spans = std::move(reading.shares[i].spans);
     const bool broadcast = stream.outlet.whole || (stream.outlet.own && Broadcasts());
@@ -230,11 +230,11 @@ std::optional<size_t> ScatterExchange::ArrivingStep(size_t reader, size_t turn,
   return step;
 }
 
-uint64_t ScatterExchange::AddWhole(size_t reader, size_t turn, std::vector<Passing>& passings) {
+uint64_t ScatterExchange::AddWhole(size_t reader, size_t turn, std::vector<P2POp>& passings) {
   const std::optional<size_t> step = ArrivingStep(reader, turn, 0);
   if (!whole_spans_.has_value() || !step.has_value()) return 0;
   StepShare share = whole_spans_->ApartIn(order_.steps[*step]);
-  Passing passing;
+  P2POp passing;
   passing.memory = own_.slab;
   passing.spans = std::move(share.spans);
   passing.root = call_.readers[reader];
@@ -245,7 +245,7 @@ uint64_t ScatterExchange::AddWhole(size_t reader, size_t turn, std::vector<Passi
 // A replica sends on in the turn after it has received, and the next one receives in that turn:
 // in each turn the ranks need nothing of each other but what is sent in it.
 uint64_t ScatterExchange::AddOthersStep(size_t reader, size_t turn,
-                                        std::vector<Passing>& passings) {
+                                        std::vector<P2POp>& passings) {
   const uint64_t whole_bytes = AddWhole(reader, turn, passings);
   if (auto before = pass_on_.extract(reader); !before.empty()) {
     passings.push_back(std::move(before.mapped()));
@@ -253,7 +253,7 @@ uint64_t ScatterExchange::AddOthersStep(size_t reader, size_t turn,
   const std::optional<size_t> step = ArrivingStep(reader, turn, delays_[reader]);
   if (!own_spans_.has_value() || !step.has_value()) return whole_bytes;
   StepShare share = own_spans_->In(order_.steps[*step]);
-  Passing passing;
+  P2POp passing;
   passing.memory = own_.slab;
   passing.spans = std::move(share.spans);
   if (Broadcasts()) {
@@ -269,10 +269,10 @@ uint64_t ScatterExchange::AddOthersStep(size_t reader, size_t turn,
   return whole_bytes + share.tensor_bytes;
 }
 
-absl::Status ScatterExchange::Issue(GroupComm& comm, const std::vector<Passing>& passings,
+absl::Status ScatterExchange::Issue(GroupComm& comm, const std::vector<P2POp>& passings,
                                     size_t turn) {
   bool begun = false;
-  for (const Passing& passing : passings) {
+  for (const P2POp& passing : passings) {
     for (const SlabSpan& span : passing.spans) {
       if (!std::exchange(begun, true)) CKPTD_RETURN_IF_ERROR(comm.Begin());
       if (passing.root.has_value()) {
@@ -297,7 +297,7 @@ absl::Status ScatterExchange::Issue(GroupComm& comm, const std::vector<Passing>&
 
 absl::Status ScatterExchange::Exchange(GroupComm& comm, size_t turn) {
   // Reader by reader, so that two ranks have what they exchange in the same order.
-  std::vector<Passing> passings;
+  std::vector<P2POp> passings;
   uint64_t coming = 0;
   bool read = false;
   for (size_t reader = 0; reader < call_.readers.size(); ++reader) {

@@ -48,7 +48,7 @@ class ScatterExchange final : public StepUser {
     std::shared_ptr<StagedMemory> slab;
   };
   // Slabs that a reader fills for others.
-  struct Outlet {
+  struct OutBuffer {
     std::vector<uint32_t> replicas;  // ranks of the communicator
     size_t target = 0;               // of the transfer
     uint64_t slab_bytes = 0;
@@ -72,10 +72,10 @@ class ScatterExchange final : public StepUser {
   using MakeRoom = std::function<absl::Status(uint64_t bytes, const absl::Status& refused)>;
   // Before the transfer: where it sends what it reads. `transit`: one for each view, for
   // outlets that are not the own slab; it asks `make_room` for what that does not get.
-  void SetOutlets(std::vector<Outlet> outlets,
+  void SetOutBuffers(std::vector<OutBuffer> outlets,
                   std::vector<std::unique_ptr<TransitMemory>> transit, MakeRoom make_room);
   // Of an outlet, for the transfer to fill: its slabs, by view.
-  std::vector<SlabView> ViewsOf(size_t outlet) const { return outlets_[outlet].views; }
+  std::vector<SlabView> ViewsOf(size_t outlet) const { return out_buffers_[outlet].views; }
   // The steps that this rank reads.
   std::vector<size_t> OwnSteps() const;
 
@@ -95,7 +95,7 @@ class ScatterExchange final : public StepUser {
 
  private:
   struct Stream {
-    Outlet outlet;
+    OutBuffer outlet;
     std::vector<uint32_t> peers;
     std::vector<SlabView> views;
     uint32_t depth = 0;  // how many turns later the last of its replicas has what was sent
@@ -108,7 +108,7 @@ class ScatterExchange final : public StepUser {
     bool filled = false;
   };
   // Something to send or receive in one exchange.
-  struct Passing {
+  struct P2POp {
     std::shared_ptr<StagedMemory> memory;
     std::vector<SlabSpan> spans;
     std::vector<uint32_t> to;
@@ -118,20 +118,20 @@ class ScatterExchange final : public StepUser {
 
   // Takes room for what passes through the memory of a view, until that fails for good.
   absl::Status Reserve(TransitMemory& transit, uint64_t room) const;
-  absl::Status Show(size_t step, const Reading& reading) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status MapWindow(size_t step, const Reading& reading) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Reading> AwaitFilled(size_t step);
   // The exchange of one step per reader.
   absl::Status Exchange(GroupComm& comm, size_t turn);
-  absl::Status AddOwnStep(size_t step, std::vector<Passing>& passings);
+  absl::Status AddOwnStep(size_t step, std::vector<P2POp>& passings);
   // What comes of that reader's steps, which returns the bytes of tensors in it: whole tensors,
   // what is this rank's alone, and what is passed on of the step before.
-  uint64_t AddOthersStep(size_t reader, size_t turn, std::vector<Passing>& passings);
-  uint64_t AddWhole(size_t reader, size_t turn, std::vector<Passing>& passings);
+  uint64_t AddOthersStep(size_t reader, size_t turn, std::vector<P2POp>& passings);
+  uint64_t AddWhole(size_t reader, size_t turn, std::vector<P2POp>& passings);
   // Something of that outlet is sent in this turn: the first that is connects those it goes to.
   void NoteSent(Stream& stream, size_t turn);
   // The step of that reader which reaches this rank, so many turns late, in a turn, if any.
   std::optional<size_t> ArrivingStep(size_t reader, size_t turn, uint32_t delay) const;
-  absl::Status Issue(GroupComm& comm, const std::vector<Passing>& passings, size_t turn);
+  absl::Status Issue(GroupComm& comm, const std::vector<P2POp>& passings, size_t turn);
   void SetBusy(bool busy) {
     if (progress_ != nullptr) progress_->busy.store(busy, std::memory_order_relaxed);
   }
@@ -147,12 +147,12 @@ class ScatterExchange final : public StepUser {
   Own own_;
   std::optional<SlabSpans> own_spans_;    // but for whole tensors
   std::optional<SlabSpans> whole_spans_;  // none: there are no such tensors
-  std::vector<Stream> outlets_;
+  std::vector<Stream> out_buffers_;
   size_t connected_from_ = 0;  // the turn from which on nobody has to connect, as far as is known
   std::vector<std::unique_ptr<TransitMemory>> transit_;
   MakeRoom make_room_;
   std::vector<uint32_t> delays_;       // per reader, how many turns later its steps come here
-  std::map<size_t, Passing> pass_on_;  // by reader, what came in the last exchange
+  std::map<size_t, P2POp> pass_on_;  // by reader, what came in the last exchange
   std::atomic<uint64_t> received_ = 0;
   TransferProgress* progress_ = nullptr;
 

@@ -36,7 +36,7 @@ absl::Status CheckScatterDigest(const ScatterCall& call, const ScatterOrder& ord
                                HexDigest(ours), HexDigest(call.digest)));
 }
 
-absl::Status CarryOut(CommKeeper& comms, const ScatterCall& call, const std::string& name,
+absl::Status CarryOut(CommunicatorCache& comms, const ScatterCall& call, const std::string& name,
                       Deadline deadline, ScatterExchange& exchange) {
   exchange.SetJoining(true);
   const absl::StatusOr<GroupComm*> comm =
@@ -72,9 +72,9 @@ absl::StatusOr<RankPlan> ScatterReader::WholePlan(const PlannedRank& rank) const
   return parts_.plan.OpenWindow(windows.front()).PlanOf(rank);
 }
 
-ScatterExchange::Outlet ScatterReader::AddReplicas(const ReplicaSet& set,
+ScatterExchange::OutBuffer ScatterReader::AddReplicas(const ReplicaSet& set,
                                                    std::vector<size_t> counters) {
-  ScatterExchange::Outlet outlet;
+  ScatterExchange::OutBuffer outlet;
   outlet.replicas = set.ranks;
   outlet.target = step_targets_.size();
   outlet.slab_bytes = set.plan->slab_bytes;
@@ -101,7 +101,7 @@ absl::Status ScatterReader::Connect(ScatterExchange& exchange) {
     }
     step_targets_.push_back({target.plan, {target.slab}, {target.counter}});
   }
-  std::vector<ScatterExchange::Outlet> outlets;
+  std::vector<ScatterExchange::OutBuffer> outlets;
   if (!whole_.empty()) AddWhole(outlets);  // first, as receivers have it
   const std::vector<ReplicaSet> sets = FindReplicas(plans);
   for (const ReplicaSet& set : sets) {
@@ -113,7 +113,7 @@ absl::Status ScatterReader::Connect(ScatterExchange& exchange) {
   for (size_t view = 0; view < ScatterExchange::kViews; ++view) {
     CKPTD_ASSIGN_OR_RETURN(transit.emplace_back(), parts_.backend.MakeTransit());
   }
-  exchange.SetOutlets(outlets, std::move(transit), parts_.make_room);
+  exchange.SetOutBuffers(outlets, std::move(transit), parts_.make_room);
   for (size_t i = 0; i < outlets.size(); ++i) {
     step_targets_[outlets[i].target].views = exchange.ViewsOf(i);
   }
@@ -128,9 +128,9 @@ absl::Status ScatterReader::FindWhole() {
                    "the same ckptd on every rank");
 }
 
-void ScatterReader::AddWhole(std::vector<ScatterExchange::Outlet>& outlets) {
+void ScatterReader::AddWhole(std::vector<ScatterExchange::OutBuffer>& outlets) {
   const Target* const own = Own();
-  ScatterExchange::Outlet outlet;
+  ScatterExchange::OutBuffer outlet;
   outlet.target = step_targets_.size();
   outlet.own = outlet.whole = true;
   StepTarget target;

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/collective/comm_keeper.h"
-#include "server/protocol/scatter_call.h"
+#include "server/collective/communicator_cache.h"
 #include "server/collective/scatter_exchange.h"
 #include "server/memory/memory.h"
 #include "server/protocol/domain.h"
+#include "server/protocol/scatter_call.h"
 #include "server/transfer/transfer_types.h"
 
 namespace ckptd {
@@ -22,7 +22,7 @@ class ScatterReader {
  public:
   struct Parts {
     MemoryBackend& backend;
-    CommKeeper& comms;
+    CommunicatorCache& comms;
     std::string name;  // of the checkpoint
     Deadline deadline;
     const GroupPlan& plan;
@@ -52,9 +52,9 @@ class ScatterReader {
   // Which tensors of the call all ranks hold.
   absl::Status FindWhole();
   // What is read once for ranks of equal shards, and how it leaves; their counters of progress.
-  ScatterExchange::Outlet AddReplicas(const ReplicaSet& set, std::vector<size_t> counters);
+  ScatterExchange::OutBuffer AddReplicas(const ReplicaSet& set, std::vector<size_t> counters);
   // What is read once and broadcast.
-  void AddWhole(std::vector<ScatterExchange::Outlet>& outlets);
+  void AddWhole(std::vector<ScatterExchange::OutBuffer>& outlets);
   absl::StatusOr<RankPlan> WholePlan(const PlannedRank& rank) const;
   const Target* Own() const;
 
@@ -70,7 +70,7 @@ class ScatterReader {
 
 // Of what all ranks of a scatter do: joins the communicator of `call` and runs `exchange` on
 // it. Errors: both's; the exchange is stopped with them.
-absl::Status CarryOut(CommKeeper& comms, const ScatterCall& call, const std::string& name,
+absl::Status CarryOut(CommunicatorCache& comms, const ScatterCall& call, const std::string& name,
                       Deadline deadline, ScatterExchange& exchange);
 
 // Errors: Internal PLAN_MISMATCH unless this rank's order of operations is the leader's.

@@ -182,7 +182,7 @@ bool Follower::Join() {
                   : RankLost(identity_.rank, "rank 0 had heard nothing of it for too long"),
         since);
     // Another leader, or one that had given us up, has no mapping of our memory.
-    parts_.backend.NewReader();
+    parts_.backend.OnWriterRestart();
   }
   leader_incarnation_ = reply->incarnation;
   members_epoch_ = 0;
@@ -215,7 +215,7 @@ bool Follower::Beat() {
   const auto begun = Clock::now();
   const auto deadline = begun + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
   const uint64_t since = parts_.catalog.Tick();
-  for (std::string& statement : parts_.catalog.TakeAbandoned(Clock::now())) {
+  for (std::string& statement : parts_.catalog.ReapAbandoned(Clock::now())) {
     abandoned_.push_back(std::move(statement));
   }
   const std::optional<ReadingNow> reading = parts_.reading.Now();

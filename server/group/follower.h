@@ -17,7 +17,7 @@
 #include "common/base/mutex.h"
 #include "server/catalog/catalog.h"
 #include "server/group/local_participants.h"
-#include "server/group/presence.h"
+#include "server/group/membership_diff.h"
 #include "server/protocol/links.h"
 
 namespace ckptd {
@@ -29,7 +29,7 @@ class Follower {
     MemoryBackend& backend;
     std::shared_ptr<LeaderLink> leader;
     std::function<void(const std::string&)> on_secret;
-    OwnReading& reading;
+    ReadProgressPublisher& reading;
     // That process is gone: what we have of it can go.
     std::function<void(uint32_t rank, const std::string& incarnation)> on_departed =
         [](uint32_t, const std::string&) {};
@@ -105,7 +105,7 @@ class Follower {
   Clock::time_point last_answer_;
   uint64_t members_epoch_ = 0;  // of present_
   std::vector<std::string> abandoned_;  // that the leader has not been told for certain
-  Presence present_;
+  MembershipDiff present_;
   std::thread thread_;
 };
 

@@ -39,46 +39,46 @@ std::string RankText(const std::vector<Rank>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-// Of a round that has waited for memory for as long as it may.
-absl::Status WhyRefused(const Rounds::Expired& round) {
-  return MakeError(round.refused.code(), ReasonOf(round.refused),
-                   fmt::format("loading {}: it has waited for memory of {}, in vain: {}", round.name,
-                               RankText(round.waiting), MessageOf(round.refused)),
-                   FactsOf(round.refused));
+// Of a pending load that has waited for memory for as long as it may.
+absl::Status WhyRefused(const PendingLoads::Expired& pending) {
+  return MakeError(pending.refused.code(), ReasonOf(pending.refused),
+                   fmt::format("loading {}: it has waited for memory of {}, in vain: {}", pending.name,
+                               RankText(pending.waiting), MessageOf(pending.refused)),
+                   FactsOf(pending.refused));
 }
 
-// Of a round whose deadline has passed; `absent`: ranks that have no daemon.
-absl::Status WhyExpired(const Rounds::Expired& round, const std::vector<uint32_t>& absent) {
-  if (!round.cancelled.ok()) return round.cancelled;
-  if (!round.refused.ok()) return WhyRefused(round);
+// Of a pending load whose deadline has passed; `absent`: ranks that have no daemon.
+absl::Status WhyExpired(const PendingLoads::Expired& pending, const std::vector<uint32_t>& absent) {
+  if (!pending.cancelled.ok()) return pending.cancelled;
+  if (!pending.refused.ok()) return WhyRefused(pending);
   if (!absent.empty()) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
                      fmt::format("loading {}: no daemon of {} has joined the group in time; start "
                                  "it, or look at its log",
-                                 round.name, RankText(absent)),
+                                 pending.name, RankText(absent)),
                      {{"ranks", fmt::format("{}", fmt::join(absent, ","))}});
   }
-  if (round.waiting.empty()) {
+  if (pending.waiting.empty()) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                      fmt::format("loading {}: the timeout passed before it began; load again with "
                                  "a longer timeout",
-                                 round.name));
+                                 pending.name));
   }
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
                    fmt::format("loading {}: no trainer of {} has stated its tensors in time{}; "
                                "every rank must call the load with the same source and options, "
                                "and one that finds its own still resident states nothing: unload "
                                "it there",
-                               round.name, RankText(round.waiting),
-                               round.elsewhere.empty() ? "" : ": " + round.elsewhere),
-                   {{"ranks", fmt::format("{}", fmt::join(round.waiting, ","))}});
+                               pending.name, RankText(pending.waiting),
+                               pending.elsewhere.empty() ? "" : ": " + pending.elsewhere),
+                   {{"ranks", fmt::format("{}", fmt::join(pending.waiting, ","))}});
 }
 
 }  // namespace
 
 Coordinator::Coordinator(Parts parts)
     : parts_(std::move(parts)),
-      rounds_(parts_.membership.world_size()),
+      pending_(parts_.membership.world_size()),
       participants_(parts_.membership.world_size()),
       holdings_(parts_.membership),
       ticker_([this] { Loop(); }) {}
@@ -98,21 +98,21 @@ void Coordinator::Stop() {
 }
 
 absl::StatusOr<bool> Coordinator::CanReuse(const Proposal& proposal) {
-  const auto files = rounds_.FilesToCheck(proposal);
+  const auto files = pending_.FilesToCheck(proposal);
   if (!files.has_value()) return CheckSource(proposal);
   const absl::Status status =
       parts_.lookups.CheckFiles(proposal.request.source, *files, Clock::now() + kLookupDeadline);
-  if (!SaysWhether(status)) return status;
+  if (!IsDefinitive(status)) return status;
   return status.ok();
 }
 
 absl::StatusOr<bool> Coordinator::CheckSource(const Proposal& proposal) {
   // A load that waits for others would say what is wrong with its path when they have come.
   const bool waits = IsRankForm(proposal.request) || !parts_.membership.MissingRanks().empty();
-  if (!waits || !rounds_.IsNew(proposal)) return true;
+  if (!waits || !pending_.IsNew(proposal)) return true;
   const absl::Status recognised =
       parts_.lookups.CheckFiles(proposal.request.source, {}, Clock::now() + kRecogniseDeadline);
-  if (recognised.ok() || !SaysWhether(recognised)) return true;
+  if (recognised.ok() || !IsDefinitive(recognised)) return true;
   // Storage that fails now may answer by then.
   if (absl::IsUnavailable(recognised)) return true;
   return recognised;
@@ -122,11 +122,11 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
   CKPTD_RETURN_IF_ERROR(CheckRequest(request, rank, parts_.membership.world_size()));
   const Proposal proposal(rank, request);
   const Deadline deadline = Clock::now() + kEndingDeadline;
-  LeaveBehind();
+  CloseStale();
   std::optional<std::string> name;
   uint64_t since = 0;
   while (!name.has_value()) {
-    if (!rounds_.WaitWhileEnding(proposal, deadline)) {
+    if (!pending_.WaitWhileFinishing(proposal, deadline)) {
       return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                        fmt::format("loading {}: a load of it is about to end and has not ended in "
                                    "{} s (`ckptctl list` shows it); try again",
@@ -134,7 +134,7 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
     }
     CKPTD_ASSIGN_OR_RETURN(const bool reuse, CanReuse(proposal));
     since = parts_.catalog.Tick();
-    CKPTD_ASSIGN_OR_RETURN(name, rounds_.Propose(proposal, reuse, Clock::now()));
+    CKPTD_ASSIGN_OR_RETURN(name, pending_.Propose(proposal, reuse, Clock::now()));
   }
   if (rank == 0) parts_.catalog.Begin(*name, request, since);
   Hurry();
@@ -163,9 +163,9 @@ bool Coordinator::IsOutOfDate(const std::string& name) const {
   return running_ != nullptr && running_->name() == name && running_->OutOfDate();
 }
 
-void Coordinator::LeaveBehind() {
+void Coordinator::CloseStale() {
   MutexLock lock(mutex_);
-  if (running_ != nullptr && running_->OutOfDate()) rounds_.WillFail(running_->name());
+  if (running_ != nullptr && running_->OutOfDate()) pending_.MarkDoomed(running_->name());
 }
 
 absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
@@ -173,7 +173,7 @@ absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
   const uint64_t before = parts_.membership.epoch();
   CKPTD_ASSIGN_OR_RETURN(JoinReply reply, parts_.membership.Join(identity));
   if (reply.epoch != before) {
-    rounds_.SetResidents(identity.rank, reply.epoch, residents);
+    pending_.SetResidents(identity.rank, reply.epoch, residents);
     participants_.Forget(identity.rank, Clock::now());
     std::set<std::string> held;
     for (const ResidentCheckpoint& resident : residents) held.insert(resident.name);
@@ -186,8 +186,8 @@ absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
 absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call) {
   CKPTD_ASSIGN_OR_RETURN(HeartbeatReply reply,
                          parts_.membership.Heartbeat(call.rank, call.incarnation));
-  rounds_.Withdraw(call.rank, call.abandoned, Clock::now());
-  rounds_.NoteRoom(call.rank, call.has_room, Clock::now());
+  pending_.Withdraw(call.rank, call.abandoned, Clock::now());
+  pending_.NoteRoom(call.rank, call.has_room, Clock::now());
   holdings_.Set(call.rank, call.held);
   reply.residences = holdings_.Count(call.rank, Loading());
   reply.verdicts = participants_.Update(call.rank, call.participants, Clock::now());
@@ -207,7 +207,7 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   // those that this rank does not see before it prepares them, too.
   std::set<std::string> told;
   for (const auto& [name, progress] : reply.loads) told.insert(name);
-  std::vector<std::string> names = rounds_.Names();
+  std::vector<std::string> names = pending_.Names();
   {
     MutexLock lock(mutex_);
     names.insert(names.end(), giving_up_.begin(), giving_up_.end());
@@ -234,8 +234,8 @@ void Coordinator::Tick() {
   parts_.membership.DropSilent();
   ForgetDeparted();
   TellOfParticipants();
-  rounds_.Withdraw(0, parts_.catalog.TakeAbandoned(Clock::now()), Clock::now());
-  rounds_.EndConflicts(Clock::now(), [this](uint32_t rank, const std::string& source) {
+  pending_.Withdraw(0, parts_.catalog.ReapAbandoned(Clock::now()), Clock::now());
+  pending_.EndConflicts(Clock::now(), [this](uint32_t rank, const std::string& source) {
     return participants_.JobsOf(rank, source);
   });
   NoteOwn();
@@ -253,12 +253,12 @@ void Coordinator::FailForgotten() {
 }
 
 std::set<std::string> Coordinator::Loading() const {
-  const std::vector<std::string> names = rounds_.Names();
+  const std::vector<std::string> names = pending_.Names();
   return {names.begin(), names.end()};
 }
 
 void Coordinator::NoteOwn() {
-  rounds_.NoteRoom(0, parts_.catalog.MakeRoomForWaiting(), Clock::now());
+  pending_.NoteRoom(0, parts_.catalog.MakeRoomForWaiting(), Clock::now());
   holdings_.Set(0, parts_.catalog.ActiveNames());
   for (const auto& [name, ranks] : holdings_.Count(0, Loading())) {
     parts_.catalog.NoteResidence(name, ranks);
@@ -269,10 +269,10 @@ void Coordinator::ForgetDeparted() {
   // Before its members: who joins meanwhile has told what it holds in a later one.
   const uint64_t epoch = parts_.membership.epoch();
   if (std::exchange(present_epoch_, epoch) == epoch) return;
-  const Presence::Members now = parts_.membership.Incarnations();
+  const MembershipDiff::Members now = parts_.membership.Incarnations();
   for (const auto& departed : present_.Update(now)) {
     if (now.count(departed.first) == 0) {
-      rounds_.SetResidents(departed.first, epoch, {});
+      pending_.SetResidents(departed.first, epoch, {});
       participants_.Forget(departed.first, Clock::now());
       holdings_.Set(departed.first, {});
     }
@@ -292,7 +292,7 @@ void Coordinator::TellOfParticipants() {
 void Coordinator::GiveUpEnded() {
   const std::vector<GroupParticipants::Ended> ended = participants_.TakeEnded();
   for (const auto& [sources, why] : ended) {
-    for (const std::string& source : sources) rounds_.GiveUp(source, why);
+    for (const std::string& source : sources) pending_.GiveUp(source, why);
   }
   if (!ended.empty()) Hurry();
 }
@@ -305,7 +305,7 @@ void Coordinator::Hurry() {
 
 void Coordinator::PostReady() {
   if (!parts_.membership.MissingRanks().empty()) return;
-  for (ReadyLoad& load : rounds_.TakeReady()) {
+  for (ReadyLoad& load : pending_.TakeReady()) {
     parts_.catalog.UpdateProgress(load.name, Queued());
     parts_.load_worker.Post([this, load = std::move(load)] { RunLoad(load); });
   }
@@ -322,10 +322,10 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
   if (session.has_value()) {
     LoadRunner runner({parts_.catalog, parts_.membership, parts_.peers, stopping_,
                        parts_.reading, parts_.reader,
-                       [this, &load](bool failed) { rounds_.Ending(load.name, failed); },
-                       [this, &load] { return rounds_.Cancelled(load.name); },
-                       [this, &load] { return rounds_.Touch(load.name); },
-                       parts_.handed_out},
+                       [this, &load](bool failed) { pending_.MarkFinishing(load.name, failed); },
+                       [this, &load] { return pending_.Cancelled(load.name); },
+                       [this, &load] { return pending_.BeginAllocation(load.name); },
+                       parts_.has_leases},
                       load, *session);
     SetRunning(&runner);
     outcome = runner.Run();
@@ -336,14 +336,14 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
                                            "load again",
                                            load.request.source,
                                            RankText(parts_.membership.MissingRanks())));
-    rounds_.Ending(load.name, true);
+    pending_.MarkFinishing(load.name, true);
   }
   // The runner has told the ranks that it began with; one that was restarted
-  // meanwhile may have joined the round as well.
+  // meanwhile may have joined the pending load as well.
   if (!outcome.status.ok()) AbortEverywhere(load.name, outcome.status);
   holdings_.Add(load.name, outcome.holders);
-  rounds_.Finished(load.name, outcome);
-  rounds_.ForgetOldest(parts_.catalog.ActiveNames());
+  pending_.Finished(load.name, outcome);
+  pending_.ForgetOldest(parts_.catalog.ActiveNames());
   for (const uint32_t rank : outcome.lost) {
     Log(LogLevel::kInfo, "{}: rank {} holds its shard no longer; waiting for its trainer",
         load.name, rank);
@@ -351,14 +351,14 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
 }
 
 void Coordinator::FailExpired() {
-  const std::vector<Rounds::Expired> expired = rounds_.TakeExpired(Clock::now());
+  const std::vector<PendingLoads::Expired> expired = pending_.TakeExpired(Clock::now());
   if (expired.empty()) return;
   {
     MutexLock lock(mutex_);
-    for (const Rounds::Expired& round : expired) giving_up_.insert(round.name);
+    for (const PendingLoads::Expired& pending : expired) giving_up_.insert(pending.name);
   }
-  for (const Rounds::Expired& round : expired) {
-    AbortEverywhere(round.name, WhyExpired(round, parts_.membership.MissingRanks()));
+  for (const PendingLoads::Expired& pending : expired) {
+    AbortEverywhere(pending.name, WhyExpired(pending, parts_.membership.MissingRanks()));
   }
   MutexLock lock(mutex_);
   giving_up_.clear();
@@ -366,7 +366,7 @@ void Coordinator::FailExpired() {
 
 // A runner that waits for storage cannot say that its time is over.
 void Coordinator::FailOverdue() {
-  for (const std::string& name : rounds_.Overdue(Clock::now() - kOverdue)) {
+  for (const std::string& name : pending_.Overdue(Clock::now() - kOverdue)) {
     const auto info = parts_.catalog.Get(name);
     const std::string source = info.ok() ? info->source : name;
     Cancel(name, MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
@@ -385,9 +385,9 @@ std::string Coordinator::WhatHolds(const std::string& name) const {
                      running_->source());
 }
 
-// All ranks hear at once of one that will not touch them.
+// All ranks hear at once of one that will not begin to allocate on them.
 void Coordinator::Cancel(const std::string& name, const absl::Status& why) {
-  if (rounds_.Cancel(name, why)) AbortEverywhere(name, why);
+  if (pending_.Cancel(name, why)) AbortEverywhere(name, why);
 }
 
 std::vector<std::pair<std::string, Progress>> Coordinator::Gathering() const {
@@ -397,15 +397,15 @@ std::vector<std::pair<std::string, Progress>> Coordinator::Gathering() const {
   const std::vector<uint32_t> absent = parts_.membership.MissingRanks();
   if (!absent.empty()) {
     progress.waiting_ranks.assign(absent.begin(), absent.end());
-    for (std::string& name : rounds_.WaitingNames()) loads.emplace_back(std::move(name), progress);
+    for (std::string& name : pending_.WaitingNames()) loads.emplace_back(std::move(name), progress);
     return loads;
   }
-  for (Rounds::Expired& round : rounds_.Waiting()) {
-    progress.stage = round.refused.ok() ? Stage::kGathering : Stage::kWaitingForMemory;
-    progress.no_memory = MessageOf(round.refused);
-    progress.waiting_ranks = std::move(round.waiting);
-    progress.elsewhere = std::move(round.elsewhere);
-    loads.emplace_back(std::move(round.name), progress);
+  for (PendingLoads::Expired& pending : pending_.Waiting()) {
+    progress.stage = pending.refused.ok() ? Stage::kGathering : Stage::kWaitingForMemory;
+    progress.no_memory = MessageOf(pending.refused);
+    progress.waiting_ranks = std::move(pending.waiting);
+    progress.elsewhere = std::move(pending.elsewhere);
+    loads.emplace_back(std::move(pending.name), progress);
   }
   return loads;
 }

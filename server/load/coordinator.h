@@ -19,9 +19,9 @@
 #include "server/group/holdings.h"
 #include "server/group/local_participants.h"
 #include "server/group/membership.h"
-#include "server/group/presence.h"
-#include "server/load/lookups.h"
-#include "server/load/rounds.h"
+#include "server/group/membership_diff.h"
+#include "server/load/pending_loads.h"
+#include "server/load/source_checker.h"
 #include "server/load/worker.h"
 
 namespace ckptd {
@@ -35,10 +35,10 @@ class Coordinator {
     Membership& membership;
     PeerAccess peers;
     Worker& load_worker;
-    Lookups& lookups;
+    SourceChecker& lookups;
     ReadingOptions reading;
     ReaderPolicy reader = ReaderPolicy::kRank0;
-    std::function<bool()> handed_out = [] { return false; };  // of this daemon, as PrepareReply's
+    std::function<bool()> has_leases = [] { return false; };  // of this daemon, as PrepareReply's
     LocalParticipants* participants = nullptr;                // rank 0's; null: none
   };
   explicit Coordinator(Parts parts);
@@ -90,10 +90,10 @@ class Coordinator {
   void ShowWaiting();
   // What this rank holds, and has room for, as members tell with their heartbeats.
   void NoteOwn();
-  std::set<std::string> Loading() const;  // names of all rounds
+  std::set<std::string> Loading() const;  // names of all pending loads
   void FailForgotten();
   // Nobody joins a load that is out of date.
-  void LeaveBehind();
+  void CloseStale();
   void RunLoad(const ReadyLoad& load);
   // Who hears of what members have read.
   void SetRunning(LoadRunner* runner);
@@ -101,10 +101,10 @@ class Coordinator {
   void AbortEverywhere(const std::string& name, const absl::Status& why);
 
   Parts parts_;
-  Rounds rounds_;
+  PendingLoads pending_;
   GroupParticipants participants_;
   Holdings holdings_;
-  Presence present_;  // at the last tick
+  MembershipDiff present_;  // at the last tick
   uint64_t present_epoch_ = 0;
   std::atomic<bool> stopping_ = false;
   mutable Mutex mutex_;

@@ -8,7 +8,7 @@
 #include "common/base/at_once.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "server/load/causes.h"
+#include "server/load/error_priority.h"
 
 namespace ckptd {
 namespace {
@@ -60,11 +60,11 @@ void ExecuteFanout::Stop() {
 
 bool ExecuteFanout::Cause::Settled() const {
   const absl::Status& why = failure.second;
-  return !why.ok() && (!IsConsequence(why) || Clock::now() - since >= kCausePatience);
+  return !why.ok() && (!IsSecondary(why) || Clock::now() - since >= kPrimaryErrorPatience);
 }
 
 void ExecuteFanout::Cause::Note(Failure next, std::optional<size_t> of) {
-  if (!TellsMore(next.second, failure.second)) return;
+  if (!Outranks(next.second, failure.second)) return;
   if (failure.second.ok()) since = Clock::now();
   failure = std::move(next);
   member = of;
@@ -100,7 +100,7 @@ ExecuteFanout::Failure ExecuteFanout::broken() const {
 
 ExecuteFanout::Failure ExecuteFanout::AwaitBroken() const {
   MutexLock lock(mutex_);
-  changed_.WaitUntil(mutex_, Clock::now() + kCausePatience,
+  changed_.WaitUntil(mutex_, Clock::now() + kPrimaryErrorPatience,
                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !broken_.ok(); });
   return {broken_rank_, broken_};
 }
@@ -129,7 +129,7 @@ ExecuteFanout::Failure ExecuteFanout::Finish() {
     if (told) continue;
     cause.Note({0, load_.cancelled()}, {});
     const bool still = cause.failure.second.ok() && Clock::now() - moved >= load_.patience;
-    if (still) cause.Note(StandsStill(answered), {});
+    if (still) cause.Note(Stalled(answered), {});
   }
   return cause.failure;
 }
@@ -155,7 +155,7 @@ size_t ExecuteFanout::Collect(StreamAnswers& answers, bool told, std::vector<boo
   return came;
 }
 
-ExecuteFanout::Failure ExecuteFanout::StandsStill(const std::vector<bool>& answered) const {
+ExecuteFanout::Failure ExecuteFanout::Stalled(const std::vector<bool>& answered) const {
   std::vector<uint32_t> ranks;
   for (size_t i = 0; i < answered.size(); ++i) {
     if (!answered[i] && members_[i].scatter != nullptr) ranks.push_back(members_[i].rank);

@@ -89,7 +89,7 @@ class ExecuteFanout {
   // Notes who has answered, and the errors while nobody was `told` of one. How many did.
   size_t Collect(StreamAnswers& answers, bool told, std::vector<bool>& answered, Cause& cause);
   // OK unless a member that still has not answered waits for a communicator.
-  Failure StandsStill(const std::vector<bool>& answered) const;
+  Failure Stalled(const std::vector<bool>& answered) const;
   // All but `failed`.
   void AbortOthers(std::optional<size_t> failed, const absl::Status& why);
 

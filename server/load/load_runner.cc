@@ -14,9 +14,9 @@
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
 #include "common/layout/unexpected.h"
-#include "server/load/causes.h"
+#include "server/load/error_priority.h"
 #include "server/load/execute_fanout.h"
-#include "server/load/rank_side.h"
+#include "server/load/rank_load.h"
 #include "server/load/tied.h"
 
 namespace ckptd {
@@ -66,7 +66,7 @@ LoadOutcome LoadRunner::Run() {
     // for its neighbours to end theirs.
     if (!scatters_.empty()) {
       parts_.peers.comms.Drop();
-      NoteNoWay(outcome.status);
+      DisableUnusedComm(outcome.status);
     }
   }
   fanout_.reset();  // its broken streams would tell the members less
@@ -81,7 +81,7 @@ absl::Status LoadRunner::FindLost(std::set<uint32_t>& lost) {
     if (load_.stated[rank] != nullptr) continue;
     const auto holds =
         session_.links[rank]->Holds(load_.name, Sooner(load_.deadline, kCallDeadline));
-    if (!holds.ok()) return OfRank(rank, holds.status());
+    if (!holds.ok()) return AttributeToRank(rank, holds.status());
     if (!*holds) lost.insert(rank);
   }
   return absl::OkStatus();
@@ -148,9 +148,9 @@ absl::StatusOr<std::vector<Cohort>> LoadRunner::Cohorts() const {
 absl::Status LoadRunner::PlanAll() {
   Enter(Stage::kPlanning);
   const auto cohorts = Cohorts();
-  if (!cohorts.ok()) return OfRank(0, cohorts.status());
+  if (!cohorts.ok()) return AttributeToRank(0, cohorts.status());
   auto plan = GroupPlan::Make(index_, *cohorts, load_.request.policy);
-  if (!plan.ok()) return Blame(plan.status());
+  if (!plan.ok()) return AttributeByFacts(plan.status());
   plan_ = std::make_shared<const GroupPlan>(*std::move(plan));
   for (const PlannedRank& planned : plan_->ranks()) {
     Participant& participant = participants_.emplace_back();
@@ -206,11 +206,11 @@ absl::Status LoadRunner::ForEach(const std::function<absl::Status(Participant&)>
   absl::Status cause;
   uint32_t rank = 0;
   for (size_t i = 0; i < answers.size(); ++i) {
-    if (!TellsMore(answers[i], cause)) continue;
+    if (!Outranks(answers[i], cause)) continue;
     cause = answers[i];
     rank = participants_[i].rank;
   }
-  return cause.ok() ? cause : OfRank(rank, cause);
+  return cause.ok() ? cause : AttributeToRank(rank, cause);
 }
 
 bool LoadRunner::Unmap(uint32_t rank) {
@@ -276,7 +276,7 @@ void LoadRunner::GiveBackAll() {
 }
 
 absl::Status LoadRunner::PrepareAll() {
-  CKPTD_RETURN_IF_ERROR(parts_.touching());
+  CKPTD_RETURN_IF_ERROR(parts_.begin_allocation());
   Enter(Stage::kAllocating);
   const absl::Status prepared =
       ForEach([this](Participant& participant) { return Prepare(participant); });
@@ -300,7 +300,7 @@ absl::Status LoadRunner::PrepareAll() {
 absl::Status LoadRunner::CommitAll() {
   Enter(Stage::kPublishing);
   CKPTD_RETURN_IF_ERROR(Interrupted());
-  if (parts_.ending) parts_.ending(false);
+  if (parts_.finishing) parts_.finishing(false);
   Progress progress = meter_.Read();
   const absl::Status committed = ForEach([&](Participant& participant) -> absl::Status {
     CommitCall call;
@@ -335,12 +335,12 @@ absl::Status LoadRunner::CompleteHolders() {
     answers[i] = session_.links[holding_[i]]->Commit(call, Clock::now() + kCallDeadline);
   });
   for (size_t i = 0; i < answers.size(); ++i) {
-    if (!answers[i].ok()) return OfRank(holding_[i], answers[i]);
+    if (!answers[i].ok()) return AttributeToRank(holding_[i], answers[i]);
   }
   return absl::OkStatus();
 }
 
-absl::Status LoadRunner::FindGone(const absl::Status& status) {
+absl::Status LoadRunner::ProbeUnresponsive(const absl::Status& status) {
   const bool failed = status.code() == absl::StatusCode::kUnavailable &&
                       ReasonOf(status) == reason::kNcclFailed;
   const bool apart = !scatters_.empty() && status.code() == absl::StatusCode::kDeadlineExceeded &&
@@ -352,7 +352,7 @@ absl::Status LoadRunner::FindGone(const absl::Status& status) {
   });
   absl::Status gone;
   for (uint32_t rank = 0; rank < probed.size(); ++rank) {
-    if (!probed[rank].ok() && gone.ok()) gone = OfRank(rank, probed[rank]);
+    if (!probed[rank].ok() && gone.ok()) gone = AttributeToRank(rank, probed[rank]);
   }
   if (!gone.ok()) return gone;
   if (!apart || Clock::now() >= load_.deadline) return status;
@@ -365,13 +365,13 @@ absl::Status LoadRunner::FindGone(const absl::Status& status) {
                    FactsOf(status));
 }
 
-absl::Status LoadRunner::FindBehind(const absl::Status& status) {
+absl::Status LoadRunner::WaitForStragglers(const absl::Status& status) {
   if (scatters_.empty() || ReasonOf(status) != reason::kDeadline) return status;
   // Where rank 0 takes part, it does so in the first.
-  return exchanges_.NameBehind(status, scatters_.front().common.ranks);
+  return exchanges_.NameStragglers(status, scatters_.front().common.ranks);
 }
 
-absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {
+absl::Status LoadRunner::AttributeToRank(uint32_t rank, const absl::Status& status) {
   const Facts facts = FactsOf(status);
   const auto named = facts.find("rank");
   // Calls end with the load, but those that publish it: who has not answered by then may be well.
@@ -395,7 +395,7 @@ absl::Status LoadRunner::OfRank(uint32_t rank, const absl::Status& status) {
   return WithFact(WithContext(status, fmt::format("rank {}", rank)), "rank", std::to_string(rank));
 }
 
-absl::Status LoadRunner::Blame(const absl::Status& status) {
+absl::Status LoadRunner::AttributeByFacts(const absl::Status& status) {
   const Facts facts = FactsOf(status);
   const auto named = facts.find("rank");
   if (named == facts.end()) return status;
@@ -403,11 +403,11 @@ absl::Status LoadRunner::Blame(const absl::Status& status) {
   uint32_t rank = 0;
   const auto parsed = std::from_chars(text.data(), text.data() + text.size(), rank);
   const bool known = parsed.ec == std::errc() && rank < session_.links.size();
-  return known ? OfRank(rank, status) : status;
+  return known ? AttributeToRank(rank, status) : status;
 }
 
 void LoadRunner::AbortAll(const absl::Status& why) {
-  if (parts_.ending) parts_.ending(true);
+  if (parts_.finishing) parts_.finishing(true);
   AtOnce(session_.links.size(), kMostCalls, [&](size_t rank) {
     const absl::Status status =
         session_.links[rank]->Abort(load_.name, why, Clock::now() + kAbortDeadline);

@@ -18,14 +18,14 @@
 #include "common/base/mutex.h"
 #include "common/layout/layout.h"
 #include "server/catalog/catalog.h"
-#include "server/collective/exchange_watch.h"
 #include "server/collective/peer_access.h"
 #include "server/collective/replica_tree.h"
+#include "server/collective/straggler_detector.h"
 #include "server/group/membership.h"
 #include "server/load/execute_fanout.h"
 #include "server/load/part_reader.h"
+#include "server/load/pending_loads.h"
 #include "server/load/progress_meter.h"
-#include "server/load/rounds.h"
 
 namespace ckptd {
 
@@ -39,13 +39,13 @@ class LoadRunner {
     ReadingOptions reading;
     ReaderPolicy reader = ReaderPolicy::kRank0;
     // Called before any rank is told that the load has failed, or succeeded.
-    std::function<void(bool failed)> ending = nullptr;
+    std::function<void(bool failed)> finishing = nullptr;
     // Not OK once somebody has given the load up.
     std::function<absl::Status()> cancelled = absl::OkStatus;
     // Called before ranks are asked for memory; not OK: given up, as above.
-    std::function<absl::Status()> touching = absl::OkStatus;
-    // Of rank 0, as PrepareReply::handed_out.
-    std::function<bool()> handed_out = [] { return false; };
+    std::function<absl::Status()> begin_allocation = absl::OkStatus;
+    // Of rank 0, as PrepareReply::has_leases.
+    std::function<bool()> has_leases = [] { return false; };
   };
   // `session` has all ranks' links; the load belongs to its epoch.
   LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session);
@@ -103,7 +103,7 @@ class LoadRunner {
   // Why a communicator carries nothing where that is left to the daemons; empty: it may.
   std::string WhyNoComm() const;
   // A rank that would take part in collectives while its GPU may be at work.
-  std::optional<uint32_t> AtWork() const;
+  std::optional<uint32_t> RankWithActiveLease() const;
   PartReader MakeReader(const ReaderShare& share) const;
   ReadOrder OrderFor(const ReaderShare& share, const std::vector<Cohort>& cohorts) const;
   // Rank form: what the ranks of a share stated, what is alike once; rule form: nothing.
@@ -134,20 +134,20 @@ class LoadRunner {
   void AbortAll(const absl::Status& why);
   // Error of `rank`, for everybody: its code and reason, its number in front. A
   // rank that does not answer leaves the group.
-  absl::Status OfRank(uint32_t rank, const absl::Status& status);
+  absl::Status AttributeToRank(uint32_t rank, const absl::Status& status);
   // An error of a communicator, which knows that somebody is gone or missing and not who: that of
   // the rank that does not answer. Where all answer, NCCL itself cannot connect them.
-  absl::Status FindGone(const absl::Status& status);
-  // When a wait for a communicator has passed its deadline: as ExchangeWatch::NameBehind.
-  absl::Status FindBehind(const absl::Status& status);
+  absl::Status ProbeUnresponsive(const absl::Status& status);
+  // When a wait for a communicator has passed its deadline: as StragglerDetector::NameStragglers.
+  absl::Status WaitForStragglers(const absl::Status& status);
   // Where the choice is left to the daemons: the next load of this group goes in streams when
   // this one has failed by NCCL before any exchange was done.
-  void NoteNoWay(const absl::Status& why);
+  void DisableUnusedComm(const absl::Status& why);
   // Not OK when several readers have waited for each other for too long: none of them can
   // tell by itself a link that stands still from storage that is slow elsewhere.
-  absl::Status StandsStill(std::chrono::nanoseconds grace);
+  absl::Status CheckStalled(std::chrono::nanoseconds grace);
   // The same for an error that names a rank itself; others as they are.
-  absl::Status Blame(const absl::Status& status);
+  absl::Status AttributeByFacts(const absl::Status& status);
   absl::Status Interrupted() const;
   PrepareCall CallFor(const Participant& participant) const;
   // Calls `act` for every participant at once and returns the first error, of several one that
@@ -173,7 +173,7 @@ class LoadRunner {
   Mutex mutex_;
   std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);
   Mutex unmapping_;
-  ExchangeWatch exchanges_;
+  StragglerDetector exchanges_;
 };
 
 }  // namespace ckptd

@@ -14,7 +14,7 @@
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
 #include "server/collective/scatter_exchange.h"
-#include "server/load/causes.h"
+#include "server/load/error_priority.h"
 #include "server/load/load_runner.h"
 
 namespace ckptd {
@@ -37,18 +37,18 @@ std::vector<ReaderShare> LoadRunner::Shares() const {
   return ShareReading(parts_.reader, ranks, hosts);
 }
 
-std::optional<uint32_t> LoadRunner::AtWork() const {
+std::optional<uint32_t> LoadRunner::RankWithActiveLease() const {
   // It reads, also where it has its shard already.
-  if (parts_.handed_out()) return 0;
+  if (parts_.has_leases()) return 0;
   for (const Participant& one : participants_) {
-    if (one.reply.handed_out) return one.rank;
+    if (one.reply.has_leases) return one.rank;
   }
   return std::nullopt;
 }
 
 std::string LoadRunner::WhyNoComm() const {
-  if (!parts_.peers.comms.Trusted(session_.epoch)) return "NCCL exchanged nothing before";
-  const std::optional<uint32_t> rank = AtWork();
+  if (!parts_.peers.comms.EnabledFor(session_.epoch)) return "NCCL exchanged nothing before";
+  const std::optional<uint32_t> rank = RankWithActiveLease();
   if (!rank.has_value()) return "";
   return fmt::format("a client holds a shard of rank {}, and NCCL is not put beside what its GPU "
                      "may be doing unless --comm nccl asks for it",
@@ -101,7 +101,7 @@ std::vector<Cohort> LoadRunner::StatedBy(const std::vector<uint32_t>& ranks) con
   if (!IsRankForm(load_.request)) return {};
   std::vector<std::shared_ptr<const RankLayout>> stated;
   for (const uint32_t rank : ranks) stated.push_back(load_.stated[rank]);
-  return JoinAlike(stated);
+  return JoinEqual(stated);
 }
 
 ReadOrder LoadRunner::OrderFor(const ReaderShare& share, const std::vector<Cohort>& cohorts) const {
@@ -126,7 +126,7 @@ absl::Status LoadRunner::PlanScatters(const std::vector<ReaderShare>& shares,
       std::remove_copy(share.targets.begin(), share.targets.end(), std::back_inserter(ranks),
                        share.rank);
     } else if (own != nullptr && share.rank == 0) {
-      ranks = own->left();
+      ranks = own->via_communicator();
     }
     // Readers of parts are all in one communicator.
     if (ranks.empty() || share.part > 0) continue;
@@ -137,7 +137,7 @@ absl::Status LoadRunner::PlanScatters(const std::vector<ReaderShare>& shares,
 }
 
 absl::StatusOr<std::string> LoadRunner::CommunicatorFor(const std::vector<uint32_t>& ranks) {
-  CommKeeper& comms = parts_.peers.comms;
+  CommunicatorCache& comms = parts_.peers.comms;
   std::vector<std::string> held;
   if (std::count(ranks.begin(), ranks.end(), 0) > 0) held.push_back(comms.held_id());
   for (const Participant& participant : participants_) {
@@ -232,7 +232,7 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
   };
   load.cancelled = [this]() -> absl::Status {
     CKPTD_RETURN_IF_ERROR(parts_.cancelled());
-    return StandsStill(kNamedFirst);
+    return CheckStalled(kNamedFirst);
   };
   // Replicas connect to each other when the readers have done their part.
   for (const Scatter& scatter : scatters_) {
@@ -240,7 +240,7 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
         std::max(load.patience, ScatterExchange::PatienceWith(scatter.common.ranks.size()));
   }
   load.failing = [this] {
-    if (parts_.ending) parts_.ending(true);
+    if (parts_.finishing) parts_.finishing(true);
   };
   fanout_ = std::make_unique<ExecuteFanout>(std::move(members), std::move(load),
                                             [this] { return ShowProgress(); });
@@ -260,7 +260,7 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
     CKPTD_RETURN_IF_ERROR(fanout_->broken().second);
     if (scatter.has_value()) exchanges_.Note(0, counters.exchanges, counters.busy);
     const bool joining = counters.joining && LeaderKnowsReaders(*scatter);
-    CKPTD_RETURN_IF_ERROR(joining ? exchanges_.JoinsLate(JoinPatience(*scatter)) : StandsStill({}));
+    CKPTD_RETURN_IF_ERROR(joining ? exchanges_.CheckJoinTimeout(JoinPatience(*scatter)) : CheckStalled({}));
     return Interrupted();
   };
   const auto report =
@@ -268,9 +268,9 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   meter_.Detach();
   ShowProgress();
   const absl::Status own = report.status();
-  const auto [rank, status] = IsConsequence(own) ? fanout_->AwaitBroken() : fanout_->broken();
-  if (!status.ok() && !TellsMore(own, status)) return OfRank(rank, FindGone(status));
-  if (!own.ok()) return Blame(FindBehind(FindGone(own)));
+  const auto [rank, status] = IsSecondary(own) ? fanout_->AwaitBroken() : fanout_->broken();
+  if (!status.ok() && !Outranks(own, status)) return AttributeToRank(rank, ProbeUnresponsive(status));
+  if (!own.ok()) return AttributeByFacts(WaitForStragglers(ProbeUnresponsive(own)));
   Count(*report);
   for (Participant& participant : participants_) {
     if (participant.rank == 0) participant.carried_bytes = reader.carried_bytes();
@@ -290,11 +290,11 @@ absl::Status LoadRunner::Transfer() {
   std::optional<PartReader> own;
   if (reads) {
     own.emplace(MakeReader(shares.front()));
-    if (const absl::Status reached = own->Reach(); !reached.ok()) return Blame(reached);
+    if (const absl::Status reached = own->Connect(); !reached.ok()) return AttributeByFacts(reached);
   }
   if (const absl::Status planned = PlanScatters(shares, own.has_value() ? &*own : nullptr);
       !planned.ok()) {
-    return Blame(planned);
+    return AttributeByFacts(planned);
   }
   CKPTD_RETURN_IF_ERROR(Interrupted());
   Enter(Stage::kTransferring);
@@ -302,8 +302,8 @@ absl::Status LoadRunner::Transfer() {
   StartMembers(shares);
   if (reads) CKPTD_RETURN_IF_ERROR(Read(shares.front(), *own));
   if (const auto [rank, status] = fanout_->Finish(); !status.ok()) {
-    const absl::Status why = FindGone(status);
-    return rank == 0 ? Blame(FindBehind(why)) : OfRank(rank, why);
+    const absl::Status why = ProbeUnresponsive(status);
+    return rank == 0 ? AttributeByFacts(WaitForStragglers(why)) : AttributeToRank(rank, why);
   }
   // What clients are to own is never filled again: a mapping would outlive them.
   if (reads && load_.request.intended != AttachMode::kExclusive) own->Keep();
@@ -319,7 +319,7 @@ void LoadRunner::NoteReading(uint32_t rank, const ReadingNow& reading) {
   if (reading.ended) exchanges_.Ended(rank);
 }
 
-void LoadRunner::NoteNoWay(const absl::Status& why) {
+void LoadRunner::DisableUnusedComm(const absl::Status& why) {
   // NCCL that cannot connect, or memory to send from that is not there; not a lost rank, nor a
   // load whose own time was over.
   const std::string reason = ReasonOf(why);
@@ -327,12 +327,12 @@ void LoadRunner::NoteNoWay(const absl::Status& why) {
   const bool may = reason == reason::kNcclFailed || reason == reason::kNoMemory || hung;
   if (parts_.reading.comm != CommChoice::kAuto || !may) return;
   if (!exchanges_.Nothing()) return;
-  parts_.peers.comms.Distrust(session_.epoch);
+  parts_.peers.comms.DisableForEpoch(session_.epoch);
   Log(LogLevel::kWarn, "{}: nothing was exchanged by NCCL; until the group changes, loads go in "
       "streams, unless --comm nccl asks for it", load_.name);
 }
 
-absl::Status LoadRunner::StandsStill(std::chrono::nanoseconds grace) {
+absl::Status LoadRunner::CheckStalled(std::chrono::nanoseconds grace) {
   // Readers of parts are all in one communicator.
   if (scatters_.empty()) return absl::OkStatus();
   const ScatterCall& call = scatters_.front().common;

@@ -26,7 +26,7 @@ class LocalStream final : public ExecuteStream {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ExecuteStream>> LocalLink::Execute(const ExecuteCall& call) {
-  RankSide& rank_side = rank_side_;
+  RankLoad& rank_side = rank_side_;
   const std::string& name = call.name;
   CKPTD_ASSIGN_OR_RETURN(auto cleared, Async("clearing padding of " + name, [&rank_side, name] {
     return rank_side.Clear(name);

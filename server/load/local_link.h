@@ -6,14 +6,14 @@
 #include <memory>
 #include <string>
 
-#include "server/load/rank_side.h"
+#include "server/load/rank_load.h"
 #include "server/protocol/links.h"
 
 namespace ckptd {
 
 class LocalLink final : public MemberLink {
  public:
-  explicit LocalLink(RankSide& rank_side) : rank_side_(rank_side) {}
+  explicit LocalLink(RankLoad& rank_side) : rank_side_(rank_side) {}
 
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline) override {
     return rank_side_.Prepare(call);
@@ -37,7 +37,7 @@ class LocalLink final : public MemberLink {
   absl::Status Probe(Deadline) override { return absl::OkStatus(); }
 
  private:
-  RankSide& rank_side_;
+  RankLoad& rank_side_;
 };
 
 }  // namespace ckptd

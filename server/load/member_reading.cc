@@ -10,7 +10,7 @@
 #include "common/checkpoint/open.h"
 #include "server/collective/scatter_reader.h"
 #include "server/load/part_reader.h"
-#include "server/load/rank_side.h"
+#include "server/load/rank_load.h"
 
 namespace ckptd {
 namespace {
@@ -37,7 +37,7 @@ absl::Status CheckSameFiles(const CheckpointIndex& ours, const CheckpointIndex& 
 }
 
 absl::StatusOr<std::shared_ptr<const GroupPlan>> PlanTargets(
-    const Incoming& incoming, std::shared_ptr<const CheckpointIndex> index,
+    const PreparedLoad& incoming, std::shared_ptr<const CheckpointIndex> index,
     const ReadOrder& order) {
   std::vector<Cohort> cohorts = order.cohorts;
   if (!IsRankForm(incoming.request())) {
@@ -77,7 +77,7 @@ absl::Status Interrupted(const MemberReading& parts, const ExecuteCall& call) {
                    "reading for " + call.name + ": the timeout passed; load again with a longer one");
 }
 
-absl::StatusOr<ReadReport> OpenAndRead(const MemberReading& parts, Incoming& incoming,
+absl::StatusOr<ReadReport> OpenAndRead(const MemberReading& parts, PreparedLoad& incoming,
                                        const ExecuteCall& call) {
   CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(incoming.request().source));
   CKPTD_RETURN_IF_ERROR(CheckSameFiles(opened, incoming.index()));
@@ -95,7 +95,7 @@ absl::StatusOr<ReadReport> OpenAndRead(const MemberReading& parts, Incoming& inc
                     {call.epoch, call.name, call.deadline, plan,
                      [&parts, &call] { return Interrupted(parts, call); }},
                     std::move(targets));
-  CKPTD_RETURN_IF_ERROR(reader.Reach());
+  CKPTD_RETURN_IF_ERROR(reader.Connect());
   TransferOptions options;
   options.part = call.read.part;
   options.parts = call.read.parts;
@@ -117,7 +117,7 @@ absl::StatusOr<ReadReport> OpenAndRead(const MemberReading& parts, Incoming& inc
 
 }  // namespace
 
-absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, Incoming& incoming,
+absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, PreparedLoad& incoming,
                                          const ExecuteCall& call) {
   // From now on others wait for this rank, not it for them: storage may take a while to open files.
   const auto opening = std::make_shared<TransferProgress>(0);
@@ -128,7 +128,7 @@ absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, Incoming& i
   return report;
 }
 
-absl::Status ReceiveScatter(const MemberReading& parts, Incoming& incoming,
+absl::Status ReceiveScatter(const MemberReading& parts, PreparedLoad& incoming,
                             const ExecuteCall& call) {
   const ScatterCall& scatter = *call.scatter;
   const ScatterOrder order = OrderScatter(incoming.index(), scatter.size);

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "server/catalog/catalog.h"
 #include "server/collective/peer_access.h"
-#include "server/load/incoming.h"
+#include "server/load/prepared_load.h"
 #include "server/protocol/links.h"
 
 namespace ckptd {
@@ -23,17 +23,17 @@ struct MemberReading {
   std::string secret;  // the group's
   ReadingOptions reading;
   const std::atomic<bool>& stopping;
-  OwnReading& own;  // shows how far it is
+  ReadProgressPublisher& own;  // shows how far it is
 };
 
 // Runs on the load worker; stops soon after the load has failed. Errors name this
 // rank's part in them: SOURCE_CHANGED when the files here are not those the leader
 // has read the headers of, PLAN_MISMATCH, those of PartReader.
-absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, Incoming& incoming,
+absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, PreparedLoad& incoming,
                                          const ExecuteCall& call);
 // Of a rank that reads nothing: takes what a communicator brings, and passes it on. Errors:
 // PLAN_MISMATCH, those of the communicator.
-absl::Status ReceiveScatter(const MemberReading& parts, Incoming& incoming,
+absl::Status ReceiveScatter(const MemberReading& parts, PreparedLoad& incoming,
                             const ExecuteCall& call);
 
 }  // namespace ckptd

@@ -37,7 +37,7 @@ absl::Status CheckAnnounced(const ReadTarget& target) {
 PartReader::PartReader(Parts parts, Load load, std::vector<ReadTarget> targets)
     : parts_(std::move(parts)), load_(std::move(load)), targets_(std::move(targets)) {}
 
-absl::Status PartReader::Reach() {
+absl::Status PartReader::Connect() {
   std::map<size_t, std::string> far;
   for (size_t i = 0; i < targets_.size(); ++i) {
     if (load_.interrupted) CKPTD_RETURN_IF_ERROR(load_.interrupted());
@@ -49,7 +49,7 @@ absl::Status PartReader::Reach() {
       far[i] = "asked for";
       continue;
     }
-    const absl::Status status = ReachOne(target, reached_.back());
+    const absl::Status status = ConnectOne(target, reached_.back());
     if (status.ok()) continue;
     if (status.code() == absl::StatusCode::kFailedPrecondition) {
       far[i] = MessageOf(status);
@@ -59,19 +59,19 @@ absl::Status PartReader::Reach() {
     return WithFact(WithContext(status, fmt::format("rank {}", rank)), "rank",
                     std::to_string(rank));
   }
-  return ReachFar(far);
+  return ConnectRemote(far);
 }
 
-bool PartReader::MayLeave(const ReadTarget& target) const {
+bool PartReader::CanUseCommunicator(const ReadTarget& target) const {
   return parts_.comm != CommChoice::kHost && !parts_.peers.comms.version().empty() &&
          target.prepared.communicator == parts_.peers.comms.version();
 }
 
-absl::Status PartReader::ReachFar(const std::map<size_t, std::string>& why) {
+absl::Status PartReader::ConnectRemote(const std::map<size_t, std::string>& why) {
   bool leave = true;  // all or none: what is carried step by step is not streamed
   for (const auto& [i, reason] : why) {
     const ReadTarget& target = targets_[i];
-    const bool may = MayLeave(target);
+    const bool may = CanUseCommunicator(target);
     leave = leave && may;
     if (may || parts_.comm != CommChoice::kNccl) continue;
     return MakeError(
@@ -91,7 +91,7 @@ absl::Status PartReader::ReachFar(const std::map<size_t, std::string>& why) {
         leave ? "by " + parts_.peers.comms.version() : "in streams", reason,
         parts_.no_comm.empty() ? "" : "; " + parts_.no_comm);
     if (leave) {
-      left_.push_back(target.who.rank);
+      via_communicator_.push_back(target.who.rank);
       continue;
     }
     sinks_.push_back(target.link->OpenSink(
@@ -101,11 +101,11 @@ absl::Status PartReader::ReachFar(const std::map<size_t, std::string>& why) {
   return absl::OkStatus();
 }
 
-bool PartReader::IsLeft(uint32_t rank) const {
-  return std::binary_search(left_.begin(), left_.end(), rank);
+bool PartReader::GoesViaCommunicator(uint32_t rank) const {
+  return std::binary_search(via_communicator_.begin(), via_communicator_.end(), rank);
 }
 
-absl::Status PartReader::ReachOne(const ReadTarget& target, TransferTarget& reached) {
+absl::Status PartReader::ConnectOne(const ReadTarget& target, TransferTarget& reached) {
   if (target.who.rank == parts_.rank) {
     own_ = parts_.catalog.LoadingMemory(load_.name);
     if (own_ == nullptr) return CheckpointNotFound(load_.name);
@@ -141,7 +141,7 @@ ReadReport PartReader::Begun() const {
   report.reader = parts_.rank;
   for (size_t i = 0; i < reached_.size(); ++i) {
     const uint32_t rank = targets_[i].who.rank;
-    report.filled.push_back({rank, 0, reached_[i].sink != nullptr || IsLeft(rank), {}});
+    report.filled.push_back({rank, 0, reached_[i].sink != nullptr || GoesViaCommunicator(rank), {}});
   }
   return report;
 }

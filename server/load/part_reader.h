@@ -53,9 +53,9 @@ class PartReader {
 
   // Maps, or opens streams to, every target; where a communicator may bring the bytes, those
   // that need it are left. Errors name the rank.
-  absl::Status Reach();
+  absl::Status Connect();
   // After Reach: the ranks that are left to a communicator, ascending.
-  const std::vector<uint32_t>& left() const { return left_; }
+  const std::vector<uint32_t>& via_communicator() const { return via_communicator_; }
   size_t target_count() const { return targets_.size(); }
   // After Reach: the report of Read before anything is done, its ranks in the order
   // of the counters.
@@ -70,11 +70,11 @@ class PartReader {
   uint64_t carried_bytes() const { return carried_bytes_; }
 
  private:
-  absl::Status ReachOne(const ReadTarget& target, TransferTarget& reached);
+  absl::Status ConnectOne(const ReadTarget& target, TransferTarget& reached);
   // Sends to, or leaves, what could not be mapped: `why` says so, per target.
-  absl::Status ReachFar(const std::map<size_t, std::string>& why);
-  bool MayLeave(const ReadTarget& target) const;
-  bool IsLeft(uint32_t rank) const;
+  absl::Status ConnectRemote(const std::map<size_t, std::string>& why);
+  bool CanUseCommunicator(const ReadTarget& target) const;
+  bool GoesViaCommunicator(uint32_t rank) const;
   absl::StatusOr<TransferResult> Scatter(const TransferOptions& options, const ScatterCall& call,
                                          TransferProgress& progress);
 
@@ -85,7 +85,7 @@ class PartReader {
   std::vector<TransferTarget> reached_;
   std::vector<const PlannedRank*> ranks_;  // of those
   std::vector<std::unique_ptr<TransferSink>> sinks_;
-  std::vector<uint32_t> left_;
+  std::vector<uint32_t> via_communicator_;
   uint64_t carried_bytes_ = 0;
   bool kept_ = false;
 };

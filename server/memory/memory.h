@@ -82,7 +82,7 @@ class MemoryBackend {
   }
   // Whoever filled the slab has ended, and it is complete: what only filling needs may go.
   // Its view can still be read.
-  virtual void Filled(Slab& slab) { (void)slab; }
+  virtual void ReleaseStaging(Slab& slab) { (void)slab; }
   // Makes the slab immutable for clients; called once, before the first Export
   // with kShared or kPrivate. Idempotent.
   virtual absl::Status Seal(Slab& slab) = 0;
@@ -92,11 +92,11 @@ class MemoryBackend {
   virtual absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) = 0;
   // The memory now belongs to a client: forget it (it leaves the budget) and
   // never reuse it. The slab is consumed.
-  virtual void GiveUp(std::unique_ptr<Slab> slab) = 0;
+  virtual void TransferOwnership(std::unique_ptr<Slab> slab) = 0;
   // Another daemon process now fills our slabs (a restarted leader): it cannot
   // map sealed memory for writing, so memory sealed before this call is never
   // reused.
-  virtual void NewReader() = 0;
+  virtual void OnWriterRestart() = 0;
   // Memory of its device that counts to its budget. Errors: FailedPrecondition where slabs
   // are not in a device's memory.
   virtual absl::StatusOr<std::unique_ptr<TransitMemory>> MakeTransit() {

@@ -22,7 +22,7 @@ class TransitMemory {
   virtual std::shared_ptr<StagedMemory> NewView(uint64_t slab_bytes) = 0;
   // From now on the slab's byte `begin` is byte `at` of what was reserved, and those after it
   // follow. `view` is one of NewView.
-  virtual void Show(StagedMemory& view, uint64_t begin, uint64_t at) = 0;
+  virtual void MapWindow(StagedMemory& view, uint64_t begin, uint64_t at) = 0;
 };
 
 }  // namespace ckptd

@@ -10,7 +10,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
-#include "server/load/rank_side.h"
+#include "server/load/rank_load.h"
 
 namespace ckptd {
 namespace {

@@ -174,13 +174,13 @@ absl::StatusOr<std::optional<Catalog::Match>> Node::FindResident(const LoadReque
     if (coordinator_ != nullptr && coordinator_->IsOutOfDate(match->name)) {
       return std::optional<Catalog::Match>();
     }
-    catalog_.WillBeWatched(match->name, Clock::now());
+    catalog_.ExtendGrace(match->name, Clock::now());
     return match;
   }
   const absl::Status status =
       lookups_.CheckFiles(request.source, match->files, Clock::now() + kLookupDeadline);
   if (status.ok()) return match;
-  if (!SaysWhether(status)) return status;
+  if (!IsDefinitive(status)) return status;
   Log(LogLevel::kInfo, "{} is not reused: {}", match->name, MessageOf(status));
   return std::optional<Catalog::Match>();
 }
@@ -278,13 +278,13 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   return reply;
 }
 
-absl::StatusOr<OpenedCheckpoint> Node::Inspect(const std::string& source, const Asker& asker) {
+absl::StatusOr<OpenedCheckpoint> Node::Inspect(const std::string& source, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("inspecting", source));
   return questions_.Ask<OpenedCheckpoint>([source] { return OpenWithRemarks(source); }, asker,
                                           "inspecting " + source);
 }
 
-absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const Asker& asker) {
+absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("planning", request.source));
   const auto plan = [request, own = options_.identity.rank, deadline = asker.deadline] {
     return PlanDry(request, own, deadline);
@@ -292,7 +292,7 @@ absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const Asker& as
   return questions_.Ask<GroupPlan>(plan, asker, "planning " + request.source);
 }
 
-absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, const Asker& asker) {
+absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("planning", request.source));
   return questions_.Ask<DeviceMap>([request] { return PlanDevices(request); }, asker,
                         "planning devices for " + request.source);
@@ -325,7 +325,7 @@ absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
   return result;
 }
 
-absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, const Asker& asker) {
+absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, const CallContext& asker) {
   CKPTD_ASSIGN_OR_RETURN(const Catalog::Held held, catalog_.Look(name));
   if (held.shard->digests.empty() && !held.shard->plan.tensors.empty()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDigests,
@@ -406,7 +406,7 @@ absl::StatusOr<std::string> Node::TrainerKey() const {
                                options_.identity.rank));
 }
 
-absl::StatusOr<std::shared_ptr<Incoming>> Node::Receive(const SinkCall& call) {
+absl::StatusOr<std::shared_ptr<PreparedLoad>> Node::Receive(const SinkCall& call) {
   if (!SameSecret(group_secret(), call.secret)) {
     return MakeError(absl::StatusCode::kUnauthenticated, reason::kTokenInvalid,
                      fmt::format("receiving from rank {}: the group's secret differs; one of the "
@@ -446,7 +446,7 @@ absl::Status Node::Clear(const std::string& name, Deadline deadline) {
 }
 
 absl::StatusOr<ReadReport> Node::Read(const ExecuteCall& call) {
-  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<Incoming> incoming,
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<PreparedLoad> incoming,
                          rank_side_.Receive(call.epoch, call.name));
   auto read = load_worker_.Submit(
       [this, call, incoming] { return ReadForLeader(PartsOfReading(), *incoming, call); });
@@ -455,7 +455,7 @@ absl::StatusOr<ReadReport> Node::Read(const ExecuteCall& call) {
 
 absl::StatusOr<ReadReport> Node::EndPart(absl::StatusOr<ReadReport> report) {
   // Behind what has failed and before the next load, and nobody who is to hear of it waits.
-  if (!report.ok()) load_worker_.Post([this] { comms_.Settle(); });
+  if (!report.ok()) load_worker_.Post([this] { comms_.AwaitTeardown(); });
   return report;
 }
 
@@ -466,7 +466,7 @@ MemberReading Node::PartsOfReading() {
 }
 
 absl::Status Node::ReceiveScatter(const ExecuteCall& call) {
-  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<Incoming> incoming,
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<PreparedLoad> incoming,
                          rank_side_.Receive(call.epoch, call.name));
   auto done = load_worker_.Submit([this, call, incoming]() -> absl::StatusOr<ReadReport> {
     CKPTD_RETURN_IF_ERROR(ckptd::ReceiveScatter(PartsOfReading(), *incoming, call));

@@ -20,13 +20,13 @@
 #include "server/group/follower.h"
 #include "server/group/local_participants.h"
 #include "server/load/coordinator.h"
-#include "server/load/lookups.h"
 #include "server/load/member_reading.h"
-#include "server/load/rank_side.h"
+#include "server/load/rank_load.h"
+#include "server/load/source_checker.h"
 #include "server/load/worker.h"
 #include "server/memory/ready_memory.h"
 #include "server/node/dry_run.h"
-#include "server/node/questions.h"
+#include "server/node/query_queue.h"
 
 namespace ckptd {
 
@@ -74,17 +74,17 @@ class Node {
   absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id,
                                  bool hold = true);
   // Errors of Questions, too.
-  absl::StatusOr<OpenedCheckpoint> Inspect(const std::string& source, const Asker& asker);
+  absl::StatusOr<OpenedCheckpoint> Inspect(const std::string& source, const CallContext& asker);
   // As PlanDry.
-  absl::StatusOr<GroupPlan> Plan(const LoadRequest& request, const Asker& asker);
-  absl::StatusOr<DeviceMap> Plan(const DeviceMapRequest& request, const Asker& asker);
+  absl::StatusOr<GroupPlan> Plan(const LoadRequest& request, const CallContext& asker);
+  absl::StatusOr<DeviceMap> Plan(const DeviceMapRequest& request, const CallContext& asker);
   struct Verification {
     uint64_t tensors = 0;
     uint64_t bytes = 0;
     std::vector<std::string> mismatched;
     std::vector<std::string> files;  // of each, where it was read from; empty: from none
   };
-  absl::StatusOr<Verification> Verify(const std::string& name, const Asker& asker);
+  absl::StatusOr<Verification> Verify(const std::string& name, const CallContext& asker);
   struct Unloaded {
     uint64_t freed_bytes = 0;
     bool cancelled = false;  // it was LOADING, and has failed on every rank
@@ -136,7 +136,7 @@ class Node {
   std::string group_secret() const;
   // Another rank is about to send bytes of a load. Thread-safe, does not block.
   // Errors: TOKEN_INVALID, EPOCH_CHANGED, CHECKPOINT_NOT_FOUND.
-  absl::StatusOr<std::shared_ptr<Incoming>> Receive(const SinkCall& call);
+  absl::StatusOr<std::shared_ptr<PreparedLoad>> Receive(const SinkCall& call);
   // Run on the load worker; a call that cannot start by the deadline fails.
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline deadline);
   absl::Status Clear(const std::string& name, Deadline deadline);
@@ -182,15 +182,15 @@ class Node {
   const Options options_;
   MemoryBackend& backend_;
   PeerMemory& peer_memory_;
-  CommKeeper comms_;
+  CommunicatorCache comms_;
   Catalog catalog_;
   LeaseTable leases_;
   HostTier host_tier_;
-  RankSide rank_side_;
+  RankLoad rank_side_;
   std::atomic<bool> draining_ = false;
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> dropping_ = false;
-  OwnReading own_reading_;
+  ReadProgressPublisher own_reading_;
   LocalParticipants participants_;
   Mutex requests_mutex_;
   struct Remembered {
@@ -200,9 +200,9 @@ class Node {
   };
   std::map<std::string, Remembered> requests_ ABSL_GUARDED_BY(requests_mutex_);
   uint64_t request_order_ ABSL_GUARDED_BY(requests_mutex_) = 0;
-  Lookups lookups_;
+  SourceChecker lookups_;
   // Workers are destroyed before what their tasks use.
-  Questions questions_;
+  QueryQueue questions_;
   Worker load_worker_;
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<Coordinator> coordinator_;

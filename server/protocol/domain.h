@@ -157,7 +157,7 @@ struct PrepareReply {
   std::string communicator;     // what this rank can join, "NCCL 2.30.7"; empty: none
   std::string no_communicator;  // why none
   std::string communicator_id;  // of the one it is in, kept from an earlier load; empty: none
-  bool handed_out = false;  // a client holds a shard of this rank, and may be at work
+  bool has_leases = false;  // a client holds a shard of this rank, and may be at work
 };
 
 struct CommitCall {

@@ -17,11 +17,11 @@ absl::StatusOr<ReaderPolicy> ParseReaderPolicy(std::string_view text) {
                    fmt::format("checking --reader {}: use rank0, per_node or all", text));
 }
 
-absl::StatusOr<ReadWay> ParseReadWay(std::string_view text) {
-  if (text == "auto") return ReadWay::kAuto;
-  if (text == "map") return ReadWay::kMap;
-  if (text == "buffer") return ReadWay::kBuffer;
-  if (text == "direct") return ReadWay::kDirect;
+absl::StatusOr<IoMode> ParseReadWay(std::string_view text) {
+  if (text == "auto") return IoMode::kAuto;
+  if (text == "map") return IoMode::kMap;
+  if (text == "buffer") return IoMode::kBuffer;
+  if (text == "direct") return IoMode::kDirect;
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
                    fmt::format("checking --read {}: use auto, map, buffer or direct", text));
 }
@@ -67,7 +67,7 @@ ReadReport Counted(const ReadReport& begun, const TransferProgress& counters) {
   return report;
 }
 
-void OwnReading::Begin(const std::string& name, ReadReport begun,
+void ReadProgressPublisher::Begin(const std::string& name, ReadReport begun,
                        std::shared_ptr<const TransferProgress> counters) {
   MutexLock lock(mutex_);
   name_ = name;
@@ -76,18 +76,18 @@ void OwnReading::Begin(const std::string& name, ReadReport begun,
   ended_ = false;
 }
 
-void OwnReading::End(bool done) {
+void ReadProgressPublisher::End(bool done) {
   MutexLock lock(mutex_);
   ended_ = done;
   if (!done) counters_ = nullptr;
 }
 
-void OwnReading::Told(const ReadingNow& now) {
+void ReadProgressPublisher::Told(const ReadingNow& now) {
   MutexLock lock(mutex_);
   if (ended_ && now.ended && now.name == name_) counters_ = nullptr;
 }
 
-std::optional<ReadingNow> OwnReading::Now() const {
+std::optional<ReadingNow> ReadProgressPublisher::Now() const {
   MutexLock lock(mutex_);
   if (counters_ == nullptr) return std::nullopt;
   return ReadingNow{name_, Counted(begun_, *counters_), ended_};

@@ -35,12 +35,12 @@ enum class CommChoice : uint8_t {
 absl::StatusOr<CommChoice> ParseCommChoice(std::string_view text);
 
 // "auto", "map", "buffer", "direct". Errors: InvalidArgument CONFIG_INVALID.
-absl::StatusOr<ReadWay> ParseReadWay(std::string_view text);
+absl::StatusOr<IoMode> ParseReadWay(std::string_view text);
 
 // How a daemon reads storage, and reaches other ranks.
 struct ReadingOptions {
   unsigned threads = 0;  // 0: one per core
-  ReadWay way = ReadWay::kAuto;
+  IoMode way = IoMode::kAuto;
   CommChoice comm = CommChoice::kAuto;  // the leader's decides
 };
 
@@ -98,7 +98,7 @@ struct ReadingNow {
 };
 
 // How far this rank has come with the share it reads, or with what a communicator brings. Thread-safe.
-class OwnReading {
+class ReadProgressPublisher {
  public:
   // `begun` as Counted takes it.
   void Begin(const std::string& name, ReadReport begun,

@@ -18,7 +18,7 @@ constexpr uint32_t kMostRanks = 1 << 20;
 constexpr uint64_t kLeastStep = 1 << 20;
 constexpr uint64_t kMostStep = uint64_t{1} << 34;
 
-void Spell(const std::vector<uint32_t>& numbers, Spelling& out) {
+void Spell(const std::vector<uint32_t>& numbers, CanonicalHasher& out) {
   out.Number(numbers.size());
   for (const uint32_t number : numbers) out.Number(number);
 }
@@ -38,7 +38,7 @@ std::chrono::milliseconds JoinPatience(const ScatterCall& call) {
 }
 
 uint64_t ScatterDigest(const ScatterCall& call, const ScatterOrder& order, uint64_t rank_digest) {
-  Spelling out;
+  CanonicalHasher out;
   out.Number(order.digest);
   out.Number(call.rank);
   Spell(call.ranks, out);

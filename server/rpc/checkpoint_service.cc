@@ -33,7 +33,7 @@ constexpr int kMaxAwaitingEnd = 16;  // each holds one of the server's threads
 constexpr int kMaxWatchers = 64;
 
 // A client that has gone waits for nothing.
-Asker AskerOf(const grpc::ServerContext& context) {
+CallContext AskerOf(const grpc::ServerContext& context) {
   return {DeadlineOf(context, kLongCall), [&context] { return context.IsCancelled(); }};
 }
 
@@ -91,7 +91,7 @@ std::string_view WhatToTry(HandleKind kind) {
 
 // Further pages come from the index of the first one, and cost no opening.
 absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& request,
-                                            const Asker& asker,
+                                            const CallContext& asker,
                                             v1::InspectCheckpointResponse* response) {
   const std::string source = SourceOfText(request.source());
   std::shared_ptr<const CheckpointIndex> index;
@@ -204,7 +204,7 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
   }
   Catalog& catalog = node_.catalog();
   if (!load.empty()) catalog.KeepFor(request->name(), load);
-  const uint64_t generation = catalog.WatcherCame(request->name());
+  const uint64_t generation = catalog.AddWatcher(request->name());
   const absl::Status status = Watch(context, request->name(), writer);
   catalog.WatcherLeft(request->name(), generation, Clock::now());
   const auto info = catalog.Get(request->name());

@@ -67,7 +67,7 @@ class CheckpointServiceImpl final
   absl::Status CheckKind(const v1::AcquireShardRequest& request) const;
   void FillHandle(const ShardMemory& memory, AttachMode mode,
                   v1::AcquireShardResponse* response) const;
-  absl::Status Inspect(const v1::InspectCheckpointRequest& request, const Asker& asker,
+  absl::Status Inspect(const v1::InspectCheckpointRequest& request, const CallContext& asker,
                        v1::InspectCheckpointResponse* response);
 
   Node& node_;

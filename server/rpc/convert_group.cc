@@ -138,7 +138,7 @@ v1::PrepareResponse ToProto(const PrepareReply& reply) {
   out.set_communicator(reply.communicator);
   out.set_no_communicator(SendableText(reply.no_communicator));
   out.set_communicator_id(reply.communicator_id);
-  out.set_handed_out(reply.handed_out);
+  out.set_has_leases(reply.has_leases);
   return out;
 }
 
@@ -155,7 +155,7 @@ PrepareReply FromProto(const v1::PrepareResponse& response) {
   reply.communicator = response.communicator();
   reply.no_communicator = response.no_communicator();
   reply.communicator_id = response.communicator_id();
-  reply.handed_out = response.handed_out();
+  reply.has_leases = response.has_leases();
   return reply;
 }
 

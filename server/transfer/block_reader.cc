@@ -14,14 +14,14 @@ bool BlockReader::Ahead(const WorkItem& item) {
   auto source = files_.Acquire(item.file);
   // Begin says what is wrong.
   if (!source.ok()) return false;
-  const ReadWay way = files_.WayOf(**source, item);
+  const IoMode way = files_.WayOf(**source, item);
   found_ahead_.push_back({item.file, item.begin, way});
-  if (way != ReadWay::kDirect) return false;
+  if (way != IoMode::kDirect) return false;
   return AskDirect(item, *std::move(source), std::nullopt) && direct_->HasRoom();
 }
 
 // Looking at the page cache takes microseconds: what was found ahead still counts.
-ReadWay BlockReader::WayOf(const OpenSource& source, const WorkItem& item) {
+IoMode BlockReader::WayOf(const OpenSource& source, const WorkItem& item) {
   while (!found_ahead_.empty()) {
     const FoundAhead found = found_ahead_.front();
     found_ahead_.pop_front();
@@ -44,16 +44,16 @@ absl::Status BlockReader::Begin(const WorkItem& item, bool elsewhere, NeededRang
   item_ = item;
   way_ = WayOf(*source_, item);
   const bool asked = direct_ != nullptr && direct_->IsNext(item);
-  if (asked) way_ = ReadWay::kDirect;
-  if (way_ == ReadWay::kDirect) {
+  if (asked) way_ = IoMode::kDirect;
+  if (way_ == IoMode::kDirect) {
     const bool others = direct_ != nullptr && !direct_->none_asked();
     if (asked || (!others && AskDirect(item, source_, needed))) {
       if (direct_->Begin(needed)) return absl::OkStatus();
       direct_->End();
     }
   }
-  if (way_ == ReadWay::kMap) {  // cached
-    if (files_.MayBuffer() && (elsewhere || BetterCopied(item))) way_ = ReadWay::kBuffer;
+  if (way_ == IoMode::kMap) {  // cached
+    if (files_.MayBuffer() && (elsewhere || BetterCopied(item))) way_ = IoMode::kBuffer;
     return absl::OkStatus();
   }
   ReadByBuffer(item);
@@ -61,7 +61,7 @@ absl::Status BlockReader::Begin(const WorkItem& item, bool elsewhere, NeededRang
 }
 
 void BlockReader::ReadByBuffer(const WorkItem& rest) {
-  way_ = ReadWay::kBuffer;
+  way_ = IoMode::kBuffer;
   if (!files_.Cached(*source_, rest)) ReadAhead(*source_, rest.begin);
 }
 
@@ -73,9 +73,9 @@ bool BlockReader::BetterCopied(const WorkItem& item) {
 
 absl::Status BlockReader::Use(uint64_t offset, size_t bytes,
                               absl::FunctionRef<void(std::span<const std::byte>)> use) {
-  if (way_ == ReadWay::kMap) return UseMapped(offset, bytes, use);
+  if (way_ == IoMode::kMap) return UseMapped(offset, bytes, use);
   const std::span<std::byte> buffer(buffer_.get(), bytes);
-  if (way_ == ReadWay::kDirect) {
+  if (way_ == IoMode::kDirect) {
     const std::span<const std::byte> data = direct_->Get(offset, buffer);
     if (!data.empty()) {
       use(data);
@@ -110,7 +110,7 @@ absl::Status BlockReader::UseMapped(uint64_t offset, size_t bytes,
 }
 
 void BlockReader::End() {
-  if (way_ == ReadWay::kDirect) direct_->End();
+  if (way_ == IoMode::kDirect) direct_->End();
   source_.reset();
   files_.ItemDone(item_.file);
 }

@@ -40,7 +40,7 @@ class BlockReader {
   // Whether the item that has begun is read directly, all that is left of it and of those
   // asked for is in flight or here, and there is room for more.
   bool HasRoom() const {
-    return way_ == ReadWay::kDirect && direct_ != nullptr && direct_->HasRoom();
+    return way_ == IoMode::kDirect && direct_ != nullptr && direct_->HasRoom();
   }
 
   // Turns to an item: opens its file, chooses how to read it, and has the
@@ -66,17 +66,17 @@ class BlockReader {
 
   // How the item that was begun last is read. Where direct reads fail halfway, it turns to
   // the buffer, which then counts for all of the item.
-  ReadWay way() const { return way_; }
+  IoMode way() const { return way_; }
 
  private:
   // How an item that was asked for ahead is best read.
   struct FoundAhead {
     uint32_t file = 0;
     uint64_t begin = 0;
-    ReadWay way = ReadWay::kBuffer;
+    IoMode way = IoMode::kBuffer;
   };
 
-  ReadWay WayOf(const OpenSource& source, const WorkItem& item);
+  IoMode WayOf(const OpenSource& source, const WorkItem& item);
   bool BetterCopied(const WorkItem& item);
   bool AskDirect(const WorkItem& item, std::shared_ptr<OpenSource> source, NeededRanges needed);
   void ReadByBuffer(const WorkItem& rest);
@@ -90,7 +90,7 @@ class BlockReader {
   std::unique_ptr<std::byte[]> buffer_;
   std::shared_ptr<OpenSource> source_;
   WorkItem item_;
-  ReadWay way_ = ReadWay::kBuffer;
+  IoMode way_ = IoMode::kBuffer;
   bool tried_direct_ = false;
   std::unique_ptr<DirectItems> direct_;
 };

@@ -39,7 +39,7 @@ class ItemWorker {
   // Of the last item, each byte counted once.
   uint64_t needed_bytes() const { return tools_->wanted.needed_bytes(); }
   // How the last item was read.
-  ReadWay way() const { return reader_.way(); }
+  IoMode way() const { return reader_.way(); }
 
  private:
   // What is made for a window.
@@ -62,7 +62,7 @@ class ItemWorker {
   bool sends() const { return !tools_->parts.remotes.empty(); }
   // Else bytes pass through caches on their way, to be hashed or sent.
   bool in_place() const {
-    return reader_.way() == ReadWay::kBuffer && !sends() && tools_->placer.plain();
+    return reader_.way() == IoMode::kBuffer && !sends() && tools_->placer.plain();
   }
 
   SlabWriter& slabs_;

@@ -79,8 +79,8 @@ void ReadAhead(OpenSource& source, uint64_t position) {
 }
 
 SourceFiles::SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items,
-                         ReadWay way)
-    : index_(index), way_(way), mappable_(may(ReadWay::kMap) && SigbusGuardInForce()) {
+                         IoMode way)
+    : index_(index), way_(way), mappable_(may(IoMode::kMap) && SigbusGuardInForce()) {
   for (size_t i = 0; i < index.files.size(); ++i) slots_.push_back(std::make_unique<Slot>());
   Expect(items);
 }
@@ -109,7 +109,7 @@ absl::StatusOr<std::shared_ptr<OpenSource>> SourceFiles::Acquire(uint32_t file) 
     if (address != MAP_FAILED) source->mapping = Mapping(address, wanted.bytes);
   }
   source->in_memory = borrowed || InMemory(fd);
-  if (may(ReadWay::kDirect) && !borrowed) source->direct = OpenDirect(fd);
+  if (may(IoMode::kDirect) && !borrowed) source->direct = OpenDirect(fd);
   slot.open = source;
   return source;
 }
@@ -127,14 +127,14 @@ bool SourceFiles::Cached(const OpenSource& source, const WorkItem& item) {
                               CachedAt(fd, item.begin + (item.end - item.begin) / 2));
 }
 
-ReadWay SourceFiles::WayOf(const OpenSource& source, const WorkItem& item) const {
+IoMode SourceFiles::WayOf(const OpenSource& source, const WorkItem& item) const {
   const bool mapped = source.mapping.valid();
   const bool direct = source.direct.valid();
-  if (way_ == ReadWay::kMap) return mapped ? ReadWay::kMap : ReadWay::kBuffer;
-  if (way_ == ReadWay::kDirect) return direct ? ReadWay::kDirect : ReadWay::kBuffer;
-  if (way_ == ReadWay::kBuffer) return ReadWay::kBuffer;
-  if (Cached(source, item)) return mapped ? ReadWay::kMap : ReadWay::kBuffer;
-  return direct ? ReadWay::kDirect : ReadWay::kBuffer;
+  if (way_ == IoMode::kMap) return mapped ? IoMode::kMap : IoMode::kBuffer;
+  if (way_ == IoMode::kDirect) return direct ? IoMode::kDirect : IoMode::kBuffer;
+  if (way_ == IoMode::kBuffer) return IoMode::kBuffer;
+  if (Cached(source, item)) return mapped ? IoMode::kMap : IoMode::kBuffer;
+  return direct ? IoMode::kDirect : IoMode::kBuffer;
 }
 
 }  // namespace ckptd

@@ -14,7 +14,7 @@
 #include "common/base/posix.h"
 #include "common/checkpoint/index.h"
 #include "common/checkpoint/process_memory.h"
-#include "server/transfer/read_way.h"
+#include "server/transfer/io_mode.h"
 #include "server/transfer/schedule.h"
 
 namespace ckptd {
@@ -32,7 +32,7 @@ struct OpenSource {
 // a source may have more files than descriptors. The index must outlive it.
 class SourceFiles {
  public:
-  SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items, ReadWay way);
+  SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items, IoMode way);
 
   // More items, before they are begun.
   void Expect(std::span<const WorkItem> items);
@@ -47,10 +47,10 @@ class SourceFiles {
   // guess costs time, never correctness.
   static bool Cached(const OpenSource& source, const WorkItem& item);
   // How an item of the file is best read now: kMap, kBuffer or kDirect.
-  ReadWay WayOf(const OpenSource& source, const WorkItem& item) const;
+  IoMode WayOf(const OpenSource& source, const WorkItem& item) const;
 
   // Whether the page cache may be read by copies as well.
-  bool MayBuffer() const { return may(ReadWay::kBuffer); }
+  bool MayBuffer() const { return may(IoMode::kBuffer); }
 
   const std::string& path(uint32_t file) const { return index_.files[file].path; }
 
@@ -61,10 +61,10 @@ class SourceFiles {
     uint64_t items_left ABSL_GUARDED_BY(mutex) = 0;
   };
 
-  bool may(ReadWay way) const { return way_ == ReadWay::kAuto || way_ == way; }
+  bool may(IoMode way) const { return way_ == IoMode::kAuto || way_ == way; }
 
   const CheckpointIndex& index_;
-  const ReadWay way_;
+  const IoMode way_;
   const bool mappable_;  // reading a mapping of a file that is cut is an error, not the end
   std::vector<std::unique_ptr<Slot>> slots_;
 };

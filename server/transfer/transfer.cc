@@ -140,13 +140,13 @@ class Job {
   absl::Status Work(SlabWriter& slabs, size_t direct_reads) {
     ItemWorker worker(slabs, files_, direct_reads);
     std::vector<uint64_t> done(targets_.size());
-    Agenda agenda;
-    Stay stay;
+    ClaimedItems agenda;
+    WindowVisit stay;
     while (!stop_.load(std::memory_order_relaxed)) {
       CKPTD_RETURN_IF_ERROR(Claim(worker, direct_reads, agenda));
       if (agenda.items.empty()) break;
       CKPTD_RETURN_IF_ERROR(Poll());
-      const Agenda::Item next = std::move(agenda.items.front());
+      const ClaimedItems::Item next = std::move(agenda.items.front());
       agenda.items.pop_front();
       --agenda.ahead;
       if (next.window != stay.window) {
@@ -173,7 +173,7 @@ class Job {
   }
 
   // What a thread has claimed and not done.
-  struct Agenda {
+  struct ClaimedItems {
     struct Item {
       std::shared_ptr<TransferWindow> window;
       const WorkItem* item = nullptr;
@@ -183,18 +183,18 @@ class Job {
   };
 
   // A thread's time in one window.
-  struct Stay {
+  struct WindowVisit {
     std::shared_ptr<TransferWindow> window;
     size_t items = 0;
   };
 
-  absl::Status Enter(std::shared_ptr<TransferWindow> window, Stay& stay) {
+  absl::Status Enter(std::shared_ptr<TransferWindow> window, WindowVisit& stay) {
     stay = {std::move(window), 0};
     return source_.user == nullptr ? absl::OkStatus() : source_.user->Enter(stay.window->number);
   }
 
   // Where somebody waits for the window: sees to it that what this thread did is in place.
-  absl::Status Leave(SlabWriter& slabs, Stay& stay) {
+  absl::Status Leave(SlabWriter& slabs, WindowVisit& stay) {
     if (source_.user == nullptr || stay.items == 0) return absl::OkStatus();
     CKPTD_RETURN_IF_ERROR(slabs.Finish());
     const size_t before = stay.window->items_away.fetch_sub(stay.items, std::memory_order_acq_rel);
@@ -204,7 +204,7 @@ class Job {
   }
 
   // The next item, and as many more as are read ahead.
-  absl::Status Claim(ItemWorker& worker, size_t direct_reads, Agenda& agenda) {
+  absl::Status Claim(ItemWorker& worker, size_t direct_reads, ClaimedItems& agenda) {
     while (agenda.ahead <= direct_reads) {
       if (agenda.ahead == agenda.items.size()) {
         CKPTD_ASSIGN_OR_RETURN(const bool more, ClaimMore(agenda));
@@ -216,7 +216,7 @@ class Job {
   }
 
   // False: nothing is left.
-  absl::StatusOr<bool> ClaimMore(Agenda& agenda) {
+  absl::StatusOr<bool> ClaimMore(ClaimedItems& agenda) {
     while (true) {
       CKPTD_ASSIGN_OR_RETURN(const WindowQueue::Claimed next, queue_.Next(run_));
       if (next.window == nullptr) return false;
@@ -274,8 +274,8 @@ class Job {
   void Count(const ItemWorker& worker, std::span<const uint64_t> done) {
     const uint64_t storage_bytes = worker.needed_bytes();
     progress_.storage_bytes.fetch_add(storage_bytes, std::memory_order_relaxed);
-    if (worker.way() == ReadWay::kMap) progress_.mapped_bytes += storage_bytes;
-    if (worker.way() == ReadWay::kDirect) progress_.direct_bytes += storage_bytes;
+    if (worker.way() == IoMode::kMap) progress_.mapped_bytes += storage_bytes;
+    if (worker.way() == IoMode::kDirect) progress_.direct_bytes += storage_bytes;
     for (size_t t = 0; t < done.size(); ++t) {
       if (done[t] == 0) continue;
       for (const size_t counter : source_.targets[t].counters) {

@@ -14,7 +14,7 @@
 #include "common/plan/scatter_order.h"
 #include "server/memory/slab_view.h"
 #include "server/transfer/frames.h"
-#include "server/transfer/read_way.h"
+#include "server/transfer/io_mode.h"
 
 namespace ckptd {
 
@@ -39,7 +39,7 @@ struct TransferOptions {
   uint64_t window_copies = uint64_t{1} << 17;
   // Reading through a mapping installs a SIGBUS handler for the process: a file that
   // is cut meanwhile is an error all the same.
-  ReadWay way = ReadWay::kAuto;
+  IoMode way = IoMode::kAuto;
   // Polled before each block of about 1 MiB, from reader threads but never from
   // two at once; a non-OK status stops the transfer with it.
   std::function<absl::Status()> interrupted;

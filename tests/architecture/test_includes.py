@@ -97,7 +97,7 @@ def test_every_include_follows_the_folder_table():
     ("common/layout/x.cc", "server/node/node.h"),
     ("server/catalog/x.cc", "server/memory/host/arena.h"),
     ("server/load/x.cc", "grpcpp/server.h"),
-    ("server/catalog/x.cc", "server/load/rounds.h"),
+    ("server/catalog/x.cc", "server/load/pending_loads.h"),
     ("server/group/x.cc", "server/node/node.h"),
     ("client/cpp/x.cc", "server/node/node.h"),
     ("server/load/x.cc", "nccl.h"),

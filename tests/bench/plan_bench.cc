@@ -159,7 +159,7 @@ class Sender final : public StepUser {
     return absl::OkStatus();
   }
   absl::Status Enter(size_t) override { return absl::OkStatus(); }
-  void Filled(size_t) override {}
+  void ReleaseStaging(size_t) override {}
   void Stop(const absl::Status&) override {}
 
   uint64_t sent_bytes = 0;

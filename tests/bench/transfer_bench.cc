@@ -184,7 +184,7 @@ struct Variant {
   std::string name;
   Setup* setup = nullptr;
   bool digests = false;
-  ReadWay way = ReadWay::kAuto;
+  IoMode way = IoMode::kAuto;
   std::vector<double> ratios;
   double best = 1e9;
 };
@@ -222,7 +222,7 @@ int Main(int argc, char** argv) {
   }
   for (Setup* setup : {&rows, &columns, &cast, &replicated}) GiveMemory(*setup, memory);
 
-  constexpr ReadWay kAuto = ReadWay::kAuto, kMap = ReadWay::kMap, kBuffer = ReadWay::kBuffer;
+  constexpr IoMode kAuto = IoMode::kAuto, kMap = IoMode::kMap, kBuffer = IoMode::kBuffer;
   std::vector<Variant> variants = {
       {"rows", &rows, false, kAuto, {}},
       {"rows, not mapped", &rows, false, kBuffer, {}},

@@ -20,7 +20,7 @@
 #include "server/group/membership.h"
 #include "server/load/local_link.h"
 #include "server/load/member_reading.h"
-#include "server/load/rank_side.h"
+#include "server/load/rank_load.h"
 #include "tests/testing/frame_sinks.h"
 #include "tests/testing/small_memory.h"
 
@@ -81,14 +81,14 @@ class PeerMemoryInProcess final : public PeerMemory {
 // Frames go straight to the rank.
 class IncomingSink final : public TransferSink {
  public:
-  explicit IncomingSink(std::shared_ptr<Incoming> incoming) : incoming_(std::move(incoming)) {}
+  explicit IncomingSink(std::shared_ptr<PreparedLoad> incoming) : incoming_(std::move(incoming)) {}
   absl::Status Send(const Frame& frame) override {
     return incoming_->Take(frame.header, Ragged({frame.data.get(), frame.bytes}));
   }
   absl::Status Finish() override { return absl::OkStatus(); }
 
  private:
-  const std::shared_ptr<Incoming> incoming_;
+  const std::shared_ptr<PreparedLoad> incoming_;
 };
 
 // Calls a rank directly. Each hook runs before the call it is named after, which
@@ -97,7 +97,7 @@ class ScriptedLink final : public MemberLink {
  public:
   using Hook = std::function<absl::Status()>;
 
-  explicit ScriptedLink(RankSide& side) : side_(side), inner_(side) {}
+  explicit ScriptedLink(RankLoad& side) : side_(side), inner_(side) {}
 
   Hook on_prepare;
   Hook on_execute;
@@ -183,7 +183,7 @@ class ScriptedLink final : public MemberLink {
 
   static absl::Status Run(const Hook& hook) { return hook ? hook() : absl::OkStatus(); }
 
-  RankSide& side_;
+  RankLoad& side_;
   LocalLink inner_;
   mutable Mutex mutex_;
   std::vector<absl::Status> aborts_ ABSL_GUARDED_BY(mutex_);
@@ -204,7 +204,7 @@ struct RankInProcess {
   std::unique_ptr<HostMemory> behind;  // holds two shards that were loaded EXCLUSIVE
   HostTier host_tier;
   Catalog catalog;
-  RankSide side;
+  RankLoad side;
   std::shared_ptr<ScriptedLink> link;
 };
 
@@ -260,7 +260,7 @@ class GroupInProcess {
       PeerMemoryInProcess peers(hosts_.empty() ? "" : hosts_[rank]);
       for (uint32_t i = 0; i < size(); ++i) peers.Add(i, *ranks_[i]->memory);
       const auto connect = [this](const MemberIdentity& who) { return ranks_[who.rank]->link; };
-      OwnReading reading;
+      ReadProgressPublisher reading;
       peers.on_map = [&](uint32_t) {
         if (on_member_maps) on_member_maps(reading.Now());
       };
@@ -274,7 +274,7 @@ class GroupInProcess {
   const std::atomic<bool> stopping_ = false;
   std::vector<std::unique_ptr<RankInProcess>> ranks_;
   PeerMemoryInProcess peer_memory_;
-  CommKeeper comms_{nullptr, "this test has none", true};
+  CommunicatorCache comms_{nullptr, "this test has none", true};
   std::unique_ptr<Membership> membership_;
 };
 

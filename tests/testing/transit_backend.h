@@ -41,8 +41,8 @@ class TransitBackend final : public MemoryBackend {
   absl::StatusOr<SlabHandle> Export(Slab&, AttachMode) override {
     return absl::UnimplementedError("");
   }
-  void GiveUp(std::unique_ptr<Slab>) override {}
-  void NewReader() override {}
+  void TransferOwnership(std::unique_ptr<Slab>) override {}
+  void OnWriterRestart() override {}
   absl::StatusOr<std::unique_ptr<TransitMemory>> MakeTransit() override {
     return std::make_unique<ScarceTransit>(refusals_);
   }

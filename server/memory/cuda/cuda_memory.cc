@@ -201,7 +201,7 @@ absl::StatusOr<std::unique_ptr<TransitMemory>> CudaMemory::MakeTransit() {
       std::move(engine), [this](uint64_t bytes) { return Allocate(bytes, AttachMode::kExclusive); });
 }
 
-void CudaMemory::Filled(Slab& slab) {
+void CudaMemory::ReleaseStaging(Slab& slab) {
   auto* const ours = dynamic_cast<CudaSlab*>(&slab);
   if (ours == nullptr || source_->keeps() || ours->share().fd == nullptr) return;
   ours->Rest(source_);
@@ -249,7 +249,7 @@ absl::StatusOr<SlabHandle> CudaMemory::Export(Slab& slab, AttachMode mode) {
 }
 
 // The client's descriptor keeps the memory; ours goes with the slab.
-void CudaMemory::GiveUp(std::unique_ptr<Slab> slab) { slab.reset(); }
+void CudaMemory::TransferOwnership(std::unique_ptr<Slab> slab) { slab.reset(); }
 
 std::vector<uint64_t> CudaMemory::OwnedSegments() const {
   MutexLock lock(books_->mutex);

@@ -49,11 +49,11 @@ class CudaMemory final : public MemoryBackend {
   using MemoryBackend::Allocate;
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
                                                  HandleKind kind) override;
-  void Filled(Slab& slab) override;
+  void ReleaseStaging(Slab& slab) override;
   absl::Status Seal(Slab& slab) override;
   absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) override;
-  void GiveUp(std::unique_ptr<Slab> slab) override;
-  void NewReader() override {}
+  void TransferOwnership(std::unique_ptr<Slab> slab) override;
+  void OnWriterRestart() override {}
   // It must not outlive this.
   absl::StatusOr<std::unique_ptr<TransitMemory>> MakeTransit() override;
   std::vector<uint64_t> OwnedSegments() const override;

@@ -41,7 +41,7 @@ std::shared_ptr<StagedMemory> CudaTransit::NewView(uint64_t slab_bytes) {
   return std::make_shared<CudaView>(engine_, slab_bytes);
 }
 
-void CudaTransit::Show(StagedMemory& view, uint64_t begin, uint64_t at) {
+void CudaTransit::MapWindow(StagedMemory& view, uint64_t begin, uint64_t at) {
   static_cast<CudaView&>(view).LieAt(slab_->view().staged->address() + at - begin);
 }
 

@@ -22,7 +22,7 @@ class CudaTransit final : public TransitMemory {
 
   absl::Status Reserve(uint64_t bytes) override;
   std::shared_ptr<StagedMemory> NewView(uint64_t slab_bytes) override;
-  void Show(StagedMemory& view, uint64_t begin, uint64_t at) override;
+  void MapWindow(StagedMemory& view, uint64_t begin, uint64_t at) override;
 
  private:
   const std::shared_ptr<CudaEngine> engine_;

@@ -110,7 +110,7 @@ StagingPool::Slot* StagingPool::TakeFree(const void* user) {
   return slot;
 }
 
-absl::Status StagingPool::StandsStill() {
+absl::Status StagingPool::Stalled() {
   MutexLock lock(mutex_);
   if (!in_flight_.empty() && !in_flight_.front()->recorded_.empty()) {
     return DeviceStandsStill(*in_flight_.front()->recorded_.back(), patience_);
@@ -134,7 +134,7 @@ absl::StatusOr<StagingPool::Slot*> StagingPool::Take(const void* user) {
       }
       if (slot != nullptr) return slot;
     }
-    if (Clock::now() > deadline) return StandsStill();
+    if (Clock::now() > deadline) return Stalled();
     std::this_thread::sleep_for(kCudaPoll);
   }
 }

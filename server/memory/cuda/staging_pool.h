@@ -71,7 +71,7 @@ class StagingPool {
   Slot* TakeFree(const void* user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Why there has been no slot for so long.
-  absl::Status StandsStill();
+  absl::Status Stalled();
   // Whether the slot's copies have ended; an error ends all taking.
   bool Ended(Slot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

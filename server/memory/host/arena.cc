@@ -101,7 +101,7 @@ uint64_t Arena::Held() const {
   return held;
 }
 
-void Arena::Doom(ArenaPiece piece, Pieces& doomed) {
+void Arena::MarkForRelease(ArenaPiece piece, Pieces& doomed) {
   owned_.erase(piece.segment->id());
   doomed.push_back(std::move(piece));
 }
@@ -111,7 +111,7 @@ void Arena::TrimFree(uint64_t bytes, Pieces& doomed) {
   uint64_t gained = 0;
   while (gained < bytes && !free_.empty()) {
     gained += free_.front().segment->bytes();
-    Doom(std::move(free_.front()), doomed);
+    MarkForRelease(std::move(free_.front()), doomed);
     free_.erase(free_.begin());
   }
 }
@@ -134,7 +134,7 @@ absl::Status Arena::MakeRoom(uint64_t asked, const Draft& draft, Pieces& doomed)
   };
   TrimFree(excess(), doomed);
   while (excess() > 0 && !lingering_.empty()) {
-    Doom(std::move(lingering_.front()), doomed);
+    MarkForRelease(std::move(lingering_.front()), doomed);
     lingering_.erase(lingering_.begin());
   }
   return absl::OkStatus();
@@ -175,7 +175,7 @@ absl::StatusOr<Arena::Draft> Arena::Reserve(uint64_t bytes, bool unsealed_only) 
     return NoMemory(bytes, options_.budget_bytes - committed,
                     "more than its whole budget; raise the budget or use more ranks");
   }
-  Recheck(doomed);
+  ReapLingering(doomed);
   Draft draft = PickAfterFill(bytes, unsealed_only);
   if (const absl::Status room = MakeRoom(bytes, draft, doomed); !room.ok()) {
     PutBack(draft);
@@ -258,32 +258,32 @@ absl::StatusOr<std::vector<ArenaPiece>> Arena::Take(uint64_t bytes, bool unseale
   return std::move(draft.pieces);
 }
 
-Arena::Fate Arena::FateOf(const ArenaPiece& piece) const {
-  if (piece.filling && options_.filled_by_peers) return Fate::kDrop;
+Arena::Disposition Arena::DispositionOf(const ArenaPiece& piece) const {
+  if (piece.filling && options_.filled_by_peers) return Disposition::kDrop;
   const bool stale = piece.segment->sealed() && piece.taken_for != reader_;
-  if (!piece.lent) return stale ? Fate::kDrop : Fate::kFree;
-  if (!ownership_check_works_) return Fate::kDrop;
-  if (piece.segment->HeldByOthers()) return Fate::kLinger;
-  return stale || piece.lent_writable ? Fate::kDrop : Fate::kFree;
+  if (!piece.lent) return stale ? Disposition::kDrop : Disposition::kFree;
+  if (!ownership_check_works_) return Disposition::kDrop;
+  if (piece.segment->HeldByOthers()) return Disposition::kLinger;
+  return stale || piece.lent_writable ? Disposition::kDrop : Disposition::kFree;
 }
 
-void Arena::Settle(ArenaPiece piece, Pieces& doomed) {
-  switch (FateOf(piece)) {
-    case Fate::kFree:
+void Arena::Dispose(ArenaPiece piece, Pieces& doomed) {
+  switch (DispositionOf(piece)) {
+    case Disposition::kFree:
       piece.lent = piece.filling = false;
       free_.push_back(std::move(piece));
       break;
-    case Fate::kLinger:
+    case Disposition::kLinger:
       lingering_.push_back(std::move(piece));
       break;
-    case Fate::kDrop:
-      Doom(std::move(piece), doomed);
+    case Disposition::kDrop:
+      MarkForRelease(std::move(piece), doomed);
       break;
   }
 }
 
-void Arena::Recheck(Pieces& doomed) {
-  for (ArenaPiece& piece : std::exchange(lingering_, {})) Settle(std::move(piece), doomed);
+void Arena::ReapLingering(Pieces& doomed) {
+  for (ArenaPiece& piece : std::exchange(lingering_, {})) Dispose(std::move(piece), doomed);
 }
 
 void Arena::Return(std::vector<ArenaPiece> pieces) {
@@ -293,7 +293,7 @@ void Arena::Return(std::vector<ArenaPiece> pieces) {
     if (!pieces.empty() && pieces.front().filling) --loading_;
     for (ArenaPiece& piece : pieces) {
       used_ -= piece.segment->bytes();
-      Settle(std::move(piece), doomed);
+      Dispose(std::move(piece), doomed);
     }
     fill_stalled_ = false;
     last_use_ = std::chrono::steady_clock::now();
@@ -309,19 +309,19 @@ void Arena::Forget(std::vector<ArenaPiece> pieces) {
     for (ArenaPiece& piece : pieces) {
       used_ -= piece.segment->bytes();
       given_up_ = std::min(given_up_ + piece.segment->bytes(), target_);
-      Doom(std::move(piece), doomed);
+      MarkForRelease(std::move(piece), doomed);
     }
     fill_stalled_ = false;
   }
   changed_.NotifyAll();
 }
 
-void Arena::NewReader() {
+void Arena::OnWriterRestart() {
   Pieces doomed;
   {
     MutexLock lock(mutex_);
     ++reader_;
-    for (ArenaPiece& piece : std::exchange(free_, {})) Settle(std::move(piece), doomed);
+    for (ArenaPiece& piece : std::exchange(free_, {})) Dispose(std::move(piece), doomed);
     fill_stalled_ = false;
   }
   changed_.NotifyAll();

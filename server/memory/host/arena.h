@@ -94,7 +94,7 @@ struct ArenaPiece {
   std::unique_ptr<HostSegment> segment;
   uint64_t bytes = 0;          // the slab's part, from the start
   uint64_t dirty_bytes = 0;    // beyond this the segment holds zeros
-  uint64_t taken_for = 0;      // the reader (NewReader) that could map it before a seal
+  uint64_t taken_for = 0;      // the reader (OnWriterRestart) that could map it before a seal
   bool filling = false;        // taken, and whoever fills it has not ended
   bool lent = false;           // descriptors went out since it was last checked
   bool lent_writable = false;  // ... read-write ones: its content and seals are the client's
@@ -135,7 +135,7 @@ class Arena {
   uint64_t Trim();
   std::string Why();
   // See MemoryBackend.
-  void NewReader();
+  void OnWriterRestart();
   bool ownership_check_works() const { return ownership_check_works_; }
   const HostMemoryOptions& options() const { return options_; }
 
@@ -152,7 +152,7 @@ class Arena {
     std::vector<uint64_t> capacity;  // of each piece that must be made, else 0
     uint64_t fresh = 0;              // their sum
   };
-  enum class Fate { kFree, kLinger, kDrop };
+  enum class Disposition { kFree, kLinger, kDrop };
 
   // All of these with mutex_ held; what they put in `doomed` is destroyed by the
   // caller after unlocking, because unmapping takes long.
@@ -162,10 +162,10 @@ class Arena {
   Draft PickAfterFill(uint64_t bytes, bool unsealed_only) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status MakeRoom(uint64_t asked, const Draft& draft, Pieces& doomed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Recheck(Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Fate FateOf(const ArenaPiece& piece) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Settle(ArenaPiece piece, Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Doom(ArenaPiece piece, Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReapLingering(Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Disposition DispositionOf(const ArenaPiece& piece) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Dispose(ArenaPiece piece, Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MarkForRelease(ArenaPiece piece, Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TrimFree(uint64_t bytes, Pieces& doomed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t NextFill() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

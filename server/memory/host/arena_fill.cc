@@ -219,7 +219,7 @@ std::vector<uint64_t> Arena::Ids() {
 MemoryUsage Arena::Usage() {
   Pieces doomed;
   MutexLock lock(mutex_);
-  Recheck(doomed);
+  ReapLingering(doomed);
   MemoryUsage usage;
   usage.budget = options_.budget_bytes;
   usage.used = used_;

@@ -54,7 +54,7 @@ void Arena::NoteFilled(uint64_t bytes) {
 // Frees pool memory, and makes no other in the background until something is loaded.
 uint64_t Arena::GiveBack(uint64_t bytes, const std::string& why, Pieces& doomed) {
   const size_t before = doomed.size();
-  Recheck(doomed);
+  ReapLingering(doomed);
   TrimFree(bytes, doomed);
   uint64_t gained = 0;
   for (size_t i = before; i < doomed.size(); ++i) gained += doomed[i].segment->bytes();

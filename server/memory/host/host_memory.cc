@@ -105,7 +105,7 @@ absl::StatusOr<std::unique_ptr<Slab>> HostMemory::Allocate(uint64_t bytes, Attac
   return std::make_unique<HostSlab>(arena_, bytes, std::move(pieces));
 }
 
-void HostMemory::Filled(Slab& slab) {
+void HostMemory::ReleaseStaging(Slab& slab) {
   const absl::StatusOr<HostSlab*> ours = OurSlab(slab);
   if (!ours.ok()) return;
   std::vector<ArenaPiece>& pieces = (*ours)->pieces();
@@ -144,13 +144,13 @@ absl::StatusOr<SlabHandle> HostMemory::Export(Slab& slab, AttachMode mode) {
   return handle;
 }
 
-void HostMemory::GiveUp(std::unique_ptr<Slab> slab) {
+void HostMemory::TransferOwnership(std::unique_ptr<Slab> slab) {
   if (slab == nullptr) return;
   const absl::StatusOr<HostSlab*> ours = OurSlab(*slab);
   if (ours.ok()) arena_->Forget(std::exchange((*ours)->pieces(), {}));
 }
 
-void HostMemory::NewReader() { arena_->NewReader(); }
+void HostMemory::OnWriterRestart() { arena_->OnWriterRestart(); }
 
 std::vector<uint64_t> HostMemory::OwnedSegments() const { return arena_->Ids(); }
 

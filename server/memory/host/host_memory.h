@@ -40,12 +40,12 @@ class HostMemory final : public MemoryBackend, public ReadyMemory {
                                                  HandleKind kind) override;
   absl::Status Seal(Slab& slab) override;
   absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) override;
-  void GiveUp(std::unique_ptr<Slab> slab) override;
-  void Filled(Slab& slab) override;
+  void TransferOwnership(std::unique_ptr<Slab> slab) override;
+  void ReleaseStaging(Slab& slab) override;
   void Expect(uint64_t bytes, const std::string& why) override { arena_->Expect(bytes, why); }
   uint64_t Trim() override { return arena_->Trim(); }
   std::string Why() const override { return arena_->Why(); }
-  void NewReader() override;
+  void OnWriterRestart() override;
   std::vector<uint64_t> OwnedSegments() const override;
   MemoryUsage Usage() const override;
   std::string tier() const override;

@@ -169,7 +169,7 @@ TEST(HostMemoryContract, AThousandCyclesLeaveNoDescriptorBehind) {
       ASSERT_OK(backend->Seal(*slab));
     }
     ASSERT_OK(backend->Export(*slab, mode));
-    if (exclusive) backend->GiveUp(std::move(slab));
+    if (exclusive) backend->TransferOwnership(std::move(slab));
   }
   EXPECT_LE(OpenFds(), before + 4);
 }

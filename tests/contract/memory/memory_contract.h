@@ -32,7 +32,7 @@ TEST_P(MemoryContract, ASlabThatIsFilledCanStillBeRead) {
   const uint64_t bytes = segment_ + 512;
   const std::unique_ptr<Slab> slab = Allocate(bytes);
   Fill(*slab, 3);
-  for (int twice = 0; twice < 2; ++twice) backend_->Filled(*slab);
+  for (int twice = 0; twice < 2; ++twice) backend_->ReleaseStaging(*slab);
   for (int again = 0; again < 2; ++again) {
     EXPECT_EQ(Matching(ReadBytes(slab->view(), 0, bytes), 3), bytes);
   }

@@ -68,7 +68,7 @@ class MemoryContract : public testing::TestWithParam<MemoryCase> {
   std::unique_ptr<Slab> Published(uint64_t bytes, unsigned seed) {
     std::unique_ptr<Slab> slab = Allocate(bytes);
     Fill(*slab, seed);
-    backend_->Filled(*slab);
+    backend_->ReleaseStaging(*slab);
     EXPECT_OK(backend_->Seal(*slab));
     return slab;
   }

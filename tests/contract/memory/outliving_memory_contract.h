@@ -39,7 +39,7 @@ TEST_P(OutlivingMemoryContract, GivenUpMemoryLeavesTheBudgetAndStaysTheClients) 
   Fill(*slab, 8);
   const std::vector<uint64_t> ids = IdsOf(*slab);
   const auto client = Attach(*slab, AttachMode::kExclusive);
-  backend_->GiveUp(std::move(slab));
+  backend_->TransferOwnership(std::move(slab));
   EXPECT_EQ(backend_->Usage().arena, 0U);
   EXPECT_FALSE(Overlap(backend_->OwnedSegments(), ids));
   EXPECT_EQ(Matching(client->Read(), 8), 2 * segment_);

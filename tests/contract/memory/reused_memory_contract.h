@@ -56,7 +56,7 @@ TEST_P(ReusedMemoryContract, AfterANewReaderSealedMemoryIsNeverUsedAgain) {
   std::vector<uint64_t> sealed = IdsOf(*Published(segment_, 16));
   const std::vector<uint64_t> held_ids = IdsOf(*held);
   sealed.insert(sealed.end(), held_ids.begin(), held_ids.end());
-  backend_->NewReader();
+  backend_->OnWriterRestart();
   held.reset();
   EXPECT_FALSE(Overlap(IdsOf(*Allocate(2 * segment_)), sealed));
   EXPECT_FALSE(Overlap(backend_->OwnedSegments(), sealed));
@@ -65,21 +65,21 @@ TEST_P(ReusedMemoryContract, AfterANewReaderSealedMemoryIsNeverUsedAgain) {
 TEST_P(ReusedMemoryContract, AfterANewReaderMemorySealedLaterButTakenBeforeIsNotUsedAgain) {
   std::unique_ptr<Slab> slab = Allocate(segment_);
   const std::vector<uint64_t> ids = IdsOf(*slab);
-  backend_->NewReader();
+  backend_->OnWriterRestart();
   ASSERT_OK(backend_->Seal(*slab));
   slab.reset();
   EXPECT_FALSE(Overlap(IdsOf(*Allocate(segment_)), ids));
 }
 
 TEST_P(ReusedMemoryContract, MemoryTakenAfterANewReaderIsUsedAgainThoughSealed) {
-  backend_->NewReader();
+  backend_->OnWriterRestart();
   const std::vector<uint64_t> ids = IdsOf(*Published(segment_, 17));
   EXPECT_EQ(IdsOf(*Allocate(segment_)), ids);
 }
 
 TEST_P(ReusedMemoryContract, AfterANewReaderUnsealedMemoryIsStillUsedAgain) {
   const std::vector<uint64_t> ids = IdsOf(*Allocate(segment_));
-  backend_->NewReader();
+  backend_->OnWriterRestart();
   EXPECT_EQ(IdsOf(*Allocate(segment_)), ids);
 }
 

@@ -34,7 +34,7 @@ class ClientMemoryTest : public testing::Test {
                                                                  .staging_bytes = 8 << 20}));
   }
   // Full of `fill`; ready for clients of that mode.
-  std::unique_ptr<Slab> Filled(std::byte fill, AttachMode mode) {
+  std::unique_ptr<Slab> ReleaseStaging(std::byte fill, AttachMode mode) {
     auto slab = memory_->Allocate(kBytes, mode).value();
     WriteBytes(slab->view(), 0, std::vector<std::byte>(kBytes, fill));
     if (mode != AttachMode::kExclusive) {
@@ -67,7 +67,7 @@ TEST_F(ClientMemoryTest, IsLetGoOfByAnyThreadInAnyOrder) {
   std::vector<Held> held;
   for (const AttachMode mode : {AttachMode::kShared, AttachMode::kPrivate, AttachMode::kExclusive}) {
     const auto fill = static_cast<std::byte>(17 + static_cast<int>(mode));
-    const auto slab = Filled(fill, mode);
+    const auto slab = ReleaseStaging(fill, mode);
     const int clients = mode == AttachMode::kExclusive ? 1 : 3;
     for (int i = 0; i < clients; ++i) held.push_back({Import(*slab, mode), fill});
     // The daemon's part goes here.
@@ -85,7 +85,7 @@ TEST_F(ClientMemoryTest, IsLetGoOfByAnyThreadInAnyOrder) {
 TEST_F(ClientMemoryTest, IsLetGoOfBySeveralThreadsAtOnce) {
   const uint64_t before = Free();
   for (int round = 0; round < 20; ++round) {
-    auto slab = Filled(std::byte{3}, AttachMode::kShared);
+    auto slab = ReleaseStaging(std::byte{3}, AttachMode::kShared);
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) {
       threads.emplace_back([memory = Import(*slab, AttachMode::kShared)]() mutable {
@@ -103,7 +103,7 @@ TEST_F(ClientMemoryTest, IsReachedByTheOtherGpusOfTheProcess) {
   const std::shared_ptr<CudaDevice> other = TestGpu(1);
   ASSERT_OK_AND_ASSIGN(const CudaStream stream, CudaStream::Make(other));
   for (const AttachMode mode : {AttachMode::kShared, AttachMode::kPrivate, AttachMode::kExclusive}) {
-    const auto slab = Filled(std::byte{11}, mode);
+    const auto slab = ReleaseStaging(std::byte{11}, mode);
     const DeviceMemory memory = Import(*slab, mode);
     std::byte last{0};
     const CudaScope scope(*other);
@@ -135,7 +135,7 @@ class ClientLeaseTest : public ClientMemoryTest {
 };
 
 TEST_F(ClientLeaseTest, EndsWithTheMemory) {
-  const auto slab = Filled(std::byte{9}, AttachMode::kShared);
+  const auto slab = ReleaseStaging(std::byte{9}, AttachMode::kShared);
   DeviceMemory memory = Import(*slab, AttachMode::kShared);
   memory.Reset(std::move(lease_));
   EXPECT_TRUE(Ended());
@@ -143,7 +143,7 @@ TEST_F(ClientLeaseTest, EndsWithTheMemory) {
 
 // The daemon would use the memory again beside it.
 TEST_F(ClientLeaseTest, GoesOnWhileWorkThatWasGivenUpMayReachTheMemory) {
-  const auto slab = Filled(std::byte{9}, AttachMode::kShared);
+  const auto slab = ReleaseStaging(std::byte{9}, AttachMode::kShared);
   DeviceMemory memory = Import(*slab, AttachMode::kShared);
   std::optional<CudaClaim> work(TestGpu());
   memory.Reset(std::move(lease_));
@@ -172,7 +172,7 @@ using ClientMemoryDeathTest = ClientMemoryTest;
 TEST_F(ClientMemoryDeathTest, MayLiveUntilTheProcessHasEnded) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own: no fork of this driver
   const auto hold_and_exit = [this] {
-    const auto slab = Filled(std::byte{5}, AttachMode::kShared);
+    const auto slab = ReleaseStaging(std::byte{5}, AttachMode::kShared);
     static DeviceMemory last = Import(*slab, AttachMode::kShared);
     std::exit(IsFullOf(last, std::byte{5}) ? 0 : 1);
   };

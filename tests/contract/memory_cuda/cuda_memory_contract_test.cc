@@ -120,7 +120,7 @@ TEST_F(CudaMemoryContract, WhatSlabsPassThroughIsZeroWheneverItIsReserved) {
   for (const uint64_t bytes : {kSegment, kSegment - 512, 2 * kSegment}) {
     ASSERT_OK(transit->Reserve(bytes));
     const SlabView view = {{}, transit->NewView(bytes)};
-    transit->Show(*view.staged, 0, 0);
+    transit->MapWindow(*view.staged, 0, 0);
     EXPECT_TRUE(ReadBytes(view) == std::vector<std::byte>(bytes)) << bytes;
     WriteBytes(view, 0, std::vector<std::byte>(bytes, std::byte{7}));
   }

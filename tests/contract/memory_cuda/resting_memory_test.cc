@@ -40,10 +40,10 @@ class RestingMemory : public testing::Test {
                                           .kernels = TestKernels(),
                                           .keep_engine = keep});
   }
-  std::unique_ptr<Slab> Filled(AttachMode mode = AttachMode::kShared) {
+  std::unique_ptr<Slab> ReleaseStaging(AttachMode mode = AttachMode::kShared) {
     auto slab = memory_->Allocate(kBytes, mode).value();
     WriteBytes(slab->view(), 0, bytes_);
-    memory_->Filled(*slab);
+    memory_->ReleaseStaging(*slab);
     return slab;
   }
   bool Holds(const SlabView& view) { return ReadBytes(view, 0, kBytes) == bytes_; }
@@ -55,10 +55,10 @@ class RestingMemory : public testing::Test {
 TEST_F(RestingMemory, GivesTheContextBackBetweenLoads) {
   EXPECT_FALSE(HasContext()) << "nothing was loaded yet";
   const auto first = memory_->Allocate(kBytes, AttachMode::kShared).value();
-  const auto second = Filled();
+  const auto second = ReleaseStaging();
   EXPECT_TRUE(HasContext()) << "the first is being filled";
   EXPECT_EQ(memory_->Usage().staging, 8 << 20);
-  memory_->Filled(*first);
+  memory_->ReleaseStaging(*first);
   EXPECT_FALSE(HasContext());
   EXPECT_EQ(memory_->Usage().staging, 0);
   EXPECT_EQ(memory_->Usage().used, 2 * (8 << 20)) << "the slabs are there";
@@ -66,7 +66,7 @@ TEST_F(RestingMemory, GivesTheContextBackBetweenLoads) {
 }
 
 TEST_F(RestingMemory, IsReadByWakingForAsLongAsThatTakes) {
-  const auto slab = Filled();
+  const auto slab = ReleaseStaging();
   {
     const SlabView one = slab->view();
     const SlabView two = slab->view();
@@ -79,7 +79,7 @@ TEST_F(RestingMemory, IsReadByWakingForAsLongAsThatTakes) {
 }
 
 TEST_F(RestingMemory, IsHandedOutWithoutWaking) {
-  const auto slab = Filled();
+  const auto slab = ReleaseStaging();
   ASSERT_OK(memory_->Seal(*slab));
   ASSERT_OK_AND_ASSIGN(SlabHandle handle, memory_->Export(*slab, AttachMode::kShared));
   EXPECT_FALSE(HasContext());
@@ -92,22 +92,22 @@ TEST_F(RestingMemory, IsHandedOutWithoutWaking) {
 }
 
 TEST_F(RestingMemory, IsTakenWithoutWaking) {
-  auto slab = Filled(AttachMode::kExclusive);
+  auto slab = ReleaseStaging(AttachMode::kExclusive);
   ASSERT_OK(memory_->Export(*slab, AttachMode::kExclusive));
-  memory_->GiveUp(std::move(slab));
+  memory_->TransferOwnership(std::move(slab));
   EXPECT_FALSE(HasContext());
   EXPECT_EQ(memory_->Usage().used, 0);
 }
 
 TEST_F(RestingMemory, IsNotWrittenAnyMore) {
-  const auto slab = Filled();
+  const auto slab = ReleaseStaging();
   EXPECT_FALSE(slab->view().staged->OpenLane().ok());
   EXPECT_FALSE(HasContext());
 }
 
 TEST_F(RestingMemory, KeepsTheContextForMemoryThatIsOpenedByName) {
   const auto slab = memory_->Allocate(kBytes, AttachMode::kShared, HandleKind::kCudaIpc).value();
-  memory_->Filled(*slab);
+  memory_->ReleaseStaging(*slab);
   EXPECT_TRUE(HasContext());
 }
 
@@ -126,7 +126,7 @@ TEST_F(RestingMemory, ContextsOnPeersGoWithTheLoad) {
 
 TEST_F(RestingMemory, ContextsAreKeptWhereThatIsAskedFor) {
   ASSERT_OK_AND_ASSIGN(memory_, Make(true));
-  const auto slab = Filled();
+  const auto slab = ReleaseStaging();
   EXPECT_TRUE(HasContext());
   EXPECT_NE(memory_->tier().find("context kept"), std::string::npos);
 }

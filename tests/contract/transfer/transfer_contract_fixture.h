@@ -39,7 +39,7 @@ struct TransferForm {
 
 struct TransferCase {
   TransferForm form;
-  ReadWay way = ReadWay::kAuto;
+  IoMode way = IoMode::kAuto;
   uint64_t seed = 1;  // of the random world, and of its threads and segments
 
   unsigned threads() const { return static_cast<unsigned>(1 + seed % 4); }
@@ -51,7 +51,7 @@ inline std::string TransferCaseName(const testing::TestParamInfo<TransferCase>& 
          std::to_string(info.param.seed);
 }
 
-constexpr ReadWay kWays[] = {ReadWay::kMap, ReadWay::kBuffer, ReadWay::kDirect};
+constexpr IoMode kWays[] = {IoMode::kMap, IoMode::kBuffer, IoMode::kDirect};
 
 // `seeds` worlds for each form, read by turns in every way.
 inline std::vector<TransferCase> Worlds(const std::vector<TransferForm>& forms, uint64_t seeds) {
@@ -65,7 +65,7 @@ inline std::vector<TransferCase> Worlds(const std::vector<TransferForm>& forms, 
 inline std::vector<TransferCase> EveryWayToRead(const std::vector<TransferForm>& forms) {
   std::vector<TransferCase> cases;
   for (const TransferForm& form : forms) {
-    for (const ReadWay way : kWays) cases.push_back({form, way, 1});
+    for (const IoMode way : kWays) cases.push_back({form, way, 1});
   }
   return cases;
 }

@@ -157,7 +157,7 @@ class LongItems : public TransferContract {
     ASSERT_EQ(::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED), 0);
   }
   bool IsCached() const {
-    SourceFiles files(world_->index, {}, ReadWay::kBuffer);
+    SourceFiles files(world_->index, {}, IoMode::kBuffer);
     WorkItem all;
     all.end = world_->index.files[0].bytes;
     return SourceFiles::Cached(**files.Acquire(0), all);
@@ -174,10 +174,10 @@ TEST_P(LongItems, AreInTheirPlacesWithDigests) {
 TEST_P(LongItems, AreReadPastThePageCacheWherePossible) {
   if (!MayBeReadDirectly()) GTEST_SKIP() << "no O_DIRECT, or no io_uring";
   DropFromPageCache();
-  if (GetParam().way == ReadWay::kAuto && IsCached()) GTEST_SKIP() << "it stays in the page cache";
+  if (GetParam().way == IoMode::kAuto && IsCached()) GTEST_SKIP() << "it stays in the page cache";
   ASSERT_OK(Run());
-  const ReadWay way = GetParam().way;
-  const bool direct = way == ReadWay::kDirect || way == ReadWay::kAuto;
+  const IoMode way = GetParam().way;
+  const bool direct = way == IoMode::kDirect || way == IoMode::kAuto;
   EXPECT_EQ(progress_->storage_bytes.load(), world_->NeededBytes());
   EXPECT_EQ(progress_->direct_bytes.load(), direct ? world_->NeededBytes() : 0);
 }
@@ -185,8 +185,8 @@ TEST_P(LongItems, AreReadPastThePageCacheWherePossible) {
 std::vector<TransferCase> WaysAndThreads() {
   std::vector<TransferCase> cases = EveryWayToRead(Forms());
   for (const TransferForm& form : Forms()) {
-    cases.push_back({form, ReadWay::kAuto, 1});
-    cases.push_back({form, ReadWay::kDirect, 3});
+    cases.push_back({form, IoMode::kAuto, 1});
+    cases.push_back({form, IoMode::kDirect, 3});
   }
   return cases;
 }

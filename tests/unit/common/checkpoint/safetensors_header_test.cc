@@ -147,6 +147,11 @@ TEST(SafetensorsHeader, RefusesALengthThatWouldWrapAround) {
   EXPECT_EQ(LengthError(UINT64_MAX - 3, 100), "HeaderTooLarge");
 }
 
+TEST(SafetensorsHeader, RefusesAPointerOfGitLfsByName) {
+  EXPECT_THAT(ParseFile("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n"),
+              Says("it is a pointer of git-lfs, not the file itself; run `git lfs pull`"));
+}
+
 TEST(SafetensorsHeader, RefusesALengthPastTheEndOfTheFile) {
   EXPECT_EQ(LengthError(93, 100), "InvalidHeaderLength");
   EXPECT_EQ(LengthError(92, 100), "OK");

@@ -97,7 +97,7 @@ TEST_F(FlatParameters, AreOneCohortOnAllRanks) {
   for (layout_.rank = 0; layout_.rank < 2; ++layout_.rank) {
     layouts.push_back(std::make_shared<const RankLayout>(layout_));
   }
-  EXPECT_THAT(JoinAlike(layouts), SizeIs(1));
+  EXPECT_THAT(JoinEqual(layouts), SizeIs(1));
 }
 
 TEST_F(FlatParameters, LieInEveryWindowWhereTheWholePlanHasThem) {

@@ -177,7 +177,7 @@ class SmallGroup : public testing::Test {
       stated.push_back(std::make_shared<const RankLayout>(layout));
     }
     index_ = std::make_shared<const CheckpointIndex>(source_.index());
-    return GroupPlan::Make(index_, JoinAlike(stated), {});
+    return GroupPlan::Make(index_, JoinEqual(stated), {});
   }
   FakeSource source_;
   std::shared_ptr<const CheckpointIndex> index_;
@@ -191,7 +191,7 @@ TEST_F(SmallGroup, JoinsStatementsThatDifferInTheirRankAlone) {
     stated.push_back(
         std::make_shared<const RankLayout>(AskFor({"x"}, sharding, MeshOf({4}), rank)));
   }
-  const std::vector<Cohort> cohorts = JoinAlike(stated);
+  const std::vector<Cohort> cohorts = JoinEqual(stated);
   ASSERT_THAT(cohorts, SizeIs(2));
   EXPECT_THAT(cohorts[0].ranks, ElementsAre(0, 1, 2));
   EXPECT_THAT(cohorts[1].ranks, ElementsAre(3));

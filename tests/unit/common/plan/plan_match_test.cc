@@ -58,13 +58,13 @@ class PlanMatchTest : public ::testing::Test {
   FakeSource source_ = Model();
 };
 
-struct Spelling {
+struct CanonicalHasher {
   const char* what;
   std::function<void(RankLayout&)> spell;
 };
 
 TEST_F(PlanMatchTest, OneThingSpelledOtherwiseIsTheSame) {
-  const std::vector<Spelling> spellings = {
+  const std::vector<CanonicalHasher> spellings = {
       {"as FSDP2 does", [](RankLayout&) {}},
       {"a mesh of two dimensions, one of size 1", [](RankLayout& layout) {
          layout.meshes = {MeshOf({kRanks, 1})};

@@ -108,7 +108,7 @@ std::vector<uint32_t> WholeOfStated(CheckpointIndex made, const std::vector<Wish
     stated.push_back(std::make_shared<const RankLayout>(std::move(layout)));
   }
   const auto index = std::make_shared<const CheckpointIndex>(std::move(made));
-  const GroupPlan group = GroupPlan::Make(index, JoinAlike(stated), {}).value();
+  const GroupPlan group = GroupPlan::Make(index, JoinEqual(stated), {}).value();
   std::vector<const PlannedRank*> ranks;
   for (uint32_t rank = 0; rank < wishes.size(); ++rank) ranks.push_back(group.Find(rank));
   return group.WholeOn(ranks, 1);

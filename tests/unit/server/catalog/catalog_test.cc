@@ -26,7 +26,7 @@ class MemoryWithHook final : public MemoryBackend {
       : memory_(memory), hook_(hook) {}
   absl::Status refusal;
 
-  void Filled(Slab&) override { hook_(); }
+  void ReleaseStaging(Slab&) override { hook_(); }
   std::vector<HandleKind> kinds() const override { return memory_.kinds(); }
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
                                                  HandleKind kind) override {
@@ -37,8 +37,8 @@ class MemoryWithHook final : public MemoryBackend {
   absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) override {
     return memory_.Export(slab, mode);
   }
-  void GiveUp(std::unique_ptr<Slab> slab) override { memory_.GiveUp(std::move(slab)); }
-  void NewReader() override { memory_.NewReader(); }
+  void TransferOwnership(std::unique_ptr<Slab> slab) override { memory_.TransferOwnership(std::move(slab)); }
+  void OnWriterRestart() override { memory_.OnWriterRestart(); }
   std::vector<uint64_t> OwnedSegments() const override { return memory_.OwnedSegments(); }
   MemoryUsage Usage() const override { return memory_.Usage(); }
   std::string tier() const override { return memory_.tier(); }

@@ -43,7 +43,7 @@ class CatalogClientTest : public CatalogWatchTest {
     catalog_.Begin("checkpoints/a", stated_);
   }
   std::vector<std::string> AbandonedAfter(Clock::duration away) {
-    return catalog_.TakeAbandoned(now_ + away);
+    return catalog_.ReapAbandoned(now_ + away);
   }
   void Leave(uint64_t watcher) { catalog_.WatcherLeft("checkpoints/a", watcher, now_); }
   CheckpointState State() { return catalog_.Get("checkpoints/a").value().state; }
@@ -53,7 +53,7 @@ class CatalogClientTest : public CatalogWatchTest {
 };
 
 TEST_F(CatalogClientTest, IsAbandonedWhenWhoWatchedItHasGoneForGood) {
-  const uint64_t watcher = catalog_.WatcherCame("checkpoints/a");
+  const uint64_t watcher = catalog_.AddWatcher("checkpoints/a");
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
   Leave(watcher);
   EXPECT_THAT(AbandonedAfter(Clock::duration(0)), IsEmpty());
@@ -65,35 +65,35 @@ TEST_F(CatalogClientTest, IsAbandonedWhenWhoWatchedItHasGoneForGood) {
 
 TEST_F(CatalogClientTest, IsNotAbandonedByClientsThatNeverWatchOrComeBack) {
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
-  Leave(catalog_.WatcherCame("checkpoints/a"));
-  catalog_.WatcherCame("checkpoints/a");
+  Leave(catalog_.AddWatcher("checkpoints/a"));
+  catalog_.AddWatcher("checkpoints/a");
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
 }
 
 TEST_F(CatalogClientTest, IsNotAbandonedByAClientThatPollsWhoeverElseStopsToWatch) {
   catalog_.WasPolled("checkpoints/a");
-  Leave(catalog_.WatcherCame("checkpoints/a"));
+  Leave(catalog_.AddWatcher("checkpoints/a"));
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
 }
 
 TEST_F(CatalogClientTest, IsNotAbandonedBetweenTheAnswerToItsNextClientAndItsWatch) {
-  Leave(catalog_.WatcherCame("checkpoints/a"));
-  catalog_.WillBeWatched("checkpoints/a", now_ + Catalog::kAwayForGood);
+  Leave(catalog_.AddWatcher("checkpoints/a"));
+  catalog_.ExtendGrace("checkpoints/a", now_ + Catalog::kAwayForGood);
   EXPECT_THAT(AbandonedAfter(Catalog::kAwayForGood), IsEmpty());
   EXPECT_THAT(AbandonedAfter(2 * Catalog::kAwayForGood), ElementsAre("s"));
 }
 
 TEST_F(CatalogClientTest, AWatcherOfAnEntryThatWasMadeAnewIsNotItsOwn) {
-  const uint64_t old = catalog_.WatcherCame("checkpoints/a");
+  const uint64_t old = catalog_.AddWatcher("checkpoints/a");
   catalog_.Fail("checkpoints/a", absl::InternalError("it burned"));
   catalog_.Begin("checkpoints/a", stated_);
-  catalog_.WatcherCame("checkpoints/a");
+  catalog_.AddWatcher("checkpoints/a");
   Leave(old);
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
 }
 
 TEST_F(CatalogClientTest, IsNotAbandonedOnceItsLoadHasBegun) {
-  Leave(catalog_.WatcherCame("checkpoints/a"));
+  Leave(catalog_.AddWatcher("checkpoints/a"));
   Progress progress;
   progress.stage = Stage::kQueued;
   catalog_.UpdateProgress("checkpoints/a", progress);
@@ -102,7 +102,7 @@ TEST_F(CatalogClientTest, IsNotAbandonedOnceItsLoadHasBegun) {
 
 TEST_F(CatalogClientTest, ALoadByRulesNeedsNoClient) {
   catalog_.Begin("checkpoints/b", request_);
-  catalog_.WatcherLeft("checkpoints/b", catalog_.WatcherCame("checkpoints/b"), now_);
+  catalog_.WatcherLeft("checkpoints/b", catalog_.AddWatcher("checkpoints/b"), now_);
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
 }
 

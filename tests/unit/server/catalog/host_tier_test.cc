@@ -26,7 +26,7 @@ using ::testing::ElementsAre;
 class HostTierTest : public ::testing::Test {
  protected:
   // A slab that begins with `bytes` of that letter.
-  std::unique_ptr<Slab> Filled(char letter, uint64_t bytes = 100'000) {
+  std::unique_ptr<Slab> ReleaseStaging(char letter, uint64_t bytes = 100'000) {
     auto slab = memory_->Allocate(bytes, AttachMode::kExclusive).value();
     WriteBytes(slab->view(), 0, std::vector<std::byte>(bytes, std::byte(letter)));
     return slab;
@@ -39,7 +39,7 @@ class HostTierTest : public ::testing::Test {
   }
   // The letter that the copy of a key brings; ' ' when there is none.
   char Letter(HostTier& tier, const HostTier::Key& key, bool digests = false) {
-    const auto slab = Filled('-');
+    const auto slab = ReleaseStaging('-');
     const auto restored = tier.Restore(key, digests, slab->view());
     EXPECT_OK(restored);
     const auto bytes = ReadBytes(slab->view(), 0, 100'000);
@@ -53,8 +53,8 @@ class HostTierTest : public ::testing::Test {
 };
 
 TEST_F(HostTierTest, GivesBackWhatItKept) {
-  tier_.Keep("a", KeyOf(1), Filled('a')->view(), 100'000, {5, 6});
-  const auto slab = Filled('-');
+  tier_.Keep("a", KeyOf(1), ReleaseStaging('a')->view(), 100'000, {5, 6});
+  const auto slab = ReleaseStaging('-');
   ASSERT_OK_AND_ASSIGN(const HostTier::Restored restored,
                        tier_.Restore(KeyOf(1), true, slab->view()));
   EXPECT_TRUE(restored.done);
@@ -63,32 +63,32 @@ TEST_F(HostTierTest, GivesBackWhatItKept) {
 }
 
 TEST_F(HostTierTest, TakesNothingForWhatItHasNot) {
-  tier_.Keep("a", KeyOf(1), Filled('a')->view(), 100'000, {});
+  tier_.Keep("a", KeyOf(1), ReleaseStaging('a')->view(), 100'000, {});
   EXPECT_EQ(Letter(tier_, KeyOf(2)), ' ') << "another plan";
   EXPECT_EQ(Letter(tier_, KeyOf(1, 8)), ' ') << "other files";
   EXPECT_EQ(Letter(tier_, KeyOf(1), true), ' ') << "no digests were computed";
 }
 
 TEST_F(HostTierTest, GivesUpWhatWasUsedLeastRecentlyForWhatIsNew) {
-  tier_.Keep("a", KeyOf(1), Filled('a')->view(), 100'000, {});
-  tier_.Keep("b", KeyOf(2), Filled('b')->view(), 100'000, {});
+  tier_.Keep("a", KeyOf(1), ReleaseStaging('a')->view(), 100'000, {});
+  tier_.Keep("b", KeyOf(2), ReleaseStaging('b')->view(), 100'000, {});
   EXPECT_EQ(Letter(tier_, KeyOf(1)), 'a');
-  tier_.Keep("c", KeyOf(3), Filled('c')->view(), 100'000, {});
+  tier_.Keep("c", KeyOf(3), ReleaseStaging('c')->view(), 100'000, {});
   EXPECT_EQ(Letter(tier_, KeyOf(1)), 'a');
   EXPECT_EQ(Letter(tier_, KeyOf(2)), ' ');
   EXPECT_EQ(Letter(tier_, KeyOf(3)), 'c');
 }
 
 TEST_F(HostTierTest, KeepsWhatItHasWhenSomethingLargerThanAllOfItComes) {
-  tier_.Keep("a", KeyOf(1), Filled('a')->view(), 100'000, {});
+  tier_.Keep("a", KeyOf(1), ReleaseStaging('a')->view(), 100'000, {});
   const uint64_t large = 3 * kSmallSegment;
-  tier_.Keep("b", KeyOf(2), Filled('b', large)->view(), large, {});
+  tier_.Keep("b", KeyOf(2), ReleaseStaging('b', large)->view(), large, {});
   EXPECT_EQ(Letter(tier_, KeyOf(1)), 'a');
   EXPECT_EQ(Letter(tier_, KeyOf(2)), ' ');
 }
 
 TEST_F(HostTierTest, GivesItsMemoryBackWithTheCheckpoint) {
-  tier_.Keep("a", KeyOf(1), Filled('a')->view(), 100'000, {});
+  tier_.Keep("a", KeyOf(1), ReleaseStaging('a')->view(), 100'000, {});
   EXPECT_GT(tier_.used(), 0);
   EXPECT_EQ(tier_.Drop("b"), 0);
   EXPECT_EQ(tier_.Drop("a"), 100'000);
@@ -98,7 +98,7 @@ TEST_F(HostTierTest, GivesItsMemoryBackWithTheCheckpoint) {
 
 TEST_F(HostTierTest, WithoutMemoryDoesNothing) {
   HostTier none(nullptr, 1);
-  none.Keep("a", KeyOf(1), Filled('a')->view(), 100'000, {});
+  none.Keep("a", KeyOf(1), ReleaseStaging('a')->view(), 100'000, {});
   EXPECT_EQ(Letter(none, KeyOf(1)), ' ');
 }
 
@@ -123,7 +123,7 @@ class TakenShards : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(const Catalog::Held held, catalog.Hold(name, AttachMode::kExclusive));
     ASSERT_OK(held.memory->Export(AttachMode::kExclusive));
     WriteBytes(held.memory->View(), 0, std::vector<std::byte>(500, std::byte{0xee}));
-    held.memory->GiveUp();
+    held.memory->TransferOwnership();
     catalog.MarkTaken(name, held.generation);
     catalog.Release(name, held.generation);
   }

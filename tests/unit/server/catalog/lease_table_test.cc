@@ -45,7 +45,7 @@ TEST_F(LeaseTableTest, WhoReadsTheMemoryKeepsItUntilTheEndThoughAClientTakesIt) 
   ASSERT_NE(view, nullptr);
   ASSERT_FALSE(view->segments.empty());
   const uint64_t held = memory_->Usage().used;
-  memory->GiveUp();
+  memory->TransferOwnership();
   EXPECT_TRUE(memory->GivenUp());
   EXPECT_EQ(memory->Read(), nullptr);
   EXPECT_TRUE(memory->View().segments.empty());

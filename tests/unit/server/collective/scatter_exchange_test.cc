@@ -112,7 +112,7 @@ class ScatterWorld {
   };
   Outcome Run(const ScatterCall& call, CommsInProcess& comms,
               const std::function<absl::Status()>& interrupted) {
-    CommKeeper keeper(&comms, "", false);
+    CommunicatorCache keeper(&comms, "", false);
     const bool reads = std::count(call.readers.begin(), call.readers.end(), call.rank) > 0;
     return reads ? Read(call, keeper, interrupted) : Receive(call, keeper, interrupted);
   }
@@ -125,7 +125,7 @@ class ScatterWorld {
   ScatterExchange::MakeRoom make_room = [](uint64_t, const absl::Status& why) { return why; };
 
  private:
-  Outcome Read(const ScatterCall& call, CommKeeper& keeper,
+  Outcome Read(const ScatterCall& call, CommunicatorCache& keeper,
                const std::function<absl::Status()>& interrupted) {
     TransitBackend backend(refusals);
     ScatterReader reader(
@@ -143,7 +143,7 @@ class ScatterWorld {
     if (!result.ok()) return {result.status(), 0, 0, {}};
     return {absl::OkStatus(), result->storage_bytes, reader.carried_bytes(), result->done};
   }
-  Outcome Receive(const ScatterCall& call, CommKeeper& keeper,
+  Outcome Receive(const ScatterCall& call, CommunicatorCache& keeper,
                   const std::function<absl::Status()>& interrupted) {
     const ScatterOrder order = OrderScatter(*index, call.size);
     absl::Status status = CheckScatterDigest(call, order, plans[call.rank].digest);
@@ -332,7 +332,7 @@ struct Joining {
 
 Joining JoinAs(const ScatterCall& call) {
   IdleComms comms;
-  CommKeeper keeper(&comms, "", false);
+  CommunicatorCache keeper(&comms, "", false);
   const Deadline deadline = Clock::now() + std::chrono::hours(1);
   const ScatterOrder order;
   const WholeTensors whole;
@@ -370,10 +370,10 @@ TEST(ScatterReaderTest, WhoCannotTellWhetherOthersStillOpenTheirFilesWaitsForThe
   EXPECT_TRUE(JoinAs(call).busy);
 }
 
-TEST(CommKeeper, GoesOnWithACommunicatorUntilItsMembersChangeOrItFails) {
+TEST(CommunicatorCache, GoesOnWithACommunicatorUntilItsMembersChangeOrItFails) {
   CommsWorld wires;
   CommsInProcess comms(wires);
-  CommKeeper keeper(&comms, "", /*keep=*/true);
+  CommunicatorCache keeper(&comms, "", /*keep=*/true);
   const auto use = [&](uint64_t epoch, const std::vector<uint32_t>& ranks, const absl::Status& end) {
     GroupCommOptions options;
     options.id = keeper.IdFor(epoch, ranks, {keeper.held_id()}).value();
@@ -396,10 +396,10 @@ TEST(CommKeeper, GoesOnWithACommunicatorUntilItsMembersChangeOrItFails) {
   EXPECT_EQ(comms.joined, 5u);
 }
 
-TEST(CommKeeper, OfOthersGoesOnOnlyWithACommunicatorThatAllOfThemHoldAndThatWasMadeForThem) {
+TEST(CommunicatorCache, OfOthersGoesOnOnlyWithACommunicatorThatAllOfThemHoldAndThatWasMadeForThem) {
   CommsWorld wires;
   CommsInProcess comms(wires);
-  CommKeeper keeper(&comms, "", /*keep=*/true);
+  CommunicatorCache keeper(&comms, "", /*keep=*/true);
   const std::string id = keeper.IdFor(1, {2, 3}, {"", ""}).value();
   EXPECT_EQ(keeper.IdFor(1, {2, 3}, {id, id}).value(), id);
   EXPECT_NE(keeper.IdFor(1, {2, 4}, {id, id}).value(), id);
@@ -424,7 +424,7 @@ class FailingComm : public ::testing::Test {
 
   IdleComms comms_;
   int gone_ = 0;
-  CommKeeper keeper_{&comms_, "", /*keep=*/true};
+  CommunicatorCache keeper_{&comms_, "", /*keep=*/true};
   GroupCommOptions options_;
 };
 
@@ -454,8 +454,8 @@ TEST_F(FailingComm, WhatHasFailedIsSeenToBeforeAnotherIsJoined) {
   EXPECT_EQ(gone_, 1);
 }
 
-TEST(CommKeeper, WithoutALibrarySaysWhy) {
-  CommKeeper keeper(nullptr, "there is no GPU here", true);
+TEST(CommunicatorCache, WithoutALibrarySaysWhy) {
+  CommunicatorCache keeper(nullptr, "there is no GPU here", true);
   EXPECT_EQ(keeper.version(), "");
   EXPECT_THAT(keeper.IdFor(1, {0, 1}, {}), FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNoNccl));
   EXPECT_THAT(keeper.Join({}, Clock::now()), Says("there is no GPU here"));

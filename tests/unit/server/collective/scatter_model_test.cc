@@ -132,10 +132,10 @@ class Load {
 
   // As if all that this rank reads had been read.
   void Fill(uint32_t rank, ScatterExchange& exchange) const {
-    std::vector<ScatterExchange::Outlet> outlets;
+    std::vector<ScatterExchange::OutBuffer> outlets;
     std::vector<const RankPlan*> plans;
     for (const ReplicaSet& set : sets_) {
-      ScatterExchange::Outlet outlet;
+      ScatterExchange::OutBuffer outlet;
       outlet.replicas = set.ranks;
       outlet.target = plans.size();
       outlet.slab_bytes = set.plan->slab_bytes;
@@ -147,7 +147,7 @@ class Load {
     for (size_t view = 0; view < ScatterExchange::kViews; ++view) {
       transit.push_back(std::make_unique<TransitInProcess>());
     }
-    exchange.SetOutlets(std::move(outlets), std::move(transit),
+    exchange.SetOutBuffers(std::move(outlets), std::move(transit),
                         [](uint64_t, const absl::Status& refused) { return refused; });
     for (size_t step = 0; step < exchange.OwnSteps().size(); ++step) {
       EXPECT_OK(exchange.Plan(step, plans));

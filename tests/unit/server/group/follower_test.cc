@@ -203,12 +203,12 @@ class FollowerTest : public ::testing::Test {
   std::unique_ptr<HostMemory> memory_ = MakeSmallMemory(2);
   Catalog catalog_{*memory_, 1, 2};
   std::shared_ptr<FakeLeader> leader_ = std::make_shared<FakeLeader>();
-  OwnReading reading_;
+  ReadProgressPublisher reading_;
   std::string version_;
   Mutex mutex_;
   CondVar changed_;
   std::string secret_ ABSL_GUARDED_BY(mutex_);
-  Presence::Members departed_ ABSL_GUARDED_BY(mutex_);
+  MembershipDiff::Members departed_ ABSL_GUARDED_BY(mutex_);
 };
 
 TEST_F(FollowerTest, IsReadyOnceItHasJoinedACompleteGroup) {
@@ -348,7 +348,7 @@ TEST_F(FollowerTest, HearsThatTheProcessOfARankIsGone) {
   ASSERT_TRUE(changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !departed_.empty();
   }));
-  EXPECT_EQ(departed_, (Presence::Members{{2, "one"}}));
+  EXPECT_EQ(departed_, (MembershipDiff::Members{{2, "one"}}));
 }
 
 TEST_F(FollowerTest, DoesNotStayWithALeaderOfAnotherVersion) {

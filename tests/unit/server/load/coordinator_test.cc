@@ -61,7 +61,7 @@ class CoordinatorTest : public ::testing::Test {
   std::promise<void> go_on_;
   SmallSource source_;
   GroupInProcess group_{2};
-  Lookups lookups_{[](const CheckpointIndex& index) {
+  SourceChecker lookups_{[](const CheckpointIndex& index) {
     return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
   }};
   Worker load_worker_;
@@ -124,7 +124,7 @@ TEST_F(CoordinatorTest, AHeartbeatNamesEveryLoadThatRuns) {
   std::promise<void> go_on;
   load_worker_.Post([held = go_on.get_future().share()] { held.wait(); });
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(1, Rules()));
-  // Rank 0 does not know it before it prepares: first the round waits, then it is queued.
+  // Rank 0 does not know it before it prepares: first the pending load waits, then it is queued.
   Stage stage = Stage::kGathering;
   for (const Deadline end = Soon(); stage == Stage::kGathering && Clock::now() < end;) {
     const auto reply = coordinator_->Heartbeat(Beat(1));

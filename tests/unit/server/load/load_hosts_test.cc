@@ -96,7 +96,7 @@ TEST_F(LoadHostsTest, MemoryThatWentWithItsLoadIsNotHashed) {
 TEST_F(LoadHostsTest, NoFrameIsTakenOnceTheLoadIsCounted) {
   for (const uint32_t rank : {1, 2}) {  // whose memory is mapped, and who is sent frames
     RankInProcess& own = group_.rank(rank);
-    std::shared_ptr<Incoming> incoming;
+    std::shared_ptr<PreparedLoad> incoming;
     own.link->on_commit = [&] {
       incoming = own.side.Receive(group_.membership().epoch(), kName).value();
       return absl::OkStatus();

@@ -496,7 +496,7 @@ TEST_F(LoadRunnerTest, ACallToPrepareThatTheAbortOvertookTakesNoMemory) {
 // Memory of the host cannot be sent from: the load fails when it begins to.
 TEST_F(LoadRunnerTest, AllHearThatItHasFailedBeforeTheCommunicatorIsGivenUp) {
   IdleComms comms;
-  CommKeeper keeper(&comms, "", /*keep=*/true);
+  CommunicatorCache keeper(&comms, "", /*keep=*/true);
   for (uint32_t rank = 1; rank < group_.size(); ++rank) {
     group_.rank(rank).link->alter_prepared = [&comms](PrepareReply& reply) {
       reply.communicator = comms.version();

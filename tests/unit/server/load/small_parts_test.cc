@@ -12,10 +12,10 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "server/group/presence.h"
+#include "server/group/membership_diff.h"
 #include "server/load/check_request.h"
+#include "server/load/pending_loads.h"
 #include "server/load/progress_meter.h"
-#include "server/load/rounds.h"
 #include "server/load/worker.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
@@ -59,8 +59,8 @@ TEST(ProgressMeter, KeepsTheTimesOfFinishedStages) {
 }
 
 // As after a restart, when members tell the leader all that they hold.
-TEST(Rounds, OfSeveralCheckpointsTheOneWhoseFilesAreUnchangedIsJoined) {
-  Rounds rounds(1);
+TEST(PendingLoads, OfSeveralCheckpointsTheOneWhoseFilesAreUnchangedIsJoined) {
+  PendingLoads pending_loads(1);
   std::vector<ResidentCheckpoint> residents;
   for (const char* const name : {"checkpoints/a", "checkpoints/b", "checkpoints/c"}) {
     ResidentCheckpoint& one = residents.emplace_back();
@@ -69,22 +69,22 @@ TEST(Rounds, OfSeveralCheckpointsTheOneWhoseFilesAreUnchangedIsJoined) {
     one.files = {{name, 1, 2, 3, 4, 5}};
     one.request_digests = {RequestDigest(RankRequest(0, 1))};
   }
-  rounds.SetResidents(0, 1, residents);
+  pending_loads.SetResidents(0, 1, residents);
   const Proposal proposal(0, RankRequest(0, 1));
-  EXPECT_EQ(rounds.FilesToCheck(proposal).value()[0].path, "checkpoints/a");
-  EXPECT_FALSE(rounds.Propose(proposal, false, Clock::now()).value().has_value());
-  EXPECT_EQ(rounds.FilesToCheck(proposal).value()[0].path, "checkpoints/b");
-  EXPECT_EQ(rounds.Propose(proposal, true, Clock::now()).value(), "checkpoints/b");
+  EXPECT_EQ(pending_loads.FilesToCheck(proposal).value()[0].path, "checkpoints/a");
+  EXPECT_FALSE(pending_loads.Propose(proposal, false, Clock::now()).value().has_value());
+  EXPECT_EQ(pending_loads.FilesToCheck(proposal).value()[0].path, "checkpoints/b");
+  EXPECT_EQ(pending_loads.Propose(proposal, true, Clock::now()).value(), "checkpoints/b");
 }
 
-TEST(Rounds, WhereTheFilesOfAllHaveChangedANewOneIsBegun) {
-  Rounds rounds(1);
+TEST(PendingLoads, WhereTheFilesOfAllHaveChangedANewOneIsBegun) {
+  PendingLoads pending_loads(1);
   ResidentCheckpoint only;
   only.name = "checkpoints/a";
   only.load_key = LoadKey(RankRequest(0, 1));
   only.request_digests = {RequestDigest(RankRequest(0, 1))};
-  rounds.SetResidents(0, 1, {only});
-  const auto name = rounds.Propose(Proposal(0, RankRequest(0, 1)), false, Clock::now()).value();
+  pending_loads.SetResidents(0, 1, {only});
+  const auto name = pending_loads.Propose(Proposal(0, RankRequest(0, 1)), false, Clock::now()).value();
   EXPECT_TRUE(name.has_value() && *name != "checkpoints/a");
 }
 
@@ -170,25 +170,25 @@ TEST(ProgressMeter, NamesTheRanksThatGotStreams) {
   EXPECT_THAT(meter.Read().streamed_ranks, ::testing::ElementsAre(2));
 }
 
-TEST(Presence, NamesWhoLeftAndWhoWasReplacedAlsoWhereOnlyChangesAreTold) {
-  Presence presence;
+TEST(MembershipDiff, NamesWhoLeftAndWhoWasReplacedAlsoWhereOnlyChangesAreTold) {
+  MembershipDiff presence;
   presence.Update({{0, "a"}, {1, "b"}, {2, "c"}});
-  EXPECT_EQ(presence.Merge({{1, "new"}, {2, ""}, {3, "d"}}), (Presence::Members{{1, "b"}, {2, "c"}}));
-  EXPECT_EQ(presence.Merge({{2, "again"}}), Presence::Members());
-  EXPECT_EQ(presence.Merge({{2, "again"}}), Presence::Members());
+  EXPECT_EQ(presence.Merge({{1, "new"}, {2, ""}, {3, "d"}}), (MembershipDiff::Members{{1, "b"}, {2, "c"}}));
+  EXPECT_EQ(presence.Merge({{2, "again"}}), MembershipDiff::Members());
+  EXPECT_EQ(presence.Merge({{2, "again"}}), MembershipDiff::Members());
   EXPECT_EQ(presence.Update({{0, "a"}}),
-            (Presence::Members{{1, "new"}, {2, "again"}, {3, "d"}}));
+            (MembershipDiff::Members{{1, "new"}, {2, "again"}, {3, "d"}}));
 }
 
-TEST(Presence, NamesWhoLeftAndWhoWasReplaced) {
-  Presence presence;
+TEST(MembershipDiff, NamesWhoLeftAndWhoWasReplaced) {
+  MembershipDiff presence;
   EXPECT_THAT(presence.Update({{0, "a"}, {1, "b"}, {2, "c"}}), ::testing::IsEmpty());
-  EXPECT_EQ(presence.Update({{0, "a"}, {1, "new"}}), (Presence::Members{{1, "b"}, {2, "c"}}));
+  EXPECT_EQ(presence.Update({{0, "a"}, {1, "new"}}), (MembershipDiff::Members{{1, "b"}, {2, "c"}}));
   EXPECT_THAT(presence.Update({{0, "a"}, {1, "new"}, {2, "c"}}), ::testing::IsEmpty());
 }
 
-TEST(OwnReading, ShowsHowFarItIsWhileItLasts) {
-  OwnReading reading;
+TEST(ReadProgressPublisher, ShowsHowFarItIsWhileItLasts) {
+  ReadProgressPublisher reading;
   EXPECT_FALSE(reading.Now().has_value());
   const auto counters = std::make_shared<TransferProgress>(1);
   reading.Begin("checkpoints/a", Report(3, 0, {{5, 0}}), counters);
@@ -205,8 +205,8 @@ TEST(OwnReading, ShowsHowFarItIsWhileItLasts) {
   EXPECT_TRUE(reading.Now().has_value());
 }
 
-TEST(OwnReading, ShowsItsEndUntilThatWasTold) {
-  OwnReading reading;
+TEST(ReadProgressPublisher, ShowsItsEndUntilThatWasTold) {
+  ReadProgressPublisher reading;
   const auto counters = std::make_shared<TransferProgress>(1);
   reading.Begin("checkpoints/a", Report(3, 0, {{5, 0}}), counters);
   const ReadingNow before = reading.Now().value();
@@ -221,15 +221,15 @@ TEST(OwnReading, ShowsItsEndUntilThatWasTold) {
   EXPECT_FALSE(reading.Now().has_value());
 }
 
-TEST(OwnReading, WhatFailedIsShownNoLonger) {
-  OwnReading reading;
+TEST(ReadProgressPublisher, WhatFailedIsShownNoLonger) {
+  ReadProgressPublisher reading;
   reading.Begin("checkpoints/a", {}, std::make_shared<TransferProgress>(0));
   reading.End(false);
   EXPECT_FALSE(reading.Now().has_value());
 }
 
-TEST(OwnReading, OfAnotherLoadNothingWasToldYet) {
-  OwnReading reading;
+TEST(ReadProgressPublisher, OfAnotherLoadNothingWasToldYet) {
+  ReadProgressPublisher reading;
   reading.Begin("checkpoints/a", {}, std::make_shared<TransferProgress>(0));
   reading.End(true);
   const ReadingNow first = reading.Now().value();

@@ -195,7 +195,7 @@ TEST(ConvertPrepare, KeepsTheReply) {
   reply.communicator = "NCCL 2.30.7";
   reply.no_communicator = "none";
   reply.communicator_id = std::string("\0\xff", 2);
-  reply.handed_out = true;
+  reply.has_leases = true;
   const PrepareReply back = FromProto(ToProto(reply));
   EXPECT_TRUE(back.resident);
   EXPECT_EQ(back.rank_digest, 5u);
@@ -207,7 +207,7 @@ TEST(ConvertPrepare, KeepsTheReply) {
   EXPECT_EQ(back.communicator, reply.communicator);
   EXPECT_EQ(back.no_communicator, reply.no_communicator);
   EXPECT_EQ(back.communicator_id, reply.communicator_id);
-  EXPECT_TRUE(back.handed_out);
+  EXPECT_TRUE(back.has_leases);
 }
 
 TEST(ConvertCommit, KeepsTheCallAndItsProgress) {

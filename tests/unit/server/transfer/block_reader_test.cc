@@ -24,7 +24,7 @@ namespace {
 constexpr uint64_t kBytes = 1 << 20;
 
 // One file of 1 MiB, read by each way.
-class BlockReaderTest : public ::testing::TestWithParam<ReadWay> {
+class BlockReaderTest : public ::testing::TestWithParam<IoMode> {
  protected:
   void SetUp() override {
     world_.AddBytes(0, kBytes, 1);
@@ -51,7 +51,7 @@ TEST_P(BlockReaderTest, ShowsTheBytesOfTheFile) {
 }
 
 TEST(ReadTo, BringsCachedBytesToWhereTheyBelong) {
-  for (const ReadWay way : {ReadWay::kAuto, ReadWay::kBuffer}) {
+  for (const IoMode way : {IoMode::kAuto, IoMode::kBuffer}) {
     World world(1, 1);
     world.AddBytes(0, kBytes, 1);
     world.Finish(kBytes);
@@ -61,7 +61,7 @@ TEST(ReadTo, BringsCachedBytesToWhereTheyBelong) {
     SourceFiles files(world.index, items, way);
     BlockReader reader(files, 2);
     ASSERT_OK(reader.Begin(item, true));
-    ASSERT_EQ(reader.way(), ReadWay::kBuffer);
+    ASSERT_EQ(reader.way(), IoMode::kBuffer);
     std::vector<std::byte> place(2 * kReadBlockBytes + 77);
     ASSERT_OK(reader.ReadTo(1000, place));
     EXPECT_TRUE(std::equal(place.begin(), place.end(), world.Content(0).begin() + 1000));
@@ -74,7 +74,7 @@ TEST_P(BlockReaderTest, MapsWhatIsBroughtElsewhereOnlyIfNothingElseMayBe) {
   SourceFiles files(world_.index, items_, GetParam());
   BlockReader reader(files, 2);
   ASSERT_OK(reader.Begin(item_, true));
-  EXPECT_EQ(reader.way() == ReadWay::kMap, GetParam() == ReadWay::kMap);
+  EXPECT_EQ(reader.way() == IoMode::kMap, GetParam() == IoMode::kMap);
 }
 
 // A clock of which every look takes `step`: so long lasts each touch of a mapping.
@@ -85,7 +85,7 @@ struct FakeClock {
 };
 
 // By which way a cached MiB of a file of so many bytes is read.
-ReadWay WayOfCached(uint64_t file_bytes, ReadWay way, std::chrono::nanoseconds touch) {
+IoMode WayOfCached(uint64_t file_bytes, IoMode way, std::chrono::nanoseconds touch) {
   const TempFolder folder;
   const std::string path = folder.Write("sparse", std::string(kBytes, 'x'));
   std::filesystem::resize_file(path, file_bytes);
@@ -103,14 +103,14 @@ ReadWay WayOfCached(uint64_t file_bytes, ReadWay way, std::chrono::nanoseconds t
 
 TEST(CachedBytes, AreCopiedOutOfTheCacheWhereMappingIsSlow) {
   if (!SigbusGuardInForce()) GTEST_SKIP() << "nothing is mapped: another handler of SIGBUS";
-  EXPECT_EQ(WayOfCached(kLeastProbedFile, ReadWay::kAuto, kSlowFault), ReadWay::kMap);
-  EXPECT_EQ(WayOfCached(kLeastProbedFile, ReadWay::kAuto, 2 * kSlowFault), ReadWay::kBuffer);
+  EXPECT_EQ(WayOfCached(kLeastProbedFile, IoMode::kAuto, kSlowFault), IoMode::kMap);
+  EXPECT_EQ(WayOfCached(kLeastProbedFile, IoMode::kAuto, 2 * kSlowFault), IoMode::kBuffer);
 }
 
 TEST(CachedBytes, AreMappedWhateverItTakesIfSaidSoOrOfASmallFile) {
   if (!SigbusGuardInForce()) GTEST_SKIP() << "nothing is mapped: another handler of SIGBUS";
-  EXPECT_EQ(WayOfCached(kLeastProbedFile, ReadWay::kMap, 2 * kSlowFault), ReadWay::kMap);
-  EXPECT_EQ(WayOfCached(kLeastProbedFile - 1, ReadWay::kAuto, 2 * kSlowFault), ReadWay::kMap);
+  EXPECT_EQ(WayOfCached(kLeastProbedFile, IoMode::kMap, 2 * kSlowFault), IoMode::kMap);
+  EXPECT_EQ(WayOfCached(kLeastProbedFile - 1, IoMode::kAuto, 2 * kSlowFault), IoMode::kMap);
 }
 
 TEST(CachedBytes, AreReadAsWasFoundAheadWhateverHappenedSince) {
@@ -123,7 +123,7 @@ TEST(CachedBytes, AreReadAsWasFoundAheadWhateverHappenedSince) {
   items[0].end = kBytes;
   items[1].begin = 3 * kBytes;
   items[1].end = 4 * kBytes;
-  SourceFiles files(index, items, ReadWay::kAuto);
+  SourceFiles files(index, items, IoMode::kAuto);
   BlockReader reader(files, 2);
   for (const WorkItem& item : items) ASSERT_FALSE(reader.Ahead(item));
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<OpenSource> source, files.Acquire(0));
@@ -135,7 +135,7 @@ TEST(CachedBytes, AreReadAsWasFoundAheadWhateverHappenedSince) {
   }
   for (const WorkItem& item : items) {
     ASSERT_OK(reader.Begin(item));
-    EXPECT_EQ(reader.way(), ReadWay::kMap) << item.begin;  // a second look would find it gone
+    EXPECT_EQ(reader.way(), IoMode::kMap) << item.begin;  // a second look would find it gone
     reader.End();
   }
 }
@@ -151,7 +151,7 @@ TEST_P(BlockReaderTest, ReportsAFileThatWasCutSinceTheItemBegan) {
     std::copy(data.begin(), data.end(), copy.begin());
   };
   // A direct read of the item is done by the time the item has begun.
-  const bool before = reader.way() == ReadWay::kDirect;
+  const bool before = reader.way() == IoMode::kDirect;
   EXPECT_EQ(ReasonOf(reader.Use(0, 8192, use)), before ? "" : reason::kSourceChanged);
 }
 
@@ -201,7 +201,7 @@ TEST(DirectReading, GivesWayToTheBufferWithoutIoUring) {
   WorkItem item;
   item.end = kBytes;
   const std::vector<WorkItem> items = {item};
-  SourceFiles files(world.index, items, ReadWay::kDirect);
+  SourceFiles files(world.index, items, IoMode::kDirect);
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<OpenSource> source, files.Acquire(0));
   rlimit before = {};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -212,7 +212,7 @@ TEST(DirectReading, GivesWayToTheBufferWithoutIoUring) {
   const absl::Status begun = reader.Begin(item);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   ASSERT_OK(begun);
-  EXPECT_EQ(reader.way(), ReadWay::kBuffer);
+  EXPECT_EQ(reader.way(), IoMode::kBuffer);
   bool equal = false;
   ASSERT_OK(reader.Use(0, 5000, [&](std::span<const std::byte> data) {
     equal = std::equal(data.begin(), data.end(), world.Content(0).begin());
@@ -227,17 +227,17 @@ TEST(DirectReading, HappensWhereTheSystemOffersIt) {
   WorkItem item;
   item.end = kBytes;
   const std::vector<WorkItem> items = {item};
-  SourceFiles files(world.index, items, ReadWay::kDirect);
+  SourceFiles files(world.index, items, IoMode::kDirect);
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<OpenSource> source, files.Acquire(0));
   BlockReader reader(files, 2);
   ASSERT_OK(reader.Begin(item));
   const bool offered = source->direct.valid() && DirectReads::Create(1, kItemBytes) != nullptr;
-  EXPECT_EQ(reader.way(), offered ? ReadWay::kDirect : ReadWay::kBuffer);
+  EXPECT_EQ(reader.way(), offered ? IoMode::kDirect : IoMode::kBuffer);
 }
 
 // One file of some MiB, in one item that is longer than a direct read may be, from an odd
 // offset to the end of the file.
-class LongItem : public ::testing::TestWithParam<ReadWay> {
+class LongItem : public ::testing::TestWithParam<IoMode> {
  protected:
   static constexpr uint64_t kBegin = 1001;
   static constexpr uint64_t kEnd = 3 * kItemBytes + 100'001;
@@ -249,8 +249,8 @@ class LongItem : public ::testing::TestWithParam<ReadWay> {
     items_[0].end = kEnd;
     files_ = std::make_unique<SourceFiles>(world_.index, items_, GetParam());
     source_ = files_->Acquire(0).value();
-    if (GetParam() == ReadWay::kMap) offered_ = source_->mapping.valid();
-    if (GetParam() == ReadWay::kDirect) {
+    if (GetParam() == IoMode::kMap) offered_ = source_->mapping.valid();
+    if (GetParam() == IoMode::kDirect) {
       offered_ = source_->direct.valid() && DirectReads::Create(1, kItemBytes) != nullptr;
     }
   }
@@ -292,17 +292,17 @@ TEST_P(LongItem, IsReadInOneWayToItsEnd) {
   BlockReader reader(*files_, 2);
   ASSERT_OK(reader.Begin(items_[0]));
   ASSERT_OK(UseAll(reader));
-  EXPECT_EQ(reader.way(), offered_ ? GetParam() : ReadWay::kBuffer);
+  EXPECT_EQ(reader.way(), offered_ ? GetParam() : IoMode::kBuffer);
 }
 
 TEST_P(LongItem, GoesOnThroughTheBufferWhereDirectReadsFail) {
   BlockReader reader(*files_, 1);
   ASSERT_OK(reader.Begin(items_[0]));
-  const bool direct = reader.way() == ReadWay::kDirect;
+  const bool direct = reader.way() == IoMode::kDirect;
   source_->direct = UniqueFd();  // read ahead is nothing with one slot
   ASSERT_OK_AND_ASSIGN(const bool equal, UseAll(reader));
   EXPECT_TRUE(equal);
-  EXPECT_EQ(reader.way(), direct ? ReadWay::kBuffer : GetParam());
+  EXPECT_EQ(reader.way(), direct ? IoMode::kBuffer : GetParam());
   reader.End();
 }
 
@@ -318,7 +318,7 @@ TEST_P(LongItem, LeavesRoomForTheNextOneOnceItsEndIsInFlight) {
   ASSERT_OK(reader.Begin(items_[0]));
   EXPECT_FALSE(reader.HasRoom());
   ASSERT_OK(UseAll(reader));
-  EXPECT_EQ(reader.HasRoom(), reader.way() == ReadWay::kDirect);
+  EXPECT_EQ(reader.HasRoom(), reader.way() == IoMode::kDirect);
 }
 
 TEST_P(BlockReaderTest, ClosesAFileAfterItsLastItem) {
@@ -333,16 +333,16 @@ TEST_P(BlockReaderTest, ClosesAFileAfterItsLastItem) {
   EXPECT_TRUE(open.expired());
 }
 
-std::string NameOf(const ::testing::TestParamInfo<ReadWay>& test) {
-  if (test.param == ReadWay::kMap) return "Mapping";
-  return test.param == ReadWay::kBuffer ? "Buffer" : "Direct";
+std::string NameOf(const ::testing::TestParamInfo<IoMode>& test) {
+  if (test.param == IoMode::kMap) return "Mapping";
+  return test.param == IoMode::kBuffer ? "Buffer" : "Direct";
 }
 
 INSTANTIATE_TEST_SUITE_P(By, BlockReaderTest,
-                         ::testing::Values(ReadWay::kMap, ReadWay::kBuffer, ReadWay::kDirect),
+                         ::testing::Values(IoMode::kMap, IoMode::kBuffer, IoMode::kDirect),
                          NameOf);
 INSTANTIATE_TEST_SUITE_P(By, LongItem,
-                         ::testing::Values(ReadWay::kMap, ReadWay::kBuffer, ReadWay::kDirect),
+                         ::testing::Values(IoMode::kMap, IoMode::kBuffer, IoMode::kDirect),
                          NameOf);
 
 }  // namespace

@@ -47,7 +47,7 @@ class MapProbeTest : public ::testing::Test {
 };
 
 // How many of the next `items` items it answers without a look at the clock.
-int Trusted(MapProbe& probe, std::span<const std::byte> item, int items) {
+int EnabledFor(MapProbe& probe, std::span<const std::byte> item, int items) {
   int trusted = 0;
   for (int i = 0; i < items; ++i) {
     const int looks = FakeClock::looks;
@@ -73,8 +73,8 @@ TEST_F(MapProbeTest, TrustsAnAnswerForMoreItemsTheOftenerItWasFound) {
     FakeClock::step = 2 * kSlowFault * (slow ? 1 : 0);
     if (slow) probe.Slow(mapping_.span());  // what was not expected counts from the second time on
     for (const int trusted : {1, 3, 7, 15, 31, 63, 63, 63}) {
-      EXPECT_EQ(Trusted(probe, mapping_.span(), 1), 0) << "before " << trusted;
-      EXPECT_EQ(Trusted(probe, mapping_.span(), trusted), trusted);
+      EXPECT_EQ(EnabledFor(probe, mapping_.span(), 1), 0) << "before " << trusted;
+      EXPECT_EQ(EnabledFor(probe, mapping_.span(), trusted), trusted);
     }
   }
 }
@@ -85,7 +85,7 @@ TEST_F(MapProbeTest, LooksAtTheNextItemWhenTheAnswerChanges) {
   FakeClock::step = std::chrono::nanoseconds(0);
   while (probe_.Slow(mapping_.span())) {
   }
-  EXPECT_EQ(Trusted(probe_, mapping_.span(), 1), 0);
+  EXPECT_EQ(EnabledFor(probe_, mapping_.span(), 1), 0);
 }
 
 TEST_F(MapProbeTest, TrustsNoItemThatStandsAlone) {

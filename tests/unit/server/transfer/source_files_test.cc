@@ -19,7 +19,7 @@
 
 namespace ckptd {
 
-void PrintTo(ReadWay way, std::ostream* out) {
+void PrintTo(IoMode way, std::ostream* out) {
   constexpr const char* kNames[] = {"auto", "map", "buffer", "direct"};
   *out << kNames[static_cast<size_t>(way)];
 }
@@ -49,10 +49,10 @@ class SourceFilesTest : public ::testing::Test {
     if (direct) source->direct = UniqueFd(::memfd_create("direct", MFD_CLOEXEC));
     return source;
   }
-  ReadWay WayOf(ReadWay wanted, const OpenSource& source) const {
+  IoMode WayOf(IoMode wanted, const OpenSource& source) const {
     return SourceFiles(world_.index, items_, wanted).WayOf(source, item_);
   }
-  std::shared_ptr<OpenSource> Acquire(ReadWay wanted) {
+  std::shared_ptr<OpenSource> Acquire(IoMode wanted) {
     auto source = SourceFiles(world_.index, items_, wanted).Acquire(0);
     EXPECT_OK(source);
     return source.value_or(std::make_shared<OpenSource>());
@@ -64,36 +64,36 @@ class SourceFilesTest : public ::testing::Test {
 };
 
 TEST_F(SourceFilesTest, WhatIsCachedIsMappedIfItCanBe) {
-  EXPECT_EQ(WayOf(ReadWay::kAuto, *Open(true, true, true)), ReadWay::kMap);
-  EXPECT_EQ(WayOf(ReadWay::kAuto, *Open(true, false, true)), ReadWay::kBuffer);
+  EXPECT_EQ(WayOf(IoMode::kAuto, *Open(true, true, true)), IoMode::kMap);
+  EXPECT_EQ(WayOf(IoMode::kAuto, *Open(true, false, true)), IoMode::kBuffer);
 }
 
 TEST_F(SourceFilesTest, WhatIsNotCachedIsReadPastTheCacheIfItCanBe) {
-  EXPECT_EQ(WayOf(ReadWay::kAuto, *Open(false, true, true)), ReadWay::kDirect);
-  EXPECT_EQ(WayOf(ReadWay::kAuto, *Open(false, true, false)), ReadWay::kBuffer);
+  EXPECT_EQ(WayOf(IoMode::kAuto, *Open(false, true, true)), IoMode::kDirect);
+  EXPECT_EQ(WayOf(IoMode::kAuto, *Open(false, true, false)), IoMode::kBuffer);
 }
 
 TEST_F(SourceFilesTest, AWayThatWasAskedForIsTakenWhateverIsCached) {
   for (const bool cached : {false, true}) {
-    for (const ReadWay way : {ReadWay::kMap, ReadWay::kBuffer, ReadWay::kDirect}) {
+    for (const IoMode way : {IoMode::kMap, IoMode::kBuffer, IoMode::kDirect}) {
       EXPECT_EQ(WayOf(way, *Open(cached, true, true)), way);
-      EXPECT_EQ(WayOf(way, *Open(cached, false, false)), ReadWay::kBuffer);
+      EXPECT_EQ(WayOf(way, *Open(cached, false, false)), IoMode::kBuffer);
     }
   }
 }
 
 TEST_F(SourceFilesTest, AFileIsOpenForTheWaysThatMayBeTakenAndNoOther) {
   ASSERT_TRUE(SigbusGuardInForce());
-  EXPECT_TRUE(Acquire(ReadWay::kAuto)->mapping.valid());
-  EXPECT_TRUE(Acquire(ReadWay::kMap)->mapping.valid());
-  EXPECT_FALSE(Acquire(ReadWay::kBuffer)->mapping.valid());
-  EXPECT_FALSE(Acquire(ReadWay::kDirect)->mapping.valid());
-  EXPECT_FALSE(Acquire(ReadWay::kMap)->direct.valid());
-  EXPECT_FALSE(Acquire(ReadWay::kBuffer)->direct.valid());
+  EXPECT_TRUE(Acquire(IoMode::kAuto)->mapping.valid());
+  EXPECT_TRUE(Acquire(IoMode::kMap)->mapping.valid());
+  EXPECT_FALSE(Acquire(IoMode::kBuffer)->mapping.valid());
+  EXPECT_FALSE(Acquire(IoMode::kDirect)->mapping.valid());
+  EXPECT_FALSE(Acquire(IoMode::kMap)->direct.valid());
+  EXPECT_FALSE(Acquire(IoMode::kBuffer)->direct.valid());
   // Some file systems know no O_DIRECT.
   const UniqueFd direct(::open(world_.index.files[0].path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
-  EXPECT_EQ(Acquire(ReadWay::kAuto)->direct.valid(), direct.valid());
-  EXPECT_EQ(Acquire(ReadWay::kDirect)->direct.valid(), direct.valid());
+  EXPECT_EQ(Acquire(IoMode::kAuto)->direct.valid(), direct.valid());
+  EXPECT_EQ(Acquire(IoMode::kDirect)->direct.valid(), direct.valid());
 }
 
 TEST_F(SourceFilesTest, MemoryOfAProcessIsReadThroughTheBufferWhateverWasAskedFor) {
@@ -106,11 +106,11 @@ TEST_F(SourceFilesTest, MemoryOfAProcessIsReadThroughTheBufferWhateverWasAskedFo
   item.begin = index->tensors[0].pieces[0].offset;
   item.end = item.begin + kBytes;
   const std::vector<WorkItem> items = {item};
-  for (const ReadWay way : {ReadWay::kAuto, ReadWay::kMap, ReadWay::kBuffer, ReadWay::kDirect}) {
+  for (const IoMode way : {IoMode::kAuto, IoMode::kMap, IoMode::kBuffer, IoMode::kDirect}) {
     SourceFiles files(*index, items, way);
     BlockReader reader(files, 2);
     ASSERT_OK(reader.Begin(item));
-    EXPECT_EQ(reader.way(), ReadWay::kBuffer);
+    EXPECT_EQ(reader.way(), IoMode::kBuffer);
     bool equal = false;
     const auto compare = [&equal](std::span<const std::byte> found) {
       equal = std::count(found.begin(), found.end(), std::byte{7}) == 5000;
@@ -122,9 +122,9 @@ TEST_F(SourceFilesTest, MemoryOfAProcessIsReadThroughTheBufferWhateverWasAskedFo
 }
 
 TEST_F(SourceFilesTest, AFileThatWasJustWrittenIsCached) {
-  const auto source = Acquire(ReadWay::kAuto);
+  const auto source = Acquire(IoMode::kAuto);
   EXPECT_TRUE(SourceFiles::Cached(*source, item_));
-  EXPECT_EQ(WayOf(ReadWay::kAuto, *source), ReadWay::kMap);
+  EXPECT_EQ(WayOf(IoMode::kAuto, *source), IoMode::kMap);
 }
 
 }  // namespace

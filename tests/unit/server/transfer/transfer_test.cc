@@ -34,7 +34,7 @@ class BigFile : public ::testing::TestWithParam<bool> {
                        {{0, rank * 2048, 0}, {1, 2048, 4096}});
     }
     world_.Finish(64 * kMiB);
-    options_.way = GetParam() ? ReadWay::kAuto : ReadWay::kBuffer;
+    options_.way = GetParam() ? IoMode::kAuto : IoMode::kBuffer;
     options_.threads = 2;
   }
 
@@ -104,7 +104,7 @@ TEST(LongDirectItem, HasTheNextOneReadAheadBeforeItIsDone) {
   TransferProgress progress(1);
   TransferOptions options;
   options.threads = 1;
-  options.way = ReadWay::kDirect;
+  options.way = IoMode::kDirect;
   bool ahead = false;
   options.interrupted = [&] {
     const bool first_is_done = progress.storage_bytes > 0;

@@ -32,7 +32,7 @@ class WindowQueueTest : public ::testing::Test {
   std::vector<size_t> Runs(size_t most) {
     const WindowSource source = WholePlans(world_.index, world_.targets);
     const std::vector<SlabMap> slabs = {SlabMap(world_.targets[0].slab)};
-    SourceFiles files(world_.index, {}, ReadWay::kBuffer);
+    SourceFiles files(world_.index, {}, IoMode::kBuffer);
     const TransferOptions options;
     WindowQueue queue(source, options, slabs, files);
     EXPECT_OK(queue.Start());

@@ -88,7 +88,7 @@ class AutoArenaTest : public testing::Test {
     auto slab = memory_->Allocate(bytes, AttachMode::kShared);
     EXPECT_OK(slab);
     if (!slab.ok()) return nullptr;
-    memory_->Filled(**slab);
+    memory_->ReleaseStaging(**slab);
     return std::move(*slab);
   }
   uint64_t Segments() { return memory_->Usage().arena / kSegment; }
@@ -227,7 +227,7 @@ TEST_F(AutoArenaTest, IsNotFilledWhileALoadFillsItsSlab) {
   const uint64_t before = Segments();
   EXPECT_FALSE(memory_->WaitUntilFilled(std::chrono::steady_clock::now() + milliseconds(100)));
   EXPECT_LE(Segments(), before + 1);  // the one in the making
-  memory_->Filled(**slab);
+  memory_->ReleaseStaging(**slab);
   memory_->Expect(20 * kSegment, "more");
   EXPECT_TRUE(memory_->WaitUntilFilled(Soon()));
   EXPECT_EQ(Segments(), 20U);

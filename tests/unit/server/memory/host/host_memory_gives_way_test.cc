@@ -56,7 +56,7 @@ class HostMemoryGivesWay : public testing::Test {
   void GiveAway(uint64_t bytes) {
     auto slab = Allocate(bytes, AttachMode::kExclusive);
     ASSERT_OK(memory_->Export(*slab, AttachMode::kExclusive));
-    memory_->GiveUp(std::move(slab));
+    memory_->TransferOwnership(std::move(slab));
   }
   uint64_t Arena() { return memory_->Usage().arena; }
 
@@ -137,7 +137,7 @@ TEST_F(BesideAnotherDaemon, ALoadClaimsWhatItHasNotFaultedInYet) {
   });
   const auto deadline = Soon();
   while (!seen && std::chrono::steady_clock::now() < deadline) {
-    memory_->GiveUp(Allocate(all));
+    memory_->TransferOwnership(Allocate(all));
   }
   stop = true;
   other.join();
@@ -175,7 +175,7 @@ TEST_F(HostMemoryGivesWay, WhatLoadsMakeAnewIsFilledAgainInTheBackground) {
     const auto slab = Allocate(kSegment);
     ASSERT_OK(memory_->Seal(*slab));
   }
-  memory_->NewReader();  // drops it
+  memory_->OnWriterRestart();  // drops it
   EXPECT_TRUE(memory_->WaitUntilFilled(Soon()));
   EXPECT_EQ(Arena(), kSegment);
 }
@@ -189,7 +189,7 @@ TEST_F(HostMemoryGivesWay, MoreGivenAwayThanTheTargetCountsAsTheTarget) {
     const auto slab = Allocate(2 * kSegment);
     ASSERT_OK(memory_->Seal(*slab));
   }
-  memory_->NewReader();
+  memory_->OnWriterRestart();
   EXPECT_TRUE(memory_->WaitUntilFilled(Soon()));
   EXPECT_EQ(Arena(), 2 * kSegment);
 }
@@ -271,7 +271,7 @@ TEST_F(DuringTheFill, ALoadWaitsForNoSegmentButTheOneInTheMaking) {
   auto load = StartLoad(3 * kSegment);
   LetGo();
   ASSERT_OK_AND_ASSIGN(const auto slab, load.get());
-  memory_->Filled(*slab);
+  memory_->ReleaseStaging(*slab);
   EXPECT_EQ(filled_before_load_, 1);
   EXPECT_TRUE(memory_->WaitUntilFilled(Soon()));
   EXPECT_EQ(Arena(), 32 * kSegment);
@@ -297,7 +297,7 @@ TEST_F(DuringTheFill, GoesOnWhenALoadHasWaitedInVain) {
   Start();
   WaitUntil([this] { return fills_ == 2; });
   const auto slab = Allocate(kSegment);
-  memory_->Filled(*slab);
+  memory_->ReleaseStaging(*slab);
   auto load = StartLoad(options_.budget_bytes);  // of which there is less
   LetGo();
   EXPECT_THAT(load.get(), FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
@@ -315,7 +315,7 @@ TEST_F(DuringTheFill, ALoadThatHasAllItNeedsEndsTheSegmentInTheMaking) {
   LetGo();
   WaitUntil([&notes] { return notes > 0; });
   EXPECT_EQ(Arena(), kSegment);
-  memory_->Filled(*slab);
+  memory_->ReleaseStaging(*slab);
   EXPECT_TRUE(memory_->WaitUntilFilled(Soon()));
   EXPECT_EQ(Arena(), 32 * kSegment);
   EXPECT_EQ(fills_, 33);  // 32, and the one that ended early

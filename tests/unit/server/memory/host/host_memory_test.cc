@@ -143,7 +143,7 @@ TEST_F(HostMemoryTest, MemoryDroppedForANewReaderIsReplacedInTheBackground) {
     ASSERT_OK(memory_->Seal(*slab));
   }
   const std::vector<uint64_t> before = memory_->OwnedSegments();
-  memory_->NewReader();
+  memory_->OnWriterRestart();
   ASSERT_TRUE(memory_->WaitUntilFilled(Soon()));
   EXPECT_EQ(Arena(), 2 * kSegment);
   EXPECT_NE(memory_->OwnedSegments(), before);
@@ -239,7 +239,7 @@ TEST_F(HostMemoryTest, MemoryThatPeersHaveFilledIsUsedAgain) {
   for (const uint64_t bytes : {kSegment, 2 * kSegment, kSegment}) {
     const auto slab = Allocate(bytes);
     EXPECT_GE(Arena(), bytes);
-    memory_->Filled(*slab);
+    memory_->ReleaseStaging(*slab);
   }
   EXPECT_EQ(Arena(), 2 * kSegment);
 }
@@ -254,7 +254,7 @@ TEST_F(HostMemoryTest, HugePagesAreCountedWhileTheyAreInTheArena) {
   Start();
   auto slab = Allocate(kSegment, AttachMode::kExclusive);
   const uint64_t with = memory_->Usage().huge_pages;
-  memory_->GiveUp(std::move(slab));
+  memory_->TransferOwnership(std::move(slab));
   EXPECT_LE(with, kSegment);
   EXPECT_EQ(memory_->Usage().huge_pages, 0U);
 }

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tests/testing/core_values.h"
+#include "tests/testing/pending_loads_fixture.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/testing/rounds_fixture.h"
 
 namespace ckptd {
 namespace {
@@ -20,7 +20,7 @@ using ::testing::SizeIs;
 TEST_F(RoundsTest, RanksThatHoldTheirShardNeedNotStateAgain) {
   const std::string name = Load({0, 2});
   EXPECT_EQ(State(1), name);
-  const auto ready = rounds_.TakeReady();
+  const auto ready = pending_.TakeReady();
   ASSERT_EQ(ready.size(), 1u);
   EXPECT_EQ(ready[0].stated[0], nullptr);
   EXPECT_NE(ready[0].stated[1], nullptr);
@@ -30,20 +30,20 @@ TEST_F(RoundsTest, ALoadOfOneRankKeepsWhatTheHoldersAskedFor) {
   Load({0, 2});
   State(1);
   const uint64_t digest = RequestDigest(RankRequest(0, 3));
-  EXPECT_EQ(rounds_.TakeReady().at(0).request_digests.at(0), digest);
+  EXPECT_EQ(pending_.TakeReady().at(0).request_digests.at(0), digest);
 }
 
 TEST_F(RoundsTest, ARankThatTurnsOutToHoldNothingIsWaitedFor) {
   const std::string name = Load({0, 2});
   State(1);
-  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  ASSERT_EQ(pending_.TakeReady().size(), 1u);
   LoadOutcome outcome;
   outcome.lost = {2};
-  rounds_.Finished(name, outcome);
-  ASSERT_EQ(rounds_.Waiting().size(), 1u);
-  EXPECT_THAT(rounds_.Waiting()[0].waiting, ElementsAre(2));
+  pending_.Finished(name, outcome);
+  ASSERT_EQ(pending_.Waiting().size(), 1u);
+  EXPECT_THAT(pending_.Waiting()[0].waiting, ElementsAre(2));
   EXPECT_EQ(State(2), name);
-  EXPECT_EQ(rounds_.TakeReady().size(), 1u);
+  EXPECT_EQ(pending_.TakeReady().size(), 1u);
 }
 
 TEST_F(RoundsTest, ALoadThatWasRefusedMemoryWaitsUntilThoseRanksHaveRoom) {
@@ -51,24 +51,24 @@ TEST_F(RoundsTest, ALoadThatWasRefusedMemoryWaitsUntilThoseRanksHaveRoom) {
   patient.wait_memory = std::chrono::seconds(5);
   const std::string name = Propose(0, patient);
   const std::string other = Propose(0, RuleRequest("replicate:2"));
-  ASSERT_EQ(rounds_.TakeReady().size(), 2u);
+  ASSERT_EQ(pending_.TakeReady().size(), 2u);
   LoadOutcome outcome;
   outcome.refused_by = {1, 2};
   outcome.refused = absl::ResourceExhaustedError("a trainer holds it");
   outcome.refused_at = now_;
-  rounds_.Finished(name, outcome);
-  rounds_.Finished(other, {absl::OkStatus(), {}, {0, 1, 2}, {}});
-  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
-  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(1, 2));
-  EXPECT_THAT(rounds_.Waiting().at(0).refused, Says("a trainer holds it"));
-  rounds_.NoteRoom(1, {name}, now_);
-  rounds_.NoteRoom(2, {name}, now_);  // too soon: each attempt costs the leader some time
-  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
+  pending_.Finished(name, outcome);
+  pending_.Finished(other, {absl::OkStatus(), {}, {0, 1, 2}, {}});
+  EXPECT_THAT(pending_.TakeReady(), IsEmpty());
+  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(1, 2));
+  EXPECT_THAT(pending_.Waiting().at(0).refused, Says("a trainer holds it"));
+  pending_.NoteRoom(1, {name}, now_);
+  pending_.NoteRoom(2, {name}, now_);  // too soon: each attempt costs the leader some time
+  EXPECT_THAT(pending_.TakeReady(), IsEmpty());
   const auto later = now_ + std::chrono::milliseconds(100);
-  rounds_.NoteRoom(1, {name, "checkpoints/unknown"}, later);
-  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
-  rounds_.NoteRoom(2, {name}, later);
-  EXPECT_EQ(rounds_.TakeReady().at(0).name, name);
+  pending_.NoteRoom(1, {name, "checkpoints/unknown"}, later);
+  EXPECT_THAT(pending_.TakeReady(), IsEmpty());
+  pending_.NoteRoom(2, {name}, later);
+  EXPECT_EQ(pending_.TakeReady().at(0).name, name);
 }
 
 TEST_F(RoundsTest, ALoadThatIsRefusedMemoryAgainAndAgainIsTriedLessOften) {
@@ -80,12 +80,12 @@ TEST_F(RoundsTest, ALoadThatIsRefusedMemoryAgainAndAgainIsTriedLessOften) {
   outcome.refused = absl::ResourceExhaustedError("a trainer holds it");
   outcome.refused_at = now_;
   for (const int pause : {100, 200, 400, 800, 1600, 3200, 5000, 5000}) {
-    ASSERT_EQ(rounds_.TakeReady().size(), 1u);
-    rounds_.Finished(name, outcome);
+    ASSERT_EQ(pending_.TakeReady().size(), 1u);
+    pending_.Finished(name, outcome);
     outcome.refused_at += std::chrono::milliseconds(pause);
-    rounds_.NoteRoom(1, {name}, outcome.refused_at - std::chrono::milliseconds(1));
-    ASSERT_THAT(rounds_.TakeReady(), IsEmpty()) << pause;
-    rounds_.NoteRoom(1, {name}, outcome.refused_at);
+    pending_.NoteRoom(1, {name}, outcome.refused_at - std::chrono::milliseconds(1));
+    ASSERT_THAT(pending_.TakeReady(), IsEmpty()) << pause;
+    pending_.NoteRoom(1, {name}, outcome.refused_at);
   }
 }
 
@@ -93,13 +93,13 @@ TEST_F(RoundsTest, ALoadThatHasWaitedForMemoryLongEnoughExpiresWithTheRefusal) {
   LoadRequest patient = RuleRequest();
   patient.wait_memory = std::chrono::seconds(5);
   const std::string name = Propose(0, patient);
-  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  ASSERT_EQ(pending_.TakeReady().size(), 1u);
   LoadOutcome outcome;
   outcome.refused_by = {1};
   outcome.refused = absl::ResourceExhaustedError("a trainer holds it");
-  rounds_.Finished(name, outcome);
-  EXPECT_THAT(rounds_.TakeExpired(now_ + std::chrono::seconds(4)), IsEmpty());
-  const auto expired = rounds_.TakeExpired(now_ + std::chrono::seconds(5));
+  pending_.Finished(name, outcome);
+  EXPECT_THAT(pending_.TakeExpired(now_ + std::chrono::seconds(4)), IsEmpty());
+  const auto expired = pending_.TakeExpired(now_ + std::chrono::seconds(5));
   ASSERT_EQ(expired.size(), 1u);
   EXPECT_THAT(expired[0].refused, Says("a trainer holds it"));
 }
@@ -108,13 +108,13 @@ TEST_F(RoundsTest, ARankThatHasLeftIsNotWaitedForAsOneWithoutMemory) {
   LoadRequest patient = RuleRequest();
   patient.wait_memory = std::chrono::seconds(5);
   const std::string name = Propose(0, patient);
-  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  ASSERT_EQ(pending_.TakeReady().size(), 1u);
   LoadOutcome outcome;
   outcome.refused_by = {1};
   outcome.refused = absl::ResourceExhaustedError("a trainer holds it");
-  rounds_.Finished(name, outcome);
-  rounds_.SetResidents(1, 2, {});
-  EXPECT_EQ(rounds_.TakeReady().size(), 1u);
+  pending_.Finished(name, outcome);
+  pending_.SetResidents(1, 2, {});
+  EXPECT_EQ(pending_.TakeReady().size(), 1u);
 }
 
 TEST_F(RoundsTest, LoadsBeginInTheOrderInWhichTheyWereAskedFor) {
@@ -123,20 +123,20 @@ TEST_F(RoundsTest, LoadsBeginInTheOrderInWhichTheyWereAskedFor) {
     names.push_back(Propose(0, RuleRequest(rules)));
   }
   std::vector<std::string> ready;
-  for (const ReadyLoad& load : rounds_.TakeReady()) ready.push_back(load.name);
+  for (const ReadyLoad& load : pending_.TakeReady()) ready.push_back(load.name);
   EXPECT_EQ(ready, names);
 }
 
 TEST_F(RoundsTest, ARankThatAsksWhileItsLoadRunsWithoutItIsLoadedNext) {
   const std::string name = Load({0, 2});
   State(1);
-  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  ASSERT_EQ(pending_.TakeReady().size(), 1u);
   EXPECT_EQ(State(2), name);
-  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
+  EXPECT_THAT(pending_.TakeReady(), IsEmpty());
   LoadOutcome outcome;
   outcome.holders = {1};
-  rounds_.Finished(name, outcome);
-  const auto next = rounds_.TakeReady();
+  pending_.Finished(name, outcome);
+  const auto next = pending_.TakeReady();
   ASSERT_EQ(next.size(), 1u);
   EXPECT_EQ(next[0].name, name);
   EXPECT_EQ(next[0].stated[1], nullptr);
@@ -146,12 +146,12 @@ TEST_F(RoundsTest, ARankThatAsksWhileItsLoadRunsWithoutItIsLoadedNext) {
 TEST_F(RoundsTest, ARankThatAskedLateIsPartOfARoundThatIsPutBack) {
   const std::string name = Load({0, 2});
   State(1);
-  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
+  ASSERT_EQ(pending_.TakeReady().size(), 1u);
   State(2);
   LoadOutcome outcome;
   outcome.lost = {2};
-  rounds_.Finished(name, outcome);
-  const auto ready = rounds_.TakeReady();
+  pending_.Finished(name, outcome);
+  const auto ready = pending_.TakeReady();
   ASSERT_EQ(ready.size(), 1u);
   EXPECT_NE(ready[0].stated[1], nullptr);
   EXPECT_NE(ready[0].stated[2], nullptr);
@@ -160,129 +160,129 @@ TEST_F(RoundsTest, ARankThatAskedLateIsPartOfARoundThatIsPutBack) {
 TEST_F(RoundsTest, ALateRequestEndsWithALoadThatFails) {
   const std::string name = Load({0, 2});
   State(1);
-  rounds_.TakeReady();
+  pending_.TakeReady();
   State(2);
   LoadOutcome outcome;
   outcome.status = absl::InternalError("boom");
-  rounds_.Finished(name, outcome);
-  EXPECT_THAT(rounds_.Waiting(), IsEmpty());
-  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
+  pending_.Finished(name, outcome);
+  EXPECT_THAT(pending_.Waiting(), IsEmpty());
+  EXPECT_THAT(pending_.TakeReady(), IsEmpty());
 }
 
 TEST_F(RoundsTest, AFailedLoadLeavesNothingToJoin) {
   const std::string name = Load({});
   EXPECT_NE(State(1), name);
-  EXPECT_EQ(rounds_.Waiting().size(), 1u);
+  EXPECT_EQ(pending_.Waiting().size(), 1u);
 }
 
 TEST_F(RoundsTest, GivesTheFilesOfTheCheckpointThatARequestWouldJoin) {
   Load({0, 2});
-  const auto files = rounds_.FilesToCheck({1, RankRequest(1, 3)});
+  const auto files = pending_.FilesToCheck({1, RankRequest(1, 3)});
   ASSERT_TRUE(files.has_value());
   EXPECT_EQ(files->at(0).path, "/models/m/a");
 }
 
 TEST_F(RoundsTest, ARankThatWantsSomethingElseHasNoFilesToCheck) {
   Load({0, 2});
-  EXPECT_FALSE(rounds_.FilesToCheck({1, RankRequest(1, 3, "v")}).has_value());
+  EXPECT_FALSE(pending_.FilesToCheck({1, RankRequest(1, 3, "v")}).has_value());
 }
 
 TEST_F(RoundsTest, ChangedFilesBeginANewCheckpointForAllRanks) {
   const std::string name = Load({0, 2});
   EXPECT_NE(Propose(1, RankRequest(1, 3), false), name);
-  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(0, 2));
+  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(0, 2));
 }
 
 TEST_F(RoundsTest, WhatAJoiningRankHoldsCanBeJoined) {
-  rounds_.SetResidents(0, 1, {Resident("checkpoints/old")});
-  rounds_.SetResidents(2, 1, {Resident("checkpoints/old")});
+  pending_.SetResidents(0, 1, {Resident("checkpoints/old")});
+  pending_.SetResidents(2, 1, {Resident("checkpoints/old")});
   EXPECT_EQ(State(1), "checkpoints/old");
-  EXPECT_EQ(rounds_.TakeReady().size(), 1u);
+  EXPECT_EQ(pending_.TakeReady().size(), 1u);
 }
 
 TEST_F(RoundsTest, WhatOnlySomeRanksHoldMustBeStatedByTheOthers) {
-  rounds_.SetResidents(2, 1, {Resident("checkpoints/old")});
+  pending_.SetResidents(2, 1, {Resident("checkpoints/old")});
   State(1);
-  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(0));
+  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(0));
 }
 
 TEST_F(RoundsTest, ResidentsOfAnotherGroupSizeAreIgnored) {
   ResidentCheckpoint resident = Resident("checkpoints/old");
   resident.request_digests.pop_back();
-  rounds_.SetResidents(2, 1, {resident});
+  pending_.SetResidents(2, 1, {resident});
   EXPECT_NE(State(1), "checkpoints/old");
 }
 
 TEST_F(RoundsTest, ResidentsOfOneNameMustAgreeOnWhatTheyAre) {
-  rounds_.SetResidents(0, 1, {Resident("checkpoints/old")});
+  pending_.SetResidents(0, 1, {Resident("checkpoints/old")});
   ResidentCheckpoint other = Resident("checkpoints/old");
   other.request_digests[0] ^= 1;
-  rounds_.SetResidents(2, 1, {other});
+  pending_.SetResidents(2, 1, {other});
   State(1);
-  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(2));
+  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(2));
 }
 
 TEST_F(RoundsTest, ARoundThatHasToWaitAgainIsJoinedAlsoWhenItsRunnerWasOutOfDate) {
   const std::string name = Load({0, 2});
   EXPECT_EQ(State(1), name);
-  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
-  rounds_.WillFail(name);
-  rounds_.Finished(name, {absl::OkStatus(), {}, {}, {0}});
+  ASSERT_EQ(pending_.TakeReady().size(), 1u);
+  pending_.MarkDoomed(name);
+  pending_.Finished(name, {absl::OkStatus(), {}, {}, {0}});
   EXPECT_EQ(State(0), name);
-  EXPECT_THAT(rounds_.TakeReady(), SizeIs(1));
+  EXPECT_THAT(pending_.TakeReady(), SizeIs(1));
 }
 
 TEST_F(RoundsTest, ARoundThatWasGivenUpIsNotJoinedThoughItHasToWaitAgain) {
   const std::string name = Load({0, 2});
   State(1);
-  ASSERT_EQ(rounds_.TakeReady().size(), 1u);
-  rounds_.Cancel(name, absl::AbortedError("unloaded"));
-  rounds_.Finished(name, {absl::OkStatus(), {}, {}, {0}});
+  ASSERT_EQ(pending_.TakeReady().size(), 1u);
+  pending_.Cancel(name, absl::AbortedError("unloaded"));
+  pending_.Finished(name, {absl::OkStatus(), {}, {}, {0}});
   EXPECT_NE(State(0), name);
 }
 
 TEST_F(RoundsTest, WhoJoinsWhileItsPredecessorIsForgottenHoldsWhatItTold) {
-  rounds_.SetResidents(0, 2, {Resident("checkpoints/old")});
-  rounds_.SetResidents(0, 1, {});
+  pending_.SetResidents(0, 2, {Resident("checkpoints/old")});
+  pending_.SetResidents(0, 1, {});
   State(1);
-  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(2));
+  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(2));
 }
 
 TEST_F(RoundsTest, WhoAsksWhileALoadOfWhatOthersHoldFailsHasToAskAgainWhenItHasEnded) {
   const std::string name = Load({0, 2});
   State(1);
-  rounds_.TakeReady();
-  rounds_.WillFail(name);
-  EXPECT_FALSE(rounds_.Propose({1, RankRequest(1, 3)}, true, now_).value().has_value());
-  EXPECT_FALSE(rounds_.WaitWhileEnding({1, RankRequest(1, 3)}, now_));
-  rounds_.Finished(name, {absl::AbortedError("boom"), {}, {}, {}});
-  EXPECT_TRUE(rounds_.WaitWhileEnding({1, RankRequest(1, 3)}, now_));
+  pending_.TakeReady();
+  pending_.MarkDoomed(name);
+  EXPECT_FALSE(pending_.Propose({1, RankRequest(1, 3)}, true, now_).value().has_value());
+  EXPECT_FALSE(pending_.WaitWhileFinishing({1, RankRequest(1, 3)}, now_));
+  pending_.Finished(name, {absl::AbortedError("boom"), {}, {}, {}});
+  EXPECT_TRUE(pending_.WaitWhileFinishing({1, RankRequest(1, 3)}, now_));
   EXPECT_EQ(State(1), name);
-  EXPECT_THAT(rounds_.TakeReady(), SizeIs(1)) << "the others hold theirs";
+  EXPECT_THAT(pending_.TakeReady(), SizeIs(1)) << "the others hold theirs";
 }
 
 TEST_F(RoundsTest, WhoAsksAgainWaitsUntilARoundThatWasGivenUpIsTaken) {
   const std::string name = Load({0, 2});
-  rounds_.SetResidents(2, 1, {});
+  pending_.SetResidents(2, 1, {});
   State(1);
-  rounds_.Cancel(name, absl::AbortedError("unloaded"));
-  EXPECT_FALSE(rounds_.WaitWhileEnding({1, RankRequest(1, 3)}, now_));
-  EXPECT_THAT(rounds_.TakeExpired(now_), SizeIs(1));
-  EXPECT_TRUE(rounds_.WaitWhileEnding({1, RankRequest(1, 3)}, now_));
+  pending_.Cancel(name, absl::AbortedError("unloaded"));
+  EXPECT_FALSE(pending_.WaitWhileFinishing({1, RankRequest(1, 3)}, now_));
+  EXPECT_THAT(pending_.TakeExpired(now_), SizeIs(1));
+  EXPECT_TRUE(pending_.WaitWhileFinishing({1, RankRequest(1, 3)}, now_));
 }
 
 TEST_F(RoundsTest, WaitingSaysThatARankHoldsAShardOfAnEarlierLoad) {
   const std::string name = Load({0, 2});
   State(1, "v");
-  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(0, 2));
-  EXPECT_EQ(rounds_.Waiting().at(0).elsewhere, "rank 0 holds its shard of " + name);
+  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(0, 2));
+  EXPECT_EQ(pending_.Waiting().at(0).elsewhere, "rank 0 holds its shard of " + name);
 }
 
 TEST_F(RoundsTest, ARankThatLeftHoldsNothing) {
   const std::string name = Load({0, 1, 2});
-  rounds_.SetResidents(2, 1, {});
+  pending_.SetResidents(2, 1, {});
   EXPECT_EQ(State(1), name);
-  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(2));
+  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(2));
 }
 
 }  // namespace

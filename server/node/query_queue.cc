@@ -1,4 +1,4 @@
-#include "server/node/questions.h"
+#include "server/node/query_queue.h"
 
 #include <fmt/format.h>
 
@@ -7,20 +7,20 @@
 
 namespace ckptd {
 
-bool Questions::Enter() {
+bool QueryQueue::Enter() {
   if (++waiting_ <= kMost) return true;
   --waiting_;
   return false;
 }
 
-absl::Status Questions::TooMany(const std::string& doing) {
+absl::Status QueryQueue::TooMany(const std::string& doing) {
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kInvalidRequest,
                    fmt::format("{}: {} inspections, plans and verifications wait on this daemon "
                                "already; ask again when they have ended",
                                doing, kMost));
 }
 
-absl::Status Questions::NoAnswer(const std::string& doing) {
+absl::Status QueryQueue::NoAnswer(const std::string& doing) {
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("{}: the daemon did not finish in time (its storage may be slow, or "
                                "others asked before); try again",

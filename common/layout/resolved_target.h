@@ -1,7 +1,7 @@
 // First half of planning: which source tensor, which dtype, and which of the
 // asked names share memory. Pure; thread-safe.
-#ifndef CKPTD_COMMON_LAYOUT_WANTED_H_
-#define CKPTD_COMMON_LAYOUT_WANTED_H_
+#ifndef CKPTD_COMMON_LAYOUT_RESOLVED_TARGET_H_
+#define CKPTD_COMMON_LAYOUT_RESOLVED_TARGET_H_
 
 #include <cstdint>
 #include <optional>
@@ -15,7 +15,7 @@
 namespace ckptd {
 
 // One tensor that a shard will hold. Views into the index and the layout.
-struct Wanted {
+struct ResolvedTarget {
   const TensorEntry* source = nullptr;
   const Sharding* sharding = nullptr;  // of its flat parameter, if it is a member of one
   std::optional<FlatPlace> flat;
@@ -30,7 +30,7 @@ struct Wanted {
 // `layout` must pass CheckRankLayout. Errors: NotFound TENSOR_NOT_FOUND naming
 // the first few and their number, LAYOUT_MISMATCH for shapes and casts that
 // cannot be, LAYOUT_INVALID for a policy that casts to a type without casts.
-absl::StatusOr<std::vector<Wanted>> FindWanted(const CheckpointIndex& index,
+absl::StatusOr<std::vector<ResolvedTarget>> ResolveTargets(const CheckpointIndex& index,
                                                const RankLayout& layout,
                                                const DtypePolicy& policy);
 
@@ -40,4 +40,4 @@ absl::Status MissingTensors(const CheckpointIndex& index, const std::vector<std:
 
 }  // namespace ckptd
 
-#endif  // CKPTD_COMMON_LAYOUT_WANTED_H_
+#endif  // CKPTD_COMMON_LAYOUT_RESOLVED_TARGET_H_

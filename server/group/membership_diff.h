@@ -1,7 +1,7 @@
 // Notices processes of a group that are no longer there, also those that were
 // replaced at once.
-#ifndef CKPTD_SERVER_GROUP_PRESENCE_H_
-#define CKPTD_SERVER_GROUP_PRESENCE_H_
+#ifndef CKPTD_SERVER_GROUP_MEMBERSHIP_DIFF_H_
+#define CKPTD_SERVER_GROUP_MEMBERSHIP_DIFF_H_
 
 #include <cstdint>
 #include <map>
@@ -11,7 +11,7 @@
 namespace ckptd {
 
 // Not thread-safe.
-class Presence {
+class MembershipDiff {
  public:
   using Members = std::map<uint32_t, std::string>;  // rank -> incarnation
 
@@ -44,4 +44,4 @@ class Presence {
 
 }  // namespace ckptd
 
-#endif  // CKPTD_SERVER_GROUP_PRESENCE_H_
+#endif  // CKPTD_SERVER_GROUP_MEMBERSHIP_DIFF_H_

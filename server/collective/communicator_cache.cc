@@ -1,4 +1,4 @@
-#include "server/collective/comm_keeper.h"
+#include "server/collective/communicator_cache.h"
 
 #include <algorithm>
 #include <utility>
@@ -14,7 +14,7 @@ constexpr std::chrono::seconds kClosePatience{8};
 
 }  // namespace
 
-absl::StatusOr<std::string> CommKeeper::IdFor(uint64_t epoch, const std::vector<uint32_t>& ranks,
+absl::StatusOr<std::string> CommunicatorCache::IdFor(uint64_t epoch, const std::vector<uint32_t>& ranks,
                                               const std::vector<std::string>& held) {
   if (comms_ == nullptr) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
@@ -30,25 +30,25 @@ absl::StatusOr<std::string> CommKeeper::IdFor(uint64_t epoch, const std::vector<
   return id;
 }
 
-void CommKeeper::Drop() {
+void CommunicatorCache::Drop() {
   failed_ = true;
-  Settle();
+  AwaitTeardown();
   made_.clear();
 }
 
-void CommKeeper::Settle() {
+void CommunicatorCache::AwaitTeardown() {
   if (!std::exchange(failed_, false)) return;
   held_.reset();
   if (comms_ != nullptr) comms_->AwaitEnds();
 }
 
-absl::StatusOr<GroupComm*> CommKeeper::Join(GroupCommOptions options,
+absl::StatusOr<GroupComm*> CommunicatorCache::Join(GroupCommOptions options,
                                             GroupComm::Deadline deadline) {
   if (comms_ == nullptr) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
                      "joining a communicator: " + why_none_);
   }
-  Settle();
+  AwaitTeardown();
   if (held_ != nullptr && id_ == options.id) {
     held_->Interrupt(std::move(options.interrupted));
     return held_.get();
@@ -62,7 +62,7 @@ absl::StatusOr<GroupComm*> CommKeeper::Join(GroupCommOptions options,
   return held_.get();
 }
 
-void CommKeeper::Done(const absl::Status& status) {
+void CommunicatorCache::Done(const absl::Status& status) {
   if (held_ == nullptr) return;
   held_->Interrupt(nullptr);
   failed_ = !status.ok();

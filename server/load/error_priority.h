@@ -1,6 +1,6 @@
 // Which of several errors of one load is the one to tell.
-#ifndef CKPTD_SERVER_LOAD_CAUSES_H_
-#define CKPTD_SERVER_LOAD_CAUSES_H_
+#ifndef CKPTD_SERVER_LOAD_ERROR_PRIORITY_H_
+#define CKPTD_SERVER_LOAD_ERROR_PRIORITY_H_
 
 #include <chrono>
 
@@ -10,13 +10,13 @@ namespace ckptd {
 
 // How long an error that follows from another rank's waits for that one: NCCL tells of a rank that
 // gives up sooner than that rank tells why.
-inline constexpr std::chrono::milliseconds kCausePatience{500};
+inline constexpr std::chrono::milliseconds kPrimaryErrorPatience{500};
 
 // Whether an error only says that another rank has failed, or that the load has. OK does not.
-bool IsConsequence(const absl::Status& status);
+bool IsSecondary(const absl::Status& status);
 // Whether `status` is to be told in place of `told`, which came before it.
-bool TellsMore(const absl::Status& status, const absl::Status& told);
+bool Outranks(const absl::Status& status, const absl::Status& told);
 
 }  // namespace ckptd
 
-#endif  // CKPTD_SERVER_LOAD_CAUSES_H_
+#endif  // CKPTD_SERVER_LOAD_ERROR_PRIORITY_H_

@@ -1,4 +1,4 @@
-#include "server/load/rank_side.h"
+#include "server/load/rank_load.h"
 
 #include <utility>
 
@@ -72,10 +72,10 @@ absl::StatusOr<std::vector<Cohort>> CohortsOf(
   for (size_t i = 0; i < ranks.size(); ++i) {
     CKPTD_RETURN_IF_ERROR(CheckStatement(i < stated.size() ? stated[i].get() : nullptr, ranks[i]));
   }
-  return JoinAlike(stated.first(ranks.size()));
+  return JoinEqual(stated.first(ranks.size()));
 }
 
-absl::StatusOr<Shard> RankSide::Plan(const PrepareCall& call) const {
+absl::StatusOr<Shard> RankLoad::Plan(const PrepareCall& call) const {
   Shard shard;
   CKPTD_ASSIGN_OR_RETURN(shard.plan, PlanOfRank(call.request, *call.index, options_.rank));
   if (shard.plan.digest != call.rank_digest) {
@@ -92,26 +92,26 @@ absl::StatusOr<Shard> RankSide::Plan(const PrepareCall& call) const {
   return shard;
 }
 
-void RankSide::ForgetOver() {
+void RankLoad::ForgetOver() {
   MutexLock lock(mutex_);
   for (auto it = incoming_.begin(); it != incoming_.end();) {
     it = it->second->over() ? incoming_.erase(it) : std::next(it);
   }
 }
 
-void RankSide::NoteReaders(const PrepareCall& call) {
+void RankLoad::NoteReaders(const PrepareCall& call) {
   const bool another = std::exchange(epoch_, call.epoch) != call.epoch;
-  if (call.unmapped || (another && call.members_read)) backend_.NewReader();
+  if (call.unmapped || (another && call.members_read)) backend_.OnWriterRestart();
 }
 
-bool RankSide::HoldsUntilOthersDo(const PrepareCall& call, uint64_t since) {
+bool RankLoad::HoldsUntilOthersDo(const PrepareCall& call, uint64_t since) {
   if (!catalog_.HasActive(call.name, call.rank_digest)) return false;
   // By rank nobody tells when the others are filled.
   if (!IsRankForm(call.request)) catalog_.BeginFilling(call.name, since);
   return true;
 }
 
-absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t since) {
+absl::StatusOr<PrepareReply> RankLoad::Prepare(const PrepareCall& call, uint64_t since) {
   PrepareReply reply;
   reply.rank_digest = call.rank_digest;
   reply.memory_endpoint = options_.memory_endpoint;
@@ -133,14 +133,14 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
   if (reply.resident) return reply;
   {
     MutexLock lock(mutex_);
-    incoming_[call.name] = std::make_shared<Incoming>(call, std::move(shard.plan), memory);
+    incoming_[call.name] = std::make_shared<PreparedLoad>(call, std::move(shard.plan), memory);
   }
   for (const Segment& segment : memory->Segments()) {
     reply.segments.push_back({segment.id, segment.bytes});
   }
   reply.owned_segments = backend_.OwnedSegments();
   reply.device = backend_.device();
-  reply.handed_out = options_.handed_out();
+  reply.has_leases = options_.has_leases();
   if (options_.comms != nullptr) {
     reply.communicator = options_.comms->version();
     reply.no_communicator = options_.comms->why_none();
@@ -149,7 +149,7 @@ absl::StatusOr<PrepareReply> RankSide::Prepare(const PrepareCall& call, uint64_t
   return reply;
 }
 
-absl::StatusOr<bool> RankSide::ServeResident(const PrepareCall& call, const Shard& shard) {
+absl::StatusOr<bool> RankLoad::ServeResident(const PrepareCall& call, const Shard& shard) {
   // A load that is for other ranks lies in nobody's memory here, and must not go with it.
   if (shard.plan.tensors.empty()) return false;
   for (const Catalog::Resident& resident : catalog_.MayServe(call)) {
@@ -173,7 +173,7 @@ absl::StatusOr<bool> RankSide::ServeResident(const PrepareCall& call, const Shar
   return false;
 }
 
-absl::StatusOr<bool> RankSide::Restore(const PrepareCall& call, const RankPlan& plan,
+absl::StatusOr<bool> RankLoad::Restore(const PrepareCall& call, const RankPlan& plan,
                                        const ShardMemory& memory) {
   if (options_.host_tier == nullptr) return false;
   const auto begun = Clock::now();
@@ -196,7 +196,7 @@ absl::StatusOr<bool> RankSide::Restore(const PrepareCall& call, const RankPlan& 
 }
 
 // Before anybody is given the memory.
-void RankSide::KeepPristine(const std::string& name, const Incoming& incoming,
+void RankLoad::KeepPristine(const std::string& name, const PreparedLoad& incoming,
                             const RankPlan& plan, const std::vector<uint64_t>& digests) {
   if (options_.host_tier == nullptr) return;
   if (incoming.request().intended != AttachMode::kExclusive) return;
@@ -206,7 +206,7 @@ void RankSide::KeepPristine(const std::string& name, const Incoming& incoming,
                            plan.slab_bytes, digests);
 }
 
-absl::Status RankSide::Clear(const std::string& name) {
+absl::Status RankLoad::Clear(const std::string& name) {
   const std::shared_ptr<ShardMemory> memory = catalog_.LoadingMemory(name);
   const std::shared_ptr<const Shard> shard = catalog_.LoadingShard(name);
   if (memory == nullptr || shard == nullptr) return CheckpointNotFound(name);
@@ -215,7 +215,7 @@ absl::Status RankSide::Clear(const std::string& name) {
   return ZeroPadding(shard->plan, view);
 }
 
-absl::StatusOr<std::shared_ptr<Incoming>> RankSide::Receive(uint64_t epoch,
+absl::StatusOr<std::shared_ptr<PreparedLoad>> RankLoad::Receive(uint64_t epoch,
                                                             const std::string& name) {
   MutexLock lock(mutex_);
   const auto at = incoming_.find(name);
@@ -227,15 +227,15 @@ absl::StatusOr<std::shared_ptr<Incoming>> RankSide::Receive(uint64_t epoch,
                                name, at->second->epoch(), epoch));
 }
 
-void RankSide::GiveBack(const std::string& name) {
+void RankLoad::GiveBack(const std::string& name) {
   catalog_.GiveBack(name);
   ForgetOver();
 }
 
-absl::Status RankSide::Commit(const CommitCall& call) {
+absl::Status RankLoad::Commit(const CommitCall& call) {
   if (catalog_.Complete(call.name)) return absl::OkStatus();
   const std::shared_ptr<const Shard> shard = catalog_.LoadingShard(call.name);
-  std::shared_ptr<Incoming> incoming;
+  std::shared_ptr<PreparedLoad> incoming;
   {
     MutexLock lock(mutex_);
     const auto at = incoming_.find(call.name);

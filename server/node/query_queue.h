@@ -1,6 +1,6 @@
 // Questions of clients that may take long: inspections, dry runs, verifications.
-#ifndef CKPTD_SERVER_NODE_QUESTIONS_H_
-#define CKPTD_SERVER_NODE_QUESTIONS_H_
+#ifndef CKPTD_SERVER_NODE_QUERY_QUEUE_H_
+#define CKPTD_SERVER_NODE_QUERY_QUEUE_H_
 
 #include <atomic>
 #include <functional>
@@ -17,16 +17,16 @@
 namespace ckptd {
 
 // Who waits for an answer.
-struct Asker {
-  Asker(Deadline until) : deadline(until) {}
-  Asker(Deadline until, std::function<bool()> has_gone)
+struct CallContext {
+  CallContext(Deadline until) : deadline(until) {}
+  CallContext(Deadline until, std::function<bool()> has_gone)
       : deadline(until), gone(std::move(has_gone)) {}
   Deadline deadline;
   std::function<bool()> gone = [] { return false; };  // asked now and then
 };
 
 // Answers them one after the other, beside loads. Thread-safe.
-class Questions {
+class QueryQueue {
  public:
   // That wait or are being answered: each holds a thread of its server.
   static constexpr int kMost = 32;
@@ -35,7 +35,7 @@ class Questions {
   // has gone, and ResourceExhausted INVALID_REQUEST where too many wait. A question that nobody
   // waits for any more is not answered, unless that has begun.
   template <typename T>
-  absl::StatusOr<T> Ask(std::function<absl::StatusOr<T>()> question, const Asker& asker,
+  absl::StatusOr<T> Ask(std::function<absl::StatusOr<T>()> question, const CallContext& asker,
                         const std::string& doing) {
     if (!Enter()) return TooMany(doing);
     const auto left = std::make_shared<std::atomic<bool>>(false);
@@ -69,4 +69,4 @@ class Questions {
 
 }  // namespace ckptd
 
-#endif  // CKPTD_SERVER_NODE_QUESTIONS_H_
+#endif  // CKPTD_SERVER_NODE_QUERY_QUEUE_H_

@@ -1,4 +1,4 @@
-#include "server/load/causes.h"
+#include "server/load/error_priority.h"
 
 #include <string>
 
@@ -7,7 +7,7 @@
 
 namespace ckptd {
 
-bool IsConsequence(const absl::Status& status) {
+bool IsSecondary(const absl::Status& status) {
   if (status.ok()) return false;
   const std::string why = ReasonOf(status);
   // What NCCL says of a connection, which ends with the rank at its other end.
@@ -16,9 +16,9 @@ bool IsConsequence(const absl::Status& status) {
   return why == reason::kEpochChanged || why == reason::kCheckpointNotFound;
 }
 
-bool TellsMore(const absl::Status& status, const absl::Status& told) {
+bool Outranks(const absl::Status& status, const absl::Status& told) {
   if (status.ok()) return false;
-  return told.ok() || (IsConsequence(told) && !IsConsequence(status));
+  return told.ok() || (IsSecondary(told) && !IsSecondary(status));
 }
 
 }  // namespace ckptd

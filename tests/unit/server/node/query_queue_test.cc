@@ -1,4 +1,4 @@
-#include "server/node/questions.h"
+#include "server/node/query_queue.h"
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ using Question = std::function<absl::StatusOr<int>()>;
 
 class QuestionsTest : public ::testing::Test {
  protected:
-  absl::StatusOr<int> Ask(Question question, const Asker& asker) {
+  absl::StatusOr<int> Ask(Question question, const CallContext& asker) {
     return questions_.Ask<int>(std::move(question), asker, "asking");
   }
   // One that is being answered until LetGo.
@@ -35,7 +35,7 @@ class QuestionsTest : public ::testing::Test {
   void LetGo() { hold_.set_value(); }
 
   std::promise<void> hold_;
-  Questions questions_;
+  QueryQueue questions_;
 };
 
 TEST_F(QuestionsTest, AreAnswered) {
@@ -47,9 +47,9 @@ TEST_F(QuestionsTest, AreAnswered) {
 TEST_F(QuestionsTest, AnAskerThatHasGoneCostsNobodyAnything) {
   auto first = Occupy();
   std::atomic<int> answered = 0;
-  const Asker gone(Soon(), [] { return true; });
+  const CallContext gone(Soon(), [] { return true; });
   const auto count = [&answered] { return ++answered; };
-  for (int i = 0; i < 2 * Questions::kMost; ++i) {
+  for (int i = 0; i < 2 * QueryQueue::kMost; ++i) {
     EXPECT_THAT(Ask(count, gone), FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
   }
   LetGo();
@@ -69,7 +69,7 @@ TEST_F(QuestionsTest, WhoComesWhenTooManyWaitIsTurnedAway) {
   std::vector<std::future<absl::StatusOr<int>>> waiting;
   waiting.push_back(Occupy());
   std::atomic<int> came = 1;
-  while (waiting.size() < Questions::kMost) {
+  while (waiting.size() < QueryQueue::kMost) {
     waiting.push_back(std::async(std::launch::async, [&] {
       return Ask([] { return 1; }, {Soon(), [&, first = true]() mutable {
                                       if (std::exchange(first, false)) ++came;
@@ -77,7 +77,7 @@ TEST_F(QuestionsTest, WhoComesWhenTooManyWaitIsTurnedAway) {
                                     }});
     }));
   }
-  for (const Deadline end = Soon(); came < Questions::kMost && Clock::now() < end;) {
+  for (const Deadline end = Soon(); came < QueryQueue::kMost && Clock::now() < end;) {
   }
   EXPECT_THAT(Ask([] { return 7; }, Soon()),
               FailsWith(absl::StatusCode::kResourceExhausted, reason::kInvalidRequest));

@@ -1,7 +1,7 @@
 // The communicator that this daemon holds, during a load and, if it is to be kept, until the
 // group changes.
-#ifndef CKPTD_SERVER_COLLECTIVE_COMM_KEEPER_H_
-#define CKPTD_SERVER_COLLECTIVE_COMM_KEEPER_H_
+#ifndef CKPTD_SERVER_COLLECTIVE_COMMUNICATOR_CACHE_H_
+#define CKPTD_SERVER_COLLECTIVE_COMMUNICATOR_CACHE_H_
 
 #include <cstdint>
 #include <map>
@@ -16,18 +16,18 @@
 namespace ckptd {
 
 // The load worker's, but for version().
-class CommKeeper {
+class CommunicatorCache {
  public:
   // `comms` outlives it; null: this daemon has none, because of `why_none`.
-  CommKeeper(GroupComms* comms, std::string why_none, bool keep)
+  CommunicatorCache(GroupComms* comms, std::string why_none, bool keep)
       : comms_(comms), why_none_(std::move(why_none)), keep_(keep) {}
 
   // Empty: none.
   std::string version() const { return comms_ == nullptr ? "" : comms_->version(); }
   const std::string& why_none() const { return why_none_; }
   // Where the choice is left to the daemons: loads of the group of this epoch go without it.
-  void Distrust(uint64_t epoch) { distrusted_ = epoch; }
-  bool Trusted(uint64_t epoch) const { return distrusted_ != epoch; }
+  void DisableForEpoch(uint64_t epoch) { disabled_for_ = epoch; }
+  bool EnabledFor(uint64_t epoch) const { return disabled_for_ != epoch; }
 
   // Of the communicator that is held, as its id; empty: none.
   std::string held_id() const { return held_ == nullptr || failed_ ? "" : id_; }
@@ -45,13 +45,13 @@ class CommKeeper {
   void Done(const absl::Status& status);
   // Waits for what is left of communicators that have failed, it may be for seconds. Before the
   // next load.
-  void Settle();
+  void AwaitTeardown();
 
  private:
   GroupComms* const comms_;
   const std::string why_none_;
   const bool keep_;
-  uint64_t distrusted_ = 0;  // epochs begin at 1
+  uint64_t disabled_for_ = 0;  // epochs begin at 1
   // The leader's: ids by the ranks they were made for, in this epoch.
   std::map<std::vector<uint32_t>, std::string> made_;
   uint64_t made_in_ = 0;
@@ -62,4 +62,4 @@ class CommKeeper {
 
 }  // namespace ckptd
 
-#endif  // CKPTD_SERVER_COLLECTIVE_COMM_KEEPER_H_
+#endif  // CKPTD_SERVER_COLLECTIVE_COMMUNICATOR_CACHE_H_

@@ -1,4 +1,4 @@
-#include "server/load/incoming.h"
+#include "server/load/prepared_load.h"
 
 #include <utility>
 
@@ -21,7 +21,7 @@ absl::Status Over(const std::string& name) {
 
 }  // namespace
 
-Incoming::Incoming(const PrepareCall& call, RankPlan plan, std::weak_ptr<ShardMemory> memory)
+PreparedLoad::PreparedLoad(const PrepareCall& call, RankPlan plan, std::weak_ptr<ShardMemory> memory)
     : epoch_(call.epoch),
       name_(call.name),
       request_(call.request),
@@ -29,7 +29,7 @@ Incoming::Incoming(const PrepareCall& call, RankPlan plan, std::weak_ptr<ShardMe
       plan_(std::move(plan)),
       memory_(std::move(memory)) {}
 
-absl::StatusOr<std::shared_ptr<FrameReceiver>> Incoming::Receiver(ShardMemory& memory) {
+absl::StatusOr<std::shared_ptr<FrameReceiver>> PreparedLoad::Receiver(ShardMemory& memory) {
   MutexLock lock(mutex_);
   if (finishing_) return Over(name_);
   std::shared_ptr<FrameReceiver> receiver = receiver_.lock();
@@ -42,7 +42,7 @@ absl::StatusOr<std::shared_ptr<FrameReceiver>> Incoming::Receiver(ShardMemory& m
   return receiver;
 }
 
-absl::Status Incoming::Take(const FrameHeader& header,
+absl::Status PreparedLoad::Take(const FrameHeader& header,
                             std::span<const std::span<const std::byte>> pieces) {
   // Held while bytes are placed.
   const std::shared_ptr<ShardMemory> memory = memory_.lock();
@@ -51,12 +51,12 @@ absl::Status Incoming::Take(const FrameHeader& header,
   return receiver->Take(header, pieces);
 }
 
-void Incoming::NoteCarried(uint64_t bytes) {
+void PreparedLoad::NoteCarried(uint64_t bytes) {
   MutexLock lock(mutex_);
   carried_ += bytes;
 }
 
-absl::StatusOr<std::vector<uint64_t>> Incoming::Finish(const CommitCall& call) {
+absl::StatusOr<std::vector<uint64_t>> PreparedLoad::Finish(const CommitCall& call) {
   // Held while its bytes are counted and read: the load may fail meanwhile.
   const std::shared_ptr<ShardMemory> memory = memory_.lock();
   if (memory == nullptr) return Over(name_);
@@ -83,7 +83,7 @@ absl::StatusOr<std::vector<uint64_t>> Incoming::Finish(const CommitCall& call) {
   return DigestsOf(call, *memory, receiver.get());
 }
 
-absl::StatusOr<std::vector<uint64_t>> Incoming::DigestsOf(const CommitCall& call,
+absl::StatusOr<std::vector<uint64_t>> PreparedLoad::DigestsOf(const CommitCall& call,
                                                           const ShardMemory& memory,
                                                           const FrameReceiver* receiver) const {
   if (!request_.digests || !call.digests.empty()) return call.digests;

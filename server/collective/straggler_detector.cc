@@ -1,4 +1,4 @@
-#include "server/collective/exchange_watch.h"
+#include "server/collective/straggler_detector.h"
 
 #include <algorithm>
 #include <string>
@@ -11,29 +11,29 @@
 
 namespace ckptd {
 
-void ExchangeWatch::Note(uint32_t rank, uint64_t exchanges, bool busy) {
+void StragglerDetector::Note(uint32_t rank, uint64_t exchanges, bool busy) {
   MutexLock lock(mutex_);
   if (busy || exchanges_[rank] != exchanges) moved_ = Clock::now();
   exchanges_[rank] = exchanges;
 }
 
-void ExchangeWatch::Ended(uint32_t rank) {
+void StragglerDetector::Ended(uint32_t rank) {
   MutexLock lock(mutex_);
   ended_.insert(rank);
 }
 
-bool ExchangeWatch::Nothing() const {
+bool StragglerDetector::Nothing() const {
   MutexLock lock(mutex_);
   return std::all_of(exchanges_.begin(), exchanges_.end(),
                      [](const auto& of_rank) { return of_rank.second == 0; });
 }
 
-Clock::time_point ExchangeWatch::moved() const {
+Clock::time_point StragglerDetector::moved() const {
   MutexLock lock(mutex_);
   return moved_;
 }
 
-absl::Status ExchangeWatch::JoinsLate(std::chrono::nanoseconds patience) const {
+absl::Status StragglerDetector::CheckJoinTimeout(std::chrono::nanoseconds patience) const {
   if (Clock::now() - moved() < patience) return absl::OkStatus();
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
                    fmt::format("joining the NCCL communicator: all ranks have had their files open "
@@ -41,7 +41,7 @@ absl::Status ExchangeWatch::JoinsLate(std::chrono::nanoseconds patience) const {
                                std::chrono::duration<double>(patience).count()));
 }
 
-absl::Status ExchangeWatch::NameBehind(const absl::Status& status,
+absl::Status StragglerDetector::NameStragglers(const absl::Status& status,
                                        const std::vector<uint32_t>& ranks) const {
   std::map<uint64_t, std::vector<uint32_t>> by_exchanges;
   bool others_ended = false;

@@ -1,7 +1,7 @@
 // What the leader knows of an exchange by a communicator: how far each rank has come. Says who
 // holds up the others. Thread-safe.
-#ifndef CKPTD_SERVER_COLLECTIVE_EXCHANGE_WATCH_H_
-#define CKPTD_SERVER_COLLECTIVE_EXCHANGE_WATCH_H_
+#ifndef CKPTD_SERVER_COLLECTIVE_STRAGGLER_DETECTOR_H_
+#define CKPTD_SERVER_COLLECTIVE_STRAGGLER_DETECTOR_H_
 
 #include <chrono>
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace ckptd {
 
-class ExchangeWatch {
+class StragglerDetector {
  public:
   // `busy`: before its next exchange it is at work by itself, others may have to wait for it.
   void Note(uint32_t rank, uint64_t exchanges, bool busy);
@@ -28,11 +28,11 @@ class ExchangeWatch {
   // When a rank last went on, or was busy; at first, when this was made.
   Clock::time_point moved() const;
   // DeadlineExceeded RANK_MISSING once nobody has been busy for so long and not all have joined.
-  absl::Status JoinsLate(std::chrono::nanoseconds patience) const;
+  absl::Status CheckJoinTimeout(std::chrono::nanoseconds patience) const;
   // `status`, a wait that has passed its deadline, with those of `ranks` in front that have
   // done fewer exchanges than others; with the fact "rank" where it is one. As it is when none
   // is known to be behind. Rank 0, which sends to who is behind, is never said to be.
-  absl::Status NameBehind(const absl::Status& status, const std::vector<uint32_t>& ranks) const;
+  absl::Status NameStragglers(const absl::Status& status, const std::vector<uint32_t>& ranks) const;
 
  private:
   mutable Mutex mutex_;
@@ -43,4 +43,4 @@ class ExchangeWatch {
 
 }  // namespace ckptd
 
-#endif  // CKPTD_SERVER_COLLECTIVE_EXCHANGE_WATCH_H_
+#endif  // CKPTD_SERVER_COLLECTIVE_STRAGGLER_DETECTOR_H_

@@ -1,4 +1,4 @@
-#include "server/load/lookups.h"
+#include "server/load/source_checker.h"
 
 #include <future>
 #include <system_error>
@@ -24,21 +24,21 @@ absl::Status NoAnswer(const std::string& source) {
 
 }  // namespace
 
-Lookups::Lookups(Check check) : check_(std::move(check)) {}
+SourceChecker::SourceChecker(Check check) : check_(std::move(check)) {}
 
-void Lookups::Begin(Running& running, const std::string& source) {
+void SourceChecker::Begin(Running& running, const std::string& source) {
   ++running.of[source];
   ++running.all;
 }
 
-void Lookups::End(Running& running, const std::string& source) {
+void SourceChecker::End(Running& running, const std::string& source) {
   MutexLock lock(running.mutex);
   if (--running.of[source] == 0) running.of.erase(source);
   --running.all;
   running.changed.NotifyAll();
 }
 
-absl::Status Lookups::CheckFiles(const std::string& source, const std::vector<SourceFile>& files,
+absl::Status SourceChecker::CheckFiles(const std::string& source, const std::vector<SourceFile>& files,
                                  Deadline deadline) {
   {
     MutexLock lock(running_->mutex);
@@ -67,7 +67,7 @@ absl::Status Lookups::CheckFiles(const std::string& source, const std::vector<So
   return answered.get();
 }
 
-bool SaysWhether(const absl::Status& checked) {
+bool IsDefinitive(const absl::Status& checked) {
   return checked.code() != absl::StatusCode::kDeadlineExceeded &&
          checked.code() != absl::StatusCode::kResourceExhausted;
 }

@@ -1,6 +1,6 @@
 // Rounds of three ranks.
-#ifndef CKPTD_TESTS_TESTING_ROUNDS_FIXTURE_H_
-#define CKPTD_TESTS_TESTING_ROUNDS_FIXTURE_H_
+#ifndef CKPTD_TESTS_TESTING_PENDING_LOADS_FIXTURE_H_
+#define CKPTD_TESTS_TESTING_PENDING_LOADS_FIXTURE_H_
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "server/load/rounds.h"
+#include "server/load/pending_loads.h"
 #include "tests/testing/core_values.h"
 
 namespace ckptd {
@@ -16,7 +16,7 @@ namespace ckptd {
 class RoundsTest : public ::testing::Test {
  protected:
   std::string Propose(uint32_t rank, const LoadRequest& request, bool reuse = true) {
-    return rounds_.Propose({rank, request}, reuse, now_).value().value_or("none yet");
+    return pending_.Propose({rank, request}, reuse, now_).value().value_or("none yet");
   }
   std::string State(uint32_t rank, const std::string& tensor = "w") {
     return Propose(rank, RankRequest(rank, 3, tensor));
@@ -24,8 +24,8 @@ class RoundsTest : public ::testing::Test {
   // All three state "w" and the load ends with these holders.
   std::string Load(const std::set<uint32_t>& holders) {
     for (uint32_t rank = 0; rank < 3; ++rank) State(rank);
-    const std::vector<ReadyLoad> ready = rounds_.TakeReady();
-    rounds_.Finished(ready.at(0).name,
+    const std::vector<ReadyLoad> ready = pending_.TakeReady();
+    pending_.Finished(ready.at(0).name,
                      {absl::OkStatus(), {{"/models/m/a", 1, 2, 3, 4, 5}}, holders, {}});
     return ready[0].name;
   }
@@ -39,10 +39,10 @@ class RoundsTest : public ::testing::Test {
     return resident;
   }
 
-  Rounds rounds_{3};
+  PendingLoads pending_{3};
   const Clock::time_point now_ = Clock::now();
 };
 
 }  // namespace ckptd
 
-#endif  // CKPTD_TESTS_TESTING_ROUNDS_FIXTURE_H_
+#endif  // CKPTD_TESTS_TESTING_PENDING_LOADS_FIXTURE_H_

@@ -1,12 +1,12 @@
 // By which way the bytes of a source file come.
-#ifndef CKPTD_SERVER_TRANSFER_READ_WAY_H_
-#define CKPTD_SERVER_TRANSFER_READ_WAY_H_
+#ifndef CKPTD_SERVER_TRANSFER_IO_MODE_H_
+#define CKPTD_SERVER_TRANSFER_IO_MODE_H_
 
 #include <cstdint>
 
 namespace ckptd {
 
-enum class ReadWay : uint8_t {
+enum class IoMode : uint8_t {
   // For each item: mapped when it is cached (buffered for staging, and where mapping is found to
   // be slow), else direct, else buffered.
   kAuto,
@@ -17,4 +17,4 @@ enum class ReadWay : uint8_t {
 
 }  // namespace ckptd
 
-#endif  // CKPTD_SERVER_TRANSFER_READ_WAY_H_
+#endif  // CKPTD_SERVER_TRANSFER_IO_MODE_H_

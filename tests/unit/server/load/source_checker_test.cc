@@ -1,4 +1,4 @@
-#include "server/load/lookups.h"
+#include "server/load/source_checker.h"
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 // Storage on which "/hangs" does not answer before it is let go. Checks may outlive it.
 class Storage {
  public:
-  Lookups::Check check() const {
+  SourceChecker::Check check() const {
     return [state = state_](const CheckpointIndex& index) {
       if (index.source == "/hangs") {
         ++state->asked;
@@ -38,19 +38,19 @@ class Storage {
   const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
-TEST(Lookups, GivesWhatTheCheckSaysOfThoseFiles) {
+TEST(SourceChecker, GivesWhatTheCheckSaysOfThoseFiles) {
   Storage storage;
-  Lookups lookups(storage.check());
+  SourceChecker lookups(storage.check());
   EXPECT_OK(lookups.CheckFiles("/fine", {}, Soon()));
   const std::vector<SourceFile> changed = {{"/fine/a", 1, 2, 3, 4, 5}};
   EXPECT_EQ(lookups.CheckFiles("/fine", changed, Soon()), absl::AbortedError("/fine/a"));
 }
 
-TEST(Lookups, StorageThatDoesNotAnswerKeepsNobodyWaitingWhoAsksAboutOtherFiles) {
+TEST(SourceChecker, StorageThatDoesNotAnswerKeepsNobodyWaitingWhoAsksAboutOtherFiles) {
   Storage storage;
-  Lookups lookups(storage.check());
+  SourceChecker lookups(storage.check());
   const Deadline past = Clock::now();
-  for (int i = 0; i < 3 * Lookups::kPerSource; ++i) {
+  for (int i = 0; i < 3 * SourceChecker::kPerSource; ++i) {
     const absl::Status status = lookups.CheckFiles("/hangs", {}, past);
     EXPECT_THAT(status, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
     EXPECT_THAT(status, Says("checking the files of /hangs: the storage"));
@@ -58,14 +58,14 @@ TEST(Lookups, StorageThatDoesNotAnswerKeepsNobodyWaitingWhoAsksAboutOtherFiles) 
   }
   storage.GoOn();
   EXPECT_OK(lookups.CheckFiles("/hangs", {}, Soon())) << "it answers again";
-  EXPECT_LE(storage.asked(), Lookups::kPerSource + 1) << "each of them has a thread that hangs";
+  EXPECT_LE(storage.asked(), SourceChecker::kPerSource + 1) << "each of them has a thread that hangs";
 }
 
-TEST(Lookups, MayBeGoneBeforeItsStorageAnswers) {
+TEST(SourceChecker, MayBeGoneBeforeItsStorageAnswers) {
   Storage storage;
   const auto ended = std::make_shared<std::promise<void>>();
   {
-    Lookups lookups([ended, check = storage.check()](const CheckpointIndex& index) {
+    SourceChecker lookups([ended, check = storage.check()](const CheckpointIndex& index) {
       const absl::Status status = check(index);
       ended->set_value();
       return status;

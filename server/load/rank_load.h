@@ -1,8 +1,8 @@
 // One rank's part of a load: plan, allocate, clear, publish. Called by the
 // leader through a MemberLink. Blocking; the load worker runs it, one call at a
 // time.
-#ifndef CKPTD_SERVER_LOAD_RANK_SIDE_H_
-#define CKPTD_SERVER_LOAD_RANK_SIDE_H_
+#ifndef CKPTD_SERVER_LOAD_RANK_LOAD_H_
+#define CKPTD_SERVER_LOAD_RANK_LOAD_H_
 
 #include <functional>
 #include <map>
@@ -16,22 +16,22 @@
 #include "common/base/mutex.h"
 #include "server/catalog/catalog.h"
 #include "server/catalog/host_tier.h"
-#include "server/collective/comm_keeper.h"
-#include "server/load/incoming.h"
+#include "server/collective/communicator_cache.h"
+#include "server/load/prepared_load.h"
 #include "server/protocol/domain.h"
 
 namespace ckptd {
 
-class RankSide {
+class RankLoad {
  public:
   struct Options {
     uint32_t rank = 0;
     std::string memory_endpoint;  // where the leader fetches our descriptors
     HostTier* host_tier = nullptr;  // outlives this; null: none
-    const CommKeeper* comms = nullptr;  // outlives this; null: none
-    std::function<bool()> handed_out = [] { return false; };  // PrepareReply's
+    const CommunicatorCache* comms = nullptr;  // outlives this; null: none
+    std::function<bool()> has_leases = [] { return false; };  // PrepareReply's
   };
-  RankSide(Catalog& catalog, MemoryBackend& backend, Options options)
+  RankLoad(Catalog& catalog, MemoryBackend& backend, Options options)
       : catalog_(catalog), backend_(backend), options_(std::move(options)) {}
 
   // Plans this rank, compares digests; publishes what another resident checkpoint of the files
@@ -44,7 +44,7 @@ class RankSide {
   absl::Status Clear(const std::string& name);
   // The prepared load that a reader elsewhere sends bytes of. Thread-safe. Errors:
   // EPOCH_CHANGED, CHECKPOINT_NOT_FOUND.
-  absl::StatusOr<std::shared_ptr<Incoming>> Receive(uint64_t epoch, const std::string& name);
+  absl::StatusOr<std::shared_ptr<PreparedLoad>> Receive(uint64_t epoch, const std::string& name);
   // Lets go of what Prepare took; the load goes on later, with another Prepare.
   void GiveBack(const std::string& name);
   // Counts, seals, publishes; of a shard that was here already, only notes that all ranks hold
@@ -68,7 +68,7 @@ class RankSide {
   // Where members read, another group is another reader: who was restarted has mapped nothing, and
   // cannot map what was sealed. A restarted leader is noticed when it is joined.
   void NoteReaders(const PrepareCall& call);
-  void KeepPristine(const std::string& name, const Incoming& incoming, const RankPlan& plan,
+  void KeepPristine(const std::string& name, const PreparedLoad& incoming, const RankPlan& plan,
                     const std::vector<uint64_t>& digests);
 
   Catalog& catalog_;
@@ -77,7 +77,7 @@ class RankSide {
   uint64_t epoch_ = 0;  // of the last load; the load worker's
   Mutex mutex_;
   // Loads from Prepare to their end; those that failed go with the next Prepare.
-  std::map<std::string, std::shared_ptr<Incoming>> incoming_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::shared_ptr<PreparedLoad>> incoming_ ABSL_GUARDED_BY(mutex_);
 };
 
 // What `rank` receives under `request`: the rules applied to the index, or the
@@ -92,4 +92,4 @@ absl::StatusOr<std::vector<Cohort>> CohortsOf(
 
 }  // namespace ckptd
 
-#endif  // CKPTD_SERVER_LOAD_RANK_SIDE_H_
+#endif  // CKPTD_SERVER_LOAD_RANK_LOAD_H_

@@ -6,7 +6,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "tests/testing/rounds_fixture.h"
+#include "tests/testing/pending_loads_fixture.h"
 
 namespace ckptd {
 namespace {
@@ -24,16 +24,16 @@ class RoundsConflictTest : public RoundsTest {
   }
   // What is given up at that time, by the sentence that it is given up with.
   std::vector<std::string> GivenUp(Clock::duration after) {
-    rounds_.EndConflicts(now_ + after, jobs_);
+    pending_.EndConflicts(now_ + after, jobs_);
     std::vector<std::string> sentences;
-    for (const auto& one : rounds_.TakeExpired(now_ + after)) {
+    for (const auto& one : pending_.TakeExpired(now_ + after)) {
       EXPECT_EQ(ReasonOf(one.cancelled), reason::kLoadConflict);
       sentences.push_back(MessageOf(one.cancelled));
     }
     return sentences;
   }
 
-  Rounds::JobsOf jobs_ = [](uint32_t, const std::string&) { return std::set<std::string>{""}; };
+  PendingLoads::JobsOf jobs_ = [](uint32_t, const std::string&) { return std::set<std::string>{""}; };
 };
 
 TEST_F(RoundsConflictTest, LoadsOfTwoJobsThatUseTheSameDaemonsDoNotWaitForEachOther) {
@@ -44,10 +44,10 @@ TEST_F(RoundsConflictTest, LoadsOfTwoJobsThatUseTheSameDaemonsDoNotWaitForEachOt
     return std::set<std::string>{known ? "job of " + source : ""};
   };
   GivenUp({});
-  EXPECT_THAT(GivenUp(Rounds::kConflictPatience), IsEmpty());
+  EXPECT_THAT(GivenUp(PendingLoads::kConflictPatience), IsEmpty());
   known = false;
   GivenUp({});
-  EXPECT_EQ(GivenUp(Rounds::kConflictPatience).size(), 2u);
+  EXPECT_EQ(GivenUp(PendingLoads::kConflictPatience).size(), 2u);
 }
 
 TEST_F(RoundsConflictTest, LoadsThatWaitForEachOthersRanksAreGivenUpAfterSeconds) {
@@ -55,12 +55,12 @@ TEST_F(RoundsConflictTest, LoadsThatWaitForEachOthersRanksAreGivenUpAfterSeconds
   StateOf(1, "/b");
   StateOf(2, "/a");
   EXPECT_THAT(GivenUp({}), IsEmpty());
-  EXPECT_THAT(GivenUp(Rounds::kConflictPatience - milliseconds(1)), IsEmpty());
-  EXPECT_THAT(GivenUp(Rounds::kConflictPatience),
+  EXPECT_THAT(GivenUp(PendingLoads::kConflictPatience - milliseconds(1)), IsEmpty());
+  EXPECT_THAT(GivenUp(PendingLoads::kConflictPatience),
               ::testing::UnorderedElementsAre(
                   HasSubstr("loading /a: the ranks do not make the same load, rank 1 loads /b"),
                   HasSubstr("loading /b: the ranks do not make the same load, rank 0 loads /a")));
-  EXPECT_THAT(rounds_.Names(), IsEmpty());
+  EXPECT_THAT(pending_.Names(), IsEmpty());
 }
 
 TEST_F(RoundsConflictTest, SoAreLoadsOfThreeDifferentFilesAndOfOneFileWithOtherOptions) {
@@ -71,7 +71,7 @@ TEST_F(RoundsConflictTest, SoAreLoadsOfThreeDifferentFilesAndOfOneFileWithOtherO
   other.digests = false;
   Propose(2, other);
   GivenUp({});
-  const auto sentences = GivenUp(Rounds::kConflictPatience);
+  const auto sentences = GivenUp(PendingLoads::kConflictPatience);
   EXPECT_EQ(sentences.size(), 3u);
   EXPECT_THAT(sentences, ::testing::Contains(HasSubstr("with other options")));
 }
@@ -80,16 +80,16 @@ TEST_F(RoundsConflictTest, ALoadThatWaitsForRanksIsGivenUpForAllOfThemAndOneThat
   const std::string waits = StateOf(0, "/a");
   const std::string other = StateOf(0, "/b");
   for (uint32_t rank = 0; rank < 3; ++rank) StateOf(rank, "/c");
-  const std::string runs = rounds_.TakeReady().at(0).name;
+  const std::string runs = pending_.TakeReady().at(0).name;
   const std::string by_rule = Propose(1, RuleRequest("fsdp:3", "/a"));
-  for (const char* source : {"/a", "/c"}) rounds_.GiveUp(source, absl::AbortedError("a mistake"));
+  for (const char* source : {"/a", "/c"}) pending_.GiveUp(source, absl::AbortedError("a mistake"));
   EXPECT_NE(StateOf(1, "/a"), waits) << "nobody joins it";
-  const auto taken = rounds_.TakeExpired(now_);
+  const auto taken = pending_.TakeExpired(now_);
   ASSERT_EQ(taken.size(), 1u);
   EXPECT_EQ(taken[0].name, waits);
   EXPECT_EQ(taken[0].cancelled, absl::AbortedError("a mistake"));
-  EXPECT_TRUE(rounds_.Cancelled(runs).ok() && rounds_.Cancelled(other).ok());
-  EXPECT_EQ(rounds_.TakeReady().at(0).name, by_rule);
+  EXPECT_TRUE(pending_.Cancelled(runs).ok() && pending_.Cancelled(other).ok());
+  EXPECT_EQ(pending_.TakeReady().at(0).name, by_rule);
 }
 
 TEST_F(RoundsConflictTest, RanksThatComeInTheirOwnTimeAreWaitedFor) {
@@ -105,9 +105,9 @@ TEST_F(RoundsConflictTest, OneThatIsSolvedInTimeIsForgotten) {
   StateOf(1, "/b");
   GivenUp({});
   StateOf(0, "/b");
-  EXPECT_THAT(GivenUp(Rounds::kConflictPatience), IsEmpty());
+  EXPECT_THAT(GivenUp(PendingLoads::kConflictPatience), IsEmpty());
   StateOf(2, "/c");
-  EXPECT_THAT(GivenUp(Rounds::kConflictPatience + milliseconds(1)), IsEmpty()) << "it began just now";
+  EXPECT_THAT(GivenUp(PendingLoads::kConflictPatience + milliseconds(1)), IsEmpty()) << "it began just now";
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "common/layout/wanted.h"
+#include "common/layout/resolved_target.h"
 
 #include <fmt/format.h>
 
@@ -109,9 +109,9 @@ absl::Status CheckShape(const TargetSpec& target, const TensorEntry& source) {
                               ShapeText(*target.expected_shape)));
 }
 
-absl::StatusOr<std::vector<Wanted>> Resolve(const CheckpointIndex& index, const RankLayout& layout,
+absl::StatusOr<std::vector<ResolvedTarget>> Resolve(const CheckpointIndex& index, const RankLayout& layout,
                                             const DtypePolicy& policy) {
-  std::vector<Wanted> all;
+  std::vector<ResolvedTarget> all;
   all.reserve(layout.targets.size());
   std::vector<std::string> missing;
   std::vector<std::string> skipped;
@@ -127,7 +127,7 @@ absl::StatusOr<std::vector<Wanted>> Resolve(const CheckpointIndex& index, const 
     const absl::Status shape = CheckShape(target, *source);
     if (!shape.ok() && target.optional) continue;
     CKPTD_RETURN_IF_ERROR(shape);
-    Wanted& wanted = all.emplace_back();
+    ResolvedTarget& wanted = all.emplace_back();
     CKPTD_ASSIGN_OR_RETURN(wanted.dtype, DtypeOf(target, source->dtype, policy));
     wanted.source = source;
     wanted.flat = target.flat;
@@ -144,7 +144,7 @@ absl::StatusOr<std::vector<Wanted>> Resolve(const CheckpointIndex& index, const 
 }
 
 // Chooses the canonical name of a tensor that has several.
-void OrderNames(Wanted& wanted) {
+void OrderNames(ResolvedTarget& wanted) {
   if (wanted.aliases.empty()) return;
   std::vector<std::string>& names = wanted.aliases;
   names.push_back(std::move(wanted.name));
@@ -157,13 +157,13 @@ void OrderNames(Wanted& wanted) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<Wanted>> FindWanted(const CheckpointIndex& index,
+absl::StatusOr<std::vector<ResolvedTarget>> ResolveTargets(const CheckpointIndex& index,
                                                const RankLayout& layout,
                                                const DtypePolicy& policy) {
   CKPTD_RETURN_IF_ERROR(CheckPolicy(policy));
-  CKPTD_ASSIGN_OR_RETURN(std::vector<Wanted> all, Resolve(index, layout, policy));
-  for (Wanted& wanted : all) OrderNames(wanted);
-  const auto by_name = [](const Wanted& a, const Wanted& b) { return a.name < b.name; };
+  CKPTD_ASSIGN_OR_RETURN(std::vector<ResolvedTarget> all, Resolve(index, layout, policy));
+  for (ResolvedTarget& wanted : all) OrderNames(wanted);
+  const auto by_name = [](const ResolvedTarget& a, const ResolvedTarget& b) { return a.name < b.name; };
   if (!std::is_sorted(all.begin(), all.end(), by_name)) {
     std::sort(all.begin(), all.end(), by_name);
   }

@@ -1,8 +1,8 @@
 // Whether files are as they were when they were loaded: what a trainer that comes again waits
 // for. Each question has a thread of its own, so that storage that does not answer keeps nobody
 // waiting who asks about other files.
-#ifndef CKPTD_SERVER_LOAD_LOOKUPS_H_
-#define CKPTD_SERVER_LOAD_LOOKUPS_H_
+#ifndef CKPTD_SERVER_LOAD_SOURCE_CHECKER_H_
+#define CKPTD_SERVER_LOAD_SOURCE_CHECKER_H_
 
 #include <functional>
 #include <map>
@@ -18,7 +18,7 @@
 namespace ckptd {
 
 // Thread-safe. Threads that still wait for their storage outlive it.
-class Lookups {
+class SourceChecker {
  public:
   using Check = std::function<absl::Status(const CheckpointIndex&)>;
   // Of one source, and of all. Where storage hangs, a source has so many threads at the most.
@@ -26,7 +26,7 @@ class Lookups {
   static constexpr int kAtOnce = 32;
 
   // `check` is CheckUnchanged, or Recognise where no files are given, but in tests.
-  explicit Lookups(Check check);
+  explicit SourceChecker(Check check);
 
   // What the check says of `files` of `source`. Errors: its own; DeadlineExceeded DEADLINE, which
   // names the source; ResourceExhausted NO_MEMORY without a thread.
@@ -49,8 +49,8 @@ class Lookups {
 };
 
 // Whether that was an answer about the files, and not that there is none.
-bool SaysWhether(const absl::Status& checked);
+bool IsDefinitive(const absl::Status& checked);
 
 }  // namespace ckptd
 
-#endif  // CKPTD_SERVER_LOAD_LOOKUPS_H_
+#endif  // CKPTD_SERVER_LOAD_SOURCE_CHECKER_H_

@@ -1,4 +1,4 @@
-#include "server/load/rounds.h"
+#include "server/load/pending_loads.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "tests/testing/core_values.h"
-#include "tests/testing/rounds_fixture.h"
+#include "tests/testing/pending_loads_fixture.h"
 #include "tests/testing/status_matchers.h"
 
 namespace ckptd {
@@ -21,7 +21,7 @@ using ::testing::SizeIs;
 
 TEST_F(RoundsTest, OneProposalOfRulesIsEnough) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
-  const auto ready = rounds_.TakeReady();
+  const auto ready = pending_.TakeReady();
   ASSERT_EQ(ready.size(), 1u);
   EXPECT_EQ(ready[0].name, name);
 }
@@ -29,77 +29,77 @@ TEST_F(RoundsTest, OneProposalOfRulesIsEnough) {
 TEST_F(RoundsTest, OfManyCheckpointsTheOldestIsForgottenUnlessItIsResident) {
   const auto load = [this](const std::string& tensor) {
     for (uint32_t rank = 0; rank < 3; ++rank) State(rank, tensor);
-    const std::string name = rounds_.TakeReady().at(0).name;
-    rounds_.Finished(name, {absl::OkStatus(), {}, {0, 1, 2}, {}});
+    const std::string name = pending_.TakeReady().at(0).name;
+    pending_.Finished(name, {absl::OkStatus(), {}, {0, 1, 2}, {}});
     return name;
   };
-  const auto known = [this](auto tensor) { return !rounds_.IsNew({1, RankRequest(1, 3, tensor)}); };
+  const auto known = [this](auto tensor) { return !pending_.IsNew({1, RankRequest(1, 3, tensor)}); };
   const std::string resident = load("resident");
   load("old");
-  for (size_t i = 2; i < Rounds::kMostKnown; ++i) load("w" + std::to_string(i));
-  rounds_.ForgetOldest({resident});
+  for (size_t i = 2; i < PendingLoads::kMostKnown; ++i) load("w" + std::to_string(i));
+  pending_.ForgetOldest({resident});
   EXPECT_TRUE(known("old")) << "so many there may be";
   load("new");
-  rounds_.ForgetOldest({resident});
+  pending_.ForgetOldest({resident});
   EXPECT_FALSE(known("old"));
   EXPECT_TRUE(known("resident") && known("w2") && known("new"));
 }
 
 TEST_F(RoundsTest, AReadyLoadIsTakenOnce) {
   Propose(1, RuleRequest("fsdp:3"));
-  rounds_.TakeReady();
-  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
+  pending_.TakeReady();
+  EXPECT_THAT(pending_.TakeReady(), IsEmpty());
 }
 
 TEST_F(RoundsTest, LoadsByRulesCountAsAskedForByEveryRank) {
   Propose(1, RuleRequest("fsdp:3"));
   const uint64_t digest = RequestDigest(RuleRequest("fsdp:3"));
-  EXPECT_THAT(rounds_.TakeReady().at(0).request_digests, ElementsAre(digest, digest, digest));
+  EXPECT_THAT(pending_.TakeReady().at(0).request_digests, ElementsAre(digest, digest, digest));
 }
 
 TEST_F(RoundsTest, EqualRulesJoinALoadThatRuns) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
-  rounds_.TakeReady();
+  pending_.TakeReady();
   EXPECT_EQ(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
 TEST_F(RoundsTest, NobodyJoinsALoadThatFails) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
-  rounds_.TakeReady();
-  rounds_.Ending(name, true);
+  pending_.TakeReady();
+  pending_.MarkFinishing(name, true);
   EXPECT_NE(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
 TEST_F(RoundsTest, WhoAsksWhileALoadIsPublishedHasToAskAgain) {
   // Its files may have changed since they were read.
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
-  rounds_.TakeReady();
-  rounds_.Ending(name, false);
-  EXPECT_FALSE(rounds_.Propose({2, RuleRequest("fsdp:3")}, true, now_).value().has_value());
-  EXPECT_FALSE(rounds_.WaitWhileEnding({2, RuleRequest("fsdp:3")}, Clock::now()));
-  EXPECT_TRUE(rounds_.WaitWhileEnding({2, RuleRequest("fsdp:2")}, Clock::now()));
-  rounds_.Finished(name, {absl::OkStatus(), {}, {0, 1, 2}, {}});
-  EXPECT_TRUE(rounds_.WaitWhileEnding({2, RuleRequest("fsdp:3")}, Clock::now()));
+  pending_.TakeReady();
+  pending_.MarkFinishing(name, false);
+  EXPECT_FALSE(pending_.Propose({2, RuleRequest("fsdp:3")}, true, now_).value().has_value());
+  EXPECT_FALSE(pending_.WaitWhileFinishing({2, RuleRequest("fsdp:3")}, Clock::now()));
+  EXPECT_TRUE(pending_.WaitWhileFinishing({2, RuleRequest("fsdp:2")}, Clock::now()));
+  pending_.Finished(name, {absl::OkStatus(), {}, {0, 1, 2}, {}});
+  EXPECT_TRUE(pending_.WaitWhileFinishing({2, RuleRequest("fsdp:3")}, Clock::now()));
   EXPECT_EQ(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
 TEST_F(RoundsTest, NamesTheLoadsThatWaitOrRun) {
-  EXPECT_THAT(rounds_.Names(), IsEmpty());
+  EXPECT_THAT(pending_.Names(), IsEmpty());
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
-  EXPECT_THAT(rounds_.Names(), ElementsAre(name));
-  rounds_.TakeReady();
-  EXPECT_THAT(rounds_.Names(), ElementsAre(name));
-  rounds_.Finished(name, {});
-  EXPECT_THAT(rounds_.Names(), IsEmpty());
+  EXPECT_THAT(pending_.Names(), ElementsAre(name));
+  pending_.TakeReady();
+  EXPECT_THAT(pending_.Names(), ElementsAre(name));
+  pending_.Finished(name, {});
+  EXPECT_THAT(pending_.Names(), IsEmpty());
 }
 
 TEST_F(RoundsTest, ALoadThatIsCancelledBeforeItBeginsIsTakenWithTheReason) {
   const std::string name = State(1);
-  rounds_.Cancel(name, absl::AbortedError("a mistake"));
-  rounds_.Cancel(name, absl::AbortedError("and again"));
+  pending_.Cancel(name, absl::AbortedError("a mistake"));
+  pending_.Cancel(name, absl::AbortedError("and again"));
   for (uint32_t rank = 0; rank < 3; ++rank) EXPECT_NE(State(rank), name) << "nobody joins it";
-  EXPECT_EQ(rounds_.TakeReady().size(), 1u) << "that of those who asked after it";
-  const auto taken = rounds_.TakeExpired(now_);
+  EXPECT_EQ(pending_.TakeReady().size(), 1u) << "that of those who asked after it";
+  const auto taken = pending_.TakeExpired(now_);
   ASSERT_EQ(taken.size(), 1u);
   EXPECT_EQ(taken[0].name, name);
   EXPECT_EQ(taken[0].cancelled, absl::AbortedError("a mistake"));
@@ -107,43 +107,43 @@ TEST_F(RoundsTest, ALoadThatIsCancelledBeforeItBeginsIsTakenWithTheReason) {
 
 TEST_F(RoundsTest, WhoRunsALoadFindsThatItIsCancelled) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
-  rounds_.TakeReady();
-  EXPECT_EQ(rounds_.Cancelled(name), absl::OkStatus());
-  rounds_.Cancel(name, absl::AbortedError("a mistake"));
-  EXPECT_EQ(rounds_.Cancelled(name), absl::AbortedError("a mistake"));
-  EXPECT_THAT(rounds_.TakeExpired(now_), IsEmpty()) << "its end is the runner's";
+  pending_.TakeReady();
+  EXPECT_EQ(pending_.Cancelled(name), absl::OkStatus());
+  pending_.Cancel(name, absl::AbortedError("a mistake"));
+  EXPECT_EQ(pending_.Cancelled(name), absl::AbortedError("a mistake"));
+  EXPECT_THAT(pending_.TakeExpired(now_), IsEmpty()) << "its end is the runner's";
   EXPECT_NE(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
 TEST_F(RoundsTest, OnlyALoadThatHasTouchedNoRankCanEndBeforeItsRunnerDoes) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   const absl::Status why = absl::AbortedError("a mistake");
-  rounds_.TakeReady();
-  EXPECT_OK(rounds_.Touch(name));
-  EXPECT_FALSE(rounds_.Cancel(name, why)) << "bytes may move";
+  pending_.TakeReady();
+  EXPECT_OK(pending_.BeginAllocation(name));
+  EXPECT_FALSE(pending_.Cancel(name, why)) << "bytes may move";
   const std::string next = Propose(1, RuleRequest("fsdp:3"));
-  rounds_.TakeReady();
-  EXPECT_TRUE(rounds_.Cancel(next, why));
-  EXPECT_EQ(rounds_.Touch(next), why) << "and it touches none";
+  pending_.TakeReady();
+  EXPECT_TRUE(pending_.Cancel(next, why));
+  EXPECT_EQ(pending_.BeginAllocation(next), why) << "and it touches none";
 }
 
 TEST_F(RoundsTest, ALoadIsOverdueUntilItTouchesARank) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   const Clock::time_point late = now_ + RuleRequest("fsdp:3").timeout;
-  EXPECT_THAT(rounds_.Overdue(late), IsEmpty()) << "it expires";
-  rounds_.TakeReady();
-  EXPECT_THAT(rounds_.Overdue(late - std::chrono::nanoseconds(1)), IsEmpty());
-  EXPECT_THAT(rounds_.Overdue(late), ElementsAre(name));
-  EXPECT_OK(rounds_.Touch(name));
-  EXPECT_THAT(rounds_.Overdue(late), IsEmpty());
+  EXPECT_THAT(pending_.Overdue(late), IsEmpty()) << "it expires";
+  pending_.TakeReady();
+  EXPECT_THAT(pending_.Overdue(late - std::chrono::nanoseconds(1)), IsEmpty());
+  EXPECT_THAT(pending_.Overdue(late), ElementsAre(name));
+  EXPECT_OK(pending_.BeginAllocation(name));
+  EXPECT_THAT(pending_.Overdue(late), IsEmpty());
 }
 
 TEST_F(RoundsTest, ALoadThatIsBeingPublishedIsNotCancelled) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
-  rounds_.TakeReady();
-  rounds_.Ending(name, false);
-  rounds_.Cancel(name, absl::AbortedError("too late"));
-  EXPECT_EQ(rounds_.Cancelled(name), absl::OkStatus());
+  pending_.TakeReady();
+  pending_.MarkFinishing(name, false);
+  pending_.Cancel(name, absl::AbortedError("too late"));
+  EXPECT_EQ(pending_.Cancelled(name), absl::OkStatus());
 }
 
 TEST_F(RoundsTest, OtherRulesAreAnotherLoad) {
@@ -154,9 +154,9 @@ TEST_F(RoundsTest, OtherRulesAreAnotherLoad) {
 TEST_F(RoundsTest, StatementsOfAllRanksAreGathered) {
   State(0);
   State(2);
-  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
+  EXPECT_THAT(pending_.TakeReady(), IsEmpty());
   State(1);
-  const auto ready = rounds_.TakeReady();
+  const auto ready = pending_.TakeReady();
   ASSERT_EQ(ready.size(), 1u);
   for (uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(ready[0].stated[rank]->rank, rank);
 }
@@ -168,7 +168,7 @@ TEST_F(RoundsTest, StatementsOfOneLoadShareItsName) {
 
 TEST_F(RoundsTest, WaitingNamesTheRanksThatHaveNotStated) {
   State(1);
-  const auto waiting = rounds_.Waiting();
+  const auto waiting = pending_.Waiting();
   ASSERT_EQ(waiting.size(), 1u);
   EXPECT_THAT(waiting[0].waiting, ElementsAre(0, 2));
 }
@@ -177,26 +177,26 @@ TEST_F(RoundsTest, WaitingSaysWhatARankLoadsInstead) {
   LoadRequest other = RankRequest(1, 3);
   other.source = "/models/other";
   State(0);
-  EXPECT_EQ(rounds_.Waiting().at(0).elsewhere, "");
+  EXPECT_EQ(pending_.Waiting().at(0).elsewhere, "");
   Propose(1, other);
-  for (const Rounds::Expired& round : rounds_.Waiting()) {
-    EXPECT_THAT(round.elsewhere, ::testing::AnyOf("rank 1 loads /models/other",
+  for (const PendingLoads::Expired& pending : pending_.Waiting()) {
+    EXPECT_THAT(pending.elsewhere, ::testing::AnyOf("rank 1 loads /models/other",
                                                   "rank 0 loads " + RankRequest(0, 3).source));
   }
   State(1);
   State(2);
-  rounds_.TakeReady();
-  ASSERT_EQ(rounds_.Waiting().size(), 1u);
-  EXPECT_EQ(rounds_.Waiting()[0].elsewhere, "") << "one that runs waits for nobody";
+  pending_.TakeReady();
+  ASSERT_EQ(pending_.Waiting().size(), 1u);
+  EXPECT_EQ(pending_.Waiting()[0].elsewhere, "") << "one that runs waits for nobody";
 }
 
 TEST_F(RoundsTest, ARequestIsNewUntilSomebodyHasAskedForTheSameOrHoldsIt) {
-  EXPECT_TRUE(rounds_.IsNew({0, RankRequest(0, 3)}));
+  EXPECT_TRUE(pending_.IsNew({0, RankRequest(0, 3)}));
   State(1);
-  EXPECT_FALSE(rounds_.IsNew({0, RankRequest(0, 3)}));
+  EXPECT_FALSE(pending_.IsNew({0, RankRequest(0, 3)}));
   Load({0, 1, 2});
-  EXPECT_FALSE(rounds_.IsNew({0, RankRequest(0, 3)}));
-  EXPECT_TRUE(rounds_.IsNew({0, RankRequest(0, 3, "other")}));
+  EXPECT_FALSE(pending_.IsNew({0, RankRequest(0, 3)}));
+  EXPECT_TRUE(pending_.IsNew({0, RankRequest(0, 3, "other")}));
 }
 
 TEST_F(RoundsTest, WaitingSaysThatARankLoadsWithOtherOptions) {
@@ -204,31 +204,31 @@ TEST_F(RoundsTest, WaitingSaysThatARankLoadsWithOtherOptions) {
   other.policy.cast_to = Dtype::kF16;
   State(0);
   Propose(1, other);
-  const auto waiting = rounds_.Waiting();
+  const auto waiting = pending_.Waiting();
   ASSERT_EQ(waiting.size(), 2u);
-  for (const Rounds::Expired& round : waiting) {
-    EXPECT_THAT(round.elsewhere, ::testing::HasSubstr(" with other options"));
+  for (const PendingLoads::Expired& pending : waiting) {
+    EXPECT_THAT(pending.elsewhere, ::testing::HasSubstr(" with other options"));
   }
 }
 
 TEST_F(RoundsTest, StatingTheSameTwiceChangesNothing) {
   const std::string name = State(1);
   EXPECT_EQ(State(1), name);
-  EXPECT_EQ(rounds_.Waiting().size(), 1u);
+  EXPECT_EQ(pending_.Waiting().size(), 1u);
 }
 
 TEST_F(RoundsTest, ARankThatStatesSomethingElseOpensAnotherRound) {
   const std::string name = State(1, "w");
   EXPECT_NE(State(1, "v"), name);
-  EXPECT_EQ(rounds_.Waiting().size(), 2u);
+  EXPECT_EQ(pending_.Waiting().size(), 2u);
 }
 
 TEST_F(RoundsTest, OfSeveralRoundsTheOneThatWasBegunLastIsJoined) {
   for (int i = 0; i < 20; ++i) {  // their names are random
-    Rounds rounds(3);
-    ASSERT_OK(rounds.Propose({0, RankRequest(0, 3, "of a trainer that has ended")}, true, now_));
-    const auto last = rounds.Propose({0, RankRequest(0, 3)}, true, now_).value();
-    EXPECT_EQ(rounds.Propose({1, RankRequest(1, 3)}, true, now_).value(), last);
+    PendingLoads pending_loads(3);
+    ASSERT_OK(pending_loads.Propose({0, RankRequest(0, 3, "of a trainer that has ended")}, true, now_));
+    const auto last = pending_loads.Propose({0, RankRequest(0, 3)}, true, now_).value();
+    EXPECT_EQ(pending_loads.Propose({1, RankRequest(1, 3)}, true, now_).value(), last);
   }
 }
 
@@ -240,12 +240,12 @@ LoadRequest Named(LoadRequest request, const std::string& statement) {
 TEST_F(RoundsTest, ARankWhoseTrainerHasGoneIsWaitedForAgain) {
   const std::string name = Propose(0, Named(RankRequest(0, 3, "old"), "s0"));
   State(1);
-  rounds_.Withdraw(0, {"s0"}, now_);
-  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(0, 2));
+  pending_.Withdraw(0, {"s0"}, now_);
+  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(0, 2));
   State(2);
-  EXPECT_THAT(rounds_.TakeReady(), IsEmpty());
+  EXPECT_THAT(pending_.TakeReady(), IsEmpty());
   EXPECT_EQ(State(0), name);  // another trainer, with other tensors
-  const auto ready = rounds_.TakeReady();
+  const auto ready = pending_.TakeReady();
   ASSERT_EQ(ready.size(), 1u);
   EXPECT_EQ(ready[0].request_digests[0], RequestDigest(RankRequest(0, 3)));
 }
@@ -253,33 +253,33 @@ TEST_F(RoundsTest, ARankWhoseTrainerHasGoneIsWaitedForAgain) {
 TEST_F(RoundsTest, OnlyTheVeryStatementIsWithdrawn) {
   Propose(0, Named(RankRequest(0, 3), "s0"));
   Propose(0, Named(RankRequest(0, 3), "s0 again"));
-  rounds_.Withdraw(0, {"s0", ""}, now_);
-  rounds_.Withdraw(1, {"s0 again"}, now_);
-  EXPECT_THAT(rounds_.Waiting().at(0).waiting, ElementsAre(1, 2));
+  pending_.Withdraw(0, {"s0", ""}, now_);
+  pending_.Withdraw(1, {"s0 again"}, now_);
+  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(1, 2));
 }
 
 TEST_F(RoundsTest, ALoadThatRunsIsNotStoppedByATrainerThatHasGone) {
   for (uint32_t rank = 0; rank < 3; ++rank) Propose(rank, Named(RankRequest(rank, 3), "s"));
-  rounds_.TakeReady();
-  rounds_.Withdraw(0, {"s"}, now_);
-  EXPECT_EQ(rounds_.Names().size(), 1u);
-  EXPECT_THAT(rounds_.TakeExpired(now_ + std::chrono::hours(1)), IsEmpty());
+  pending_.TakeReady();
+  pending_.Withdraw(0, {"s"}, now_);
+  EXPECT_EQ(pending_.Names().size(), 1u);
+  EXPECT_THAT(pending_.TakeExpired(now_ + std::chrono::hours(1)), IsEmpty());
 }
 
 TEST_F(RoundsTest, ARoundThatNobodyWaitsForExpiresAtOnceUnlessSomebodyJoinsIt) {
   Propose(0, Named(RankRequest(0, 3), "s0"));
-  rounds_.Withdraw(0, {"s0"}, now_);
+  pending_.Withdraw(0, {"s0"}, now_);
   Propose(1, Named(RankRequest(1, 3), "s1"));
-  EXPECT_THAT(rounds_.TakeExpired(now_), IsEmpty());
-  rounds_.Withdraw(1, {"s1"}, now_);
-  EXPECT_EQ(rounds_.TakeExpired(now_).size(), 1u);
+  EXPECT_THAT(pending_.TakeExpired(now_), IsEmpty());
+  pending_.Withdraw(1, {"s1"}, now_);
+  EXPECT_EQ(pending_.TakeExpired(now_).size(), 1u);
 }
 
 TEST_F(RoundsTest, AStatementThatComesWhileTheLoadRunsBeginsAnew) {
   const std::string name = State(0);
   State(1);
   State(2);
-  rounds_.TakeReady();
+  pending_.TakeReady();
   EXPECT_NE(State(1, "v"), name);
 }
 
@@ -287,8 +287,8 @@ TEST_F(RoundsTest, ARoundExpiresAtItsDeadlineAndNamesTheMissingRanks) {
   LoadRequest request = RankRequest(1, 3);
   request.timeout = std::chrono::seconds(5);
   const std::string name = Propose(1, request);
-  EXPECT_THAT(rounds_.TakeExpired(now_ + std::chrono::seconds(4)), IsEmpty());
-  const auto expired = rounds_.TakeExpired(now_ + std::chrono::seconds(5));
+  EXPECT_THAT(pending_.TakeExpired(now_ + std::chrono::seconds(4)), IsEmpty());
+  const auto expired = pending_.TakeExpired(now_ + std::chrono::seconds(5));
   ASSERT_EQ(expired.size(), 1u);
   EXPECT_EQ(expired[0].name, name);
   EXPECT_THAT(expired[0].waiting, ElementsAre(0, 2));
@@ -301,20 +301,20 @@ TEST_F(RoundsTest, WhoJoinsARoundHasItsOwnTime) {
   request = RankRequest(0, 3);
   request.timeout = std::chrono::seconds(9);
   Propose(0, request);
-  EXPECT_THAT(rounds_.TakeExpired(now_ + std::chrono::seconds(8)), IsEmpty());
-  EXPECT_EQ(rounds_.TakeExpired(now_ + std::chrono::seconds(9)).size(), 1u);
+  EXPECT_THAT(pending_.TakeExpired(now_ + std::chrono::seconds(8)), IsEmpty());
+  EXPECT_EQ(pending_.TakeExpired(now_ + std::chrono::seconds(9)).size(), 1u);
 }
 
 TEST_F(RoundsTest, AnExpiredRoundIsForgotten) {
   State(1);
-  rounds_.TakeExpired(now_ + std::chrono::hours(1));
-  EXPECT_THAT(rounds_.Waiting(), IsEmpty());
+  pending_.TakeExpired(now_ + std::chrono::hours(1));
+  EXPECT_THAT(pending_.Waiting(), IsEmpty());
 }
 
 TEST_F(RoundsTest, ALoadThatRunsDoesNotExpire) {
   Propose(1, RuleRequest("fsdp:3"));
-  rounds_.TakeReady();
-  EXPECT_THAT(rounds_.TakeExpired(now_ + std::chrono::hours(1)), IsEmpty());
+  pending_.TakeReady();
+  EXPECT_THAT(pending_.TakeExpired(now_ + std::chrono::hours(1)), IsEmpty());
 }
 
 // Of a source that nobody else asks for.
@@ -325,38 +325,38 @@ LoadRequest Another(uint32_t rank, size_t number) {
 }
 
 TEST_F(RoundsTest, ARankBeginsSoManyLoadsAndNoMoreUntilOneEnds) {
-  for (size_t i = 0; i < Rounds::kMostOpenOfRank; ++i) Propose(1, Another(1, i));
-  const auto refused = rounds_.Propose({1, Another(1, 1000)}, true, now_);
+  for (size_t i = 0; i < PendingLoads::kMostOpenOfRank; ++i) Propose(1, Another(1, i));
+  const auto refused = pending_.Propose({1, Another(1, 1000)}, true, now_);
   EXPECT_THAT(refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kTooManyLoads));
   EXPECT_THAT(refused.status(), Says("rank 1"));
   EXPECT_EQ(FactsOf(refused.status()).at("rank"), "1");
-  EXPECT_OK(rounds_.Propose({1, Another(1, 0)}, true, now_)) << "this one is open already";
-  EXPECT_OK(rounds_.Propose({0, Another(0, 1)}, true, now_)) << "and joined by others";
-  EXPECT_OK(rounds_.Propose({2, Another(2, 1000)}, true, now_)) << "others have room of their own";
-  rounds_.Cancel(Propose(1, Another(1, 0)), absl::AbortedError("not wanted"));
-  rounds_.TakeExpired(now_);
-  EXPECT_OK(rounds_.Propose({1, Another(1, 1001)}, true, now_));
+  EXPECT_OK(pending_.Propose({1, Another(1, 0)}, true, now_)) << "this one is open already";
+  EXPECT_OK(pending_.Propose({0, Another(0, 1)}, true, now_)) << "and joined by others";
+  EXPECT_OK(pending_.Propose({2, Another(2, 1000)}, true, now_)) << "others have room of their own";
+  pending_.Cancel(Propose(1, Another(1, 0)), absl::AbortedError("not wanted"));
+  pending_.TakeExpired(now_);
+  EXPECT_OK(pending_.Propose({1, Another(1, 1001)}, true, now_));
 }
 
-TEST(Rounds, AllRanksTogetherBeginSoManyLoadsAndNoMore) {
+TEST(PendingLoads, AllRanksTogetherBeginSoManyLoadsAndNoMore) {
   constexpr uint32_t kRanks = 8;
-  Rounds rounds(kRanks);
-  const auto propose = [&rounds](uint32_t rank, size_t number) {
+  PendingLoads pending_loads(kRanks);
+  const auto propose = [&pending_loads](uint32_t rank, size_t number) {
     LoadRequest request = RuleRequest("fsdp:8", "/models/" + std::to_string(number));
-    return rounds.Propose({rank, request}, true, Clock::now()).status();
+    return pending_loads.Propose({rank, request}, true, Clock::now()).status();
   };
-  for (size_t i = 0; i < Rounds::kMostOpen; ++i) ASSERT_OK(propose(i % kRanks, i));
-  EXPECT_THAT(propose(0, Rounds::kMostOpen),
+  for (size_t i = 0; i < PendingLoads::kMostOpen; ++i) ASSERT_OK(propose(i % kRanks, i));
+  EXPECT_THAT(propose(0, PendingLoads::kMostOpen),
               FailsWith(absl::StatusCode::kResourceExhausted, reason::kTooManyLoads));
 }
 
 TEST_F(RoundsTest, WhatExpiresSaysWhatARankLoadsInsteadThoughThatExpiresWithIt) {
   State(0);
   Propose(1, Another(1, 5));
-  const auto expired = rounds_.TakeExpired(now_ + std::chrono::hours(24));
+  const auto expired = pending_.TakeExpired(now_ + std::chrono::hours(24));
   ASSERT_EQ(expired.size(), 2u);
-  for (const Rounds::Expired& round : expired) {
-    EXPECT_THAT(round.elsewhere, ::testing::AnyOf("rank 1 loads /models/5",
+  for (const PendingLoads::Expired& pending : expired) {
+    EXPECT_THAT(pending.elsewhere, ::testing::AnyOf("rank 1 loads /models/5",
                                                   "rank 0 loads " + RankRequest(0, 3).source));
   }
 }

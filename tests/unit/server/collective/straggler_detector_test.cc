@@ -1,4 +1,4 @@
-#include "server/collective/exchange_watch.h"
+#include "server/collective/straggler_detector.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 class ExchangeWatchTest : public ::testing::Test {
  protected:
-  absl::Status Named() { return watch_.NameBehind(late_, {0, 1, 2, 3}); }
+  absl::Status Named() { return watch_.NameStragglers(late_, {0, 1, 2, 3}); }
   std::string RankOf(const absl::Status& status) {
     const Facts facts = FactsOf(status);
     return facts.count("rank") > 0 ? facts.at("rank") : "none";
@@ -19,7 +19,7 @@ class ExchangeWatchTest : public ::testing::Test {
 
   const absl::Status late_ =
       MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline, "exchanging bytes");
-  ExchangeWatch watch_;
+  StragglerDetector watch_;
 };
 
 TEST_F(ExchangeWatchTest, NamesTheRankThatHasDoneFewerExchangesThanOthers) {
@@ -38,12 +38,12 @@ TEST_F(ExchangeWatchTest, OfSeveralThatAreBehindNoneIsBlamedAlone) {
 
 TEST_F(ExchangeWatchTest, JoiningIsLateWhenNobodyHasBeenBusyForTooLong) {
   const auto begun = Clock::now();
-  EXPECT_THAT(watch_.JoinsLate({}), FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
+  EXPECT_THAT(watch_.CheckJoinTimeout({}), FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
   while (Clock::now() - begun < std::chrono::milliseconds(20)) watch_.Note(2, 0, /*busy=*/true);
-  EXPECT_OK(watch_.JoinsLate(std::chrono::hours(1)));
+  EXPECT_OK(watch_.CheckJoinTimeout(std::chrono::hours(1)));
   EXPECT_GE(watch_.moved(), begun + std::chrono::milliseconds(19)) << "it opens its files until now";
   watch_.Note(2, 0, /*busy=*/false);
-  EXPECT_FALSE(watch_.JoinsLate({}).ok());
+  EXPECT_FALSE(watch_.CheckJoinTimeout({}).ok());
 }
 
 TEST_F(ExchangeWatchTest, WhoHasEndedWithFewerIsNotBehind) {

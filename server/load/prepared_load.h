@@ -1,6 +1,6 @@
 // A load that this rank has prepared and whose bytes readers elsewhere may send.
-#ifndef CKPTD_SERVER_LOAD_INCOMING_H_
-#define CKPTD_SERVER_LOAD_INCOMING_H_
+#ifndef CKPTD_SERVER_LOAD_PREPARED_LOAD_H_
+#define CKPTD_SERVER_LOAD_PREPARED_LOAD_H_
 
 #include <cstddef>
 #include <memory>
@@ -19,9 +19,9 @@ namespace ckptd {
 
 // Thread-safe. Keeps neither the memory nor what fills it: once the load has failed, frames are
 // refused, and both are free for others.
-class Incoming {
+class PreparedLoad {
  public:
-  Incoming(const PrepareCall& call, RankPlan plan, std::weak_ptr<ShardMemory> memory);
+  PreparedLoad(const PrepareCall& call, RankPlan plan, std::weak_ptr<ShardMemory> memory);
 
   uint64_t epoch() const { return epoch_; }
   const LoadRequest& request() const { return request_; }
@@ -61,4 +61,4 @@ class Incoming {
 
 }  // namespace ckptd
 
-#endif  // CKPTD_SERVER_LOAD_INCOMING_H_
+#endif  // CKPTD_SERVER_LOAD_PREPARED_LOAD_H_
