@@ -206,11 +206,49 @@ def test_the_include_table_names_every_folder_that_the_law_knows():
     assert written == folders
 
 
+STATUS = re.compile(r"Status: (?:accepted(?:, amended by (?P<amended>\d{4}(?:, \d{4})*))?|superseded by (?P<superseded>\d{4}))"
+                    r" · \d{4}-\d{2}-\d{2}")
+
+
+def wrong_status(text, number, numbers):
+    """What is wrong with a decision's status line, or None."""
+    lines = text.splitlines()
+    status = STATUS.fullmatch(lines[2]) if len(lines) > 2 and not lines[1] else None
+    if not status:
+        return "the line under the title is no status with a date"
+    later = (status["amended"] or status["superseded"] or "").split(", ")
+    return next((f"{other} is no later decision" for other in later if other and (other not in numbers or other <= number)),
+                None)
+
+
+@pytest.mark.parametrize("path", tracked("deploy/decisions/*.md"))
+def test_a_decision_says_its_status_and_date_and_names_decisions_that_exist(path):
+    numbers = {pathlib.Path(other).name[:4] for other in tracked("deploy/decisions/*.md")}
+    assert wrong_status(read(path), pathlib.Path(path).name[:4], numbers) is None
+
+
+@pytest.mark.parametrize("line", ["", "Status: accepted", "Status: draft · 2026-11-21", "Status: superseded by 0001 · 2026-11-21",
+                                  "Status: superseded by 0003 · 2026-11-21", "Status: accepted, amended by 0003 · 2026-11-21",
+                                  "Status: accepted · 21 November"])
+def test_a_wrong_status_line_is_found(line):
+    assert wrong_status(f"# 1. Title\n\n{line}\n", "0001", {"0001", "0002"})
+
+
+@pytest.mark.parametrize("line", ["Status: accepted · 2026-11-21", "Status: superseded by 0002 · 2026-11-21",
+                                  "Status: accepted, amended by 0002, 0003 · 2026-11-21"])
+def test_a_right_status_line_is_accepted(line):
+    assert wrong_status(f"# 1. Title\n\n{line}\n", "0001", {"0001", "0002", "0003"}) is None
+
+
 @pytest.mark.parametrize("path", tracked("deploy/decisions/*.md"))
 def test_a_decision_is_short_and_has_its_three_parts(path):
     text = read(path)
     assert re.fullmatch(r"deploy/decisions/\d{4}-[a-z0-9-]+\.md", path)
-    assert len(text.splitlines()) <= 40
+    assert len(text.splitlines()) <= 60
+    # A specification lies beside its code; the decision says in a few lines where.
+    if re.search(r"^The specification is \[", text, flags=re.M):
+        assert len(text.splitlines()) <= 15 and "## " not in text
+        return
     assert re.findall(r"^## (.*)$", text, flags=re.M) == ["Context", "Decision", "Consequences"]
 
 
