@@ -66,6 +66,25 @@ absl::Status Changed(const std::string& path, std::string_view how) {
                    {{"file", path}});
 }
 
+// As AbsolutePath, with nothing expanded.
+absl::StatusOr<std::string> MakeAbsolute(const std::string& source) {
+  CKPTD_ASSIGN_OR_RETURN(const std::string name, PathOfName(source));
+  std::string path = PathOfText(name);
+  if (path.empty() || path.find('\0') != std::string::npos) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                     "opening the checkpoint: its path is empty or contains NUL; name a "
+                     ".safetensors file, an index.json or a folder that holds them");
+  }
+  if (path[0] != '/') {
+    std::error_code error;
+    const std::filesystem::path here = std::filesystem::current_path(error);
+    if (error) return ErrnoStatus(error.value(), "finding the working directory for " + source);
+    path = (here / path).string();
+  }
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
 // A folder still means the same index, or without one the same files.
 absl::Status CheckSameNames(const CheckpointIndex& index) {
   CKPTD_ASSIGN_OR_RETURN(const std::string source, MakeAbsolute(index.source));
@@ -102,24 +121,6 @@ std::string Expand(std::string text) {
     ExpandVariable(text, at);
   }
   return text;
-}
-
-absl::StatusOr<std::string> MakeAbsolute(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(const std::string name, PathOfName(source));
-  std::string path = PathOfText(name);
-  if (path.empty() || path.find('\0') != std::string::npos) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
-                     "opening the checkpoint: its path is empty or contains NUL; name a "
-                     ".safetensors file, an index.json or a folder that holds them");
-  }
-  if (path[0] != '/') {
-    std::error_code error;
-    const std::filesystem::path here = std::filesystem::current_path(error);
-    if (error) return ErrnoStatus(error.value(), "finding the working directory for " + source);
-    path = (here / path).string();
-  }
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
 }
 
 }  // namespace

@@ -177,6 +177,10 @@ bool Follower::Join() {
   if (!leader_incarnation_.empty()) {
     // A leader that has not changed and did not know this rank had given it up.
     const bool restarted = leader_incarnation_ != reply->incarnation;
+    if (restarted && parts_.participants != nullptr) {
+      parts_.participants->EndBarriers(RankLost(
+          0, "it was restarted, and does not know which ranks have placed what they loaded"));
+    }
     parts_.catalog.FailAllLoading(
         restarted ? RankLost(0, "it was restarted")
                   : RankLost(identity_.rank, "rank 0 had heard nothing of it for too long"),

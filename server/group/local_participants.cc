@@ -1,6 +1,7 @@
 #include "server/group/local_participants.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
@@ -101,6 +102,20 @@ void LocalParticipants::Lost(const std::string& id) {
   }
   on_change_();
   answer(why);
+}
+
+void LocalParticipants::EndBarriers(const absl::Status& why) {
+  std::vector<Answer> answers;
+  {
+    MutexLock lock(mutex_);
+    for (auto at = entries_.begin(); at != entries_.end();) {
+      const bool ends = at->second.participant.barrier && at->second.answer != nullptr;
+      if (ends) answers.push_back(std::move(at->second.answer));
+      at = ends ? entries_.erase(at) : std::next(at);
+    }
+    changed_.NotifyAll();
+  }
+  for (const Answer& answer : answers) answer(why);
 }
 
 void LocalParticipants::DropOld(Clock::time_point now) {

@@ -30,6 +30,9 @@ class LocalParticipants {
   void Leave(const std::string& id, const absl::Status& outcome, Deadline deadline);
   // Its call has ended before it said anything: so has its process, as a rule.
   void Lost(const std::string& id);
+  // The leader that knew who had placed what is gone: those that wait for all ranks, or would when
+  // they have placed theirs, are answered with `why` and forgotten.
+  void EndBarriers(const absl::Status& why);
 
   // For the leader: all that there are, in the order in which they joined. Not what ended so long
   // ago that nobody is to hear of it: where no leader answers, it would take the room of others.

@@ -15,6 +15,11 @@ namespace {
 constexpr std::chrono::milliseconds kFirstPause{100};
 constexpr std::chrono::milliseconds kLongestPause{5000};
 
+// A job that is not known may be the other one.
+bool AreOfTwoJobs(const LoadRequest& a, const LoadRequest& b) {
+  return !a.job.empty() && !b.job.empty() && a.job != b.job;
+}
+
 }  // namespace
 
 const KnownCheckpoint* PendingLoads::FindKnown(const Proposal& proposal) const {
@@ -72,6 +77,8 @@ void PendingLoads::AddLate(PendingLoad& pending) {
 bool PendingLoads::Accepts(const std::string& name, const PendingLoad& pending, const Proposal& proposal) const {
   if (pending.load_key != proposal.load_key || pending.doomed) return false;
   if (!IsRankForm(proposal.request)) return true;
+  // What they state may be alike, and yet one job's ranks want what the other's do not.
+  if (!pending.running && AreOfTwoJobs(pending.request, proposal.request)) return false;
   const uint32_t rank = proposal.rank;
   // A rank that already stated something else belongs to a later pending load.
   if (pending.digests[rank] != 0) return pending.digests[rank] == proposal.digest;
@@ -148,6 +155,7 @@ absl::StatusOr<std::optional<std::string>> PendingLoads::Propose(const Proposal&
     // Whoever asked before, and has given up since, does not end it for this one.
     pending.deadline = std::max(pending.deadline, deadline);
     pending.memory_deadline = std::max(pending.memory_deadline, memory_deadline);
+    if (pending.request.job.empty()) pending.request.job = proposal.request.job;
     Add(pending, proposal);
   } else if (IsRankForm(proposal.request) && pending.digests[proposal.rank] == 0) {
     pending.late.push_back({proposal, deadline, memory_deadline});

@@ -66,6 +66,9 @@ struct LoadRequest {
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
   // For memory that clients hold; no part of what is asked for, as the timeout.
   std::chrono::nanoseconds wait_memory{0};
+  // Of the client, empty: not known. Ranks of two jobs do not make one load; no part of what is
+  // asked for.
+  std::string job = {};
   // Tells this proposal from others, also from an equal one; no part of what is asked for.
   std::string statement = {};
 };

@@ -15,6 +15,7 @@ namespace ckptd {
 namespace {
 
 constexpr std::chrono::hours kMaxTimeout{24};
+constexpr size_t kMaxJobBytes = 64;
 constexpr std::chrono::minutes kDefaultTimeout{10};
 // A page of a tensor table stays well under gRPC's default 4 MiB.
 constexpr size_t kPageBytes = size_t{1} << 20;
@@ -194,6 +195,7 @@ absl::StatusOr<LoadRequest> Requested(const Message& request) {
   CKPTD_ASSIGN_OR_RETURN(out.intended, FromProto(request.intended_mode()));
   CKPTD_ASSIGN_OR_RETURN(out.kind, FromProto(request.handle_kind()));
   out.digests = !request.skip_digests();
+  out.job = SendableText(request.job_key(), kMaxJobBytes);
   out.timeout = TimeoutFrom(request.timeout(), request.has_timeout());
   if (request.has_wait_memory()) {
     out.wait_memory = std::clamp<std::chrono::nanoseconds>(FromProto(request.wait_memory()),
@@ -224,6 +226,7 @@ v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request) {
   *out.mutable_wait_memory() = ToProto(request.wait_memory);
   out.set_skip_digests(!request.digests);
   out.set_statement(request.statement);
+  out.set_job_key(request.job);
   return out;
 }
 

@@ -114,7 +114,7 @@ class SendReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   }
 
   Node* const node_;
-  std::shared_ptr<Incoming> incoming_;  // set before the second read starts
+  std::shared_ptr<PreparedLoad> incoming_;  // set before the second read starts
   grpc::ByteBuffer next_;
   Mutex mutex_;
   grpc::ByteBuffer answer_ ABSL_GUARDED_BY(mutex_);

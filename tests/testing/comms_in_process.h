@@ -104,7 +104,7 @@ class TransitInProcess : public TransitMemory {
   std::shared_ptr<StagedMemory> NewView(uint64_t slab_bytes) override {
     return std::make_shared<BytesInProcess>(slab_bytes);
   }
-  void Show(StagedMemory& view, uint64_t begin, uint64_t at) override {
+  void MapWindow(StagedMemory& view, uint64_t begin, uint64_t at) override {
     static_cast<BytesInProcess&>(view).LieAt(reinterpret_cast<uint64_t>(room_.data()) + at - begin);
   }
 

@@ -1,4 +1,4 @@
-// Rounds of three ranks.
+// Pending loads of three ranks.
 #ifndef CKPTD_TESTS_TESTING_PENDING_LOADS_FIXTURE_H_
 #define CKPTD_TESTS_TESTING_PENDING_LOADS_FIXTURE_H_
 
@@ -13,7 +13,7 @@
 
 namespace ckptd {
 
-class RoundsTest : public ::testing::Test {
+class PendingLoadsTest : public ::testing::Test {
  protected:
   std::string Propose(uint32_t rank, const LoadRequest& request, bool reuse = true) {
     return pending_.Propose({rank, request}, reuse, now_).value().value_or("none yet");

@@ -25,7 +25,7 @@ from ._errors import (
     ResourceExhausted,
     source_changed,
 )
-from ._participant import Alone
+from ._participant import Alone, job_key
 from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, is_transient
 from ._source import Path, path_of, source_text
 from ._types import Checkpoint, Plan, Progress, Source, Verification
@@ -157,6 +157,7 @@ class Client:
             handle_kind=_handle_number(handle),
             request_id=uuid.uuid4().hex,
             skip_digests=not digest,
+            job_key=job_key(),
         )
         _layout.fill_layout(request.layout, _outside.fit(self, source, layout, deadline))
         _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)

@@ -143,7 +143,7 @@ class Participant(Alone):
 def _request(number: str, source: Path, deadline: Deadline, barrier: bool):
     """(the source for sentences, JoinLoadRequest)"""
     request = _proto.message("JoinLoadRequest")(
-        participant=number, pid=os.getpid(), barrier=barrier, job_key=_job_key()
+        participant=number, pid=os.getpid(), barrier=barrier, job_key=job_key()
     )
     with contextlib.suppress(TypeError, ValueError, Error):  # the load says what is wrong with it
         request.source = source_text(source)
@@ -153,7 +153,7 @@ def _request(number: str, source: Path, deadline: Deadline, barrier: bool):
     return request.source, request
 
 
-def _job_key() -> str:
+def job_key() -> str:
     """The same on every rank of this job, and another one in jobs beside it; empty: not known.
 
     Not by MASTER_ADDR: ranks may spell one host in several ways, and would then not hear of each

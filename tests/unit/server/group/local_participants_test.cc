@@ -59,6 +59,19 @@ TEST_F(LocalParticipantsTest, WithABarrierTheLeaderAnswers) {
   EXPECT_TRUE(local_.Empty());
 }
 
+TEST_F(LocalParticipantsTest, BarriersEndWithTheLeaderThatKnewOfThem) {
+  ASSERT_TRUE(Join("waits", true).ok());
+  local_.Leave("waits", absl::OkStatus(), Soon());
+  ASSERT_TRUE(Join("places", true).ok());
+  ASSERT_TRUE(Join("no barrier").ok());
+  const absl::Status why = absl::AbortedError("the leader is gone");
+  local_.EndBarriers(why);
+  EXPECT_THAT(answers_, ::testing::ElementsAre(why, why));
+  local_.Leave("places", absl::OkStatus(), Soon());  // has nothing more to say
+  EXPECT_EQ(local_.Snapshot(now_).size(), 1U);
+  EXPECT_EQ(answers_.size(), 2U);
+}
+
 TEST_F(LocalParticipantsTest, AFailureReturnsWhenTheLeaderKnowsOfIt) {
   ASSERT_TRUE(Join("a").ok());
   auto left = std::async(std::launch::async, [this] {

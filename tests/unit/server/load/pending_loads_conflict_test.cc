@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-class RoundsConflictTest : public RoundsTest {
+class RoundsConflictTest : public PendingLoadsTest {
  protected:
   std::string StateOf(uint32_t rank, const std::string& source) {
     LoadRequest request = RankRequest(rank, 3);

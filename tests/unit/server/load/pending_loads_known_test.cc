@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-TEST_F(RoundsTest, RanksThatHoldTheirShardNeedNotStateAgain) {
+TEST_F(PendingLoadsTest, RanksThatHoldTheirShardNeedNotStateAgain) {
   const std::string name = Load({0, 2});
   EXPECT_EQ(State(1), name);
   const auto ready = pending_.TakeReady();
@@ -26,14 +26,14 @@ TEST_F(RoundsTest, RanksThatHoldTheirShardNeedNotStateAgain) {
   EXPECT_NE(ready[0].stated[1], nullptr);
 }
 
-TEST_F(RoundsTest, ALoadOfOneRankKeepsWhatTheHoldersAskedFor) {
+TEST_F(PendingLoadsTest, ALoadOfOneRankKeepsWhatTheHoldersAskedFor) {
   Load({0, 2});
   State(1);
   const uint64_t digest = RequestDigest(RankRequest(0, 3));
   EXPECT_EQ(pending_.TakeReady().at(0).request_digests.at(0), digest);
 }
 
-TEST_F(RoundsTest, ARankThatTurnsOutToHoldNothingIsWaitedFor) {
+TEST_F(PendingLoadsTest, ARankThatTurnsOutToHoldNothingIsWaitedFor) {
   const std::string name = Load({0, 2});
   State(1);
   ASSERT_EQ(pending_.TakeReady().size(), 1u);
@@ -46,7 +46,7 @@ TEST_F(RoundsTest, ARankThatTurnsOutToHoldNothingIsWaitedFor) {
   EXPECT_EQ(pending_.TakeReady().size(), 1u);
 }
 
-TEST_F(RoundsTest, ALoadThatWasRefusedMemoryWaitsUntilThoseRanksHaveRoom) {
+TEST_F(PendingLoadsTest, ALoadThatWasRefusedMemoryWaitsUntilThoseRanksHaveRoom) {
   LoadRequest patient = RuleRequest();
   patient.wait_memory = std::chrono::seconds(5);
   const std::string name = Propose(0, patient);
@@ -71,7 +71,7 @@ TEST_F(RoundsTest, ALoadThatWasRefusedMemoryWaitsUntilThoseRanksHaveRoom) {
   EXPECT_EQ(pending_.TakeReady().at(0).name, name);
 }
 
-TEST_F(RoundsTest, ALoadThatIsRefusedMemoryAgainAndAgainIsTriedLessOften) {
+TEST_F(PendingLoadsTest, ALoadThatIsRefusedMemoryAgainAndAgainIsTriedLessOften) {
   LoadRequest patient = RuleRequest();
   patient.wait_memory = std::chrono::hours(1);
   const std::string name = Propose(0, patient);
@@ -89,7 +89,7 @@ TEST_F(RoundsTest, ALoadThatIsRefusedMemoryAgainAndAgainIsTriedLessOften) {
   }
 }
 
-TEST_F(RoundsTest, ALoadThatHasWaitedForMemoryLongEnoughExpiresWithTheRefusal) {
+TEST_F(PendingLoadsTest, ALoadThatHasWaitedForMemoryLongEnoughExpiresWithTheRefusal) {
   LoadRequest patient = RuleRequest();
   patient.wait_memory = std::chrono::seconds(5);
   const std::string name = Propose(0, patient);
@@ -104,7 +104,7 @@ TEST_F(RoundsTest, ALoadThatHasWaitedForMemoryLongEnoughExpiresWithTheRefusal) {
   EXPECT_THAT(expired[0].refused, Says("a trainer holds it"));
 }
 
-TEST_F(RoundsTest, ARankThatHasLeftIsNotWaitedForAsOneWithoutMemory) {
+TEST_F(PendingLoadsTest, ARankThatHasLeftIsNotWaitedForAsOneWithoutMemory) {
   LoadRequest patient = RuleRequest();
   patient.wait_memory = std::chrono::seconds(5);
   const std::string name = Propose(0, patient);
@@ -117,7 +117,7 @@ TEST_F(RoundsTest, ARankThatHasLeftIsNotWaitedForAsOneWithoutMemory) {
   EXPECT_EQ(pending_.TakeReady().size(), 1u);
 }
 
-TEST_F(RoundsTest, LoadsBeginInTheOrderInWhichTheyWereAskedFor) {
+TEST_F(PendingLoadsTest, LoadsBeginInTheOrderInWhichTheyWereAskedFor) {
   std::vector<std::string> names;
   for (const char* rules : {"replicate:1", "replicate:2", "replicate:3", "replicate:4"}) {
     names.push_back(Propose(0, RuleRequest(rules)));
@@ -127,7 +127,7 @@ TEST_F(RoundsTest, LoadsBeginInTheOrderInWhichTheyWereAskedFor) {
   EXPECT_EQ(ready, names);
 }
 
-TEST_F(RoundsTest, ARankThatAsksWhileItsLoadRunsWithoutItIsLoadedNext) {
+TEST_F(PendingLoadsTest, ARankThatAsksWhileItsLoadRunsWithoutItIsLoadedNext) {
   const std::string name = Load({0, 2});
   State(1);
   ASSERT_EQ(pending_.TakeReady().size(), 1u);
@@ -143,7 +143,7 @@ TEST_F(RoundsTest, ARankThatAsksWhileItsLoadRunsWithoutItIsLoadedNext) {
   EXPECT_NE(next[0].stated[2], nullptr);
 }
 
-TEST_F(RoundsTest, ARankThatAskedLateIsPartOfARoundThatIsPutBack) {
+TEST_F(PendingLoadsTest, ARankThatAskedLateIsPartOfARoundThatIsPutBack) {
   const std::string name = Load({0, 2});
   State(1);
   ASSERT_EQ(pending_.TakeReady().size(), 1u);
@@ -157,7 +157,7 @@ TEST_F(RoundsTest, ARankThatAskedLateIsPartOfARoundThatIsPutBack) {
   EXPECT_NE(ready[0].stated[2], nullptr);
 }
 
-TEST_F(RoundsTest, ALateRequestEndsWithALoadThatFails) {
+TEST_F(PendingLoadsTest, ALateRequestEndsWithALoadThatFails) {
   const std::string name = Load({0, 2});
   State(1);
   pending_.TakeReady();
@@ -169,51 +169,51 @@ TEST_F(RoundsTest, ALateRequestEndsWithALoadThatFails) {
   EXPECT_THAT(pending_.TakeReady(), IsEmpty());
 }
 
-TEST_F(RoundsTest, AFailedLoadLeavesNothingToJoin) {
+TEST_F(PendingLoadsTest, AFailedLoadLeavesNothingToJoin) {
   const std::string name = Load({});
   EXPECT_NE(State(1), name);
   EXPECT_EQ(pending_.Waiting().size(), 1u);
 }
 
-TEST_F(RoundsTest, GivesTheFilesOfTheCheckpointThatARequestWouldJoin) {
+TEST_F(PendingLoadsTest, GivesTheFilesOfTheCheckpointThatARequestWouldJoin) {
   Load({0, 2});
   const auto files = pending_.FilesToCheck({1, RankRequest(1, 3)});
   ASSERT_TRUE(files.has_value());
   EXPECT_EQ(files->at(0).path, "/models/m/a");
 }
 
-TEST_F(RoundsTest, ARankThatWantsSomethingElseHasNoFilesToCheck) {
+TEST_F(PendingLoadsTest, ARankThatWantsSomethingElseHasNoFilesToCheck) {
   Load({0, 2});
   EXPECT_FALSE(pending_.FilesToCheck({1, RankRequest(1, 3, "v")}).has_value());
 }
 
-TEST_F(RoundsTest, ChangedFilesBeginANewCheckpointForAllRanks) {
+TEST_F(PendingLoadsTest, ChangedFilesBeginANewCheckpointForAllRanks) {
   const std::string name = Load({0, 2});
   EXPECT_NE(Propose(1, RankRequest(1, 3), false), name);
   EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(0, 2));
 }
 
-TEST_F(RoundsTest, WhatAJoiningRankHoldsCanBeJoined) {
+TEST_F(PendingLoadsTest, WhatAJoiningRankHoldsCanBeJoined) {
   pending_.SetResidents(0, 1, {Resident("checkpoints/old")});
   pending_.SetResidents(2, 1, {Resident("checkpoints/old")});
   EXPECT_EQ(State(1), "checkpoints/old");
   EXPECT_EQ(pending_.TakeReady().size(), 1u);
 }
 
-TEST_F(RoundsTest, WhatOnlySomeRanksHoldMustBeStatedByTheOthers) {
+TEST_F(PendingLoadsTest, WhatOnlySomeRanksHoldMustBeStatedByTheOthers) {
   pending_.SetResidents(2, 1, {Resident("checkpoints/old")});
   State(1);
   EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(0));
 }
 
-TEST_F(RoundsTest, ResidentsOfAnotherGroupSizeAreIgnored) {
+TEST_F(PendingLoadsTest, ResidentsOfAnotherGroupSizeAreIgnored) {
   ResidentCheckpoint resident = Resident("checkpoints/old");
   resident.request_digests.pop_back();
   pending_.SetResidents(2, 1, {resident});
   EXPECT_NE(State(1), "checkpoints/old");
 }
 
-TEST_F(RoundsTest, ResidentsOfOneNameMustAgreeOnWhatTheyAre) {
+TEST_F(PendingLoadsTest, ResidentsOfOneNameMustAgreeOnWhatTheyAre) {
   pending_.SetResidents(0, 1, {Resident("checkpoints/old")});
   ResidentCheckpoint other = Resident("checkpoints/old");
   other.request_digests[0] ^= 1;
@@ -222,7 +222,7 @@ TEST_F(RoundsTest, ResidentsOfOneNameMustAgreeOnWhatTheyAre) {
   EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(2));
 }
 
-TEST_F(RoundsTest, ARoundThatHasToWaitAgainIsJoinedAlsoWhenItsRunnerWasOutOfDate) {
+TEST_F(PendingLoadsTest, ARoundThatHasToWaitAgainIsJoinedAlsoWhenItsRunnerWasOutOfDate) {
   const std::string name = Load({0, 2});
   EXPECT_EQ(State(1), name);
   ASSERT_EQ(pending_.TakeReady().size(), 1u);
@@ -232,7 +232,7 @@ TEST_F(RoundsTest, ARoundThatHasToWaitAgainIsJoinedAlsoWhenItsRunnerWasOutOfDate
   EXPECT_THAT(pending_.TakeReady(), SizeIs(1));
 }
 
-TEST_F(RoundsTest, ARoundThatWasGivenUpIsNotJoinedThoughItHasToWaitAgain) {
+TEST_F(PendingLoadsTest, ARoundThatWasGivenUpIsNotJoinedThoughItHasToWaitAgain) {
   const std::string name = Load({0, 2});
   State(1);
   ASSERT_EQ(pending_.TakeReady().size(), 1u);
@@ -241,14 +241,14 @@ TEST_F(RoundsTest, ARoundThatWasGivenUpIsNotJoinedThoughItHasToWaitAgain) {
   EXPECT_NE(State(0), name);
 }
 
-TEST_F(RoundsTest, WhoJoinsWhileItsPredecessorIsForgottenHoldsWhatItTold) {
+TEST_F(PendingLoadsTest, WhoJoinsWhileItsPredecessorIsForgottenHoldsWhatItTold) {
   pending_.SetResidents(0, 2, {Resident("checkpoints/old")});
   pending_.SetResidents(0, 1, {});
   State(1);
   EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(2));
 }
 
-TEST_F(RoundsTest, WhoAsksWhileALoadOfWhatOthersHoldFailsHasToAskAgainWhenItHasEnded) {
+TEST_F(PendingLoadsTest, WhoAsksWhileALoadOfWhatOthersHoldFailsHasToAskAgainWhenItHasEnded) {
   const std::string name = Load({0, 2});
   State(1);
   pending_.TakeReady();
@@ -261,7 +261,7 @@ TEST_F(RoundsTest, WhoAsksWhileALoadOfWhatOthersHoldFailsHasToAskAgainWhenItHasE
   EXPECT_THAT(pending_.TakeReady(), SizeIs(1)) << "the others hold theirs";
 }
 
-TEST_F(RoundsTest, WhoAsksAgainWaitsUntilARoundThatWasGivenUpIsTaken) {
+TEST_F(PendingLoadsTest, WhoAsksAgainWaitsUntilARoundThatWasGivenUpIsTaken) {
   const std::string name = Load({0, 2});
   pending_.SetResidents(2, 1, {});
   State(1);
@@ -271,14 +271,14 @@ TEST_F(RoundsTest, WhoAsksAgainWaitsUntilARoundThatWasGivenUpIsTaken) {
   EXPECT_TRUE(pending_.WaitWhileFinishing({1, RankRequest(1, 3)}, now_));
 }
 
-TEST_F(RoundsTest, WaitingSaysThatARankHoldsAShardOfAnEarlierLoad) {
+TEST_F(PendingLoadsTest, WaitingSaysThatARankHoldsAShardOfAnEarlierLoad) {
   const std::string name = Load({0, 2});
   State(1, "v");
   EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(0, 2));
   EXPECT_EQ(pending_.Waiting().at(0).elsewhere, "rank 0 holds its shard of " + name);
 }
 
-TEST_F(RoundsTest, ARankThatLeftHoldsNothing) {
+TEST_F(PendingLoadsTest, ARankThatLeftHoldsNothing) {
   const std::string name = Load({0, 1, 2});
   pending_.SetResidents(2, 1, {});
   EXPECT_EQ(State(1), name);

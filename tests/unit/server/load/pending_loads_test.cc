@@ -19,14 +19,14 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-TEST_F(RoundsTest, OneProposalOfRulesIsEnough) {
+TEST_F(PendingLoadsTest, OneProposalOfRulesIsEnough) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   const auto ready = pending_.TakeReady();
   ASSERT_EQ(ready.size(), 1u);
   EXPECT_EQ(ready[0].name, name);
 }
 
-TEST_F(RoundsTest, OfManyCheckpointsTheOldestIsForgottenUnlessItIsResident) {
+TEST_F(PendingLoadsTest, OfManyCheckpointsTheOldestIsForgottenUnlessItIsResident) {
   const auto load = [this](const std::string& tensor) {
     for (uint32_t rank = 0; rank < 3; ++rank) State(rank, tensor);
     const std::string name = pending_.TakeReady().at(0).name;
@@ -45,32 +45,50 @@ TEST_F(RoundsTest, OfManyCheckpointsTheOldestIsForgottenUnlessItIsResident) {
   EXPECT_TRUE(known("resident") && known("w2") && known("new"));
 }
 
-TEST_F(RoundsTest, AReadyLoadIsTakenOnce) {
+TEST_F(PendingLoadsTest, AReadyLoadIsTakenOnce) {
   Propose(1, RuleRequest("fsdp:3"));
   pending_.TakeReady();
   EXPECT_THAT(pending_.TakeReady(), IsEmpty());
 }
 
-TEST_F(RoundsTest, LoadsByRulesCountAsAskedForByEveryRank) {
+TEST_F(PendingLoadsTest, LoadsByRulesCountAsAskedForByEveryRank) {
   Propose(1, RuleRequest("fsdp:3"));
   const uint64_t digest = RequestDigest(RuleRequest("fsdp:3"));
   EXPECT_THAT(pending_.TakeReady().at(0).request_digests, ElementsAre(digest, digest, digest));
 }
 
-TEST_F(RoundsTest, EqualRulesJoinALoadThatRuns) {
+TEST_F(PendingLoadsTest, EqualRulesJoinALoadThatRuns) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   pending_.TakeReady();
   EXPECT_EQ(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
-TEST_F(RoundsTest, NobodyJoinsALoadThatFails) {
+TEST_F(PendingLoadsTest, RanksOfTwoJobsMakeTwoLoads) {
+  const auto state = [this](uint32_t rank, const std::string& job) {
+    LoadRequest request = RankRequest(rank, 3);
+    request.job = job;
+    return Propose(rank, request);
+  };
+  const std::string one = state(0, "a");
+  const std::string other = state(1, "b");
+  EXPECT_NE(other, one);
+  EXPECT_EQ(state(1, "a"), one);
+  EXPECT_EQ(state(0, "b"), other);
+  state(2, "b");
+  const std::vector<ReadyLoad> ready = pending_.TakeReady();
+  ASSERT_THAT(ready, SizeIs(1));
+  EXPECT_EQ(ready[0].name, other);
+  EXPECT_EQ(state(2, ""), one) << "a job that is not known may be any";
+}
+
+TEST_F(PendingLoadsTest, NobodyJoinsALoadThatFails) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   pending_.TakeReady();
   pending_.MarkFinishing(name, true);
   EXPECT_NE(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
-TEST_F(RoundsTest, WhoAsksWhileALoadIsPublishedHasToAskAgain) {
+TEST_F(PendingLoadsTest, WhoAsksWhileALoadIsPublishedHasToAskAgain) {
   // Its files may have changed since they were read.
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   pending_.TakeReady();
@@ -83,7 +101,7 @@ TEST_F(RoundsTest, WhoAsksWhileALoadIsPublishedHasToAskAgain) {
   EXPECT_EQ(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
-TEST_F(RoundsTest, NamesTheLoadsThatWaitOrRun) {
+TEST_F(PendingLoadsTest, NamesTheLoadsThatWaitOrRun) {
   EXPECT_THAT(pending_.Names(), IsEmpty());
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   EXPECT_THAT(pending_.Names(), ElementsAre(name));
@@ -93,7 +111,7 @@ TEST_F(RoundsTest, NamesTheLoadsThatWaitOrRun) {
   EXPECT_THAT(pending_.Names(), IsEmpty());
 }
 
-TEST_F(RoundsTest, ALoadThatIsCancelledBeforeItBeginsIsTakenWithTheReason) {
+TEST_F(PendingLoadsTest, ALoadThatIsCancelledBeforeItBeginsIsTakenWithTheReason) {
   const std::string name = State(1);
   pending_.Cancel(name, absl::AbortedError("a mistake"));
   pending_.Cancel(name, absl::AbortedError("and again"));
@@ -105,7 +123,7 @@ TEST_F(RoundsTest, ALoadThatIsCancelledBeforeItBeginsIsTakenWithTheReason) {
   EXPECT_EQ(taken[0].cancelled, absl::AbortedError("a mistake"));
 }
 
-TEST_F(RoundsTest, WhoRunsALoadFindsThatItIsCancelled) {
+TEST_F(PendingLoadsTest, WhoRunsALoadFindsThatItIsCancelled) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   pending_.TakeReady();
   EXPECT_EQ(pending_.Cancelled(name), absl::OkStatus());
@@ -115,7 +133,7 @@ TEST_F(RoundsTest, WhoRunsALoadFindsThatItIsCancelled) {
   EXPECT_NE(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
-TEST_F(RoundsTest, OnlyALoadThatHasTouchedNoRankCanEndBeforeItsRunnerDoes) {
+TEST_F(PendingLoadsTest, OnlyALoadThatHasTouchedNoRankCanEndBeforeItsRunnerDoes) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   const absl::Status why = absl::AbortedError("a mistake");
   pending_.TakeReady();
@@ -127,7 +145,7 @@ TEST_F(RoundsTest, OnlyALoadThatHasTouchedNoRankCanEndBeforeItsRunnerDoes) {
   EXPECT_EQ(pending_.BeginAllocation(next), why) << "and it touches none";
 }
 
-TEST_F(RoundsTest, ALoadIsOverdueUntilItTouchesARank) {
+TEST_F(PendingLoadsTest, ALoadIsOverdueUntilItTouchesARank) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   const Clock::time_point late = now_ + RuleRequest("fsdp:3").timeout;
   EXPECT_THAT(pending_.Overdue(late), IsEmpty()) << "it expires";
@@ -138,7 +156,7 @@ TEST_F(RoundsTest, ALoadIsOverdueUntilItTouchesARank) {
   EXPECT_THAT(pending_.Overdue(late), IsEmpty());
 }
 
-TEST_F(RoundsTest, ALoadThatIsBeingPublishedIsNotCancelled) {
+TEST_F(PendingLoadsTest, ALoadThatIsBeingPublishedIsNotCancelled) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   pending_.TakeReady();
   pending_.MarkFinishing(name, false);
@@ -146,12 +164,12 @@ TEST_F(RoundsTest, ALoadThatIsBeingPublishedIsNotCancelled) {
   EXPECT_EQ(pending_.Cancelled(name), absl::OkStatus());
 }
 
-TEST_F(RoundsTest, OtherRulesAreAnotherLoad) {
+TEST_F(PendingLoadsTest, OtherRulesAreAnotherLoad) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   EXPECT_NE(Propose(2, RuleRequest("replicate:3")), name);
 }
 
-TEST_F(RoundsTest, StatementsOfAllRanksAreGathered) {
+TEST_F(PendingLoadsTest, StatementsOfAllRanksAreGathered) {
   State(0);
   State(2);
   EXPECT_THAT(pending_.TakeReady(), IsEmpty());
@@ -161,19 +179,19 @@ TEST_F(RoundsTest, StatementsOfAllRanksAreGathered) {
   for (uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(ready[0].stated[rank]->rank, rank);
 }
 
-TEST_F(RoundsTest, StatementsOfOneLoadShareItsName) {
+TEST_F(PendingLoadsTest, StatementsOfOneLoadShareItsName) {
   const std::string name = State(0);
   EXPECT_EQ(State(1), name);
 }
 
-TEST_F(RoundsTest, WaitingNamesTheRanksThatHaveNotStated) {
+TEST_F(PendingLoadsTest, WaitingNamesTheRanksThatHaveNotStated) {
   State(1);
   const auto waiting = pending_.Waiting();
   ASSERT_EQ(waiting.size(), 1u);
   EXPECT_THAT(waiting[0].waiting, ElementsAre(0, 2));
 }
 
-TEST_F(RoundsTest, WaitingSaysWhatARankLoadsInstead) {
+TEST_F(PendingLoadsTest, WaitingSaysWhatARankLoadsInstead) {
   LoadRequest other = RankRequest(1, 3);
   other.source = "/models/other";
   State(0);
@@ -190,7 +208,7 @@ TEST_F(RoundsTest, WaitingSaysWhatARankLoadsInstead) {
   EXPECT_EQ(pending_.Waiting()[0].elsewhere, "") << "one that runs waits for nobody";
 }
 
-TEST_F(RoundsTest, ARequestIsNewUntilSomebodyHasAskedForTheSameOrHoldsIt) {
+TEST_F(PendingLoadsTest, ARequestIsNewUntilSomebodyHasAskedForTheSameOrHoldsIt) {
   EXPECT_TRUE(pending_.IsNew({0, RankRequest(0, 3)}));
   State(1);
   EXPECT_FALSE(pending_.IsNew({0, RankRequest(0, 3)}));
@@ -199,7 +217,7 @@ TEST_F(RoundsTest, ARequestIsNewUntilSomebodyHasAskedForTheSameOrHoldsIt) {
   EXPECT_TRUE(pending_.IsNew({0, RankRequest(0, 3, "other")}));
 }
 
-TEST_F(RoundsTest, WaitingSaysThatARankLoadsWithOtherOptions) {
+TEST_F(PendingLoadsTest, WaitingSaysThatARankLoadsWithOtherOptions) {
   LoadRequest other = RankRequest(1, 3);
   other.policy.cast_to = Dtype::kF16;
   State(0);
@@ -211,19 +229,19 @@ TEST_F(RoundsTest, WaitingSaysThatARankLoadsWithOtherOptions) {
   }
 }
 
-TEST_F(RoundsTest, StatingTheSameTwiceChangesNothing) {
+TEST_F(PendingLoadsTest, StatingTheSameTwiceChangesNothing) {
   const std::string name = State(1);
   EXPECT_EQ(State(1), name);
   EXPECT_EQ(pending_.Waiting().size(), 1u);
 }
 
-TEST_F(RoundsTest, ARankThatStatesSomethingElseOpensAnotherRound) {
+TEST_F(PendingLoadsTest, ARankThatStatesSomethingElseOpensAnotherRound) {
   const std::string name = State(1, "w");
   EXPECT_NE(State(1, "v"), name);
   EXPECT_EQ(pending_.Waiting().size(), 2u);
 }
 
-TEST_F(RoundsTest, OfSeveralRoundsTheOneThatWasBegunLastIsJoined) {
+TEST_F(PendingLoadsTest, OfSeveralRoundsTheOneThatWasBegunLastIsJoined) {
   for (int i = 0; i < 20; ++i) {  // their names are random
     PendingLoads pending_loads(3);
     ASSERT_OK(pending_loads.Propose({0, RankRequest(0, 3, "of a trainer that has ended")}, true, now_));
@@ -237,7 +255,7 @@ LoadRequest Named(LoadRequest request, const std::string& statement) {
   return request;
 }
 
-TEST_F(RoundsTest, ARankWhoseTrainerHasGoneIsWaitedForAgain) {
+TEST_F(PendingLoadsTest, ARankWhoseTrainerHasGoneIsWaitedForAgain) {
   const std::string name = Propose(0, Named(RankRequest(0, 3, "old"), "s0"));
   State(1);
   pending_.Withdraw(0, {"s0"}, now_);
@@ -250,7 +268,7 @@ TEST_F(RoundsTest, ARankWhoseTrainerHasGoneIsWaitedForAgain) {
   EXPECT_EQ(ready[0].request_digests[0], RequestDigest(RankRequest(0, 3)));
 }
 
-TEST_F(RoundsTest, OnlyTheVeryStatementIsWithdrawn) {
+TEST_F(PendingLoadsTest, OnlyTheVeryStatementIsWithdrawn) {
   Propose(0, Named(RankRequest(0, 3), "s0"));
   Propose(0, Named(RankRequest(0, 3), "s0 again"));
   pending_.Withdraw(0, {"s0", ""}, now_);
@@ -258,7 +276,7 @@ TEST_F(RoundsTest, OnlyTheVeryStatementIsWithdrawn) {
   EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(1, 2));
 }
 
-TEST_F(RoundsTest, ALoadThatRunsIsNotStoppedByATrainerThatHasGone) {
+TEST_F(PendingLoadsTest, ALoadThatRunsIsNotStoppedByATrainerThatHasGone) {
   for (uint32_t rank = 0; rank < 3; ++rank) Propose(rank, Named(RankRequest(rank, 3), "s"));
   pending_.TakeReady();
   pending_.Withdraw(0, {"s"}, now_);
@@ -266,7 +284,7 @@ TEST_F(RoundsTest, ALoadThatRunsIsNotStoppedByATrainerThatHasGone) {
   EXPECT_THAT(pending_.TakeExpired(now_ + std::chrono::hours(1)), IsEmpty());
 }
 
-TEST_F(RoundsTest, ARoundThatNobodyWaitsForExpiresAtOnceUnlessSomebodyJoinsIt) {
+TEST_F(PendingLoadsTest, ARoundThatNobodyWaitsForExpiresAtOnceUnlessSomebodyJoinsIt) {
   Propose(0, Named(RankRequest(0, 3), "s0"));
   pending_.Withdraw(0, {"s0"}, now_);
   Propose(1, Named(RankRequest(1, 3), "s1"));
@@ -275,7 +293,7 @@ TEST_F(RoundsTest, ARoundThatNobodyWaitsForExpiresAtOnceUnlessSomebodyJoinsIt) {
   EXPECT_EQ(pending_.TakeExpired(now_).size(), 1u);
 }
 
-TEST_F(RoundsTest, AStatementThatComesWhileTheLoadRunsBeginsAnew) {
+TEST_F(PendingLoadsTest, AStatementThatComesWhileTheLoadRunsBeginsAnew) {
   const std::string name = State(0);
   State(1);
   State(2);
@@ -283,7 +301,7 @@ TEST_F(RoundsTest, AStatementThatComesWhileTheLoadRunsBeginsAnew) {
   EXPECT_NE(State(1, "v"), name);
 }
 
-TEST_F(RoundsTest, ARoundExpiresAtItsDeadlineAndNamesTheMissingRanks) {
+TEST_F(PendingLoadsTest, ARoundExpiresAtItsDeadlineAndNamesTheMissingRanks) {
   LoadRequest request = RankRequest(1, 3);
   request.timeout = std::chrono::seconds(5);
   const std::string name = Propose(1, request);
@@ -294,7 +312,7 @@ TEST_F(RoundsTest, ARoundExpiresAtItsDeadlineAndNamesTheMissingRanks) {
   EXPECT_THAT(expired[0].waiting, ElementsAre(0, 2));
 }
 
-TEST_F(RoundsTest, WhoJoinsARoundHasItsOwnTime) {
+TEST_F(PendingLoadsTest, WhoJoinsARoundHasItsOwnTime) {
   LoadRequest request = RankRequest(1, 3);
   request.timeout = std::chrono::seconds(5);
   Propose(1, request);
@@ -305,13 +323,13 @@ TEST_F(RoundsTest, WhoJoinsARoundHasItsOwnTime) {
   EXPECT_EQ(pending_.TakeExpired(now_ + std::chrono::seconds(9)).size(), 1u);
 }
 
-TEST_F(RoundsTest, AnExpiredRoundIsForgotten) {
+TEST_F(PendingLoadsTest, AnExpiredRoundIsForgotten) {
   State(1);
   pending_.TakeExpired(now_ + std::chrono::hours(1));
   EXPECT_THAT(pending_.Waiting(), IsEmpty());
 }
 
-TEST_F(RoundsTest, ALoadThatRunsDoesNotExpire) {
+TEST_F(PendingLoadsTest, ALoadThatRunsDoesNotExpire) {
   Propose(1, RuleRequest("fsdp:3"));
   pending_.TakeReady();
   EXPECT_THAT(pending_.TakeExpired(now_ + std::chrono::hours(1)), IsEmpty());
@@ -324,7 +342,7 @@ LoadRequest Another(uint32_t rank, size_t number) {
   return request;
 }
 
-TEST_F(RoundsTest, ARankBeginsSoManyLoadsAndNoMoreUntilOneEnds) {
+TEST_F(PendingLoadsTest, ARankBeginsSoManyLoadsAndNoMoreUntilOneEnds) {
   for (size_t i = 0; i < PendingLoads::kMostOpenOfRank; ++i) Propose(1, Another(1, i));
   const auto refused = pending_.Propose({1, Another(1, 1000)}, true, now_);
   EXPECT_THAT(refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kTooManyLoads));
@@ -350,7 +368,7 @@ TEST(PendingLoads, AllRanksTogetherBeginSoManyLoadsAndNoMore) {
               FailsWith(absl::StatusCode::kResourceExhausted, reason::kTooManyLoads));
 }
 
-TEST_F(RoundsTest, WhatExpiresSaysWhatARankLoadsInsteadThoughThatExpiresWithIt) {
+TEST_F(PendingLoadsTest, WhatExpiresSaysWhatARankLoadsInsteadThoughThatExpiresWithIt) {
   State(0);
   Propose(1, Another(1, 5));
   const auto expired = pending_.TakeExpired(now_ + std::chrono::hours(24));
