@@ -30,7 +30,8 @@ from checkpoint_cases import (  # noqa: E402
     save,
     tensors_of,
 )
-from ckptd.torch import _lazy, _native  # noqa: E402
+from ckptd.torch.compat import _native  # noqa: E402
+from ckptd.torch.load import _lazy  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from checkpoint_cases import BY_PART, Call, numbers, on_meta, save  # noqa: E402
 from ckptd._cuda_driver import find_device  # noqa: E402
 from ckptd._rpc import Deadline  # noqa: E402
 from ckptd.accelerate import _feed, _files, _wishes  # noqa: E402
-from ckptd.torch import _memory  # noqa: E402
+from ckptd.torch.load import _memory  # noqa: E402
 
 pytestmark = pytest.mark.parametrize("memory", ["cuda"], indirect=True)
 

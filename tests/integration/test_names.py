@@ -50,7 +50,7 @@ PLACE = threading.local()
 @pytest.fixture(autouse=True)
 def ranks(monkeypatch):
     """Two ranks in one process, a thread each."""
-    from ckptd.torch import _load
+    from ckptd.torch.load import _load
 
     monkeypatch.setattr(_load, "rank_and_size", lambda: PLACE.is_at)
 

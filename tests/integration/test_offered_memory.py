@@ -18,7 +18,7 @@ OFFER = """
 import sys
 sys.path[:0] = sys.argv[2:]
 import torch
-from ckptd.torch import _stage
+from ckptd.torch.spread import _stage
 size = int(sys.argv[1])
 tensors = {"many": torch.arange(size, dtype=torch.int32), "turned": torch.arange(60.0).reshape(6, 10).t()}
 offered = _stage.OfferedMemory(_stage._image(tensors))

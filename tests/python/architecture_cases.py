@@ -8,7 +8,8 @@ import warnings
 
 import ckptd
 import torch
-from ckptd.torch import _buffers, _load, _names, _private
+from ckptd.torch.compat import _names, _private
+from ckptd.torch.load import _buffers, _load
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from ckptd import _client
-from ckptd.torch import _load
+from ckptd.torch.load import _load
 from ckptd.transformers import _feed, _files
 from accelerate_cases import OnTheHost, Stack, assert_same_model, loaded, states, written
 from fsdp_cases import numbers

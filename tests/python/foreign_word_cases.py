@@ -14,7 +14,7 @@ import ckptd
 import ckptd.torch
 import torch.distributed as dist
 from ckptd._rpc import Deadline
-from ckptd.torch import _agree, _round, _seal
+from ckptd.torch.agree import _agree, _round, _seal
 from fsdp_cases import local
 from spread_bench import BROADCAST, Bare, assert_holds, fails, save, sharded
 

@@ -418,7 +418,7 @@ def dtype_change_after_training(bench):
 
 def public_path(bench):
     """Without the private exchange: same bytes and memory, other Parameter objects."""
-    from ckptd.torch import _private
+    from ckptd.torch.compat import _private
 
     kept, _private.in_place_works = _private.in_place_works, lambda *_: False
     try:

@@ -55,7 +55,7 @@ def die(folder):
 
 def be_killed(folder, path, moment):
     """As rank 1, in a process of its own."""
-    from ckptd.torch import _targets
+    from ckptd.torch.load import _targets
 
     def once(rank):
         wait_for(lambda: waits(rank))

@@ -11,7 +11,8 @@ import ckptd.accelerate
 import ckptd.torch
 import torch.distributed as dist
 from accelerate_cases import OnTheHost, loaded, states
-from ckptd.torch import _agree, _private
+from ckptd.torch.agree import _agree
+from ckptd.torch.compat import _private
 from fsdp_cases import local, numbers
 from safetensors.torch import save_file
 from spread_bench import BROADCAST, Bare, assert_holds, fails, save, sharded

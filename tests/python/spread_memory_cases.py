@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from accelerate_cases import OnTheHost
 from ckptd import _proto
-from ckptd.torch import _stage
+from ckptd.torch.spread import _stage
 from fsdp1_cases import empty, flats, of_layers, wrapped
 from fsdp_cases import assert_in_daemon_memory, local, on_meta
 from safetensors.torch import save_file

@@ -196,7 +196,8 @@ def test_a_shared_buffer_that_is_replaced_at_one_place_only_is_left(make, replac
 
 
 def test_buffers_that_are_made_in_inference_mode_are_none_of_it():
-    from ckptd.torch import _buffers, _load, _names
+    from ckptd.torch.compat import _names
+    from ckptd.torch.load import _buffers, _load
 
     model = Net()
     model.freq = torch.empty(8, device="meta")

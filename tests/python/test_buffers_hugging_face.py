@@ -127,7 +127,8 @@ def buffers_on_meta(model):
 
 def remade(model, init_buffers=None):
     """Without a daemon: all else is as it was before the call."""
-    from ckptd.torch import _buffers, _load, _names
+    from ckptd.torch.compat import _names
+    from ckptd.torch.load import _buffers, _load
 
     targets = _load.list_targets(_names.modules_of(model))
     left = [t for t in targets if not t.persistent and t.tensor.is_meta]

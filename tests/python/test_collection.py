@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _collection, _load, _place  # noqa: E402
-from ckptd.torch._collection import no_collection  # noqa: E402
+from ckptd.torch.load import _collection, _load, _place  # noqa: E402
+from ckptd.torch.load._collection import no_collection  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 

@@ -14,7 +14,7 @@ from fake_daemon import FakeDaemon
 torch = pytest.importorskip("torch")
 
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _load, _memory, _targets  # noqa: E402
+from ckptd.torch.load import _load, _memory, _targets  # noqa: E402
 from fsdp_cases import Net, assert_in_daemon_memory, numbers, on_meta, train  # noqa: E402
 
 

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _in_file, _lazy  # noqa: E402
+from ckptd.torch.load import _in_file, _lazy  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import nn  # noqa: E402
 

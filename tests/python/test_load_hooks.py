@@ -78,7 +78,7 @@ def test_what_a_hook_adds_to_the_keys_is_torch_s_error(make, keys_of):
 
 def test_names_that_only_other_ranks_hold_are_no_error_of_a_hook(make, monkeypatch):
     """The stages of a pipeline each miss what the others have."""
-    from ckptd.torch import _load
+    from ckptd.torch.load import _load
 
     attach = _load.attach
 

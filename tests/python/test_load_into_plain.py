@@ -502,7 +502,8 @@ def test_only_counts_that_torch_forgives_may_be_missing(make):
 
 
 def test_a_model_on_another_device_is_refused(make, monkeypatch):
-    from ckptd.torch import _load, _names, _targets
+    from ckptd.torch.compat import _names
+    from ckptd.torch.load import _load, _targets
 
     targets = _load.list_targets(_names.modules_of(on_meta()))
     elsewhere = _targets.Arrangement(None, None, torch.device("xpu", 0))

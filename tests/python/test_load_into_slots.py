@@ -67,7 +67,8 @@ def test_both_may_be_in_one_module(make):
 
 @pytest.mark.parametrize("way", ["in place", "torch's own path"])
 def test_what_was_asked_for_and_is_still_on_meta_is_an_error(make, monkeypatch, way):
-    from ckptd.torch import _place, _private
+    from ckptd.torch.compat import _private
+    from ckptd.torch.load import _place
 
     def forgets(*_):
         pass

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
-from ckptd.torch import _plain  # noqa: E402
+from ckptd.torch.spread import _plain  # noqa: E402
 
 
 def sent(value):

@@ -6,7 +6,8 @@ torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _failures, _stage  # noqa: E402
+from ckptd.torch.agree import _failures  # noqa: E402
+from ckptd.torch.spread import _stage  # noqa: E402
 from fake_slab import Refusal  # noqa: E402
 from fsdp_cases import Net, numbers  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
-from ckptd.torch import _stage  # noqa: E402
+from ckptd.torch.spread import _stage  # noqa: E402
 from fake_slab import offered as read_offered  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
@@ -123,7 +123,7 @@ def test_a_folder_that_both_see_can_be_named(staged, tmp_path, monkeypatch):
 
 LEAVE_ONE = """
 import os, signal, torch
-from ckptd.torch import _stage
+from ckptd.torch.spread import _stage
 file = _stage.MemoryFile(_stage._image({"a": torch.ones(4)}))
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -4,7 +4,8 @@ import torch
 
 from ._safe_open_source import SafetensorError
 from ._shard import Shard
-from .torch import _memory, _private
+from .torch.compat import _private
+from .torch.load import _memory
 
 
 def tensor(shard: Shard, name: str, file: str, device: torch.device) -> torch.Tensor:

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import logging
 import os
-import types
 from dataclasses import dataclass
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Tuple, Union
 
@@ -15,9 +14,12 @@ from .. import _client
 from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._source import absolute, local_path
-from ..torch import _agree, _devices, _in_file, _lazy, _load, _module, _native, _native_files, _state_dict
-from ..torch import _tied
-from ..torch._spread import Options
+from ..torch import _daemon
+from ..torch.agree import _agree
+from ..torch.compat import _accelerate, _native
+from ..torch.load import _devices, _in_file, _lazy, _native_files, _tied
+from ..torch.spread import _module, _state_dict
+from ..torch.spread._spread import Options
 from . import _feed
 from ._files import Files, resolve
 from ._wishes import Wishes
@@ -125,8 +127,8 @@ class _Call:
     tied: Optional[str]
 
     def connected(self) -> ContextManager[_client.Client]:
-        rank = _load.rank_and_size()[0]
-        return _load.connected(deadline=self.deadline, rank=rank, **self.near)
+        rank = _daemon.rank_and_size()[0]
+        return _daemon.connected(deadline=self.deadline, rank=rank, **self.near)
 
     def options(self) -> Dict[str, Any]:
         """address=, client= and timeout= of what is still to be asked for."""
@@ -225,7 +227,7 @@ def _run(call: _Call) -> None:
     checkpoint = call.files.files[0] if call.files.without_index else call.checkpoint
     original = _native.original(_MODULE, _FUNCTION)
     offload = _Offload(call.arguments["offload_folder"], by_file if call.link else None, chosen)
-    _with_globals(
+    _accelerate.with_globals(
         original,
         load_state_dict=load_state_dict,
         offload_weight=offload.write,
@@ -287,21 +289,3 @@ class _Offload:
 
         for name in index:
             set_module_tensor_to_device(model, name, "cpu", value=self._waiting.pop(name))
-
-
-def _with_globals(function: Any, **names: Any) -> Callable[..., Any]:
-    """`function` looking up `names` here; its module and other threads notice nothing."""
-    unused = sorted(set(names) - set(function.__code__.co_names))
-    if unused:
-        raise FailedPrecondition(
-            f"calling accelerate's {function.__name__} over the daemon's memory: it does not call "
-            f"{unused[0]}, so this is no version that is known here; use accelerate 1.15, or "
-            "ckptd.torch.load_into",
-            "ACCELERATE_UNSUPPORTED",
-        )
-    known = {**function.__globals__, **names}
-    copy = types.FunctionType(
-        function.__code__, known, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy

@@ -9,7 +9,9 @@ from .._rpc import Deadline
 from .._shard import Shard
 from .._source import absolute
 from .._types import Source, SourceTensor
-from ..torch import _devices, _in_file, _load, _memory, _private
+from ..torch import _daemon
+from ..torch.compat import _private
+from ..torch.load import _devices, _in_file, _memory
 from ._files import Files
 from ._wishes import Wishes
 
@@ -94,7 +96,7 @@ def _attach(
 ) -> Shard:
     # Models may be trained: memory of the host is private, that of a GPU is taken.
     mode = "private" if have.type == "cpu" else "exclusive"
-    options = _options(found, asked, _load.rank_and_size()[1])
+    options = _options(found, asked, _daemon.rank_and_size()[1])
     left = deadline.for_call()
     loaded = own.load(found.source, mode=mode, timeout=left, digest=digest, **options)
     _in_file.check_unchanged(loaded, found.source, found.identity)

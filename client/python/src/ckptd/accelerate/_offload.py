@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from .. import _client
-from ..torch import _lazy, _lazy_open, _native
+from ..torch.compat import _native
+from ..torch.load import _lazy, _lazy_open
 
 Index = Mapping[str, Mapping[str, Any]]
 

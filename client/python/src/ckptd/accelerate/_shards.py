@@ -3,9 +3,9 @@
 import math
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
-from ..torch import _memory
-from ..torch._in_file import InFile
-from ..torch._lazy import LazyStateDict
+from ..torch.load import _memory
+from ..torch.load._in_file import InFile
+from ..torch.load._lazy import LazyStateDict
 
 
 def shard_checkpoint(

@@ -7,8 +7,10 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .._autopatch import switched_off
 from .._patches import Patch, Patches
-from . import _buffers, _fsdp2, _lazy_open, _native, _state_dict, _tied
-from ._spread import Given
+from .compat import _native
+from .load import _buffers, _lazy_open, _tied
+from .spread import _fsdp2, _state_dict
+from .spread._spread import Given
 
 _PLACES: Dict[str, Tuple[str, ...]] = {
     "load_state_dict": ("accelerate.utils.modeling", "accelerate.utils"),

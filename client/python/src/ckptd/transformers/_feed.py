@@ -20,8 +20,8 @@ from .._rpc import Deadline
 from .._safe_open import Slice
 from .._shard import Shard
 from .._types import Progress
-from ..torch import _memory
-from ..torch._load import rank_and_size
+from ..torch._daemon import rank_and_size
+from ..torch.load import _memory
 from . import _boxes, _statement, _together
 
 _PATIENCE = 6.0  # seconds for a daemon that is just starting, with the native way open

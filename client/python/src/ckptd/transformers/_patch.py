@@ -70,9 +70,9 @@ def _seams(files):
 
     major = transformers.__version__.partition(".")[0]
     if major == "5":
-        from . import _five as version
+        from .compat import _five as version
     elif major == "4":
-        from . import _four as version
+        from .compat import _four as version
     else:
         raise _unsupported(transformers.__version__, "it is another major version")
     found = version.seams(files)

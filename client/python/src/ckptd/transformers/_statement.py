@@ -7,7 +7,7 @@ import torch
 from .. import _dtypes
 from .._layout import RankLayout, Sharding
 from .._safe_open_source import Source
-from ..torch import _memory
+from ..torch.load import _memory
 from . import _boxes
 
 _F32 = _dtypes.BY_NAME["F32"].number

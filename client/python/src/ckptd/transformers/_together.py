@@ -13,7 +13,8 @@ from typing import Callable, Iterator, Optional
 from .._errors import Error
 from .._rpc import Deadline
 from .._types import Progress
-from ..torch import _agree, _native
+from ..torch.agree import _agree
+from ..torch.compat import _native
 
 _DOING = "from_pretrained"
 # What makes a model distributed, in the arguments of transformers 5 and 4.
