@@ -62,7 +62,7 @@ def be_killed(folder, path, moment):
         die(folder)
 
     if moment == "before it asks":
-        _targets.state = lambda *_: once("0")
+        _targets.rank_layout = lambda *_: once("0")
     if moment == "while it waits":
         threading.Thread(target=once, args=("1",)).start()
     load(model(), path, init_buffers=lambda *_: die(folder))

@@ -16,16 +16,20 @@ from typing import TYPE_CHECKING, Any, List
 
 from .. import _rpc
 from ._patch import patch, unpatch
-from .load._apply import apply_fsdp2
-from .load._files import load_file
-from .load._lazy import LazyStateDict
-from .load._lazy_open import load_state_dict
-from .load._load import load_into
+from .load._apply_fsdp2 import apply_fsdp2
+from .load._lazy_state_dict import LazyStateDict
+from .load._load_file import load_file
+from .load._load_into import load_into
+from .load._load_state_dict import load_state_dict
 from .load._result import LoadResult
+from .spread._accelerate_fsdp2 import (
+    fsdp2_load_full_state_dict,
+    fsdp2_prepare_model,
+    fsdp2_switch_optimizer_parameters,
+)
 from .spread._dist_module import DistModule
-from .spread._fsdp2 import fsdp2_load_full_state_dict, fsdp2_prepare_model, fsdp2_switch_optimizer_parameters
+from .spread._set_model_state_dict import set_model_state_dict
 from .spread._sharded_dict import broadcast_and_shard_state_dict, shard_broadcasted_state_dict
-from .spread._state_dict import set_model_state_dict
 
 # Pickles name the classes as users do, wherever they are defined.
 for _kind in (DistModule, LazyStateDict, LoadResult):

@@ -13,7 +13,7 @@ _TYPES = {
 }
 _TYPES.update({t.__name__: t for t in _errors.BY_NUMBER.values()})
 # What a rank may say without proof, besides one of these types: the sentence is the reader's.
-_UNPROVEN = {
+_WITHOUT_PROOF = {
     "DAEMON_UNREACHABLE": (
         "Unavailable",
         "it reaches no daemon; start the job's daemons with `ckptd launch --nproc N`",
@@ -24,7 +24,7 @@ _MOST = 1 << 16  # characters of a failure
 _NAMES_A_RANK = re.compile(r"rank \d+: ")
 
 
-class Heard(Exception):
+class RemoteFailure(Exception):
     """Another rank's failure; `error` is what to raise for it."""
 
     def __init__(self, error: Exception):
@@ -32,18 +32,18 @@ class Heard(Exception):
         self.error = error
 
 
-def as_text(error: BaseException, rank: int) -> str:
+def serialise(error: BaseException, rank: int) -> str:
     """A failure as it travels."""
     ours = isinstance(error, _errors.Error)
     kind = next((t.__name__ for t in type(error).__mro__ if t.__name__ in _TYPES), "RuntimeError")
-    message = error.message if ours else _words(error)
+    message = error.message if ours else _message_of(error)
     if type(error).__name__ not in _TYPES and not ours:
         message = f"{type(error).__name__}: {message}"
     reason = error.reason if ours else ""
     return json.dumps([rank, kind, message[: _MOST // 2], reason, error.facts if ours else {}])
 
 
-def unproven(text: str) -> str:
+def without_proof(text: str) -> str:
     """What is left of a failure, as it travels, that no key proves: rank and kind. "" if it is none.
 
     Its own words could be anybody's.
@@ -51,7 +51,7 @@ def unproven(text: str) -> str:
     rank, kind, reason = _kind_of(text)
     if rank < 0:
         return ""
-    kind, says = _UNPROVEN.get(reason, (kind, f"it failed ({kind})"))
+    kind, says = _WITHOUT_PROOF.get(reason, (kind, f"it failed ({kind})"))
     says += "; it has no key of the group to prove more, so see its log"
     return json.dumps([rank, kind, says, reason, {}])
 
@@ -63,11 +63,11 @@ def _kind_of(text: str) -> Tuple[int, str, str]:
         if isinstance(found, list) and len(found) == 5:
             rank = found[0] if type(found[0]) is int else rank
             kind = found[1] if isinstance(found[1], str) and found[1] in _TYPES else kind
-            reason = found[3] if isinstance(found[3], str) and found[3] in _UNPROVEN else reason
+            reason = found[3] if isinstance(found[3], str) and found[3] in _WITHOUT_PROOF else reason
     return rank, kind, reason
 
 
-def _words(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     # Of a KeyError str() is the repr of what it says.
     what = error.args[0] if isinstance(error, KeyError) and error.args else error
     try:
@@ -76,7 +76,7 @@ def _words(error: BaseException) -> str:
         return f"{type(error).__name__}, which cannot say what it is"
 
 
-def from_text(text: str) -> Exception:
+def deserialise(text: str) -> Exception:
     """The exception to raise on another rank than the one where it happened."""
     rank, kind, message, reason, facts = json.loads(text)
     if not _NAMES_A_RANK.match(message):  # which the daemon does of another one's failure

@@ -9,7 +9,7 @@ from typing import Any, Container, Iterable, Iterator, List
 import torch
 from torch import nn
 
-from . import _private
+from . import _torch_internals
 
 # transformers goes by this flag, on tensors and on modules: one that has it has its values already.
 FLAG = "_is_hf_initialized"
@@ -76,7 +76,7 @@ def protected(model: nn.Module, but: Container[int], fresh: Container[int]) -> I
             _mark(module, id(module) not in fresh)
         for tensor in tensors:
             _mark(tensor, id(tensor) not in but)
-        with _private.set_aside(modules, but):
+        with _torch_internals.replaced_by_meta(modules, but):
             yield
     finally:
         for tensor in _tensors_of(modules):  # new ones among them
@@ -96,6 +96,6 @@ def _mark(thing: Any, initialised: bool) -> None:
 
 def _tensors_of(modules: List[nn.Module]) -> List[torch.Tensor]:
     """Parameters and buffers, each once."""
-    held = (held for module in modules for held in _private.tensors_of(module))
+    held = (held for module in modules for held in _torch_internals.tensors_of(module))
     found = (tensor for tensors in held for tensor in tensors.values() if tensor is not None)
     return list({id(tensor): tensor for tensor in found}.values())

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from ..._errors import FailedPrecondition
-from ..compat import _hugging_face, _private
+from ..compat import _hugging_face, _torch_internals
 from ._targets import Target
 
 InitBuffers = Callable[[nn.Module, List[str]], None]
 
 
-class _Blank:
+class _PendingBuffer:
     """An empty buffer put in place of one on meta, and whether it has been filled."""
 
     def __init__(self, target: Target, device: torch.device):
@@ -26,7 +26,7 @@ class _Blank:
         self.device = device
         self.failure: Optional[Exception] = None  # of the model's own initialisation
         self._renew()
-        if target.may_lack:
+        if target.optional:
             self.empty.zero_()
 
     def _renew(self) -> None:
@@ -35,7 +35,7 @@ class _Blank:
         # Floats are NaNs by it; so an element that is never written does not go unnoticed.
         self.pattern = 0xFF if meta.is_floating_point() or meta.is_complex() else 0xA5
         _bytes_of(self.empty).fill_(self.pattern)
-        self.version = _private.version_of(self.empty)
+        self.version = _torch_internals.version_of(self.empty)
 
     def start_again(self, failure: Exception) -> None:
         """What was written before `failure` may lack what would have been written after it."""
@@ -45,12 +45,12 @@ class _Blank:
 
     def place(self, value) -> None:
         for module, name in self.target.slots:
-            _private.buffers_of(module)[name] = value
+            _torch_internals.buffers_of(module)[name] = value
 
     def filled(self) -> bool:
         """Written, or replaced by another real tensor, in every module that holds it."""
         for module, name in self.target.slots:
-            now = _private.buffers_of(module).get(name)
+            now = _torch_internals.buffers_of(module).get(name)
             if now is None or now.is_meta or (now is self.empty and not self._written()):
                 return False
         return True
@@ -61,7 +61,7 @@ class _Blank:
         A write through .data of the very pattern counts as none: that is an error without need,
         where trust in the writer would leave arbitrary values.
         """
-        if self.empty.numel() == 0 or _private.version_of(self.empty) != self.version:
+        if self.empty.numel() == 0 or _torch_internals.version_of(self.empty) != self.version:
             return True
         return bool((_bytes_of(self.empty) != self.pattern).any())
 
@@ -71,7 +71,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.inference_mode(False)  # in it writes are not counted
-def remake(
+def recompute(
     model: nn.Module,
     left: List[Target],
     init_buffers: Optional[InitBuffers],
@@ -83,7 +83,7 @@ def remake(
     Returns the names of those filled, and which of `held`, that the checkpoint holds, nobody
     can compute: these are back on meta. Those of `left` are, too, and named in the error.
     """
-    blanks = [_Blank(target, device) for target in (*left, *held)]
+    blanks = [_PendingBuffer(target, device) for target in (*left, *held)]
     for blank in blanks:
         blank.place(blank.empty)
     done = False
@@ -109,7 +109,7 @@ def remake(
     return made, [blank.target for blank in unfilled]
 
 
-def _left_over(unfilled: List[_Blank], failures: List[Exception]) -> FailedPrecondition:
+def _left_over(unfilled: List[_PendingBuffer], failures: List[Exception]) -> FailedPrecondition:
     """The error that says so, caused by the first of `failures`, which it takes out of there."""
     names = sorted(blank.target.name for blank in unfilled)
     cause = failures[0] if failures else None
@@ -130,7 +130,7 @@ def _left_over(unfilled: List[_Blank], failures: List[Exception]) -> FailedPreco
     return error
 
 
-def _by_hugging_face(model: nn.Module, blanks: List[_Blank]) -> None:
+def _by_hugging_face(model: nn.Module, blanks: List[_PendingBuffer]) -> None:
     """Lets transformers models compute the open buffers inside of them.
 
     Only outermost ones are asked, for they know which of the models inside of them initialises
@@ -148,14 +148,14 @@ def _by_hugging_face(model: nn.Module, blanks: List[_Blank]) -> None:
         reached |= fresh
 
 
-def _ask(model: nn.Module, root: nn.Module, own: List[_Blank], fresh: Container[int]) -> None:
+def _ask(model: nn.Module, root: nn.Module, own: List[_PendingBuffer], fresh: Container[int]) -> None:
     """Has `root` fill the buffers `own`, if it can. What it raises is noted in them.
 
     fresh: ids of the modules that it may initialise. In older transformers a model initialises
     those that it is given, so these are the buffers' owners alone.
     """
     but = {id(blank.empty) for blank in own}
-    plain = _private.plain_classes(model.modules())
+    plain = _torch_internals.without_fsdp2_classes(model.modules())
     with torch.no_grad(), _hugging_face.protected(model, but, fresh), plain:
         try:
             owners = {id(m): m for blank in own for m, _ in blank.target.slots if id(m) in fresh}

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ..._shard import Shard
-from ..compat._names import clean
+from ..compat._checkpoint_names import clean
 from . import _memory
 
 _NAME = "_extra_state"

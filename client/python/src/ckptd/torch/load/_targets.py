@@ -13,8 +13,8 @@ from torch import nn
 
 from ..._errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..._layout import REPLICATE, SHARD, STRIDED_SHARD, FlatParameter, Mesh, RankLayout, Sharding
-from ..compat import _private, _private_fsdp1
-from ..compat._names import as_saved, clean
+from ..compat import _fsdp1_internals, _torch_internals
+from ..compat._checkpoint_names import as_saved, clean
 from . import _memory
 
 # There are as many of some objects as tensors: fewer dictionaries are fewer pages of memory.
@@ -64,7 +64,7 @@ class Arrangements:
         found = self._found.get(key)
         if found is None:
             offloaded = fsdp is not None and fsdp.offload_to_cpu
-            device = _CPU if offloaded else _private.device_of_mesh(spec.mesh)
+            device = _CPU if offloaded else _torch_internals.device_of_mesh(spec.mesh)
             found = self._found[key] = Arrangement(spec, fsdp, device)
         return found
 
@@ -88,25 +88,25 @@ class Target:
     fsdp: Optional[object] = None  # its FSDPParam
     spec: Optional[object] = None  # its DTensorSpec
     dtype: Optional[torch.dtype] = None  # wanted
-    flat: Optional[_private_fsdp1.Flat] = None
+    flat: Optional[_fsdp1_internals.Flat] = None
     # Starts at zero where the checkpoint lacks it.
-    may_lack: bool = False
+    optional: bool = False
     cast: Optional[torch.dtype] = None  # to which it is cast when it is placed, by a copy
     # Another tensor of the model in the same storage: its memory stays, and is copied into.
-    beside: Optional[str] = None
-    stored: Optional[List[str]] = None  # the checkpoint's names for it, where these were looked up
+    shares_storage_with: Optional[str] = None
+    stored_names: Optional[List[str]] = None  # the checkpoint's names for it, where these were looked up
 
     @property
     def name(self) -> str:
         return self.names[0]
 
     @property
-    def asked(self) -> List[str]:
+    def requested_names(self) -> List[str]:
         """The names under which it is asked for: none if the checkpoint is known to lack it."""
-        return self.names if self.stored is None else self.stored
+        return self.names if self.stored_names is None else self.stored_names
 
     @property
-    def placed(self) -> Optional[torch.dtype]:
+    def final_dtype(self) -> Optional[torch.dtype]:
         """The type that it has in the end."""
         return self.cast or self.dtype
 
@@ -116,12 +116,12 @@ class Target:
         return self.arrangement.device
 
 
-def alike(targets: Iterable[Target]) -> Iterable[Target]:
+def one_per_arrangement(targets: Iterable[Target]) -> Iterable[Target]:
     """One of `targets` for each way in which they lie."""
     return {id(target.arrangement): target for target in targets}.values()
 
 
-def stated(target: Target) -> List[Tuple[List[str], torch.Size]]:
+def checkpoint_tensors(target: Target) -> List[Tuple[List[str], torch.Size]]:
     """(names, global shape) of what checkpoints hold for a target: a flat parameter's members."""
     if target.flat is None:
         return [(target.names, target.tensor.shape)]
@@ -129,7 +129,7 @@ def stated(target: Target) -> List[Tuple[List[str], torch.Size]]:
 
 
 def collect(
-    modules: List[Tuple[str, nn.Module]], groups: _private.Groups, flats: List[_private_fsdp1.Flat]
+    modules: List[Tuple[str, nn.Module]], groups: _torch_internals.Groups, flats: List[_fsdp1_internals.Flat]
 ) -> List[Target]:
     """All parameters and buffers of `modules`, (path, module), each object once."""
     found: Dict[int, Target] = {}
@@ -153,7 +153,7 @@ def collect(
         target.persistent = target.persistent or persistent
 
     for path, module in modules:
-        parameters, buffers = _private.tensors_of(module)
+        parameters, buffers = _torch_internals.tensors_of(module)
         if not parameters and not buffers:
             continue
         path = f"{path}." if path else ""
@@ -164,11 +164,11 @@ def collect(
                 note(param, [prefix + name for prefix in prefixes], (module, name), False, True)
         for name, buffer in buffers.items():
             if buffer is not None:
-                persistent = _private.is_persistent(module, name)
+                persistent = _torch_internals.is_persistent(module, name)
                 names = [prefix + name for prefix in prefixes[: None if persistent else 1]]
                 note(buffer, names, (module, name), True, persistent)
-                target, counts = found[id(buffer)], _private.counts_batches(module, name)
-                target.may_lack = counts and (target.may_lack or len(target.slots) == 1)
+                target, counts = found[id(buffer)], _torch_internals.counts_batches(module, name)
+                target.optional = counts and (target.optional or len(target.slots) == 1)
     _check_all_managed(found, groups)
     _note_shared_storage(found)
     return list(found.values()) + [_of_flat(flat) for flat in flats]
@@ -176,30 +176,30 @@ def collect(
 
 def _note_shared_storage(found: Dict[int, Target]) -> None:
     real = (t.tensor for t in found.values() if t.spec is None and not t.tensor.is_meta)
-    for key, other in _private.shares_storage(real).items():
+    for key, other in _torch_internals.shares_storage(real).items():
         names = found[id(other)].names
-        found[key].beside = names[0] if key != id(other) else "others"
+        found[key].shares_storage_with = names[0] if key != id(other) else "others"
 
 
-def _of_flat(flat: _private_fsdp1.Flat) -> Target:
+def _of_flat(flat: _fsdp1_internals.Flat) -> Target:
     arrangement = Arrangement(None, None, flat.device)
     return Target([flat.name], flat.parameter, [], False, True, arrangement, flat=flat)
 
 
-def _attribute(full_name: str, tensor, slot, groups: _private.Groups, arrangements: Arrangements):
+def _attribute(full_name: str, tensor, slot, groups: _torch_internals.Groups, arrangements: Arrangements):
     """(its FSDPParam, its DTensorSpec, how it lies); None for what it has not."""
-    if not _private.is_dtensor(tensor):
+    if not _torch_internals.is_dtensor(tensor):
         _check_not_flattened(full_name, tensor)
         return None, None, arrangements.plain(tensor)
     fsdp, group = groups.params.get(id(tensor), (None, None))
     if fsdp is None:
         _check_managed_here(full_name, slot)
-    spec = _private.spec_of(tensor)
+    spec = _torch_internals.spec_of(tensor)
     return fsdp, spec, arrangements.over_mesh(spec, fsdp, group)
 
 
 def _check_managed_here(full_name: str, slot) -> None:
-    if _private.managed_elsewhere(*slot):
+    if _torch_internals.managed_elsewhere(*slot):
         raise FailedPrecondition(
             f"filling {full_name}: FSDP2 manages it from a module outside of the one given; "
             "pass the "
@@ -209,7 +209,7 @@ def _check_managed_here(full_name: str, slot) -> None:
 
 
 def _check_not_flattened(name: str, param: nn.Parameter) -> None:
-    if _private_fsdp1.is_flattened(param):
+    if _fsdp1_internals.is_flattened(param):
         raise FailedPrecondition(
             f"filling {name}: it lies in a flat parameter of FSDP1 outside of the module given; "
             "pass the whole model to load_into",
@@ -218,7 +218,7 @@ def _check_not_flattened(name: str, param: nn.Parameter) -> None:
         )
 
 
-def _check_all_managed(reached: Dict[int, Target], groups: _private.Groups) -> None:
+def _check_all_managed(reached: Dict[int, Target], groups: _torch_internals.Groups) -> None:
     for key, (param, _) in groups.params.items():
         if key not in reached:
             raise FailedPrecondition(
@@ -269,7 +269,7 @@ def _check_order(mesh, name: str) -> None:
 
 
 @dataclass
-class _Statement:
+class _LayoutBuilder:
     """Meshes and shardings stated so far, each once."""
 
     layout: RankLayout
@@ -294,9 +294,9 @@ class _Statement:
         if fsdp is not None:
             _check_order(spec.mesh, target.name)
         placements = tuple(_placement(p, target) for p in spec.placements)
-        return Sharding(self._mesh(spec.mesh), placements, _private.padded_dim(fsdp))
+        return Sharding(self._mesh(spec.mesh), placements, _torch_internals.padded_dim(fsdp))
 
-    def flat_sharding(self, flat: _private_fsdp1.Flat) -> int:
+    def flat_sharding(self, flat: _fsdp1_internals.Flat) -> int:
         if flat.ranks is None:
             return self._add(Sharding())
         mesh = Mesh((len(flat.ranks),), flat.ranks)
@@ -333,14 +333,14 @@ class _Statement:
         index = self.meshes.get(id(mesh))
         if index is None:
             ranks = mesh.mesh
-            stated = Mesh(
+            found = Mesh(
                 tuple(ranks.shape),
                 tuple(ranks.flatten().tolist()),
                 tuple(mesh.mesh_dim_names or ()),
             )
-            if stated not in self.layout.meshes:
-                self.layout.meshes.append(stated)
-            index = self.meshes[id(mesh)] = self.layout.meshes.index(stated)
+            if found not in self.layout.meshes:
+                self.layout.meshes.append(found)
+            index = self.meshes[id(mesh)] = self.layout.meshes.index(found)
         return index
 
 
@@ -350,7 +350,7 @@ def _placement(placement, target: Target) -> Tuple[int, int, int]:
         return (REPLICATE, 0, 1)
     if kind == "Shard":
         return (SHARD, placement.dim, 1)
-    if _private.is_strided_shard(placement):
+    if _torch_internals.is_strided_shard(placement):
         return (STRIDED_SHARD, placement.dim, placement.split_factor)
     raise InvalidArgument(
         f"filling {target.name}: it is placed as {placement}, which no checkpoint can fill; only "
@@ -360,7 +360,7 @@ def _placement(placement, target: Target) -> Tuple[int, int, int]:
     )
 
 
-def state(
+def rank_layout(
     targets: List[Target],
     rank: int,
     world_size: int,
@@ -373,21 +373,21 @@ def state(
     matched with what it loaded before.
     """
     layout = RankLayout(rank, world_size, skip_missing=not strict, refuse_unexpected=strict)
-    statement = _Statement(layout)
-    asked = [target for target in targets if target.asked]
-    for target in sorted(asked, key=lambda each: each.asked[0]):
-        names, persistent = target.asked, target.persistent
+    builder = _LayoutBuilder(layout)
+    requested_names = [target for target in targets if target.requested_names]
+    for target in sorted(requested_names, key=lambda each: each.requested_names[0]):
+        names, persistent = target.requested_names, target.persistent
         if target.flat is not None:
-            statement.add_flat(target)
+            builder.add_flat(target)
             continue
         layout.add(
             names[0],
             target.tensor.shape,
-            statement.sharding(target),
+            builder.sharding(target),
             _memory.number_of(target.dtype) if persistent else 0,
             names[1:] if len(names) > 1 else (),
-            not persistent or target.may_lack,
+            not persistent or target.optional,
         )
     for name, shape in extras:
-        layout.add(name, shape, statement.plain())
+        layout.add(name, shape, builder.plain())
     return layout

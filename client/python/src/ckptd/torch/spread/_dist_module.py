@@ -7,12 +7,12 @@ from torch import nn
 
 from ... import _client
 from .. import _daemon
-from ..agree import _agree
-from ..compat import _native, _private, _wrapper
-from ..load import _result, _tied
+from ..agree import _agreement
+from ..compat import _native_fallback, _torch_internals, _transparent_module
+from ..load import _result, _tied_weights
 from ..load._targets import Target
-from . import _module
-from ._spread import Given, Have, Options, Wanted
+from . import _spread_module
+from ._spread import Available, RequestedTensors, SpreadOptions, StateSource
 
 
 def own_dtype(target: Target, source: torch.dtype) -> torch.dtype:
@@ -20,7 +20,7 @@ def own_dtype(target: Target, source: torch.dtype) -> torch.dtype:
     return target.tensor.dtype
 
 
-class DistModule(_wrapper.Wrapper):
+class DistModule(_transparent_module.Wrapper):
     """A module whose state dict needs to be there on rank 0 only.
 
     Wraps `module`: attributes, what is registered, names in state_dict() and in
@@ -42,14 +42,14 @@ class DistModule(_wrapper.Wrapper):
         fallback: Optional[str] = None,
         tied: Optional[str] = None,
     ) -> None:
-        _native.check(fallback)
-        _tied.check(tied)
-        of = _native.named(fallback, _tied.said(tied))
-        own = Options(timeout, address, client, digest, of, allow_rank0_values, tied)
+        _native_fallback.check(fallback)
+        _tied_weights.check(tied)
+        must_match = _native_fallback.named(fallback, _tied_weights.describe(tied))
+        own = SpreadOptions(timeout, address, client, digest, must_match, allow_rank0_values, tied)
         super().__init__(module)
         self.__dict__["spread_options"] = (own, fallback)
 
-    def load_state_dict(self, state_dict: Given, strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(self, state_dict: StateSource, strict: bool = True, assign: bool = False) -> Any:
         """Spreads parameters and persistent buffers of rank 0's `state_dict` over all ranks.
 
         Other ranks may pass `{}`. state_dict may be a LazyStateDict or the path of a
@@ -61,33 +61,33 @@ class DistModule(_wrapper.Wrapper):
         """
         own, fallback = self.spread_options
         doing = "DistModule.load_state_dict"
-        with _agree.part_of(doing, _agree.Near(own.address, own.client)):
-            return _native.stand_in(
+        with _agreement.collective_call(doing, _agreement.OwnDaemon(own.address, own.client)):
+            return _native_fallback.stand_in(
                 doing,
-                lambda: _module.finish(self, _fill(self.module, state_dict, strict, own), strict),
+                lambda: _spread_module.finish(self, _fill(self.module, state_dict, strict, own), strict),
                 lambda: _native_fill(self.module, state_dict, strict, own),
                 fallback,
             )
 
 
-def _fill(module: nn.Module, given: Given, strict: bool, options: Options) -> Any:
-    def check(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
-        metadata = _private.metadata_of(given)
-        missing, unexpected = _module.compare_names(have, wanted, metadata)
-        sizes = _module.mismatched(have, wanted.targets)
+def _fill(module: nn.Module, given: StateSource, strict: bool, options: SpreadOptions) -> Any:
+    def check(available: Mapping[str, Available], wanted: RequestedTensors) -> Tuple[List[str], List[str]]:
+        metadata = _torch_internals.metadata_of(given)
+        missing, unexpected = _spread_module.compare_names(available, wanted, metadata)
+        sizes = _spread_module.shape_mismatches(available, wanted.targets)
         _result.raise_as_torch(module, *((missing, unexpected) if strict else ([], [])), sizes)
         return missing, unexpected
 
     doing = "DistModule.load_state_dict"
-    made = _module.spread_over(doing, module, given, check, lambda _: own_dtype, options)
-    return _module.incompatible(made.missing, made.unexpected)
+    made = _spread_module.spread_over(doing, module, given, check, lambda _: own_dtype, options)
+    return _spread_module.incompatible(made.missing, made.unexpected)
 
 
-def _native_fill(module: nn.Module, given: Given, strict: bool, own: Options) -> Any:
+def _native_fill(module: nn.Module, given: StateSource, strict: bool, own: SpreadOptions) -> Any:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
     together = _daemon.rank_and_size()[1] > 1  # a process that is alone may have no process group
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=together, strict=strict)
     where = ("torch.distributed.checkpoint.state_dict", "set_model_state_dict")
-    whole = _module.dict_for_original("DistModule.load_state_dict", module, given, own)
-    return _native.original(*where)(module, dict(whole), options=options)
+    whole = _spread_module.dict_for_original("DistModule.load_state_dict", module, given, own)
+    return _native_fallback.original(*where)(module, dict(whole), options=options)

@@ -10,14 +10,14 @@ from typing import List
 from torch import nn
 
 from ..._errors import FailedPrecondition
-from ..compat import _private, _private_fsdp1
-from ..load import _hooks
+from ..compat import _fsdp1_internals, _torch_internals
+from ..load import _load_hooks
 from ..load._targets import Target
 
 _SHOWN = 5
 
 
-def refuse(doing: str, model: nn.Module, modules: _hooks.Modules, targets: List[Target]) -> None:
+def refuse(doing: str, model: nn.Module, modules: _load_hooks.Modules, targets: List[Target]) -> None:
     """Raises FailedPrecondition (RANK_UNIQUE) for tensors that rank 0's values may be wrong for."""
     found = _left_out(model, modules, targets) + _on_part_of_the_ranks(targets)
     if not found:
@@ -34,11 +34,11 @@ def refuse(doing: str, model: nn.Module, modules: _hooks.Modules, targets: List[
     )
 
 
-def _left_out(model: nn.Module, modules: _hooks.Modules, targets: List[Target]) -> List[Target]:
+def _left_out(model: nn.Module, modules: _load_hooks.Modules, targets: List[Target]) -> List[Target]:
     """Plain parameters inside of what FSDP shards, or that DDP ignores, and buffers beside them."""
-    inside, ignored = set(), _private.ignored_by_ddp(model)
+    inside, ignored = set(), _torch_internals.ignored_by_ddp(model)
     for _, module in modules:
-        if id(module) not in inside and (_private.is_fsdp2(module) or _private_fsdp1.is_unit(module)):
+        if id(module) not in inside and (_torch_internals.is_fsdp2(module) or _fsdp1_internals.is_unit(module)):
             inside.update(map(id, module.modules()))
     plain = [t for t in targets if t.spec is None and t.flat is None]
     own = [
@@ -58,5 +58,5 @@ def _on_part_of_the_ranks(targets: List[Target]) -> List[Target]:
     With tensor parallelism all have the mesh that is left for FSDP2, or a larger one.
     """
     managed = [target for target in targets if target.fsdp is not None]
-    largest = max((_private.mesh_of(target.fsdp).size() for target in managed), default=0)
+    largest = max((_torch_internals.mesh_of(target.fsdp).size() for target in managed), default=0)
     return [target for target in managed if target.spec.mesh.size() < largest]

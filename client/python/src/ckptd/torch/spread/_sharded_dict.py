@@ -8,18 +8,18 @@ import torch.distributed as dist
 from ... import _client
 from ..._errors import Unimplemented
 from .. import _daemon
-from ..agree import _agree
-from ..compat import _native, _private
+from ..agree import _agreement
+from ..compat import _native_fallback, _torch_internals
 from ..load import _memory
 from ..load._targets import Arrangements, Target
-from . import _dist_module, _given, _module
-from ._spread import DtypeFor, Given, Have, Options, Wanted, spread
+from . import _dist_module, _native_input, _spread_module
+from ._spread import Available, DtypeFor, RequestedTensors, SpreadOptions, StateSource, spread
 
 _SHARDING = "sharding a state dict from rank 0"
 
 
 def broadcast_and_shard_state_dict(
-    state_dict: Given,
+    state_dict: StateSource,
     meta_sharded_state_dict: Mapping[str, torch.Tensor],
     sharded_state_dict: MutableMapping[str, torch.Tensor],
     *,
@@ -40,13 +40,13 @@ def broadcast_and_shard_state_dict(
     Raises ValueError on other ranks than 0, KeyError on all ranks for a name that
     state_dict lacks, RuntimeError for another shape, ckptd.Error.
     """
-    with _agree.part_of(_SHARDING, _agree.Near(address, client)):
+    with _agreement.collective_call(_SHARDING, _agreement.OwnDaemon(address, client)):
         if _daemon.rank_and_size()[0] != 0:
             raise ValueError(
                 "broadcasting a state dict: this is not rank 0, which alone has it; call "
                 "shard_broadcasted_state_dict here"
             )
-    own = Options(timeout, address, client, digest, _native.named(fallback))
+    own = SpreadOptions(timeout, address, client, digest, _native_fallback.named(fallback))
     _shard(state_dict, meta_sharded_state_dict, sharded_state_dict, own, fallback)
 
 
@@ -61,19 +61,19 @@ def shard_broadcasted_state_dict(
     fallback: Optional[str] = None,
 ) -> None:
     """The other ranks' side of broadcast_and_shard_state_dict. Raises ValueError on rank 0."""
-    with _agree.part_of(_SHARDING, _agree.Near(address, client)):
+    with _agreement.collective_call(_SHARDING, _agreement.OwnDaemon(address, client)):
         if _daemon.rank_and_size()[0] == 0:
             raise ValueError(
                 "receiving a state dict: this is rank 0, which has it; call "
                 "broadcast_and_shard_state_dict here"
             )
-    own = Options(timeout, address, client, digest, _native.named(fallback))
+    own = SpreadOptions(timeout, address, client, digest, _native_fallback.named(fallback))
     _shard({}, meta_sharded_state_dict, sharded_state_dict, own, fallback)
 
 
-def _shard(given: Given, meta, into, options: Options, fallback: Optional[str]) -> None:
-    with _agree.part_of(_SHARDING, _agree.Near(options.address, options.client)):
-        values = _native.stand_in(
+def _shard(given: StateSource, meta, into, options: SpreadOptions, fallback: Optional[str]) -> None:
+    with _agreement.collective_call(_SHARDING, _agreement.OwnDaemon(options.address, options.client)):
+        values = _native_fallback.stand_in(
             "broadcast_and_shard_state_dict",
             lambda: _shard_by_daemons(given, meta, options),
             lambda: _shard_by_broadcast(given, meta, options),
@@ -82,21 +82,21 @@ def _shard(given: Given, meta, into, options: Options, fallback: Optional[str]) 
     into.update((name, values[name]) for name in meta)
 
 
-def _shard_by_daemons(given: Given, meta, options: Options) -> Dict[str, torch.Tensor]:
-    sink = _private.BufferSink()
+def _shard_by_daemons(given: StateSource, meta, options: SpreadOptions) -> Dict[str, torch.Tensor]:
+    sink = _torch_internals.BufferSink()
 
-    def plan() -> Tuple[Wanted, DtypeFor]:
+    def plan() -> Tuple[RequestedTensors, DtypeFor]:
         known = Arrangements()
-        return Wanted([_target(name, like, sink, known) for name, like in meta.items()]), _dist_module.own_dtype
+        return RequestedTensors([_target(name, like, sink, known) for name, like in meta.items()]), _dist_module.own_dtype
 
-    def check(have: Mapping[str, Have], wanted: Wanted) -> Tuple[List[str], List[str]]:
-        missing, unexpected = _module.compare_names(have, wanted)
+    def check(available: Mapping[str, Available], wanted: RequestedTensors) -> Tuple[List[str], List[str]]:
+        missing, unexpected = _spread_module.compare_names(available, wanted)
         if missing:
             raise KeyError(
-                f"sharding rank 0's state dict: it lacks {_module.shown(missing)}, which the "
+                f"sharding rank 0's state dict: it lacks {_spread_module.shown(missing)}, which the "
                 "sharded one has; pass the state dict of the same model"
             )
-        sizes = _module.mismatched(have, wanted.targets)
+        sizes = _spread_module.shape_mismatches(available, wanted.targets)
         if sizes:
             raise RuntimeError(f"sharding rank 0's state dict: {sizes[0]}")
         return [], unexpected
@@ -105,27 +105,27 @@ def _shard_by_daemons(given: Given, meta, options: Options) -> Dict[str, torch.T
     return sink.found
 
 
-def _target(name: str, like: torch.Tensor, sink: _private.BufferSink, known: Arrangements) -> Target:
+def _target(name: str, like: torch.Tensor, sink: _torch_internals.BufferSink, known: Arrangements) -> Target:
     if not _memory.number_of(like.dtype):
         raise Unimplemented(
             f"sharding {name}: checkpoints hold no {like.dtype}",
             "DTYPE_UNSUPPORTED",
             {"tensor": name},
         )
-    spec = _private.spec_of(like) if _private.is_dtensor(like) else None
+    spec = _torch_internals.spec_of(like) if _torch_internals.is_dtensor(like) else None
     arrangement = known.over_mesh(spec) if spec is not None else known.plain(like)
     return Target([name], like, [(sink, name)], True, True, arrangement, None, spec, like.dtype)
 
 
-def _shard_by_broadcast(given: Given, meta, options: Options) -> Dict[str, torch.Tensor]:
+def _shard_by_broadcast(given: StateSource, meta, options: SpreadOptions) -> Dict[str, torch.Tensor]:
     """With torch alone: whole tensors go to every rank, which keeps its part."""
     from torch.distributed.tensor import distribute_tensor
 
-    state = _given.as_dict("broadcast_and_shard_state_dict", given, options.timeout)
+    state = _native_input.as_dict("broadcast_and_shard_state_dict", given, options.timeout)
     found = {}
     for name, like in meta.items():
-        mesh = like.device_mesh if _private.is_dtensor(like) else None
-        device = torch.device("cpu") if mesh is None else _private.device_of_mesh(mesh)
+        mesh = like.device_mesh if _torch_internals.is_dtensor(like) else None
+        device = torch.device("cpu") if mesh is None else _torch_internals.device_of_mesh(mesh)
         if _daemon.rank_and_size()[0] == 0:
             whole = state[name].detach().to(device, like.dtype).contiguous()
         else:
