@@ -30,7 +30,8 @@ from checkpoint_cases import (  # noqa: E402
     save,
     tensors_of,
 )
-from ckptd.torch import _lazy, _native  # noqa: E402
+from ckptd.torch.compat import _native_fallback  # noqa: E402
+from ckptd.torch.load import _lazy_state_dict  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +161,7 @@ def test_every_byte_is_read_once_whether_it_stays_or_goes_to_disk(group, tmp_pat
 
 
 def test_what_goes_to_disk_is_loaded_in_groups_that_are_let_go(group, tmp_path, monkeypatch):
-    monkeypatch.setattr(_lazy, "_CHUNK", 300)
+    monkeypatch.setattr(_lazy_state_dict, "_CHUNK", 300)
     state, model, theirs = numbers(), on_meta(), on_meta()
     path, options = save(tmp_path, state), {"device_map": DISK, "offload_buffers": True}
     modeling.load_checkpoint_in_model(theirs, str(path), offload_folder=tmp_path / "theirs", **options)
@@ -281,7 +282,7 @@ def test_without_a_daemon_the_error_says_how_to_start_one(tmp_path):
 
 
 def test_the_native_way_is_taken_only_if_allowed_and_said_once(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(_native, "_said", set())  # by this test, not by others of this process
+    monkeypatch.setattr(_native_fallback, "_said", set())  # by this test, not by others of this process
     path, mine, theirs = save(tmp_path, numbers()), on_meta(), on_meta()
     modeling.load_checkpoint_in_model(theirs, str(path), device_map=ALL_CPU)
     with caplog.at_level(logging.WARNING, "ckptd"):

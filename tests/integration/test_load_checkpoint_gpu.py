@@ -18,8 +18,8 @@ from accelerate.utils import modeling  # noqa: E402
 from checkpoint_cases import BY_PART, Call, numbers, on_meta, save  # noqa: E402
 from ckptd._cuda_driver import find_device  # noqa: E402
 from ckptd._rpc import Deadline  # noqa: E402
-from ckptd.accelerate import _feed, _files, _wishes  # noqa: E402
-from ckptd.torch import _memory  # noqa: E402
+from ckptd.accelerate import _dtype_rules, _file_entries, _files  # noqa: E402
+from ckptd.torch.load import _memory  # noqa: E402
 
 pytestmark = pytest.mark.parametrize("memory", ["cuda"], indirect=True)
 
@@ -38,9 +38,9 @@ def entries(group, path, device_map):
     off = dict.fromkeys(("offload_state_dict", "offload_buffers", "strict", "linked"), False)
     with ckptd.connect(group.address(0)) as own:
         wanted = device_map(find_device(own.device()).ordinal)
-        wishes = _wishes.Wishes.of(on_meta(), dtype=torch.bfloat16, keep_fp32=[], device_map=wanted, **off)
+        dtype_rules = _dtype_rules.DtypeRules.of(on_meta(), dtype=torch.bfloat16, keep_fp32=[], device_map=wanted, **off)
         files = _files.resolve(os.fspath(path))
-        return _feed.entries(own, own.inspect(path), files, wishes, True, Deadline(30))[str(path)]
+        return _file_entries.entries(own, own.inspect(path), files, dtype_rules, True, Deadline(30))[str(path)]
 
 
 def placed(held):

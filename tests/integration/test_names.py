@@ -50,9 +50,9 @@ PLACE = threading.local()
 @pytest.fixture(autouse=True)
 def ranks(monkeypatch):
     """Two ranks in one process, a thread each."""
-    from ckptd.torch import _load
+    from ckptd.torch.load import _load_into
 
-    monkeypatch.setattr(_load, "rank_and_size", lambda: PLACE.is_at)
+    monkeypatch.setattr(_load_into, "rank_and_size", lambda: PLACE.is_at)
 
 
 def test_stages_of_a_pipeline_together_hold_every_name(pair, tmp_path):

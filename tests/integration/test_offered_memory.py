@@ -18,10 +18,10 @@ OFFER = """
 import sys
 sys.path[:0] = sys.argv[2:]
 import torch
-from ckptd.torch import _stage
+from ckptd.torch.spread import _staging
 size = int(sys.argv[1])
 tensors = {"many": torch.arange(size, dtype=torch.int32), "turned": torch.arange(60.0).reshape(6, 10).t()}
-offered = _stage.OfferedMemory(_stage._image(tensors))
+offered = _staging.OfferedMemory(_staging._image(tensors))
 print(offered.path, flush=True)
 sys.stdin.read()
 """

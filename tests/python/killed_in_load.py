@@ -55,14 +55,14 @@ def die(folder):
 
 def be_killed(folder, path, moment):
     """As rank 1, in a process of its own."""
-    from ckptd.torch import _targets
+    from ckptd.torch.load import _targets
 
     def once(rank):
         wait_for(lambda: waits(rank))
         die(folder)
 
     if moment == "before it asks":
-        _targets.state = lambda *_: once("0")
+        _targets.rank_layout = lambda *_: once("0")
     if moment == "while it waits":
         threading.Thread(target=once, args=("1",)).start()
     load(model(), path, init_buffers=lambda *_: die(folder))

@@ -11,7 +11,8 @@ import ckptd.accelerate
 import ckptd.torch
 import torch.distributed as dist
 from accelerate_cases import OnTheHost, loaded, states
-from ckptd.torch import _agree, _private
+from ckptd.torch.agree import _agreement
+from ckptd.torch.compat import _torch_internals
 from fsdp_cases import local, numbers
 from safetensors.torch import save_file
 from spread_bench import BROADCAST, Bare, assert_holds, fails, save, sharded
@@ -36,7 +37,7 @@ def when_waited_for():
     """Returns when rank 0 has come to a call that this process has not, and waits."""
     deadline = time.monotonic() + 30
     while True:
-        shared = _agree._share()
+        shared = _agreement._current_state()
         if any(not shared.store.check([f"{function}/{times}/2"]) for function, times in shared.ahead()):
             return
         assert time.monotonic() < deadline
@@ -141,7 +142,7 @@ class SaidToAll(Said):
 
     def emit(self, record):
         super().emit(record)
-        _private.default_store().set(self.lines[-1][:12], b"1")
+        _torch_internals.default_store().set(self.lines[-1][:12], b"1")
 
 
 def a_path_that_rank_0_cannot_open_is_named_to_those_that_wait(bench):
@@ -152,7 +153,7 @@ def a_path_that_rank_0_cannot_open_is_named_to_those_that_wait(bench):
         with fails(FileNotFoundError, WRONG):
             ckptd.torch.load_state_dict(WRONG, address=bench.address)
         state = ckptd.torch.load_state_dict(path, address=bench.address)
-        _private.default_store().wait(["DistModule.l"], datetime.timedelta(seconds=10))
+        _torch_internals.default_store().wait(["DistModule.l"], datetime.timedelta(seconds=10))
         module.load_state_dict(state)
     else:
         logging.getLogger("ckptd").addHandler(said)
@@ -257,7 +258,7 @@ def ranks_at_different_functions_hear_so_and_are_in_step_two_calls_later(bench):
 def a_process_that_was_forked_takes_no_rank_out(bench):
     child = os.fork()
     if child == 0:
-        _agree._on_exit()
+        _agreement._on_exit()
         os._exit(0)
     os.waitpid(child, 0)
     dist.barrier()

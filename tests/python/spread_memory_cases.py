@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from accelerate_cases import OnTheHost
 from ckptd import _proto
-from ckptd.torch import _stage
+from ckptd.torch.spread import _staging
 from fsdp1_cases import empty, flats, of_layers, wrapped
 from fsdp_cases import assert_in_daemon_memory, local, on_meta
 from safetensors.torch import save_file
@@ -208,11 +208,11 @@ def a_full_state_dict_costs_its_shard(bench):
 
 @contextlib.contextmanager
 def no_copies():
-    kept, _stage.MemoryFile = _stage.MemoryFile, None
+    kept, _staging.MemoryFile = _staging.MemoryFile, None
     try:
         yield
     finally:
-        _stage.MemoryFile = kept
+        _staging.MemoryFile = kept
 
 
 def a_state_dict_in_memory_stays_where_it_is(bench):

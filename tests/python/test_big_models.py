@@ -8,7 +8,7 @@ pytest.importorskip("accelerate")
 import accelerate.utils  # noqa: E402
 import ckptd.accelerate  # noqa: E402
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _devices  # noqa: E402
+from ckptd.torch.load import _devices  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 

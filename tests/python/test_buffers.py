@@ -196,11 +196,12 @@ def test_a_shared_buffer_that_is_replaced_at_one_place_only_is_left(make, replac
 
 
 def test_buffers_that_are_made_in_inference_mode_are_none_of_it():
-    from ckptd.torch import _buffers, _load, _names
+    from ckptd.torch.compat import _checkpoint_names
+    from ckptd.torch.load import _buffers, _load_into
 
     model = Net()
     model.freq = torch.empty(8, device="meta")
-    left = [t for t in _load.list_targets(_names.modules_of(model)) if t.tensor.is_meta]
+    left = [t for t in _load_into.list_targets(_checkpoint_names.modules_of(model)) if t.tensor.is_meta]
     with torch.inference_mode():
-        made, _ = _buffers.remake(model, left, init_buffers, torch.device("cpu"))
+        made, _ = _buffers.recompute(model, left, init_buffers, torch.device("cpu"))
     assert made == ["freq"] and not model.freq.is_inference()

@@ -127,11 +127,12 @@ def buffers_on_meta(model):
 
 def remade(model, init_buffers=None):
     """Without a daemon: all else is as it was before the call."""
-    from ckptd.torch import _buffers, _load, _names
+    from ckptd.torch.compat import _checkpoint_names
+    from ckptd.torch.load import _buffers, _load_into
 
-    targets = _load.list_targets(_names.modules_of(model))
+    targets = _load_into.list_targets(_checkpoint_names.modules_of(model))
     left = [t for t in targets if not t.persistent and t.tensor.is_meta]
-    return _buffers.remake(model, left, init_buffers, torch.device("cpu"))[0]
+    return _buffers.recompute(model, left, init_buffers, torch.device("cpu"))[0]
 
 
 # -- models of transformers ----------------------------------------------------------------

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _collection, _load, _place  # noqa: E402
-from ckptd.torch._collection import no_collection  # noqa: E402
+from ckptd.torch.load import _gc_pause, _load_into, _place_tensors  # noqa: E402
+from ckptd.torch.load._gc_pause import gc_paused  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -52,7 +52,7 @@ def held_by_a_thread():
     inside, leave = threading.Event(), threading.Event()
 
     def hold():
-        with no_collection():
+        with gc_paused():
             inside.set()
             leave.wait(30)
 
@@ -92,14 +92,14 @@ def test_it_is_on_in_functions_of_the_caller(daemon, path):
 
 
 def test_it_is_off_while_tensors_are_listed_and_placed(daemon, path, monkeypatch):
-    listed = seen_in(monkeypatch, _load, "list_targets")
-    prepared, placed = seen_in(monkeypatch, _place, "prepare"), seen_in(monkeypatch, _place, "fill")
+    listed = seen_in(monkeypatch, _load_into, "list_targets")
+    prepared, placed = seen_in(monkeypatch, _place_tensors, "prepare"), seen_in(monkeypatch, _place_tensors, "fill")
     ckptd.torch.load_into(nn.Linear(3, 2), path, address=daemon.path)
     assert listed == [False] and set(prepared + placed) == {False}
 
 
 def test_it_comes_on_again_with_the_last_of_several_threads():
-    with no_collection():
+    with gc_paused():
         go_on = held_by_a_thread()
     assert not gc.isenabled()
     go_on()
@@ -109,7 +109,7 @@ def test_it_comes_on_again_with_the_last_of_several_threads():
 def test_it_stays_off_where_the_caller_had_turned_it_off():
     gc.disable()
     try:
-        with no_collection():
+        with gc_paused():
             pass
         assert not gc.isenabled()
     finally:
@@ -122,7 +122,7 @@ def test_a_child_that_is_forked_meanwhile_has_it_on():
     child = os.fork()
     if child == 0:
         on = gc.isenabled()
-        with no_collection():  # and it works there
+        with gc_paused():  # and it works there
             off = not gc.isenabled()
         os._exit(0 if on and off and gc.isenabled() else 1)
     go_on()
@@ -131,8 +131,8 @@ def test_a_child_that_is_forked_meanwhile_has_it_on():
 
 def test_a_child_that_is_forked_within_leaves_the_block_with_it_on():
     child = -1
-    with no_collection():
+    with gc_paused():
         child = os.fork()
     if child == 0:
-        os._exit(0 if gc.isenabled() and _collection._depth == 0 else 1)
+        os._exit(0 if gc.isenabled() and _gc_pause._depth == 0 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from ckptd import _give_back
+from ckptd import _deferred_free
 from fake_daemon import FakeDaemon
 
 RELEASED = ["cuMemUnmap", "cuMemRelease", "cuMemAddressFree", "cuDevicePrimaryCtxRelease"]
@@ -78,7 +78,7 @@ def other_rank(monkeypatch):
 
 def test_a_thread_that_drops_memory_does_not_wait_for_a_gpu_that_waits_for_another_rank(
         daemon, client, source, calls, other_rank, monkeypatch):
-    monkeypatch.setattr(_give_back, "_MOMENT", 1.0)
+    monkeypatch.setattr(_deferred_free, "_SHORT_WAIT", 1.0)
     checkpoint = client.load(source[0])
     held, before = [client.acquire(checkpoint) for _ in range(20)], len(calls())
     other_rank.clear()
@@ -103,8 +103,8 @@ def dropped(client, source, calls, other_rank, monkeypatch):
     held.clear()
     gc.collect()
     assert "cuMemRelease" not in calls()[before:]
-    settle = _give_back.settle
-    monkeypatch.setattr(_give_back, "settle", lambda *seconds: [other_rank.set(), settle(*seconds)])
+    drain = _deferred_free.drain
+    monkeypatch.setattr(_deferred_free, "drain", lambda *seconds: [other_rank.set(), drain(*seconds)])
     return lambda: calls()[before:]
 
 

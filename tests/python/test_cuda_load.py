@@ -14,7 +14,7 @@ from fake_daemon import FakeDaemon
 torch = pytest.importorskip("torch")
 
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _load, _memory, _targets  # noqa: E402
+from ckptd.torch.load import _load_into, _memory, _targets  # noqa: E402
 from fsdp_cases import Net, assert_in_daemon_memory, numbers, on_meta, train  # noqa: E402
 
 
@@ -173,14 +173,14 @@ def test_the_mode_follows_from_where_model_and_shards_are(
 ):
     client = OfDaemon(daemon_gpu)
     targets = [target(device, trainable), target("cpu", is_buffer=True)]
-    found = _load._settle_mode(mode, targets, client, Deadline(30))
+    found = _load_into._settle_mode(mode, targets, client, Deadline(30))
     assert found == settled and client.asked == asked
 
 
 @pytest.mark.parametrize("mode", ["auto", "exclusive"])
 def test_a_model_on_a_gpu_is_refused_before_a_daemon_in_host_memory_loads(mode):
     with pytest.raises(ckptd.FailedPrecondition, match="host memory") as caught:
-        _load._settle_mode(mode, [target("cuda")], OfDaemon(None), Deadline(30))
+        _load_into._settle_mode(mode, [target("cuda")], OfDaemon(None), Deadline(30))
     assert caught.value.reason == "DEVICE_MISMATCH"
 
 

@@ -263,7 +263,7 @@ if child == 0:
             reasons.add(error.reason)
     del view, shard
     gc.collect()
-    ckptd._client._give_back.settle(120)  # has nothing to wait for
+    ckptd._client._deferred_free.drain(120)  # has nothing to wait for
     os._exit(7 if reasons == {"FORKED"} else 8)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), child)
 print(ctypes.string_at(view.pointer, view.nbytes) == content, daemon.leases)

@@ -236,7 +236,7 @@ def test_dlpack_carries_type_shape_address_and_device(typed, name):
 def test_torch_s_tensors_need_no_type_code_that_pytorch_2_6_does_not_know(typed, name, monkeypatch):
     import torch
     from ckptd import _dlpack, _dtypes
-    from ckptd.torch import _memory
+    from ckptd.torch.load import _memory
 
     take = torch.utils.dlpack.from_dlpack
 

@@ -15,11 +15,11 @@ RANK = """
 import datetime, os, pathlib, sys, time
 import torch.distributed as dist
 from ckptd._rpc import Deadline
-from ckptd.torch import _agree
+from ckptd.torch.agree import _agreement
 ended = pathlib.Path(sys.argv[1])
 for turn in range(3):
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
-    with _agree.agree("loading", Deadline(20)):
+    with _agreement.agree("loading", Deadline(20)):
         pass
     dist.barrier()
     dist.destroy_process_group()

@@ -97,6 +97,13 @@ def test_every_name_that_a_package_lists_is_there():
     assert [(p, name) for p in packages for name in p.__all__ if not hasattr(p, name)] == []
 
 
+@pytest.mark.parametrize("name", ["DistModule", "LazyStateDict", "LoadResult"])
+def test_pickles_name_a_class_as_users_do(name):
+    pytest.importorskip("torch")
+    kind = getattr(ckptd.torch, name)
+    assert (kind.__module__, kind.__qualname__) == ("ckptd.torch", name)
+
+
 @pytest.mark.parametrize("module", ["torch", "accelerate"])
 def test_an_unknown_loading_function_is_an_attribute_error(module):
     pytest.importorskip("torch")

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _in_file, _lazy  # noqa: E402
+from ckptd.torch.load import _file_tensor, _lazy_state_dict  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -49,8 +49,8 @@ def test_small_tensors_come_together(lazy, loads):
 
 @pytest.mark.parametrize("order", [sorted, lambda names: sorted(names, reverse=True)])
 def test_no_more_small_tensors_come_together_than_the_bound_allows_in_any_order(lazy, loads, order, monkeypatch):
-    monkeypatch.setattr(_lazy, "_NEAR", 1700)
-    monkeypatch.setattr(_lazy, "_LEAST", 1)
+    monkeypatch.setattr(_lazy_state_dict, "_NEAR", 1700)
+    monkeypatch.setattr(_lazy_state_dict, "_LEAST", 1)
     state = lazy(SMALL)
     for name in order(SMALL):
         assert torch.equal(state[name], SMALL[name])
@@ -58,7 +58,7 @@ def test_no_more_small_tensors_come_together_than_the_bound_allows_in_any_order(
 
 
 def test_tiny_tensors_count_as_more_than_their_bytes(lazy, loads, monkeypatch):
-    monkeypatch.setattr(_lazy, "_NEAR", 3 * _lazy._LEAST)
+    monkeypatch.setattr(_lazy_state_dict, "_NEAR", 3 * _lazy_state_dict._LEAST)
     lazy({f"{i}": torch.tensor(i) for i in range(7)})["0"]
     assert loads() == [["0", "1", "2"]]
 
@@ -74,15 +74,15 @@ LARGE = {f"w{i:02}": torch.full((1 << 15,), float(i)) for i in range(16)}  # 128
 
 
 def test_look_ups_in_the_order_of_the_file_are_read_ahead_by_twice_as_much_each_time(lazy, loads, monkeypatch):
-    monkeypatch.setattr(_lazy, "_CHUNK", 2 << 17)
+    monkeypatch.setattr(_lazy_state_dict, "_CHUNK", 2 << 17)
     state = lazy(LARGE)
     assert all(torch.equal(state[name], LARGE[name]) for name in state)
     assert [len(names) for names in loads()] == [1, 2, 4, 8, 1]
 
 
 def test_no_more_is_read_ahead_at_once_than_the_bound_allows(lazy, loads, monkeypatch):
-    monkeypatch.setattr(_lazy, "_CHUNK", 2 << 17)
-    monkeypatch.setattr(_lazy, "_MOST", 3 << 17)
+    monkeypatch.setattr(_lazy_state_dict, "_CHUNK", 2 << 17)
+    monkeypatch.setattr(_lazy_state_dict, "_MOST", 3 << 17)
     state = lazy(LARGE)
     assert all(torch.equal(value, LARGE[name]) for name, value in state.items())
     assert [len(names) for names in loads()] == [1, 2, 3, 3, 3, 3, 1]
@@ -102,7 +102,7 @@ def test_a_walk_goes_through_all_values_and_keeps_none(lazy, daemon):
         del value
     gc.collect()
     daemon.wait_for(lambda: daemon.leases == 0)
-    assert all(isinstance(entry, _in_file.InFile) for entry in state.entries.values())
+    assert all(isinstance(entry, _file_tensor.FileTensor) for entry in state.entries.values())
 
 
 def test_small_tensors_keep_no_lease_of_the_daemon(lazy, daemon):
@@ -344,7 +344,7 @@ def test_further_names_of_a_tensor_have_its_value(daemon, tmp_path, looks):
     with ckptd.connect(daemon.path) as client:
         found = client.inspect(tmp_path / "m.safetensors")
     found.aliases["tie"] = "w"  # as daemons read it from the file's metadata
-    state = ckptd.torch.LazyStateDict(_in_file.entries_in(found), address=daemon.path)
+    state = ckptd.torch.LazyStateDict(_file_tensor.entries_in(found), address=daemon.path)
     first, second = looks
     state[first].mul_(3)
     assert list(state) == ["v", "w", "tie"] and state[second] is state[first]

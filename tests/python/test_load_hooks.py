@@ -78,16 +78,16 @@ def test_what_a_hook_adds_to_the_keys_is_torch_s_error(make, keys_of):
 
 def test_names_that_only_other_ranks_hold_are_no_error_of_a_hook(make, monkeypatch):
     """The stages of a pipeline each miss what the others have."""
-    from ckptd.torch import _load
+    from ckptd.torch.load import _load_into
 
-    attach = _load.attach
+    attach = _load_into.attach
 
     def with_others(*arguments):
         shard, result = attach(*arguments)
         result.unexpected.append("another.stage.s")
         return shard, result
 
-    monkeypatch.setattr(_load, "attach", with_others)
+    monkeypatch.setattr(_load_into, "attach", with_others)
     model, seen = on_meta(), []
     model.register_load_state_dict_post_hook(lambda module, keys: seen.extend(keys.unexpected_keys))
     assert make.load(model, numbers(Net())).unexpected == seen == ["another.stage.s"]

@@ -502,10 +502,11 @@ def test_only_counts_that_torch_forgives_may_be_missing(make):
 
 
 def test_a_model_on_another_device_is_refused(make, monkeypatch):
-    from ckptd.torch import _load, _names, _targets
+    from ckptd.torch.compat import _checkpoint_names
+    from ckptd.torch.load import _load_into, _targets
 
-    targets = _load.list_targets(_names.modules_of(on_meta()))
+    targets = _load_into.list_targets(_checkpoint_names.modules_of(on_meta()))
     elsewhere = _targets.Arrangement(None, None, torch.device("xpu", 0))
     monkeypatch.setattr(targets[0], "arrangement", elsewhere)
     with pytest.raises(ckptd.Unimplemented, match="belongs on"):
-        _load._check_devices(targets)
+        _load_into._check_devices(targets)

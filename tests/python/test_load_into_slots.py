@@ -67,16 +67,17 @@ def test_both_may_be_in_one_module(make):
 
 @pytest.mark.parametrize("way", ["in place", "torch's own path"])
 def test_what_was_asked_for_and_is_still_on_meta_is_an_error(make, monkeypatch, way):
-    from ckptd.torch import _place, _private
+    from ckptd.torch.compat import _torch_internals
+    from ckptd.torch.load import _place_tensors
 
     def forgets(*_):
         pass
 
     if way == "in place":
-        monkeypatch.setattr(_private, "put_plain", forgets)
+        monkeypatch.setattr(_torch_internals, "put_plain", forgets)
     else:
-        monkeypatch.setattr(_private, "can_exchange", lambda: False)
-        monkeypatch.setattr(_place, "_fill_publicly", forgets)
+        monkeypatch.setattr(_torch_internals, "can_exchange", lambda: False)
+        monkeypatch.setattr(_place_tensors, "_fill_publicly", forgets)
     with pytest.raises(ckptd.Internal, match="filling weight: it was loaded and is still on meta") as raised:
         make.load(on_meta(lambda: nn.Linear(2, 2, bias=False)), {"weight": torch.ones(2, 2)})
     assert raised.value.reason == "LEFT_ON_META"

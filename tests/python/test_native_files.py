@@ -95,7 +95,7 @@ def inspected(path):
 
 
 def read_without(path):
-    from ckptd.torch import _native_files
+    from ckptd.torch.load import _native_files
 
     read = set()
     try:

@@ -11,11 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
-from ckptd.torch import _plain  # noqa: E402
+from ckptd.torch.spread import _plain_values  # noqa: E402
 
 
 def sent(value):
-    return _plain.decode(json.loads(json.dumps(_plain.encode("a._extra_state", value))))
+    return _plain_values.decode(json.loads(json.dumps(_plain_values.encode("a._extra_state", value))))
 
 
 def same(a, b):
@@ -103,7 +103,7 @@ REFUSED = {
 def test_what_is_no_plain_data_is_refused_by_name(value):
     for given in (value, {"state": [value]}):
         with pytest.raises(ckptd.Unimplemented, match="spreading a._extra_state: .* have get_extra_state give") as raised:
-            _plain.encode("a._extra_state", given)
+            _plain_values.encode("a._extra_state", given)
         assert raised.value.reason == "VALUE_UNSUPPORTED"
 
 
@@ -113,4 +113,4 @@ def test_what_is_no_plain_data_is_refused_by_name(value):
 ])
 def test_anything_else_makes_no_value(data):
     with pytest.raises((ValueError, TypeError, RuntimeError)):
-        _plain.decode(data)
+        _plain_values.decode(data)

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ckptd.torch._rename import ignored, renamed  # noqa: E402
+from ckptd.torch.load._rename import ignored, renamed  # noqa: E402
 
 NAMES = ["model.layers.0.weight", "model.layers.1.weight", "head"]
 

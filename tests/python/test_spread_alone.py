@@ -6,7 +6,8 @@ torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _failures, _stage  # noqa: E402
+from ckptd.torch.agree import _failures  # noqa: E402
+from ckptd.torch.spread import _staging  # noqa: E402
 from fake_slab import Refusal  # noqa: E402
 from fsdp_cases import Net, numbers  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
@@ -29,8 +30,8 @@ def test_a_process_that_is_alone_needs_no_process_group(daemon, tmp_path, in_mem
 
 @pytest.mark.parametrize("code,reason", [(7, "SOURCE_UNREADABLE"), (15, "SOURCE_INVALID")])
 def test_a_state_dict_is_copied_only_for_a_daemon_that_cannot_read_it(daemon, monkeypatch, code, reason):
-    copies, copy = [], _stage.MemoryFile
-    monkeypatch.setattr(_stage, "MemoryFile", lambda image: copies.append(image) or copy(image))
+    copies, copy = [], _staging.MemoryFile
+    monkeypatch.setattr(_staging, "MemoryFile", lambda image: copies.append(image) or copy(image))
     for expected in (0, 1):
         if expected:  # as one that may not, or one that is older
             daemon.fail_next["InspectCheckpoint"] = [Refusal(code, reason, "it cannot")]
@@ -41,7 +42,7 @@ def test_a_state_dict_is_copied_only_for_a_daemon_that_cannot_read_it(daemon, mo
 
 
 def test_a_daemon_that_fails_otherwise_is_no_reason_to_copy(daemon, monkeypatch):
-    monkeypatch.setattr(_stage, "MemoryFile", lambda image: pytest.fail("copied"))
+    monkeypatch.setattr(_staging, "MemoryFile", lambda image: pytest.fail("copied"))
     daemon.fail_next["InspectCheckpoint"] = [Refusal(8, "NO_MEMORY", "it is full")]
     with pytest.raises(ckptd.ResourceExhausted, match="it is full"):
         ckptd.torch.DistModule(Net(), address=daemon.path).load_state_dict(numbers(Net()))
@@ -112,7 +113,7 @@ class Own(Exception):
     (Own("odd"), RuntimeError), (KeyboardInterrupt("stop"), RuntimeError),
 ])
 def test_an_error_keeps_its_kind_on_its_way_to_other_ranks(error, kind):
-    heard = _failures.from_text(_failures.as_text(error, 3))
+    heard = _failures.deserialise(_failures.serialise(error, 3))
     assert type(heard) is kind and "rank 3: " in str(heard)
     assert str(error.args[-1]) in str(heard)
     if type(error) is Own:
@@ -121,15 +122,15 @@ def test_an_error_keeps_its_kind_on_its_way_to_other_ranks(error, kind):
 
 def test_an_error_of_ours_keeps_reason_and_facts_on_its_way():
     error = ckptd.NotFound("loading x: gone", "SOURCE_NOT_FOUND", {"file": "x"})
-    heard = _failures.from_text(_failures.as_text(error, 2))
+    heard = _failures.deserialise(_failures.serialise(error, 2))
     assert type(heard) is ckptd.NotFound and heard.reason == "SOURCE_NOT_FOUND"
     assert heard.facts == {"file": "x", "rank": "2"} and heard.message == "rank 2: loading x: gone"
 
 
 def test_a_failure_that_names_its_rank_keeps_that_name_on_its_way():
     """A daemon has told one rank of another one's."""
-    sent = _failures.as_text(ckptd.Aborted("rank 0: its disk is full", "STORAGE_FULL"), 1)
-    assert _failures.from_text(sent).message == "rank 0: its disk is full"
+    sent = _failures.serialise(ckptd.Aborted("rank 0: its disk is full", "STORAGE_FULL"), 1)
+    assert _failures.deserialise(sent).message == "rank 0: its disk is full"
 
 
 class Mute(ValueError):
@@ -138,7 +139,7 @@ class Mute(ValueError):
 
 
 def test_a_failure_that_cannot_say_what_it_is_reaches_the_others_all_the_same():
-    heard = _failures.from_text(_failures.as_text(Mute(), 1))
+    heard = _failures.deserialise(_failures.serialise(Mute(), 1))
     assert type(heard) is ValueError and "Mute, which cannot say what it is" in str(heard)
 
 

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ckptd  # noqa: E402
-from ckptd.torch import _stage  # noqa: E402
+from ckptd.torch.spread import _staging  # noqa: E402
 from fake_slab import offered as read_offered  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
@@ -25,8 +25,8 @@ def staged():
     """staged(tensors) -> a MemoryFile that is closed after the test."""
     made = []
 
-    def make(tensors, how=_stage.MemoryFile):
-        made.append(how(_stage._image(tensors)))
+    def make(tensors, how=_staging.MemoryFile):
+        made.append(how(_staging._image(tensors)))
         return made[-1]
 
     yield make
@@ -60,7 +60,7 @@ def test_safetensors_reads_what_was_written(staged):
 
 
 def test_tensors_larger_than_a_block_are_written_in_any_memory_order(staged, monkeypatch):
-    monkeypatch.setattr(_stage, "_BLOCK", 1000)
+    monkeypatch.setattr(_staging, "_BLOCK", 1000)
     expected = {"rows": torch.randn(700, 33), "turned": torch.randn(90, 800).t(), "deep": torch.randn(7, 60, 40).transpose(1, 2)}
     found = load_file(staged(expected).path)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
@@ -123,8 +123,8 @@ def test_a_folder_that_both_see_can_be_named(staged, tmp_path, monkeypatch):
 
 LEAVE_ONE = """
 import os, signal, torch
-from ckptd.torch import _stage
-file = _stage.MemoryFile(_stage._image({"a": torch.ones(4)}))
+from ckptd.torch.spread import _staging
+file = _staging.MemoryFile(_staging._image({"a": torch.ones(4)}))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -137,8 +137,8 @@ def test_what_a_killed_process_left_in_the_folder_the_next_one_removes(staged, t
     process = subprocess.run([sys.executable, "-c", LEAVE_ONE], env={**os.environ, "PYTHONPATH": PYTHONPATH})
     assert process.returncode == -9
     (left,) = set(os.listdir(tmp_path)) - set(others)
-    check = _stage._check_room
-    monkeypatch.setattr(_stage, "_check_room", lambda size: check(size) or (tmp_path / left).exists() and pytest.fail("its room is lost"))
+    check = _staging._check_room
+    monkeypatch.setattr(_staging, "_check_room", lambda size: check(size) or (tmp_path / left).exists() and pytest.fail("its room is lost"))
     file = staged({"a": torch.zeros(2)})
     assert left.startswith("ckptd-stage-") and left.endswith(".safetensors")
     assert sorted(os.listdir(tmp_path)) == sorted([*others, os.path.basename(file.path)])
@@ -173,17 +173,17 @@ def test_what_others_still_offer_in_the_folder_stays(staged, tmp_path, monkeypat
 
 
 def test_a_dict_for_which_there_is_no_room_is_refused_before_anything_is_written(monkeypatch):
-    monkeypatch.setattr(_stage, "available_bytes", lambda: (64 << 20) + 1000)
+    monkeypatch.setattr(_staging, "available_bytes", lambda: (64 << 20) + 1000)
     monkeypatch.setattr(os, "memfd_create", lambda *_: pytest.fail("a file was made"))
     with pytest.raises(ckptd.ResourceExhausted, match="there is room for 1e-06 GB; save it to a file") as raised:
-        _stage.MemoryFile(_stage._image({"a": torch.ones(1000)}))
+        _staging.MemoryFile(_staging._image({"a": torch.ones(1000)}))
     assert raised.value.reason == "NO_MEMORY"
 
 
 def test_room_is_within_what_the_system_has_free():
     with open("/proc/meminfo") as file:
         total = int(next(line for line in file if line.startswith("MemTotal")).split()[1]) * 1024
-    assert 0 < _stage.available_bytes() <= total
+    assert 0 < _staging.available_bytes() <= total
 
 
 @pytest.mark.parametrize("tensor,reason", [
@@ -192,7 +192,7 @@ def test_room_is_within_what_the_system_has_free():
 ])
 def test_a_tensor_that_cannot_be_written_is_named(tensor, reason):
     with pytest.raises(ckptd.Error, match="spreading odd") as raised:
-        _stage._image({"fine": torch.ones(2), "odd": tensor})
+        _staging._image({"fine": torch.ones(2), "odd": tensor})
     assert raised.value.reason == reason
 
 
@@ -208,7 +208,7 @@ def ranges_of(offered):
 
 def test_what_is_offered_has_the_bytes_that_a_copy_has(staged):
     given = tensors()
-    offered, copied = staged(given, _stage.OfferedMemory), staged(given)
+    offered, copied = staged(given, _staging.OfferedMemory), staged(given)
     with open(offered.path, "rb") as file:
         start = file.read()
     assert len(start) == os.stat(copied.path).st_size + 16 + 16 * len(ranges_of(offered))
@@ -218,7 +218,7 @@ def test_what_is_offered_has_the_bytes_that_a_copy_has(staged):
 
 def test_tensors_in_row_major_order_stay_where_they_are(staged):
     given = tensors()
-    found = ranges_of(staged(given, _stage.OfferedMemory))
+    found = ranges_of(staged(given, _staging.OfferedMemory))
     assert {(t.data_ptr(), t.numel() * t.element_size()) for n, t in given.items()
             if t.is_contiguous() and n != "none"} < set(found)
     assert len(found) == len(given) - 1
@@ -228,7 +228,7 @@ def test_tensors_in_row_major_order_stay_where_they_are(staged):
 def test_an_offer_holds_its_tensors_until_it_is_closed(staged):
     tensor = torch.ones(1000)
     kept = weakref.ref(tensor)
-    offered = staged({"a": tensor}, _stage.OfferedMemory)
+    offered = staged({"a": tensor}, _staging.OfferedMemory)
     path = offered.path
     del tensor
     assert kept() is not None or offered._tensors[0].data_ptr() == ranges_of(offered)[0][0]
@@ -238,7 +238,7 @@ def test_an_offer_holds_its_tensors_until_it_is_closed(staged):
 
 
 def test_nothing_can_change_what_is_offered(staged):
-    fd = os.open(staged({"a": torch.ones(4)}, _stage.OfferedMemory).path, os.O_RDWR)
+    fd = os.open(staged({"a": torch.ones(4)}, _staging.OfferedMemory).path, os.O_RDWR)
     with pytest.raises(PermissionError):
         os.pwrite(fd, b"x", 0)
     with pytest.raises(PermissionError):
@@ -247,21 +247,21 @@ def test_nothing_can_change_what_is_offered(staged):
 
 
 def test_only_copies_need_room(staged, monkeypatch):
-    monkeypatch.setattr(_stage, "available_bytes", lambda: (64 << 20) + 1000)
-    staged({"a": torch.ones(4000)}, _stage.OfferedMemory)
+    monkeypatch.setattr(_staging, "available_bytes", lambda: (64 << 20) + 1000)
+    staged({"a": torch.ones(4000)}, _staging.OfferedMemory)
     with pytest.raises(ckptd.ResourceExhausted):
-        staged({"a": torch.ones(40, 100).t()}, _stage.OfferedMemory)
+        staged({"a": torch.ones(40, 100).t()}, _staging.OfferedMemory)
 
 
 def test_yama_is_told_who_may_read_for_as_long_as_something_is_offered(staged, tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(_stage.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *a: said.append((a[0], a[1].value))))
-    monkeypatch.setattr(_stage, "_YAMA", str(tmp_path / "scope"))
+    monkeypatch.setattr(_staging.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *a: said.append((a[0], a[1].value))))
+    monkeypatch.setattr(_staging, "_YAMA", str(tmp_path / "scope"))
     (tmp_path / "scope").write_text("1\n")
-    offered = staged({"a": torch.ones(4)}, _stage.OfferedMemory)
+    offered = staged({"a": torch.ones(4)}, _staging.OfferedMemory)
     assert said == [(0x59616D61, 2**64 - 1)]
     offered.close()
     assert said[1:] == [(0x59616D61, 0)]
     (tmp_path / "scope").write_text("0\n")  # whoever may trace may read, as without it
-    staged({"a": torch.ones(4)}, _stage.OfferedMemory).close()
+    staged({"a": torch.ones(4)}, _staging.OfferedMemory).close()
     assert len(said) == 2

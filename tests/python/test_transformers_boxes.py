@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
 
-from ckptd.transformers._boxes import Wish, part_of, whole  # noqa: E402
+from ckptd.transformers._boxes import BoxRequest, part_of, whole  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -67,7 +67,7 @@ def test_no_more_is_asked_for_than_the_index_selects(key, box):
 def test_every_wanted_box_is_found_again_in_what_was_stated(corners):
     tensor = numbered((8, 6))
     boxes = [((r, c), (min(h, 8 - r), min(w, 6 - c))) for r, h, c, w in corners]
-    wish = Wish(boxes, (8, 6))
+    wish = BoxRequest(boxes, (8, 6))
     local = torch.cat([cut(tensor, stated) for stated in wish.boxes])
     for box in boxes:
         assert torch.equal(local[wish.inside(box)], cut(tensor, box))
@@ -75,7 +75,7 @@ def test_every_wanted_box_is_found_again_in_what_was_stated(corners):
 
 def test_boxes_that_overlap_or_differ_in_width_become_one_around_them():
     apart = [((0, 0), (2, 6)), ((4, 0), (2, 6))]
-    assert Wish(apart, (8, 6)).boxes == apart
-    assert Wish([((0, 0), (3, 6)), ((2, 0), (2, 6))], (8, 6)).boxes == [((0, 0), (4, 6))]
-    assert Wish([((0, 0), (1, 2)), ((4, 1), (1, 3))], (8, 6)).boxes == [((0, 0), (5, 4))]
-    assert Wish([whole((8, 6))], (8, 6)).is_whole
+    assert BoxRequest(apart, (8, 6)).boxes == apart
+    assert BoxRequest([((0, 0), (3, 6)), ((2, 0), (2, 6))], (8, 6)).boxes == [((0, 0), (4, 6))]
+    assert BoxRequest([((0, 0), (1, 2)), ((4, 1), (1, 3))], (8, 6)).boxes == [((0, 0), (5, 4))]
+    assert BoxRequest([whole((8, 6))], (8, 6)).is_whole

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ckptd.torch  # noqa: E402
-from ckptd.torch import _names  # noqa: E402
+from ckptd.torch.compat import _checkpoint_names  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
@@ -46,7 +46,7 @@ class Named(nn.Module):
     ("", ""),
 ])
 def test_whole_parts_of_a_path_are_left_out(name, cleaned):
-    assert _names.clean(name) == cleaned
+    assert _checkpoint_names.clean(name) == cleaned
 
 
 @INTO
@@ -84,6 +84,6 @@ def test_a_model_with_compiled_parts_is_filled_from_its_own_state_dict_and_a_pla
 @pytest.mark.parametrize("around", [lambda model: model, compiled], ids=["", "compiled"])
 def test_the_names_of_a_model_s_own_state_dict(wrap, around):
     model = around(nn.Sequential(wrap(nn.Linear(2, 2)), nn.Sequential(wrap(nn.BatchNorm1d(2)))))
-    own = [_names.as_saved(f"{path}.{name}" if path else name) for path, module in model.named_modules()
+    own = [_checkpoint_names.as_saved(f"{path}.{name}" if path else name) for path, module in model.named_modules()
            for name in [*module._parameters, *module._buffers]]
     assert own == list(model.state_dict())

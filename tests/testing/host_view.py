@@ -18,6 +18,6 @@ def over_device(memory, dtype, count, offset):
 
 
 def install():
-    from ckptd.torch import _memory
+    from ckptd.torch.load import _memory
 
     _memory.over_device = over_device

@@ -16,7 +16,7 @@ from typing import (
 )
 
 # _shard, too: the first acquire is what a restarted trainer waits for, and no place to import.
-from . import _address, _device_map, _give_back, _layout, _outside, _proto, _shard, _types
+from . import _address, _deferred_free, _device_map, _layout, _outside, _proto, _shard, _types
 from ._device_map import Device, DeviceMap
 from ._errors import (
     Error,
@@ -25,11 +25,11 @@ from ._errors import (
     ResourceExhausted,
     source_changed,
 )
-from ._participant import Alone, job_key
+from ._participant import NoParticipant, job_key
 from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, is_transient
 from ._source import Path, path_of, source_text
 from ._types import Checkpoint, Plan, Progress, Source, Verification
-from ._waiting import Reminder, Replicas, beside, check_active, restarted
+from ._waiting import Reminder, ReplicaWarning, with_open_advice, check_active, restarted
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +131,7 @@ class Client:
         digest: bool = True,
         wait_memory: float = 0.0,
         progress: Optional[Callable[[Progress], None]] = None,
-        _part: Alone = Alone(),
+        _participant: NoParticipant = NoParticipant(),
     ) -> Checkpoint:
         """Loads `source`, a path or file URI (or finds it resident), and waits until it is ACTIVE.
 
@@ -159,35 +159,35 @@ class Client:
             skip_digests=not digest,
             job_key=job_key(),
         )
-        _layout.fill_layout(request.layout, _outside.fit(self, source, layout, deadline))
+        _layout.fill_layout(request.layout, _outside.fit_layout(self, source, layout, deadline))
         _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)
-        whole, part = divmod(deadline.timeout, 1)
-        request.timeout.seconds, request.timeout.nanos = int(whole), int(part * 1e9)
+        whole, fraction = divmod(deadline.timeout, 1)
+        request.timeout.seconds, request.timeout.nanos = int(whole), int(fraction * 1e9)
         request.wait_memory.FromNanoseconds(int(min(wait_memory, _MAX_LOAD_SECONDS) * 1e9))
         doing = f"loading {request.source}"
-        _give_back.settle()  # what this process let go may be the room for it
+        _deferred_free.drain()  # what this process let go may be the room for it
         try:
             reply = self._call("LoadCheckpoint", request, doing, deadline)
         except InvalidArgument as error:
             if error.reason != "WRONG_WORLD_SIZE" or layout is not None:
                 raise
-            raise beside(error) from None
+            raise with_open_advice(error) from None
         started = _types.checkpoint_of(reply.checkpoint, reply.resident, reply.differs)
         self._load_ids[started.name] = request.request_id
         whole = layout is None and started.world_size > 1 and not started.resident
-        replicas = Replicas(doing) if whole else None
-        return self._wait(started, doing, deadline, progress, replicas, _part)
+        replicas = ReplicaWarning(doing) if whole else None
+        return self._wait(started, doing, deadline, progress, replicas, _participant)
 
     def _wait(
-        self, checkpoint: Checkpoint, doing: str, deadline: Deadline, progress, replicas, part: Alone
+        self, checkpoint: Checkpoint, doing: str, deadline: Deadline, progress, replicas, participant: NoParticipant
     ) -> Checkpoint:
         resident, differs = checkpoint.resident, checkpoint.differs
         lost, heard, reminder = None, time.monotonic(), Reminder(doing, deadline.timeout)
         if checkpoint.state != "LOADING":
-            part.found()
+            participant.mark_resident()
         while checkpoint.state == "LOADING":
             try:
-                for message in self._follow(checkpoint.name, doing, deadline, part):
+                for message in self._follow(checkpoint.name, doing, deadline, participant):
                     checkpoint = _types.checkpoint_of(message, resident, differs)
                     lost, heard = None, time.monotonic()
                     reminder.look(checkpoint)
@@ -196,8 +196,8 @@ class Client:
                     if progress is not None:
                         progress(checkpoint.progress)
             except Error as error:
-                if part.failure is not None:
-                    checkpoint = self._end_with(checkpoint, part)
+                if participant.failure is not None:
+                    checkpoint = self._end_with(checkpoint, participant)
                     break
                 if deadline.passed():
                     raise deadline.exceeded(doing, checkpoint.waits_for) from None
@@ -217,12 +217,12 @@ class Client:
         check_active(checkpoint, doing)
         return checkpoint
 
-    def _end_with(self, checkpoint: Checkpoint, part: Alone) -> Checkpoint:
+    def _end_with(self, checkpoint: Checkpoint, participant: NoParticipant) -> Checkpoint:
         """How a load has ended; raises what another rank failed of, where it has not."""
         # Where that is what the load itself failed of, the daemon's own words are as on each rank.
         now = self.get(checkpoint)
         if now.state == "LOADING":
-            part.raise_failure()
+            participant.raise_failure()
         return now
 
     def watch(
@@ -234,17 +234,17 @@ class Client:
         seconds.
         """
         name = _name(checkpoint)
-        for message in self._follow(name, f"watching {name}", Deadline(timeout), Alone()):
+        for message in self._follow(name, f"watching {name}", Deadline(timeout), NoParticipant()):
             yield _types.checkpoint_of(message)
 
-    def _follow(self, name: str, doing: str, deadline: Deadline, part: Alone):
+    def _follow(self, name: str, doing: str, deadline: Deadline, participant: NoParticipant):
         """Yields Checkpoint messages by the daemon's stream, or by asking where it has none left."""
         request = _proto.message("WatchCheckpointRequest")(
             name=name, load_request_id=self._load_ids.get(name)
         )
         try:
             replies = self._connection.stream(
-                "WatchCheckpoint", request, doing, deadline, part.ending
+                "WatchCheckpoint", request, doing, deadline, participant.cancel_on_failure
             )
             for reply in replies:
                 yield reply.checkpoint
@@ -259,7 +259,7 @@ class Client:
             now = _types.checkpoint_of(reply.checkpoint)
             if now.state != "LOADING":
                 return
-            part.raise_failure()
+            participant.raise_failure()
             if deadline.left() <= _POLL_SECONDS:
                 time.sleep(deadline.left())
                 raise deadline.exceeded(doing, now.waits_for)

@@ -11,7 +11,7 @@ import time
 import weakref
 from typing import Optional
 
-from . import _give_back
+from . import _deferred_free
 from ._cuda_driver import Context, ask, driver, find_device, has_rdma, reaches, visible_devices
 from ._errors import DataLoss, DeadlineExceeded, Error, FailedPrecondition
 from ._mapping import MAX_SLAB_BYTES
@@ -62,7 +62,7 @@ class _Allocation:
         self._mapped = True
         ask(self._allow(self._context.device.ordinal, writable), "making it accessible")
 
-    def let_peers_in(self, writable: bool) -> None:
+    def allow_peer_access(self, writable: bool) -> None:
         """As other GPUs reach memory of PyTorch's own: copies between them, and kernels that read
         it from there. One that cannot be let in, for want of a link or of room, is as one without."""
         for device in visible_devices():
@@ -118,7 +118,7 @@ def _free_postponed() -> None:
 
 def _drop_postponed() -> None:
     if _postponed and not _recording():
-        _give_back.drop(_free_postponed)
+        _deferred_free.drop(_free_postponed)
 
 
 class _Held:
@@ -137,7 +137,7 @@ class _Held:
         if _recording():
             _postponed.append(self)
         else:
-            _give_back.drop(self._free_after_postponed)
+            _deferred_free.drop(self._free_after_postponed)
 
     def _free_after_postponed(self) -> None:
         _free_postponed()
@@ -252,7 +252,7 @@ class DeviceMemory:
                 "mapping a shard: more descriptors arrived than one allocation has",
                 "INVALID_REPLY",
             )
-        _give_back.start()
+        _deferred_free.start()
         _drop_postponed()
         context = Context(self._device)
         try:
@@ -282,7 +282,7 @@ class DeviceMemory:
     def _attach(self, context: Context, source):
         lent = self._lend(context, source)
         if self.mode != "private":
-            lent.let_peers_in(self.writable)
+            lent.allow_peer_access(self.writable)
             return lent
         try:
             return self._copy_of(lent, context)
@@ -294,7 +294,7 @@ class DeviceMemory:
         """A copy in memory of this process, made on a stream that waits for nobody else's."""
         cu, ask = driver(), context.ask
         own = self._fresh(context)
-        _give_back.settle(_PATIENCE)  # what this process let go may be the room for it
+        _deferred_free.drain(_PATIENCE)  # what this process let go may be the room for it
         try:
             own.create()
             own.map(True)
@@ -309,7 +309,7 @@ class DeviceMemory:
                 self._await(stream, context, doing)
             finally:
                 cu.cuStreamDestroy(stream)
-            own.let_peers_in(True)
+            own.allow_peer_access(True)
         except BaseException:
             if self.copying:
                 _kept.append(self)

@@ -76,7 +76,7 @@ class _Opened:
         self._context.ask((error,), "asking how large it is")
         self._entry.size = int(size) if int(base) == address else 0
 
-    def let_peers_in(self, writable: bool) -> None:
+    def allow_peer_access(self, writable: bool) -> None:
         """The driver does, where peer access is on."""
 
     def free(self) -> None:
@@ -109,7 +109,7 @@ class _Plain:
     def map(self, writable: bool) -> None:
         """It is."""
 
-    def let_peers_in(self, writable: bool) -> None:
+    def allow_peer_access(self, writable: bool) -> None:
         """The driver does, where peer access is on."""
 
     def free(self) -> None:

@@ -78,7 +78,7 @@ class RankLayout:
     skip_missing: bool = False
     refuse_unexpected: bool = False
     # The source as it was seen when this was asked for as rules instead: see _outside.
-    asked_by_rule: Any = field(default=None, compare=False)
+    source_for_rules: Any = field(default=None, compare=False)
 
     def add(
         self,

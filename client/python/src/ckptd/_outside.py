@@ -13,7 +13,7 @@ from ._layout import RankLayout
 from ._types import Source
 
 
-def fit(client, source, layout: Any, deadline) -> Any:
+def fit_layout(client, source, layout: Any, deadline) -> Any:
     """`layout`, or the same for one rank of a group that this process is no rank of.
 
     Layouts that name ranks themselves, such as "fsdp:8", are left as they are.
@@ -28,7 +28,7 @@ def fit(client, source, layout: Any, deadline) -> Any:
     if layout is None:
         return {"world_size": place.world_size, "default": whole}
     if isinstance(layout, RankLayout):
-        layout.asked_by_rule = found = client.inspect(source, deadline.for_call())
+        layout.source_for_rules = found = client.inspect(source, deadline.for_call())
         return _by_rule(found, layout, place)
     rules = [{**rule, **({} if rule.get("drop") else whole)} for rule in layout.get("rules", [])]
     fitted = {**layout, "world_size": place.world_size, "rules": rules}
@@ -45,10 +45,10 @@ def _size_of(layout: Any) -> int:
 
 def stored(found: Source, layout: RankLayout) -> Dict[str, str]:
     """Names of `layout` that the source has, under whichever name -> its own name for them."""
-    return {name: own[0] for name, own in every_stored(found, layout).items()}
+    return {name: own[0] for name, own in stored_names(found, layout).items()}
 
 
-def every_stored(found: Source, layout: RankLayout) -> Dict[str, List[str]]:
+def stored_names(found: Source, layout: RankLayout) -> Dict[str, List[str]]:
     """The same with all that the source has for a name: of a tied tensor it may be several."""
     known: List[List[str]] = [[name] for name in layout.names]
     for alias, index in layout.aliases.items():
@@ -60,13 +60,13 @@ def every_stored(found: Source, layout: RankLayout) -> Dict[str, List[str]]:
 
 def unexpected(found: Source, layout: RankLayout) -> List[str]:
     """What the source has and `layout` does not ask for."""
-    asked = (name for names in every_stored(found, layout).values() for name in names)
+    asked = (name for names in stored_names(found, layout).values() for name in names)
     return sorted(set(found.tensors) - set(asked))
 
 
 def _by_rule(found: Source, layout: RankLayout, place) -> Dict[str, Any]:
     """One rank's own statement, of whole tensors, as rules. Raises what its load would."""
-    own, optional, by_dtype = every_stored(found, layout), set(layout.optional), {}
+    own, optional, by_dtype = stored_names(found, layout), set(layout.optional), {}
     for index, (name, shape) in enumerate(zip(layout.names, layout.shapes)):
         if name not in own:
             if not (layout.skip_missing or index in optional):

@@ -28,7 +28,7 @@ _LATER = 5.0  # seconds that the daemons may take longer to say that time is up
 _ABORTED = 10
 
 
-class Alone:
+class NoParticipant:
     """In place of Participant where there is nobody to hear of, or no way to."""
 
     failure: Optional[Error] = None  # of another rank, which this one is to raise
@@ -36,16 +36,16 @@ class Alone:
     def raise_failure(self) -> None:
         """Raises what another rank has failed of, if that is known and this one still waits."""
 
-    def found(self) -> None:
+    def mark_resident(self) -> None:
         """What is loaded is resident here: this rank waits for nobody, unless by a barrier."""
 
     @contextlib.contextmanager
-    def ending(self, cancel: Callable[[], object]) -> Iterator[None]:
+    def cancel_on_failure(self, cancel: Callable[[], object]) -> Iterator[None]:
         """Calls cancel(), on any thread, when another rank fails within the block."""
         yield
 
 
-class Participant(Alone):
+class Participant(NoParticipant):
     """See take_part."""
 
     def __init__(self, connection: Connection, source: Path, deadline: Deadline, barrier: bool):
@@ -71,7 +71,7 @@ class Participant(Alone):
         for cancel in list(self._cancels):
             cancel()
 
-    def found(self) -> None:
+    def mark_resident(self) -> None:
         self._alone = not self._barrier
 
     def raise_failure(self) -> None:
@@ -79,7 +79,7 @@ class Participant(Alone):
             raise self.failure
 
     @contextlib.contextmanager
-    def ending(self, cancel: Callable[[], object]) -> Iterator[None]:
+    def cancel_on_failure(self, cancel: Callable[[], object]) -> Iterator[None]:
         self._cancels.append(cancel)
         if self.failure is not None:
             cancel()
@@ -164,8 +164,8 @@ def job_key() -> str:
 
 
 def _fill_duration(duration, seconds: float) -> None:
-    whole, part = divmod(seconds, 1)
-    duration.seconds, duration.nanos = int(whole), int(part * 1e9)
+    whole, fraction = divmod(seconds, 1)
+    duration.seconds, duration.nanos = int(whole), int(fraction * 1e9)
 
 
 def _age() -> float:
@@ -197,9 +197,9 @@ def _sendable(text: object) -> str:
 
 
 @contextlib.contextmanager
-def take_part(
+def participate(
     client: "Client", source: Path, deadline: Deadline, barrier: bool
-) -> Iterator[Alone]:
+) -> Iterator[NoParticipant]:
     """The block is this rank's part in a load of `source`: an exception that leaves it reaches the
     other ranks that are in theirs, and theirs this one, by raise_failure() and ending().
 

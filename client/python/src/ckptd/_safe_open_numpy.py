@@ -11,7 +11,7 @@ from typing import List, Sequence, Tuple, Union
 import numpy
 
 from . import _dtypes
-from ._safe_open_source import SafetensorError, need_host
+from ._safe_open_source import SafetensorError, require_host_memory
 from ._shard import Shard
 
 _INT32 = range(-(1 << 31), 1 << 31)
@@ -23,7 +23,7 @@ Indexer = Union[int, slice]
 
 def tensor(shard: Shard, name: str, file: str) -> numpy.ndarray:
     """The whole tensor over the shard's memory. BF16 needs ml_dtypes, as it does elsewhere."""
-    need_host(shard, file)
+    require_host_memory(shard, file)
     view = shard.tensors[name]
     dtype = _dtype(view.dtype)
     if not view.nbytes:

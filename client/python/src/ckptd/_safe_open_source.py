@@ -78,7 +78,7 @@ class Source:
         return {n: found[n] for n in sorted(found) if file in (None, found[n].file)}
 
 
-def need_host(shard: Shard, file: str) -> None:
+def require_host_memory(shard: Shard, file: str) -> None:
     """Refuses a GPU's memory where only host memory can be used."""
     if shard.device is not None:
         raise FailedPrecondition(

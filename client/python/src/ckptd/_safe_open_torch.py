@@ -4,7 +4,8 @@ import torch
 
 from ._safe_open_source import SafetensorError
 from ._shard import Shard
-from .torch import _memory, _private
+from .torch.compat import _torch_internals
+from .torch.load import _memory
 
 
 def tensor(shard: Shard, name: str, file: str, device: torch.device) -> torch.Tensor:
@@ -20,7 +21,7 @@ def tensor(shard: Shard, name: str, file: str, device: torch.device) -> torch.Te
         return _packed(shard, index, shape)
     if row.torch is None:
         raise SafetensorError(f"Dtype not understood: {row.name}")
-    with _private.quick_dispatch():
+    with _torch_internals.low_overhead_dispatch():
         flat = _memory.storage_of(shard, index)
         return flat.as_strided(shape, _memory.contiguous_strides(shape))
 

@@ -31,7 +31,7 @@ def check_active(checkpoint: Checkpoint, doing: str) -> None:
         )
 
 
-def beside(error: InvalidArgument) -> InvalidArgument:
+def with_open_advice(error: InvalidArgument) -> InvalidArgument:
     """What a process can do that is not one of the group's trainers."""
     return InvalidArgument(
         f"{error.message} (no layout was given: that is a whole copy on each rank of this process's "
@@ -42,7 +42,7 @@ def beside(error: InvalidArgument) -> InvalidArgument:
     )
 
 
-class Replicas:
+class ReplicaWarning:
     """Says once, on rank 0, what a load without a layout costs."""
 
     def __init__(self, doing: str):

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import logging
 import os
-import types
 from dataclasses import dataclass
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Tuple, Union
 
@@ -15,12 +14,15 @@ from .. import _client
 from .._errors import Error, FailedPrecondition, Unimplemented
 from .._rpc import Deadline
 from .._source import absolute, local_path
-from ..torch import _agree, _devices, _in_file, _lazy, _load, _module, _native, _native_files, _state_dict
-from ..torch import _tied
-from ..torch._spread import Options
-from . import _feed
+from ..torch import _daemon
+from ..torch.agree import _agreement
+from ..torch.compat import _accelerate, _native_fallback
+from ..torch.load import _devices, _file_tensor, _lazy_state_dict, _native_files, _tied_weights
+from ..torch.spread import _set_model_state_dict, _spread_module
+from ..torch.spread._spread import SpreadOptions
+from . import _file_entries
+from ._dtype_rules import DtypeRules
 from ._files import Files, resolve
-from ._wishes import Wishes
 
 _LOG = logging.getLogger("ckptd")
 _MODULE = "accelerate.utils.modeling"
@@ -83,24 +85,24 @@ def load_checkpoint_in_model(
         "full_state_dict": full_state_dict,
         "broadcast_from_rank0": broadcast_from_rank0,
     }
-    near = _agree.Near(address, client)
-    with contextlib.nullcontext() if device_map is not None else _agree.part_of(_FUNCTION, near):
+    own_daemon = _agreement.OwnDaemon(address, client)
+    with contextlib.nullcontext() if device_map is not None else _agreement.collective_call(_FUNCTION, own_daemon):
         checkpoint, deadline = os.fspath(checkpoint), Deadline(timeout)
-        _native.check(fallback)
-        _tied.check(tied)
+        _native_fallback.check(fallback)
+        _tied_weights.check(tied)
         together = device_map is None and _can_spread(model, full_state_dict)
         files, wrong = _resolve(checkpoint)
         if wrong is not None and not together:
             raise wrong
-        original = _native.original(_MODULE, _FUNCTION)
+        original = _native_fallback.original(_MODULE, _FUNCTION)
     if files is not None and not files.without_index:
         checkpoint = files.source  # in a folder accelerate would choose by a rule of its own
     if files is not None and not files.by_daemons:
         return original(model, checkpoint, **arguments)  # each rank by itself
-    daemon = near._asdict()
+    daemon = own_daemon._asdict()
     how = (link_offloaded, digest, allow_rank0_values, daemon, deadline, fallback, tied)
     call = _Call(model, checkpoint, files, arguments, *how)
-    return _native.stand_in(
+    return _native_fallback.stand_in(
         _FUNCTION,
         lambda: _spread(call, wrong) if together else _run(call),
         lambda: _natively(call, original),
@@ -119,18 +121,18 @@ class _Call:
     link: bool
     digest: bool
     allow_rank0_values: bool
-    near: Dict[str, Any]  # the daemon: address=, client=
+    own_daemon: Dict[str, Any]  # the daemon: address=, client=
     deadline: Deadline
     fallback: Optional[str]
     tied: Optional[str]
 
     def connected(self) -> ContextManager[_client.Client]:
-        rank = _load.rank_and_size()[0]
-        return _load.connected(deadline=self.deadline, rank=rank, **self.near)
+        rank = _daemon.rank_and_size()[0]
+        return _daemon.connected(deadline=self.deadline, rank=rank, **self.own_daemon)
 
     def options(self) -> Dict[str, Any]:
         """address=, client= and timeout= of what is still to be asked for."""
-        return {**self.near, "timeout": self.deadline.for_call()}
+        return {**self.own_daemon, "timeout": self.deadline.for_call()}
 
 
 def _can_spread(model: nn.Module, full_state_dict: bool) -> bool:
@@ -142,13 +144,13 @@ def _can_spread(model: nn.Module, full_state_dict: bool) -> bool:
 
 def _natively(call: _Call, original: Callable) -> None:
     """accelerate's own function, which chooses among names of one tensor without a word."""
-    names = {name for names in _tied.shared_names(call.model) for name in names}
+    names = {name for names in _tied_weights.shared_names(call.model) for name in names}
     if names and call.files is not None:
         held = _native_files.read_some(call.files.files, names)
         doing = f"loading {call.checkpoint} by accelerate's own function"
         if call.tied is None:
-            _tied.settle(doing, call.model, {"": held}, None, lambda value: value)
-        elif _tied.in_dict(doing, call.model, held, call.tied) is not held:
+            _tied_weights.resolve_conflicts(doing, call.model, {"": held}, None, lambda value: value)
+        elif _tied_weights.in_dict(doing, call.model, held, call.tied) is not held:
             raise FailedPrecondition(
                 f"{doing} with tied={call.tied!r}: it has different values under names of one tensor, and "
                 "accelerate chooses by an order of its own; start the daemons, or untie the model",
@@ -169,24 +171,24 @@ def _spread(call: _Call, wrong: Optional[Exception]) -> None:
     """wrong: what is the matter with the files on this rank; raised on every one, which would wait."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-    with _agree.agree(_FUNCTION, call.deadline, near=_agree.Near(**call.near)) as group:
+    with _agreement.agree(_FUNCTION, call.deadline, own_daemon=_agreement.OwnDaemon(**call.own_daemon)) as group:
         if wrong is not None:
             raise wrong
         group.vote(1)
 
-    def names(own: _client.Client) -> _feed.Entries:
-        return _feed.names_in(_in_file.inspect(own, call.files.source, call.deadline))
+    def names(own: _client.Client) -> _file_entries.Entries:
+        return _file_entries.names_in(_file_tensor.inspect(own, call.files.source, call.deadline))
 
     options = ("full_state_dict", "strict", "broadcast_from_rank0")
     wish = StateDictOptions(**{name: call.arguments[name] for name in options})
-    of = _native.named(
-        call.fallback, _state_dict.source_of(call.files.source, wish), _tied.said(call.tied)
+    must_match = _native_fallback.named(
+        call.fallback, _set_model_state_dict.must_match_of(call.files.source, wish), _tied_weights.describe(call.tied)
     )
     more = {"allow_rank0_values": call.allow_rank0_values, "tied": call.tied}
-    how = Options(digest=call.digest, of=of, **more, **call.options())
-    result = _state_dict.spread_over(call.model, names, wish, how)
+    how = SpreadOptions(digest=call.digest, must_match=must_match, **more, **call.options())
+    result = _set_model_state_dict.spread_over(call.model, names, wish, how)
     if result.unexpected_keys and not call.arguments["strict"]:
-        left_out = _module.shown(sorted(result.unexpected_keys))
+        left_out = _spread_module.shown(sorted(result.unexpected_keys))
         kind = type(call.model).__name__
         _LOG.warning("%s has tensors that %s lacks, left out: %s", call.checkpoint, kind, left_out)
 
@@ -200,18 +202,18 @@ def _run(call: _Call) -> None:
             "NOT_FROM_DAEMONS",
         )
 
-    def read(entry: _in_file.InFile) -> torch.Tensor:
-        return _lazy.LazyStateDict({entry.name: entry}, **call.options())[entry.name]
+    def read(entry: _file_tensor.FileTensor) -> torch.Tensor:
+        return _lazy_state_dict.LazyStateDict({entry.name: entry}, **call.options())[entry.name]
 
-    chosen: Dict[str, str] = {}  # see _tied.settle
+    chosen: Dict[str, str] = {}  # see _tied_weights.resolve_conflicts
 
     @functools.cache
-    def by_file() -> Dict[str, _feed.Entries]:
+    def by_file() -> Dict[str, _file_entries.Entries]:
         # Not before accelerate has checked its arguments.
         with call.connected() as own:
-            found = _in_file.inspect(own, call.files.source, call.deadline)
-            held = _feed.entries(own, found, call.files, _wishes(call), call.digest, call.deadline)
-        chosen.update(_tied.settle(f"loading {call.checkpoint}", call.model, held, call.tied, read))
+            found = _file_tensor.inspect(own, call.files.source, call.deadline)
+            held = _file_entries.entries(own, found, call.files, _box_requests(call), call.digest, call.deadline)
+        chosen.update(_tied_weights.resolve_conflicts(f"loading {call.checkpoint}", call.model, held, call.tied, read))
         return held
 
     def load_state_dict(file: str, device_map: Any = None) -> Mapping[str, Any]:
@@ -223,9 +225,9 @@ def _run(call: _Call) -> None:
         return held if device_map is None else _Stream(held, **call.options())
 
     checkpoint = call.files.files[0] if call.files.without_index else call.checkpoint
-    original = _native.original(_MODULE, _FUNCTION)
+    original = _native_fallback.original(_MODULE, _FUNCTION)
     offload = _Offload(call.arguments["offload_folder"], by_file if call.link else None, chosen)
-    _with_globals(
+    _accelerate.with_globals(
         original,
         load_state_dict=load_state_dict,
         offload_weight=offload.write,
@@ -233,9 +235,9 @@ def _run(call: _Call) -> None:
     )(call.model, checkpoint, **call.arguments)
 
 
-def _wishes(call: _Call) -> Wishes:
+def _box_requests(call: _Call) -> DtypeRules:
     names = ("device_map", "dtype", "offload_state_dict", "offload_buffers", "strict")
-    return Wishes.of(
+    return DtypeRules.of(
         call.model,
         keep_fp32=call.arguments["keep_in_fp32_modules"] or [],
         linked=call.link,
@@ -243,7 +245,7 @@ def _wishes(call: _Call) -> Wishes:
     )
 
 
-class _Stream(_lazy.LazyStateDict):
+class _Stream(_lazy_state_dict.LazyStateDict):
     """One that accelerate goes through once: what it has placed is not kept here."""
 
     def items(self) -> Any:
@@ -261,7 +263,7 @@ class _Offload:
     def __init__(
         self,
         folder: Any,
-        by_file: Optional[Callable[[], Dict[str, _feed.Entries]]],
+        by_file: Optional[Callable[[], Dict[str, _file_entries.Entries]]],
         chosen: Mapping[str, str],
     ):
         self._folder, self._by_file, self._chosen = folder, by_file, chosen
@@ -287,21 +289,3 @@ class _Offload:
 
         for name in index:
             set_module_tensor_to_device(model, name, "cpu", value=self._waiting.pop(name))
-
-
-def _with_globals(function: Any, **names: Any) -> Callable[..., Any]:
-    """`function` looking up `names` here; its module and other threads notice nothing."""
-    unused = sorted(set(names) - set(function.__code__.co_names))
-    if unused:
-        raise FailedPrecondition(
-            f"calling accelerate's {function.__name__} over the daemon's memory: it does not call "
-            f"{unused[0]}, so this is no version that is known here; use accelerate 1.15, or "
-            "ckptd.torch.load_into",
-            "ACCELERATE_UNSUPPORTED",
-        )
-    known = {**function.__globals__, **names}
-    copy = types.FunctionType(
-        function.__code__, known, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from .. import _client
-from ..torch import _lazy, _lazy_open, _native
+from ..torch.compat import _native_fallback
+from ..torch.load import _lazy_state_dict, _load_state_dict
 
 Index = Mapping[str, Mapping[str, Any]]
 
@@ -33,15 +34,15 @@ def load_offloaded_weights(
     """
     linked = {name: e for name, e in (index or {}).items() if e.get("safetensors_file")}
     written = {name: entry for name, entry in (index or {}).items() if name not in linked}
-    _native.original("accelerate.utils.modeling", "load_offloaded_weights")(
+    _native_fallback.original("accelerate.utils.modeling", "load_offloaded_weights")(
         model, written, offload_folder
     )
     if not linked:
         return
-    near = {"timeout": timeout, "address": address, "client": client}
-    values = _native.stand_in(
+    own_daemon = {"timeout": timeout, "address": address, "client": client}
+    values = _native_fallback.stand_in(
         "load_offloaded_weights",
-        lambda: _from_daemon(linked, near),
+        lambda: _from_daemon(linked, own_daemon),
         lambda: _from_files(linked),
         fallback,
     )
@@ -53,14 +54,14 @@ def load_offloaded_weights(
         set_module_tensor_to_device(model, name, "cpu", value=value)
 
 
-def _from_daemon(linked: Index, near: Dict[str, Any]) -> Iterator[Tuple[str, torch.Tensor]]:
+def _from_daemon(linked: Index, own_daemon: Dict[str, Any]) -> Iterator[Tuple[str, torch.Tensor]]:
     files = sorted({entry["safetensors_file"] for entry in linked.values()})
-    held = {file: _lazy_open.load_state_dict(file, every_rank=True, **near).entries for file in files}
+    held = {file: _load_state_dict.load_state_dict(file, every_rank=True, **own_daemon).entries for file in files}
     entries = {
         name: held[entry["safetensors_file"]][entry.get("weight_name", name)]
         for name, entry in linked.items()
     }
-    return _lazy.LazyStateDict(entries, **near).walk()
+    return _lazy_state_dict.LazyStateDict(entries, **own_daemon).walk()
 
 
 def _from_files(linked: Index) -> Iterator[Tuple[str, torch.Tensor]]:

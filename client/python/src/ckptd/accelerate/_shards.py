@@ -3,9 +3,9 @@
 import math
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
-from ..torch import _memory
-from ..torch._in_file import InFile
-from ..torch._lazy import LazyStateDict
+from ..torch.load import _memory
+from ..torch.load._file_tensor import FileTensor
+from ..torch.load._lazy_state_dict import LazyStateDict
 
 
 def shard_checkpoint(
@@ -65,7 +65,7 @@ def _size(value: Any) -> Union[int, float]:
     """Bytes, as accelerate counts them: a bool is an eighth."""
     from accelerate.utils.modeling import dtype_byte_size
 
-    if isinstance(value, InFile):
+    if isinstance(value, FileTensor):
         dtype = _memory.dtype_of(value.dtype, value.name)
         return math.prod(value.shape) * dtype_byte_size(dtype)
     return value.numel() * dtype_byte_size(value.dtype)
@@ -75,6 +75,6 @@ def _storage(value: Any) -> Any:
     """What tensors of one storage have in common; None where there is none."""
     from accelerate.utils.modeling import id_tensor_storage
 
-    if isinstance(value, InFile) or value.is_meta:
+    if isinstance(value, FileTensor) or value.is_meta:
         return None
     return id_tensor_storage(value)

@@ -15,24 +15,25 @@ Those for big models come from ckptd.accelerate, which is imported at their firs
 from typing import TYPE_CHECKING, Any, List
 
 from .. import _rpc
-from ._apply import apply_fsdp2
-from ._dist_module import (
-    DistModule,
-    broadcast_and_shard_state_dict,
-    shard_broadcasted_state_dict,
-)
-from ._files import load_file
-from ._fsdp2 import (
+from ._patch import patch, unpatch
+from .load._apply_fsdp2 import apply_fsdp2
+from .load._lazy_state_dict import LazyStateDict
+from .load._load_file import load_file
+from .load._load_into import load_into
+from .load._load_state_dict import load_state_dict
+from .load._result import LoadResult
+from .spread._accelerate_fsdp2 import (
     fsdp2_load_full_state_dict,
     fsdp2_prepare_model,
     fsdp2_switch_optimizer_parameters,
 )
-from ._lazy import LazyStateDict
-from ._lazy_open import load_state_dict
-from ._load import load_into
-from ._patch import patch, unpatch
-from ._result import LoadResult
-from ._state_dict import set_model_state_dict
+from .spread._dist_module import DistModule
+from .spread._set_model_state_dict import set_model_state_dict
+from .spread._sharded_dict import broadcast_and_shard_state_dict, shard_broadcasted_state_dict
+
+# Pickles name the classes as users do, wherever they are defined.
+for _kind in (DistModule, LazyStateDict, LoadResult):
+    _kind.__module__ = __name__
 
 # Nobody imports this module without torch, which takes a second: what the first call
 # would take some milliseconds for, in the middle of a start, is done here.

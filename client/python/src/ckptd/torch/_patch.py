@@ -7,8 +7,10 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .._autopatch import switched_off
 from .._patches import Patch, Patches
-from . import _buffers, _fsdp2, _lazy_open, _native, _state_dict, _tied
-from ._spread import Given
+from .compat import _native_fallback
+from .load import _buffers, _load_state_dict, _tied_weights
+from .spread import _accelerate_fsdp2, _set_model_state_dict
+from .spread._spread import StateSource
 
 _PLACES: Dict[str, Tuple[str, ...]] = {
     "load_state_dict": ("accelerate.utils.modeling", "accelerate.utils"),
@@ -43,8 +45,8 @@ def _exchange(before: Optional[_Changes], after: Optional[_Changes]) -> None:
         setattr(module, name, original)
     for module, name, _, ours in after or ():
         setattr(module, name, ours)
-    _native.replaced.clear()
-    _native.replaced.update({(m.__name__, name): original for m, name, original, _ in after or ()})
+    _native_fallback.replaced.clear()
+    _native_fallback.replaced.update({(m.__name__, name): original for m, name, original, _ in after or ()})
 
 
 _patches = Patches(_exchange)
@@ -56,7 +58,7 @@ class Patched(Patch):
 
 def patch(
     *,
-    source: Optional[Given] = None,
+    source: Optional[StateSource] = None,
     init_buffers: Optional[_buffers.InitBuffers] = None,
     allow_rank0_values: bool = False,
     timeout: float = 600.0,
@@ -85,24 +87,24 @@ def patch(
         return Patched()
     from ..accelerate import _checkpoint  # which imports this package
 
-    _native.check(fallback)
-    near = {"timeout": timeout, "address": address, "client": client}
-    _tied.check(tied)
-    common = {**near, "digest": digest, "fallback": fallback, "tied": tied}
+    _native_fallback.check(fallback)
+    own_daemon = {"timeout": timeout, "address": address, "client": client}
+    _tied_weights.check(tied)
+    common = {**own_daemon, "digest": digest, "fallback": fallback, "tied": tied}
     common["allow_rank0_values"] = allow_rank0_values
     new = {
-        "load_state_dict": functools.partial(_load_state_dict, near, fallback),
+        "load_state_dict": functools.partial(_patched_load_state_dict, own_daemon, fallback),
         "load_checkpoint_in_model": _with(_checkpoint.load_checkpoint_in_model, common),
-        "fsdp2_load_full_state_dict": _with(_fsdp2.fsdp2_load_full_state_dict, common),
+        "fsdp2_load_full_state_dict": _with(_accelerate_fsdp2.fsdp2_load_full_state_dict, common),
         "fsdp2_prepare_model": _with(
-            _fsdp2.fsdp2_prepare_model, {**common, "source": source, "init_buffers": init_buffers}
+            _accelerate_fsdp2.fsdp2_prepare_model, {**common, "source": source, "init_buffers": init_buffers}
         ),
-        "fsdp2_switch_optimizer_parameters": _fsdp2.fsdp2_switch_optimizer_parameters,
-        "set_model_state_dict": _with(_state_dict.set_model_state_dict, common),
+        "fsdp2_switch_optimizer_parameters": _accelerate_fsdp2.fsdp2_switch_optimizer_parameters,
+        "set_model_state_dict": _with(_set_model_state_dict.set_model_state_dict, common),
     }
     with _patches.lock:
         # Nothing is changed until all are known to be there.
-        found = [(place, n, _native.original(place, n)) for n in _PLACES for place in _PLACES[n]]
+        found = [(place, n, _native_fallback.original(place, n)) for n in _PLACES for place in _PLACES[n]]
         changes = [(importlib.import_module(place), n, was, new[n]) for place, n, was in found]
         return Patched(_patches, changes)
 
@@ -120,8 +122,8 @@ def _with(function: Any, options: Dict[str, Any]) -> Any:
     return call
 
 
-def _load_state_dict(near, fallback, checkpoint_file, device_map=None):
+def _patched_load_state_dict(own_daemon, fallback, checkpoint_file, device_map=None):
     only_first = os.environ.get(_RAM_EFFICIENT, "").lower() in ("1", "true", "yes", "y", "t", "on")
-    return _lazy_open.load_state_dict(
-        checkpoint_file, device_map, every_rank=not only_first, fallback=fallback, **near
+    return _load_state_dict.load_state_dict(
+        checkpoint_file, device_map, every_rank=not only_first, fallback=fallback, **own_daemon
     )

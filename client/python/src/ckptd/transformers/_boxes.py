@@ -69,7 +69,7 @@ def _along(item, size: int) -> Optional[Tuple[int, int, object]]:
     return low, max(item) + 1 - low, [at - low for at in item]
 
 
-class Wish:
+class BoxRequest:
     """What one rank wants of one tensor: one or more boxes. Immutable.
 
     `boxes` is what to state: the wanted ones if they can lie one after another along

@@ -12,7 +12,7 @@ from .._errors import Error, Unavailable, Unimplemented
 from .._safe_open import File, native_file, safe_open
 from .._safe_open_source import SafetensorError, Source
 from .._source import absolute
-from . import _together
+from . import _collective_choice
 
 _INDICES = "*.safetensors.index*.json"  # those of a variant, too
 _SILENCE = 10.0  # seconds for which nobody is asked again: a checkpoint may have many files
@@ -49,9 +49,9 @@ class Files:
             except Error as error:
                 if self.fallback is None:
                     raise
-                together = _together.current.get()
-                if together is not None:
-                    together.goes_natively(error)
+                distributed_call = _collective_choice.current.get()
+                if distributed_call is not None:
+                    distributed_call.mark_native(error)
                 return native_file(path, framework, device, error)
             within = path if path in source.files() and source.path != path else None
             return safe_open.over(File(path, source, within, framework, "cpu", self.fallback))

@@ -48,10 +48,10 @@ def patch(
 
     files = Files(address, timeout, fallback)
     with _patches.lock:
-        seams = _seams(files)  # whose import of transformers may patch it: see _autopatch
+        patch_points = _patch_points(files)  # whose import of transformers may patch it: see _autopatch
         ours = {id(new): original for _, _, original, new in _patches.in_force or ()}
         changes = []
-        for place, name, make in seams:
+        for place, name, make in patch_points:
             owner = _owner(place)
             held = vars(owner)[name]  # of a class what it holds, which getattr would bind
             original = ours.get(id(held), held)
@@ -65,17 +65,17 @@ def unpatch() -> None:
     _patches.end_all()
 
 
-def _seams(files):
+def _patch_points(files):
     import transformers
 
     major = transformers.__version__.partition(".")[0]
     if major == "5":
-        from . import _five as version
+        from .compat import _compat_v5 as version
     elif major == "4":
-        from . import _four as version
+        from .compat import _compat_v4 as version
     else:
         raise _unsupported(transformers.__version__, "it is another major version")
-    found = version.seams(files)
+    found = version.patch_points(files)
     for place, name, _ in found:
         if name not in vars(_owner(place)):
             raise _unsupported(transformers.__version__, f"it has no {place}.{name}")

@@ -1,0 +1,130 @@
+"""The tensors of a checkpoint's files, as accelerate's own loading code takes them."""
+
+from typing import Any, Dict, List
+
+import torch
+
+from .. import _client, _cuda_driver, _dtypes
+from .._rpc import Deadline
+from .._shard import Shard
+from .._source import absolute
+from .._types import Source, SourceTensor
+from ..torch import _daemon
+from ..torch.compat import _torch_internals
+from ..torch.load import _devices, _file_tensor, _memory
+from ._dtype_rules import DtypeRules
+from ._files import Files
+
+_F32 = _dtypes.BY_NAME["F32"].number
+
+Entries = Dict[str, Any]  # name -> tensor, or InFile
+
+
+def names_in(found: Source) -> Entries:
+    """Tensors of the files under their own names, in the order of the files."""
+    return {name: _file_tensor.in_file(found, tensor) for name, tensor in _file_tensor.in_order(found)}
+
+
+def entries(
+    own: _client.Client,
+    found: Source,
+    files: Files,
+    dtype_rules: DtypeRules,
+    digest: bool,
+    deadline: Deadline,
+) -> Dict[str, Entries]:
+    """file -> what it holds, in the order of the file.
+
+    Tensors that belong where the daemon keeps its memory come over that memory, cast, by
+    one load of this rank's daemon. What goes elsewhere ("disk", another device) is left
+    in the file, for a LazyStateDict to load in groups and let go. Those that nobody looks
+    at are on meta.
+    """
+    by_file: Dict[str, Entries] = {absolute(path): {} for path in files.files}
+    have = _device(own, deadline)
+    stay: List[SourceTensor] = []
+    for name, entry in names_in(found).items():
+        tensor = found.tensors[name]
+        place = have if dtype_rules.device_map is None else dtype_rules.place(name)
+        if place is None:
+            dtype = _memory.dtype_of(entry.dtype, name)
+            by_file[tensor.file][name] = torch.empty(tensor.shape, dtype=dtype, device="meta")
+            continue
+        by_file[tensor.file][name] = entry
+        if _devices.device_of(place) == have:
+            stay.append(tensor)
+    if stay:
+        asked = {t.name: _number(t, dtype_rules) for t in stay}
+        shard = _attach(own, found, asked, have, digest, deadline)
+        for tensor in stay:
+            _put(by_file[tensor.file], tensor.name, asked[tensor.name], shard)
+    return by_file
+
+
+def _put(file: Entries, name: str, asked: int, shard: Shard) -> None:
+    index = shard.table.index[name]
+    # A name that another one describes as a pattern may have been cast as that one.
+    if shard.table.dtypes[index].number == asked:
+        with _torch_internals.low_overhead_dispatch():
+            file[name] = _memory.whole(shard, index)
+
+
+def _device(own: _client.Client, deadline: Deadline) -> torch.device:
+    """Where the daemon's memory is in this process."""
+    uuid = own.device(deadline.for_call())
+    if uuid is None:
+        return torch.device("cpu")
+    return torch.device("cuda", _cuda_driver.find_device(uuid).ordinal)
+
+
+def _number(tensor: SourceTensor, dtype_rules: DtypeRules) -> int:
+    """ckptd.v1.Dtype that the daemon is to give: the file's where it does not cast."""
+    in_file = _dtypes.BY_NAME[tensor.dtype].number
+    if in_file not in _dtypes.CASTABLE:
+        return in_file
+    wanted = dtype_rules.dtype_of(tensor.name, _memory.dtype_of(in_file, tensor.name))
+    return _memory.number_of(wanted) if _memory.is_castable(wanted) else in_file
+
+
+def _attach(
+    own: _client.Client,
+    found: Source,
+    asked: Dict[str, int],
+    have: torch.device,
+    digest: bool,
+    deadline: Deadline,
+) -> Shard:
+    # Models may be trained: memory of the host is private, that of a GPU is taken.
+    mode = "private" if have.type == "cpu" else "exclusive"
+    options = _options(found, asked, _daemon.rank_and_size()[1])
+    left = deadline.for_call()
+    loaded = own.load(found.source, mode=mode, timeout=left, digest=digest, **options)
+    _file_tensor.check_unchanged(loaded, found.source, found.identity)
+    return own.acquire(loaded, mode, timeout=deadline.for_call())
+
+
+def _options(found: Source, asked: Dict[str, int], world_size: int) -> Dict[str, Any]:
+    """layout=, dtype= and keep_fp32= of Client.load.
+
+    By rule, so that no rank waits for another, and as somebody would ask who loads it all
+    before: tensors are listed only where that says less.
+    """
+    in_file = {name: _dtypes.BY_NAME[found.tensors[name].dtype].number for name in asked}
+    floats = {name: asked[name] for name in asked if in_file[name] in _dtypes.CASTABLE}
+    others = set(floats.values()) - {_F32}
+    options: Dict[str, Any] = {}
+    rules = []
+    if len(others) > 1:
+        for number in sorted(set(floats.values())):
+            names = sorted(name for name in floats if floats[name] == number)
+            rules.append({"match": names, "dtype": _dtypes.BY_NUMBER[number].name})
+    elif any(floats[name] != in_file[name] for name in floats):
+        number = others.pop() if others else _F32
+        kept = sorted(name for name in floats if floats[name] != number)
+        options = {"dtype": _dtypes.BY_NUMBER[number], "keep_fp32": kept}
+    dropped = sorted(set(found.tensors) - set(asked))
+    if dropped:
+        rules.append({"match": dropped, "drop": True})
+    if rules:
+        options["layout"] = {"world_size": world_size, "rules": rules, "default": {}}
+    return options

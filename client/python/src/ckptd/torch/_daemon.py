@@ -1,0 +1,25 @@
+"""This rank, and the connection to its daemon."""
+
+import contextlib
+from typing import Tuple
+
+from .. import _address, _client
+from .._rpc import Deadline
+
+
+def rank_and_size() -> Tuple[int, int]:
+    """Those of the process group if there is one, else of the launcher's environment."""
+    return _address.rank(), _address.world_size()
+
+
+@contextlib.contextmanager
+def connected(address, client, deadline: Deadline, rank: int):
+    """`client`, or one of its own for this rank that is closed afterwards."""
+    own = client or _client.connect(
+        address, min(_client.CONNECT_SECONDS, deadline.timeout), rank=rank
+    )
+    try:
+        yield own
+    finally:
+        if client is None:
+            own.close()

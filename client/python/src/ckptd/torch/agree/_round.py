@@ -1,0 +1,336 @@
+"""One round of the ranks over a process group's store. See _agreement, which begins them."""
+
+import contextlib
+import json
+import logging
+import secrets
+import time
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch.distributed as dist
+
+from ..._rpc import Deadline, in_seconds
+from ._failures import RemoteFailure, deserialise, serialise
+from ._message_auth import MessageAuth, digest
+from ._store_state import (
+    StoreState,
+    check_long_value,
+    delete_long_value,
+    get_long_value,
+    get_values,
+    set_long_value,
+    set_values,
+)
+
+_LOG = logging.getLogger("ckptd")
+_STAGES = 3
+_WELL = "well"  # how a stage ends that has not failed
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.1  # seconds, for
+_FEW = 64  # ranks at most; more of them ask one store as often together
+_LOOK_EACH = 1.0  # at the neighbours
+_SAY_AFTER = 6.0, 7.5  # rank 0, which looks who has come; the others, which go by that
+
+
+class CollectiveCall(NamedTuple):
+    """A call that all ranks make, and so a round of theirs."""
+
+    function: str
+    times: int  # that it was made, with this one
+
+    def __str__(self) -> str:
+        return f"{self.function} for the {_ordinal(self.times)} time"
+
+
+class SingleProcess:
+    """The same for one process: nobody to agree with."""
+
+    rank, size, client = 0, 1, None
+
+    def announcement(self, make: Callable[[], str]) -> str:
+        return make()
+
+    def vote(self, stage: int) -> None:
+        pass
+
+    def check_others(self, stage: int) -> None:
+        pass
+
+    def forget_announcement(self) -> None:
+        pass
+
+
+class AgreementRound:
+    """One round among all ranks of the default process group. See the module.
+
+    Freshness: each rank votes with a random challenge, and rank 0 answers it when all have voted.
+    An answer is of one challenge, of one word, and gives what the votes of the next stage must name.
+    seal: without a key for a round in which ranks only wait for each other.
+    """
+
+    client: Optional[Any] = None  # of the daemon that gave the key, while the round lasts
+
+    def __init__(self, state: StoreState, call: CollectiveCall, deadline: Deadline, auth: MessageAuth):
+        self.rank, self.size = state.rank, dist.get_world_size()
+        self.call, self._state, self._store = call, state, state.store
+        self._deadline, self.auth = deadline, auth
+        self._must_match, self._round, self._announcement_mac = "", "", ""
+        self._challenge = secrets.token_hex(8)
+
+    def _key(self, what: object) -> str:
+        return f"{self.call.function}/{self.call.times}/{what}"
+
+    def arrive(self) -> None:
+        """To be called first: others then know whom they wait for no more."""
+        self._store.set(self._key(f"here/{self.rank}"), b"1")
+
+    def enter(self, must_match: str) -> None:
+        """must_match: what the call is of, where that must be the same on all ranks.
+
+        Raises RuntimeError when it is not, or when another rank waits in another call for
+        this one.
+        """
+        self._must_match = must_match
+        self._open()
+        self._raise_failure_of(_STAGES - 1)
+        self.check_same(must_match)
+        self._check_no_other_call(_STAGES - 1)
+
+    def check_same(self, must_match: str) -> None:
+        """Raises RuntimeError when another rank does it of something else. Votes prove that none does."""
+        key, brief = self._key("of"), digest(must_match)
+        mine = self.auth.sign(key, must_match if self.auth.key else brief)
+        kept = self._store.compare_set(key, "", mine)
+        if MessageAuth.body(kept) in (must_match.encode(), brief.encode()):
+            return
+        there = self.auth.read_if_proven(key, kept)
+        if there is None:
+            there = "something else"
+        raise RuntimeError(
+            f"{self.call.function}: the ranks do not ask for the same: here it is "
+            f"{must_match or 'nothing of that kind'}, elsewhere {there or 'nothing of that kind'}; pass "
+            "the same on every rank"
+        )
+
+    def _open(self) -> None:
+        self.arrive()
+        mine = str(self.rank)
+        if self._store.compare_set(self._key("opened"), "", mine).decode() == mine:
+            self._state.open(*self.call)
+
+    def fail_before_entering(self, error: BaseException) -> None:
+        """In place of enter(): this rank's call failed before it came."""
+        self.fail(error)  # first, or those in other calls would take it for one that waits
+        self._open()
+
+    def announcement(self, make: Callable[[], str]) -> str:
+        """What rank 0's make() returns. Stage 0. To be followed by a vote, which proves it fresh."""
+        key = self._key("announcement")
+        if self.rank == 0:
+            said = make()
+            kept = self.auth.sign(key, said).encode()
+            check_long_value(kept)
+            set_long_value(self._store, key, kept)
+            self._end_well(0)
+        else:
+            self._wait(0, key)
+            kept = get_long_value(self._store, key)
+            said = self._read_value("rank 0's announcement", key, kept)
+        self._announcement_mac = MessageAuth.mac_of(kept)  # of this word and no other
+        return said
+
+    def vote(self, stage: int) -> None:
+        """Returns when every rank has called it, raises when one of them failed before."""
+        if self.rank == 0:
+            return self._wait(stage)
+        key, name = self._ballot(stage, self.rank)
+        self._store.set(key, self.auth.sign(name, self._challenge).encode())
+        key, name = self._answer(stage, self.rank, self._challenge)
+        self._wait(stage, key)
+        self._round = self._read("rank 0's answer, or its announcement before", key, name)
+
+    def _ballot(self, stage: int, rank: int) -> Tuple[str, str]:
+        """(key in the store, name in its proof) of a rank's vote."""
+        key = self._key(f"vote/{stage}/{rank}")
+        return key, f"{key} {self._round} {self._must_match}"
+
+    def _answer(self, stage: int, rank: int, challenge: str) -> Tuple[str, str]:
+        key = self._key(f"answer/{stage}/{rank}")
+        return key, f"{key} {challenge} {self._round} {self._announcement_mac}"
+
+    def _count(self, stage: int) -> bool:
+        """Of rank 0: ends `stage` well once all have voted, and answers each of them. Whether it did."""
+        ballots = [self._ballot(stage, rank) for rank in range(1, self.size)]
+        if not self._store.check([key for key, _ in ballots]):
+            return False
+        values = get_values(self._store, [key for key, _ in ballots])
+        challenges = [
+            self._read_value(f"rank {rank}'s vote", name, value)
+            for rank, ((_, name), value) in enumerate(zip(ballots, values), 1)
+        ]
+        if not self._end_well(stage):
+            return False
+        following, answers = secrets.token_hex(8), {}
+        for rank, challenge in enumerate(challenges, 1):
+            key, name = self._answer(stage, rank, challenge)
+            answers[key] = self.auth.sign(name, following)
+        set_values(self._store, answers)
+        self._round = following
+        return True
+
+    def _is_over(self, stage: int, then: str) -> bool:
+        """Whether `stage` has ended well, and `then` is there. Raises what it failed of."""
+        if self.rank == 0 and self._count(stage):
+            return True
+        if not self._store.check([self._key(stage)]):
+            return False
+        self._raise_failure_of(stage)
+        return self.rank > 0 and self._store.check([then])  # rank 0 makes every good end itself
+
+    def _read(self, what: str, key: str, name: str) -> str:
+        return self._read_value(what, name, self._store.get(key))
+
+    def _read_value(self, what: str, name: str, value: bytes) -> str:
+        return self.auth.verify(f"{self.call.function}: {what}", name, value)
+
+    def _end_well(self, stage: int) -> bool:
+        """Whether `stage` ends so, or has."""
+        key = self._key(stage)
+        kept = self._store.compare_set(key, "", self.auth.sign(key, _WELL))
+        return self._failure_in(stage, kept) == _WELL
+
+    def _failure_in(self, stage: int, value: bytes) -> str:
+        what = f"{self.call.function}: the end of stage {stage}"
+        return self.auth.verify_failure(what, self._key(stage), value)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends every stage that has not ended with `error`; the first failure wins."""
+        self._fail_all_stages(serialise(error, self.rank))
+
+    def failure(self) -> Optional[Exception]:
+        """What it has failed of; None while it has not."""
+        text = self._ended(_STAGES - 1)
+        return deserialise(text) if text else None
+
+    def forget_announcement(self) -> None:
+        """To be called when all have it: a store lives as long as the job."""
+        if self.rank == 0:
+            with contextlib.suppress(Exception):  # not every store can
+                delete_long_value(self._store, self._key("announcement"))
+
+    def _fail_all_stages(self, text: str) -> None:
+        for stage in range(_STAGES):
+            key = self._key(stage)
+            self._store.compare_set(key, "", self.auth.sign(key, text))
+
+    def _check_no_other_call(self, stage: int) -> None:
+        """Raises RuntimeError when another rank waits in another call, which would be for ever."""
+        ahead = self._state.calls_ahead()
+        # Who has gone on from this one may be at its next one already.
+        if not ahead or self._ended(stage) is not None:
+            return
+        for there in (CollectiveCall(*call) for call in ahead):
+            other = AgreementRound(self._state, there, self._deadline, self.auth)
+            if other._ended(_STAGES - 1) is not None:
+                continue
+            error = RuntimeError(
+                f"{self.call.function}: the ranks are not at the same call: here it is {self.call}, "
+                f"elsewhere {there}; all ranks must make the same calls in the same order"
+            )
+            other.fail(error)
+            raise error
+
+    def _wait(self, stage: int, then: str = "") -> None:
+        said, began = False, time.monotonic()
+        looked = began
+        # Asked again and again, as a store's own wait reports each end of its patience as trouble.
+        while not self._is_over(stage, then):
+            now = time.monotonic()
+            pause = (_SHORTEST_PAUSE + (now - began) / 40) * max(1, self.size / _FEW)
+            time.sleep(min(_LONGEST_PAUSE, pause))
+            if now - looked > _LOOK_EACH:
+                looked = now
+                self._check_other_processes()
+                self._check_no_other_call(stage)
+            if self._deadline.passed():
+                late = self._deadline.exceeded(self.call.function, self._describe_missing())
+                self.fail(late)
+                self._raise_failure_of(stage)
+                raise late  # it has ended well, and what rank 0 says then is not there
+            if not said and now - began > _SAY_AFTER[self.rank > 0]:
+                said = True
+                _LOG.warning(
+                    "%s: rank %d is still waiting, after %.0f s, for %s; it gives up after %s",
+                    self.call.function,
+                    self.rank,
+                    now - began,
+                    self._describe_awaited(stage),
+                    in_seconds(self._deadline.timeout),
+                )
+
+    def check_others(self, stage: int) -> None:
+        """Raises when `stage` has failed, or does now: of a rank that waits for something else.
+
+        A rank that waits for the daemons hears of their failures from them, and of those of
+        the other ranks' processes only here.
+        """
+        self._check_other_processes()
+        self._raise_failure_of(stage)
+
+    def _check_other_processes(self) -> None:
+        # Who could still say why it ends has said it before.
+        for rank, failure in self._state.board.read().items():
+            if failure.lost and self._absent([rank]):
+                self._fail_all_stages(failure.text)
+        local_processes = self._state.local_processes
+        lost = local_processes.lost() if local_processes else None
+        if lost:
+            self.fail(lost)
+
+    def _raise_failure_of(self, stage: int) -> None:
+        """Raises what `stage` has ended with, if that was a failure."""
+        text = self._ended(stage)
+        if text:
+            raise RemoteFailure(deserialise(text))
+
+    def _ended(self, stage: int) -> Optional[str]:
+        """With which failure `stage` has ended; "" if with none, None if it has not."""
+        key = self._key(stage)
+        if not self._store.check([key]):
+            return None
+        text = self._failure_in(stage, self._store.get(key))
+        return "" if text == _WELL else text
+
+    def _describe_awaited(self, stage: int) -> str:
+        """Who has not come, for people. Rank 0 looks for all: a look asks for each rank."""
+        key = self._key(f"awaited/{stage}")
+        if self.rank == 0:
+            ranks = self._absent(range(self.size))
+            self._store.set(key, self.auth.sign(key, json.dumps(ranks)).encode())
+            return self._describe_ranks(ranks)
+        if not self._store.check([self._key("here/0")]):
+            return self._describe_ranks([0])
+        if not self._store.check([key]):
+            return self._describe_ranks([])
+        ranks = self.auth.read_if_proven(key, self._store.get(key)) or "[]"
+        return self._describe_ranks(self._absent(json.loads(ranks)))
+
+    def _absent(self, ranks: Iterable[int]) -> List[int]:
+        return [rank for rank in ranks if not self._store.check([self._key(f"here/{rank}")])]
+
+    def _describe_missing(self) -> str:
+        return self._describe_ranks(self._absent(range(self.size)))
+
+    def _describe_ranks(self, ranks: Sequence[int]) -> str:
+        """Who has not come, and a failure of theirs that may be why, for people."""
+        if not ranks:
+            return "the other ranks"
+        what = "rank " if len(ranks) == 1 else "ranks "
+        what += ", ".join(map(str, ranks)) + ", which must make the same call"
+        failures = self._state.board.read()
+        why = [str(deserialise(failures[rank].text)) for rank in ranks if rank in failures]
+        return f"{what} ({why[0]})" if why else what
+
+
+def _ordinal(number: int) -> str:
+    endings = {} if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{endings.get(number % 10, 'th')}"

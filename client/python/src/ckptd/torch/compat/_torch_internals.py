@@ -1,0 +1,521 @@
+"""Every name of torch that starts with an underscore, in this one place; FSDP1's beside it.
+
+Tried with torch 2.13 and 2.15. By their sources, older ones from 2.6 have the
+same names; where one of FSDP2's is missing the caller gets TORCH_UNSUPPORTED,
+where the exchange of a tensor's memory is missing it takes torch's public path.
+"""
+
+import contextlib
+from typing import Callable, Container, Dict, Iterable, Iterator, List, Optional, Tuple
+
+import torch
+from torch import nn
+
+try:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+except ImportError:  # a torch built without distributed
+    FSDPModule = DTensor = None
+
+from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys  # noqa: F401
+
+from ..._errors import FailedPrecondition
+
+_PARAM_NAMES = (
+    "sharded_param",
+    "_sharded_param_data",
+    "padded_sharded_param_size",
+    "sharded_size",
+    "fsdp_placement",
+    "mesh_info",
+    "_sharding_spec",
+    "_module_info",
+)
+_GROUP_NAMES = (
+    "_training_state",
+    "_all_gather_result",
+    "wait_for_unshard",
+    "_sharded_state",
+    "_to_sharded",
+    "fsdp_params",
+)
+_HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")
+_HOOK_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
+
+
+def tensors_of(module: nn.Module) -> Tuple[dict, dict]:
+    """(own parameters, own buffers) by name; None for those not set."""
+    return module._parameters, module._buffers
+
+
+def buffers_of(module: nn.Module) -> dict:
+    return module._buffers
+
+
+def _registry(slot: Tuple[nn.Module, str]) -> dict:
+    module, name = slot
+    return module._parameters if name in module._parameters else module._buffers
+
+
+def tensor_in_slot(slot: Tuple[nn.Module, str]) -> Optional[torch.Tensor]:
+    """The parameter or buffer that a module has under a name; None if neither."""
+    held = _registry(slot)  # TorchScript's is no dict
+    return held[slot[1]] if slot[1] in held else None
+
+
+def set_in_slot(slot: Tuple[nn.Module, str], tensor: torch.Tensor) -> None:
+    """Makes it the module's parameter or buffer of that name, whichever it has. Registers nothing."""
+    _registry(slot)[slot[1]] = tensor
+
+
+@contextlib.contextmanager
+def replaced_by_meta(modules: Iterable[nn.Module], but: Container[int]):
+    """Puts tensors on meta in the place of the modules' own, but those of these ids, meanwhile.
+
+    Whoever initialises the modules then writes what is left alone; what it adds is dropped.
+    Real tensors that are plain attributes are set aside, too: FSDP1 leaves views there.
+    """
+    kept, plain, blanks = [], [], {}
+    try:
+        for module in modules:
+            for held in (module._parameters, module._buffers):
+                before = dict(held)
+                kept.append((held, before))
+                for name, tensor in before.items():
+                    if tensor is not None and id(tensor) not in but:
+                        held[name] = _meta_like(tensor, blanks)
+            facts = vars(module)
+            for name, value in list(facts.items()):
+                if isinstance(value, torch.Tensor) and not value.is_meta:
+                    plain.append((facts, name, value))
+                    facts[name] = _meta_like(value, blanks)
+        yield
+    finally:
+        for held, before in kept:
+            now = dict(held)
+            if isinstance(held, dict):  # TorchScript's is none, and takes no additions
+                held.clear()
+            for name, tensor in before.items():
+                held[name] = now.get(name) if id(tensor) in but else tensor
+        for facts, name, value in plain:
+            facts[name] = value
+
+
+@contextlib.contextmanager
+def without_fsdp2_classes(modules: Iterable[nn.Module]):
+    """Meanwhile modules are of the classes that they had before FSDP2 made ones of its own of them.
+
+    Code that goes by a class's name, or by the file that it is in, then does as it does without FSDP2.
+    """
+    kinds = [(m, type(m)) for m in modules if FSDPModule is not None and isinstance(m, FSDPModule)]
+    try:
+        for module, kind in kinds:
+            while issubclass(kind, FSDPModule):
+                kind = next(base for base in kind.__bases__[::-1] if issubclass(base, nn.Module))
+            module.__class__ = kind
+        yield
+    finally:
+        for module, kind in kinds:
+            module.__class__ = kind
+
+
+def _meta_like(tensor: torch.Tensor, blanks: Dict[int, torch.Tensor]) -> torch.Tensor:
+    """One on meta like it, which transformers takes for initialised; the same at each place."""
+    blank = blanks.get(id(tensor))
+    if blank is None:
+        blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        if isinstance(tensor, nn.Parameter):
+            blank = nn.Parameter(blank, requires_grad=False)
+        blank._is_hf_initialized = True
+        blanks[id(tensor)] = blank
+    return blank
+
+
+def is_buffer_on_meta(module: nn.Module, buffer: str) -> bool:
+    return module._buffers[buffer].is_meta
+
+
+def is_persistent(module: nn.Module, buffer: str) -> bool:
+    return buffer not in module._non_persistent_buffers_set
+
+
+def counts_batches(module: nn.Module, buffer: str) -> bool:
+    """Whether torch starts this buffer at 0 where a state dict lacks it: it came later."""
+    return (
+        buffer == "num_batches_tracked"
+        and isinstance(module, nn.modules.batchnorm._NormBase)
+        and module.track_running_stats
+        and module._buffers[buffer].dim() == 0
+    )
+
+
+def hooks_before_load(modules: List[Tuple[str, nn.Module]]) -> List[Tuple[str, Callable]]:
+    """(path, what changes a state dict before that module takes its part), torch's own too."""
+    hooked = [(path, module) for path, module in modules if module._load_state_dict_pre_hooks]
+    found = [(p, h) for p, module in hooked for h in module._load_state_dict_pre_hooks.values()]
+    found = [(path, getattr(hook, "hook", hook)) for path, hook in found]
+    for kind, path in {type(module): path for path, module in modules}.items():  # fewer than modules
+        if kind._load_from_state_dict is not nn.Module._load_from_state_dict:
+            found.append((path, kind._load_from_state_dict))
+    return found
+
+
+def hooks_after_load(module: nn.Module) -> Iterable[Callable]:
+    return module._load_state_dict_post_hooks.values()
+
+
+def children_first(module: nn.Module) -> Iterator[nn.Module]:
+    """By every name of a module, in the order in which torch's loading ends with them."""
+    for child in module._modules.values():
+        if child is not None:
+            yield from children_first(child)
+    yield module
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often torch has changed the tensor, or one of its views, in place."""
+    return tensor._version
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor's own part, not a view of it; a plain tensor itself."""
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
+
+
+def without_torch_function():
+    """A context in which a tensor's attributes are read as they are stored.
+
+    Subclasses, DTensor among them, are else asked first whether they answer themselves, which
+    takes four times as long as the answer.
+    """
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+@contextlib.contextmanager
+def low_overhead_dispatch():
+    """No autograd, and where this PyTorch offers it no dispatch to its layer either."""
+    guard = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
+    with torch.no_grad(), guard(), without_torch_function():
+        yield
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor's own elements are its values: wrappers keep them in other tensors."""
+    is_wrapper = type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+    if not tensor.numel() or (tensor.device.type != "cpu" and not is_wrapper):
+        return True
+    try:
+        return tensor.data_ptr() != 0
+    except RuntimeError:  # some have not even a pointer
+        return False
+
+
+def walk(model: nn.Module) -> List[Tuple[str, nn.Module]]:
+    """(path, module) in the order of named_modules(remove_duplicate=False), in half its time."""
+    found, rest = [], [("", model)]
+    while rest:
+        path, module = rest.pop()
+        found.append((path, module))
+        children = module._modules
+        if children:
+            prefix = f"{path}." if path else ""
+            rest += [(prefix + n, child) for n, child in reversed(children.items()) if child is not None]
+    return found
+
+
+def can_exchange() -> bool:
+    return hasattr(torch._C, "_swap_tensor_impl")
+
+
+def device_of_mesh(mesh) -> torch.device:
+    """Where this rank's parts over `mesh` are: PyTorch means the current GPU."""
+    if mesh.device_type == "cuda" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(mesh.device_type)
+
+
+def is_dtensor(tensor) -> bool:
+    return DTensor is not None and isinstance(tensor, DTensor)
+
+
+def is_fsdp2(module: nn.Module) -> bool:
+    return FSDPModule is not None and isinstance(module, FSDPModule)
+
+
+def mesh_of(fsdp):
+    """The mesh by which FSDP2 shards, and copies, a parameter."""
+    return fsdp.mesh_info.mesh
+
+
+def ignored_by_ddp(model: nn.Module) -> set:
+    """Names of what DistributedDataParallel leaves alone in what it wraps."""
+    return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+class Groups:
+    """The FSDP2 parameter groups inside a model."""
+
+    def __init__(self, modules: Iterable[nn.Module]):
+        self.states: List = []
+        self.groups: List = []
+        # id(sharded parameter) -> (FSDPParam, its group)
+        self.params: Dict[int, Tuple[object, object]] = {}
+        if FSDPModule is None:
+            return
+        seen = set()
+        for module in modules:
+            if isinstance(module, FSDPModule):
+                state = module._get_fsdp_state()
+                if id(state) not in seen:
+                    seen.add(id(state))
+                    self.states.append(state)
+                    self.groups += _groups_of(state)
+        for group in self.groups:
+            require(group, _GROUP_NAMES)
+            for param in group.fsdp_params[:1]:
+                require(param, _PARAM_NAMES)
+            for param in group.fsdp_params:
+                self.params[id(param.sharded_param)] = (param, group)
+
+    def reshard(self) -> None:
+        """Puts every group into the sharded state, as between two steps.
+
+        A gathered group would go on with its gathered, old weights. Raises
+        FailedPrecondition between a forward and its backward.
+        """
+        for holder in (*self.states, *self.groups):
+            state = holder._training_state
+            if state.name != "IDLE":
+                raise FailedPrecondition(
+                    f"filling an FSDP2 model: it is in state {state.name}, inside a forward or "
+                    "before its "
+                    "backward; load between two steps",
+                    "MODEL_BUSY",
+                )
+        for group in self.groups:
+            if group._all_gather_result is not None:
+                group.wait_for_unshard()
+            group._to_sharded()
+
+
+def _groups_of(state) -> list:
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is not None:
+        return list(groups)
+    group = state._fsdp_param_group
+    return [] if group is None else [group]
+
+
+def require(thing, names: Iterable[str], what: str = "FSDP2") -> None:
+    lacking = [name for name in names if not hasattr(thing, name)]
+    if lacking:
+        raise FailedPrecondition(
+            f"filling an {what} model: PyTorch {torch.__version__} has no {', '.join(lacking)} in "
+            f"{type(thing).__name__}; use a PyTorch that this ckptd was tried with (2.13 and 2.15)",
+            "TORCH_UNSUPPORTED",
+        )
+
+
+def managed_elsewhere(module: nn.Module, name: str) -> bool:
+    """Whether FSDP2 manages the module's parameter `name`, by the hook it leaves there."""
+    for hook in module._load_state_dict_post_hooks.values():
+        if getattr(hook, "__module__", "") != _HOOK_MODULE:
+            continue
+        held = [cell.cell_contents for cell in hook.__closure__ or ()]
+        if not held or any(p._module_info.param_name == name for p in held):
+            return True
+    return False
+
+
+def padded_dim(fsdp_param) -> Optional[int]:
+    """The tensor dimension along which FSDP2 pads short shards; None where it cuts none."""
+    shards = 1 if fsdp_param is None else getattr(fsdp_param.mesh_info, "shard_mesh_size", 1)
+    return None if shards == 1 else fsdp_param.fsdp_placement.dim
+
+
+def keeps_short_shards() -> bool:
+    """Whether this FSDP2 keeps padded memory put in place; older ones copy short shards out."""
+    import inspect
+
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    return "same_local_tensor" in inspect.getsource(FSDPParam.reset_sharded_param)
+
+
+def subclass_of(param, fsdp_param) -> Optional[str]:
+    """Name of the local tensor's type when it is not a plain one, such as quantised weights."""
+    kind = type(param._local_tensor)
+    if kind is torch.Tensor and fsdp_param is not None:
+        kind = type(fsdp_param._sharded_param_data)
+    return None if kind is torch.Tensor else kind.__name__
+
+
+def was_used(fsdp_param) -> bool:
+    """Whether a forward has made buffers of the present dtype for it."""
+    return bool(getattr(fsdp_param, "all_gather_outputs", None))
+
+
+def is_strided_shard(placement) -> bool:
+    """Whether it is what FSDP2 makes of a dimension that tensor parallelism has cut before."""
+    return type(placement).__name__ == "_StridedShard"
+
+
+def spec_of(param):
+    """The DTensorSpec that says how the DTensor `param` lies over its mesh."""
+    return param._spec
+
+
+def spec_with_dtype(spec, dtype: torch.dtype):
+    import dataclasses
+
+    meta = spec.tensor_meta
+    return dataclasses.replace(spec, tensor_meta=meta._replace(dtype=dtype))
+
+
+def dtensor_over(view: torch.Tensor, spec, requires_grad: bool):
+    """A DTensor whose local tensor is `view`."""
+    # Its __init__ does nothing, and takes longer than __new__ to do it.
+    return DTensor.__new__(DTensor, view, spec, requires_grad=requires_grad)
+
+
+def set_local_tensor(param, view: torch.Tensor, spec) -> None:
+    """Makes `view` the local tensor of the DTensor parameter `param`, keeping the object.
+
+    A wrapper's device and dtype are fixed when it is made, so on a change its
+    implementation is exchanged for that of a new one. Autograd's facts live in
+    the implementation and are carried over. A `param` that is not on meta is where
+    `view` is.
+    """
+    if param.is_meta or param.dtype != view.dtype:
+        if spec.tensor_meta.dtype != view.dtype:
+            spec = spec_with_dtype(spec, view.dtype)
+        exchange(param, dtensor_over(view, spec, param.requires_grad))
+        param._spec = spec
+    param._local_tensor = view
+
+
+def is_held(param: torch.Tensor) -> bool:
+    """Whether autograd or a library holds the implementation, and would go on with it after an exchange.
+
+    A graph that is alive does, and what waits for gradients at the parameter's own node, as
+    DistributedDataParallel; optimizers and hooks hold the object.
+    """
+    count = getattr(param, "_use_count", None)
+    return count is not None and count() > 1
+
+
+def shares_storage(tensors: Iterable[torch.Tensor]) -> Dict[int, torch.Tensor]:
+    """id of each tensor whose storage another one has, too -> the first one that has it.
+
+    Without those that nothing can be copied into: sparse, expanded and inference tensors.
+    """
+    first: Dict[int, torch.Tensor] = {}
+    found: Dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.is_inference():
+            continue
+        if repeats(tensor):
+            continue
+        other = first.setdefault(tensor.untyped_storage()._cdata, tensor)
+        if other is not tensor:
+            found[id(tensor)] = found[id(other)] = other
+    return found
+
+
+def repeats(tensor: torch.Tensor) -> bool:
+    """Whether elements of a strided tensor lie on each other, as after expand."""
+    return any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride()))
+
+
+def put_buffer(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """Makes `view` the memory of a buffer and keeps the object, where that is a plain one; what it is now."""
+    plain = type(buffer) is torch.Tensor and buffer.layout is torch.strided
+    if not plain or buffer.requires_grad or buffer.is_inference() or not can_exchange():
+        return view
+    if buffer.device != view.device or buffer.dtype != view.dtype:
+        exchange(buffer, view)
+    else:
+        buffer.data = view
+    return buffer
+
+
+def put_plain(param: nn.Parameter, view: torch.Tensor) -> None:
+    """Makes `view` the memory of a plain parameter, keeping the object."""
+    # One that was made in inference mode could never be trained, nor its version be counted.
+    if param.device != view.device or param.dtype != view.dtype or param.is_inference():
+        exchange(param, torch.Tensor._make_subclass(nn.Parameter, view, param.requires_grad))
+    else:
+        param.data = view
+
+
+def announce_storage(fsdp_param, flat: torch.Tensor) -> None:
+    """FSDP2 keeps padded memory that it knows already, instead of copying it out."""
+    fsdp_param._sharded_param_data = flat
+
+
+def put_storage(fsdp_param, param, flat: torch.Tensor) -> None:
+    """Tells FSDP2 that `flat`, padding included, is the memory of its sharded `param`."""
+    fsdp_param._sharded_param_data = flat
+    fsdp_param._sharding_spec = param._spec
+
+
+def exchange(param, made) -> None:
+    """Gives `param` the implementation of `made`, keeping hooks, name and object."""
+    grad_dtype = param.grad_dtype if _HAS_GRAD_DTYPE else None
+    follows = grad_dtype == param.dtype  # as it does of itself
+    hooks, after = param._backward_hooks, getattr(param, "_post_accumulate_grad_hooks", None)
+    torch._C._swap_tensor_impl(param, made)
+    if hooks is not None:
+        param._backward_hooks = hooks
+    if after is not None:
+        param._post_accumulate_grad_hooks = after
+    if _HAS_GRAD_DTYPE and not follows and param.is_leaf:
+        param.grad_dtype = grad_dtype
+
+
+def by_name(model: nn.Module, state):
+    """A state dict, also one by modules, which torch takes as long as it has this function."""
+    from torch.distributed.checkpoint import state_dict
+
+    unflatten = getattr(state_dict, "_unflatten_model_state_dict", None)
+    by_modules = isinstance(state, dict) and isinstance(next(iter(state), None), nn.Module)
+    return unflatten(model, state) if by_modules and unflatten else state
+
+
+def metadata_of(state) -> Optional[dict]:
+    """The versions of modules that torch notes in a state dict; None where it has none."""
+    return getattr(state, "_metadata", None)
+
+
+class BufferSink:
+    """Takes values where a module would take buffers."""
+
+    def __init__(self) -> None:
+        self.found: Dict[str, torch.Tensor] = {}
+        self.__dict__.update({"_parameters": {}, "_buffers": self.found})
+
+
+def default_store():
+    """The key-value store of the default process group: the same object as long as that lives."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
+def in_place_works(param, spec) -> bool:
+    """Tries the exchange on a scratch parameter made like `param`."""
+    try:
+        local = param._local_tensor
+        scratch = dtensor_over(torch.empty_like(local, device="meta"), spec, False)
+        # Not touched, so it costs nothing.
+        fresh = torch.empty(local.shape, dtype=local.dtype, device="cpu")
+        before = id(scratch)
+        set_local_tensor(scratch, fresh, spec)
+        return (
+            id(scratch) == before
+            and scratch.device == fresh.device
+            and scratch._local_tensor.data_ptr() == fresh.data_ptr()
+            and scratch._spec is spec
+        )
+    except Exception:  # any failure means: take the public path
+        return False

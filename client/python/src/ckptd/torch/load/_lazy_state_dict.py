@@ -1,0 +1,361 @@
+"""State dicts whose values stay in the checkpoint until somebody asks for them."""
+
+import collections
+import collections.abc
+import copy
+import hashlib
+import types
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
+
+import torch
+
+from ... import _client
+from ..._rpc import Deadline
+from .. import _daemon
+from ..compat import _torch_internals
+from . import _devices, _file_tensor, _memory, _rename
+from ._file_tensor import FileTensor
+
+# Bytes of values asked for at once while all are walked through. A larger tensor is a group of its
+# own. Whoever walks holds the last value, and with it its group, while the next one comes.
+_CHUNK = 24 << 20
+_MOST = 1 << 30  # bytes that are read ahead at once: one lease for each such group
+# Of one look-up: a load takes 2 MiB of the daemon's memory at least. Larger tensors cost more to
+# copy than a load of their own does, where look-ups jump about in the file.
+_SMALL = 64 << 10  # bytes of a tensor that brings others along
+_NEAR = 2 << 20  # bytes that are brought
+_LEAST = 4 << 10  # bytes that a tensor counts as: it is an object, and a name in a request
+
+
+class LazyStateDict(dict):
+    """name -> tensor of a checkpoint: a dict whose values are read when somebody looks at them.
+
+    The functions of this package spread it without its values ever coming here. All else finds
+    the dict of the whole checkpoint that it stands for: a value that was looked up is that value
+    from then on, changes in place included, here and in copies; a pickle has all values.
+
+    Looking a value up has this rank's daemon load that tensor, whole, into its memory, and
+    gives a torch.Tensor over it that may be written (copy on write). One of up to 64 KiB comes
+    with its small neighbours, up to 2 MiB together, as copies; look-ups in the order of the file
+    are read ahead. walk() goes through all values and keeps none. Names can be removed, renamed,
+    replaced by tensors, and taken over from another one by update(), which reads nothing.
+
+    Not thread-safe. Raises ckptd.Error where the daemon does, Aborted SOURCE_CHANGED where the
+    files are others than those whose names were read (values of before and after are never
+    mixed), KeyError for a name that is not there.
+    """
+
+    def __init__(
+        self,
+        entries: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]] = (),
+        *,
+        address: Optional[str] = None,
+        client: Optional[_client.Client] = None,
+        timeout: float = 600.0,
+        devices: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """entries: InFile, or a value. devices: where values go, the daemon's if not named."""
+        super().__init__(_raw(entries))
+        self._address, self._client, self._timeout = address, client, timeout
+        self._order: List[str] = []
+        self._place: Dict[str, int] = {}
+        self._next, self._ahead = 0, 0  # where look-ups in order would go on, bytes read so far
+        for name, device in (devices or {}).items():
+            entry = super().__getitem__(name)
+            if isinstance(entry, FileTensor):
+                where = entry.source, entry.name, entry.dtype, entry.shape, entry.nbytes
+                device = _devices.device_of(device)
+                super().__setitem__(name, FileTensor(*where, entry.identity, device))
+
+    @property
+    def entries(self) -> Mapping[str, Any]:
+        """name -> its value; InFile where nobody has looked yet. As it is now, to be read only."""
+        entries = {name: _file_tensor.now(entry) for name, entry in super().items()}
+        return types.MappingProxyType(entries)
+
+    def __repr__(self) -> str:
+        left = [e for e in self.entries.values() if isinstance(e, FileTensor)]
+        sources = sorted({e.source for e in left})
+        return f"<ckptd.torch.LazyStateDict of {len(self)} names, {len(left)} in {sources}>"
+
+    def __iter__(self) -> Iterator[str]:
+        # Python copies a dict past its methods, unless it has an __iter__ of its own.
+        return super().__iter__()
+
+    def __getitem__(self, name: str) -> Any:
+        entry = super().__getitem__(name)
+        if not isinstance(entry, FileTensor):
+            return entry
+        owner = entry.owner
+        if owner.value is None:
+            if _is_small(owner):
+                self._bring(self._neighbours_of(owner), copies=True)
+            else:
+                self._bring(self._ahead_of(name, owner))
+        return owner.value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """As dict.pop: the value is read, and no name leads to it any more."""
+        if default and name not in self:
+            return dict.pop(self, name, *default)
+        value = self[name]
+        del self[name]
+        return value
+
+    def popitem(self) -> Tuple[str, Any]:
+        name = next(reversed(self), None)
+        return dict.popitem(self) if name is None else (name, self.pop(name))
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def values(self) -> "_Values":
+        """Of all names, each read when one comes to it."""
+        return _Values(self)
+
+    def items(self) -> "_Items":
+        """(name, value) of all, each read when one comes to it."""
+        return _Items(self)
+
+    def update(
+        self, other: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]] = (), /, **more: Any
+    ) -> None:
+        """As dict.update; from another LazyStateDict nothing is read."""
+        super().update(_raw(other), **more)
+
+    def __or__(self, other: Any) -> Any:
+        if not isinstance(other, dict):
+            return NotImplemented
+        return self.with_entries({**_raw(self), **_raw(other)})
+
+    def __ror__(self, other: Any) -> Any:
+        if not isinstance(other, dict):
+            return NotImplemented
+        return self.with_entries({**_raw(other), **_raw(self)})
+
+    def __ior__(self, other: Any) -> "LazyStateDict":
+        self.update(other)
+        return self
+
+    def __eq__(self, other: object) -> Any:
+        """As of dicts; tensors that nobody has looked at are equal where they are the same bytes of a file."""
+        if not isinstance(other, dict):
+            return NotImplemented
+        if self.keys() != other.keys():
+            return False
+        mine, theirs = _raw(self), _raw(other)
+        return all(_same(mine[n], theirs[n]) or _equal(self[n], other[n]) for n in mine)
+
+    def __ne__(self, other: object) -> Any:
+        same = self.__eq__(other)
+        return same if same is NotImplemented else not same
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def copy(self) -> "LazyStateDict":
+        """Another dict of the same values; nothing is read."""
+        return self.with_entries(_raw(self))
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "LazyStateDict":
+        """Another dict of values of its own; nothing is read."""
+        made = memo[id(self)] = self.with_entries({})
+        made.update((name, copy.deepcopy(entry, memo)) for name, entry in super().items())
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """An OrderedDict of all values, as state_dict() gives, which may go where there is no daemon."""
+        return collections.OrderedDict, (), None, None, iter(self.items())
+
+    def rename(self, rename: _rename.Rename) -> "LazyStateDict":
+        """Another dict of the same values under other names; nothing is read.
+
+        rename: a dict of old names to new ones, a function of a name, or (pattern, replacement)
+        pairs as of re.sub, one after the other. Raises InvalidArgument for two names that become one.
+        """
+        names = _rename.renamed(self, rename)
+        return self.with_entries({names[name]: entry for name, entry in super().items()})
+
+    def identity(self) -> str:
+        """For people and comparisons: its sources, and a digest of all names and own values.
+
+        A tensor of a file that torch has seen no change of counts as that file's, looked up or not.
+        """
+        digest, sources = hashlib.blake2b(digest_size=8), set()
+        for name, entry in sorted(_raw(self).items()):
+            what = value = _file_tensor.now(entry)
+            if isinstance(entry, FileTensor):
+                sources.add(entry.source)
+            if isinstance(entry, FileTensor) and entry.untouched:
+                what = entry.source, entry.name
+            elif isinstance(value, torch.Tensor):
+                value = _torch_internals.local_of(value).detach().cpu().contiguous()
+                digest.update(value.reshape(-1).view(torch.uint8).numpy())
+                what = str(value.dtype), tuple(value.shape)
+            digest.update(repr((name, what)).encode())
+        return f"a LazyStateDict of {', '.join(sorted(sources)) or 'no file'} ({digest.hexdigest()})"
+
+    def with_entries(self, entries: Mapping[str, Any]) -> "LazyStateDict":
+        """Others, of the same daemon; nothing is read."""
+        own_daemon: Dict[str, Any] = {"address": self._address, "client": self._client}
+        return LazyStateDict(entries, timeout=self._timeout, **own_daemon)
+
+    def walk(self) -> Iterator[Tuple[str, Any]]:
+        """(name, value) of all, read in groups of up to 24 MiB and not kept.
+
+        What is changed in a value is lost with it, unless it had been looked up before.
+        """
+        group: List[Tuple[str, Any]] = []
+        size = 0
+        for name, entry in list(super().items()):
+            waits = isinstance(entry, FileTensor) and entry.owner.value is None
+            nbytes = entry.nbytes if waits else 0
+            if group and size + nbytes > _CHUNK:
+                yield from self._values_of(group)
+                group, size = [], 0
+            group.append((name, entry))
+            size += nbytes
+        yield from self._values_of(group)
+
+    def _values_of(self, group: List[Tuple[str, Any]]) -> List[Tuple[str, Any]]:
+        left = [e for _, e in group if isinstance(e, FileTensor) and e.owner.value is None]
+        read = {id(e): value.to(e.device or value.device) for e, value in zip(left, self._read(left))}
+        return [(name, read.get(id(entry), _file_tensor.now(entry))) for name, entry in group]
+
+    @torch.inference_mode(False)  # else changes could not be told, and nothing be trained
+    def _bring(self, entries: List[FileTensor], copies: bool = False) -> None:
+        """Gives values to `entries`. copies: views would keep all of them in the daemon's memory."""
+        for entry, value in zip(entries, self._read(entries)):
+            entry.put(value.clone() if copies else value)
+
+    def _neighbours_of(self, wanted: FileTensor) -> List[FileTensor]:
+        """The small tensor `wanted` and those of its source around it, up to _NEAR bytes.
+
+        Which are together does not depend on which is asked for: any order finds most of them there.
+        """
+        group: List[FileTensor] = []
+        size, found = 0, False
+        seen = set()
+        for entry in (e.owner for e in super().values() if isinstance(e, FileTensor)):
+            other = (entry.source, entry.identity) != (wanted.source, wanted.identity)
+            if other or entry in seen or not _is_small(entry):
+                continue
+            seen.add(entry)
+            cost = max(entry.nbytes, _LEAST)
+            if size + cost > _NEAR:
+                if found:
+                    break
+                group, size = [], 0
+            group.append(entry)
+            size += cost
+            found = found or entry is wanted
+        return [entry for entry in group if entry.value is None]
+
+    def _ahead_of(self, name: str, wanted: FileTensor) -> List[FileTensor]:
+        """`wanted`, and what comes behind it where all were looked up in order so far: twice as much each time."""
+        if len(self._order) != len(self) or self._order[self._place.get(name, 0)] != name:
+            self._order = list(self)
+            self._place = {each: i for i, each in enumerate(self._order)}
+            self._next = self._ahead = 0
+        at = self._place[name]
+        large = (self._order[i] for i in range(self._next, at))
+        in_order = self._ahead and self._next <= at and not any(map(self._waits, large))
+        group, size = [wanted], wanted.nbytes
+        room = min(max(2 * self._ahead, _CHUNK), _MOST) if in_order else 0
+        while at + 1 < len(self._order) and size <= room:
+            at += 1
+            entry = self._waits(self._order[at])
+            if entry is None or entry.source != wanted.source:
+                continue
+            size += entry.nbytes
+            if size <= room:
+                group.append(entry)
+        self._next, self._ahead = at, sum(entry.nbytes for entry in group)
+        return group
+
+    def _waits(self, name: str) -> Optional[FileTensor]:
+        """The large tensor under `name` if nobody has read it."""
+        entry = dict.get(self, name)
+        owner = entry.owner if isinstance(entry, FileTensor) else None
+        return owner if owner and owner.value is None and not _is_small(owner) else None
+
+    @torch.inference_mode(False)
+    def _read(self, entries: List[FileTensor]) -> List[torch.Tensor]:
+        """Values of `entries`, in that order; each source is asked once."""
+        wanted: Dict[str, List[FileTensor]] = {}
+        for entry in entries:
+            wanted.setdefault(entry.source, []).append(entry)
+        shards = {source: self._shard(source, of) for source, of in wanted.items()}
+        with _torch_internals.low_overhead_dispatch():
+            found = []
+            for entry in entries:
+                shard = shards[entry.source]
+                if entry.name not in shard.table.index:
+                    raise _file_tensor.changed(entry.source)
+                found.append(_memory.whole(shard, shard.table.index[entry.name]))
+        return found
+
+    def _shard(self, source: str, entries: List[FileTensor]):
+        rank, size = _daemon.rank_and_size()
+        layout = {
+            "world_size": size,
+            "rules": [{"match": [entry.name for entry in entries], "only_ranks": [rank]}],
+            "default": {"drop": True},
+        }
+        deadline = Deadline(self._timeout)
+        with _daemon.connected(self._address, self._client, deadline, rank) as own:
+            options = {"layout": layout, "mode": "private", "digest": False}
+            checkpoint = own.load(source, timeout=deadline.for_call(), **options)
+            for entry in entries:
+                _file_tensor.check_unchanged(checkpoint, source, entry.identity)
+            return own.acquire(checkpoint, "private", timeout=deadline.for_call())
+
+
+def _raw(given: Any) -> Any:
+    """What a LazyStateDict has in it, read or not; all else as it is."""
+    return dict(dict.items(given)) if isinstance(given, LazyStateDict) else given
+
+
+def _is_small(entry: FileTensor) -> bool:
+    # One that no tensor can be made of here comes alone, with its error.
+    return entry.nbytes <= _SMALL and _memory.has_type(entry.dtype)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether it is the same object, or would be if dicts were not lazy."""
+    one, other = _file_tensor.now(one), _file_tensor.now(other)
+    if isinstance(one, FileTensor) and isinstance(other, FileTensor):
+        return one.place == other.place
+    return one is other
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one is other or bool(one == other)  # as dicts compare values
+
+
+class _Items(collections.abc.ItemsView):
+    """As dicts have them: they can be gone through from the end, too."""
+
+    def __init__(self, owner: LazyStateDict) -> None:
+        super().__init__(owner)
+        self._owner = owner
+
+    def __reversed__(self) -> Iterator[Tuple[str, Any]]:
+        return ((name, self._owner[name]) for name in reversed(self._owner))
+
+
+class _Values(collections.abc.ValuesView):
+    """As _Items."""
+
+    def __init__(self, owner: LazyStateDict) -> None:
+        super().__init__(owner)
+        self._owner = owner
+
+    def __reversed__(self) -> Iterator[Any]:
+        return (self._owner[name] for name in reversed(self._owner))

@@ -1,0 +1,479 @@
+"""load_into: the whole way from a model on meta to a model over the daemon's memory."""
+
+import contextlib
+import functools
+import os
+import time
+from dataclasses import dataclass
+from typing import Callable, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import nn
+
+from ... import _client, _outside, _participant, _source
+from ..._errors import Error, InvalidArgument, Unimplemented
+from ..._layout import RankLayout
+from ..._rpc import Deadline
+from ..._shard import Shard
+from ..._types import Progress
+from .._daemon import connected, rank_and_size
+from ..compat import (
+    _checkpoint_names,
+    _fsdp1_internals,
+    _hugging_face,
+    _torch_internals,
+    _transformers_conversion,
+)
+from . import (
+    _buffers,
+    _extra_state,
+    _file_tensor,
+    _load_hooks,
+    _memory,
+    _place_tensors,
+    _source_match,
+    _targets,
+    _tied_weights,
+)
+from ._gc_pause import gc_paused
+from ._rename import Regex, Rename, ignored
+from ._result import LoadResult
+from ._targets import Target
+
+_SHOWN = 5  # names in a sentence
+_LOOK_SECONDS = 5.0  # for what only makes a sentence better
+
+
+class StageTimer:
+    """Seconds per stage, and "total"."""
+
+    def __init__(self) -> None:
+        self.seconds: dict = {}
+        self._start = self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = now - self._last
+        self.seconds["total"] = now - self._start
+        self._last = now
+
+
+def load_into(
+    model: nn.Module,
+    source: Union[str, os.PathLike],
+    *,
+    mode: str = "auto",
+    handle: Optional[str] = None,
+    dtype: Union[torch.dtype, str, None] = None,
+    strict: bool = True,
+    timeout: float = 600.0,
+    digest: bool = True,
+    address: Optional[str] = None,
+    client: Optional[_client.Client] = None,
+    init_buffers: Optional[_buffers.InitBuffers] = None,
+    tied: Optional[str] = None,
+    variant: Optional[str] = None,
+    rename: Optional[Rename] = None,
+    ignore: Sequence[Regex] = (),
+    barrier: bool = False,
+) -> LoadResult:
+    """Makes the daemon's memory the storage of every parameter and buffer of `model`.
+
+    Call it once on each rank, after fully_shard (or parallelize_module, or nothing),
+    on a model built on meta or a real one, also a real one inside of DistributedDataParallel;
+    it opens no process group. Parameter and buffer
+    objects stay the same, so optimizers built before keep working. Tied weights
+    stay tied; tensors of a real model that only share storage keep theirs, by a copy. It may be called again between two steps, to go back to the
+    checkpoint: gradients and optimizer state are then those of before. Never call
+    it between a forward and its backward: FSDP2 does not notice and would mix the
+    weights (plain modules raise in backward).
+
+    mode: "private" (training leaves the daemon's weights as they are: copy on write
+    in host memory, a copy in a GPU's), "shared" (read-only, for models without
+    trainable parameters; anything written, batch-norm statistics too, ends the
+    process with SIGSEGV, or the GPU's context with a fault), "exclusive" (the
+    daemon gives its memory away) or "auto": private in host memory; in a GPU's,
+    shared for models without trainable parameters, else exclusive.
+    handle: how the memory is handed over, see Client.load; None is right but for
+    other programs' sake.
+    dtype: for floating tensors, instead of the model's own dtypes: torch.bfloat16,
+    "bfloat16" or "BF16".
+    strict: missing and unexpected names are an error, as in load_state_dict; names
+    are unexpected when no rank's model has them (pipeline stages make up one
+    model). Non-persistent buffers are never missing or unexpected. What modules give by
+    get_extra_state counts, too; a checkpoint holds it where it is a tensor.
+    timeout: seconds for everything, waiting for other ranks, and for memory that others hold,
+    included.
+    init_buffers: function of (model, names) that computes non-persistent buffers
+    on meta, in place or by replacing them; Hugging Face models need none, unless their
+    own initialisation raises, which leaves all of their buffers to it. Of what nobody
+    computes the checkpoint's value is taken, where it has one.
+    tied: names of one tensor that the checkpoint has with different values are an error;
+    "first" takes the value of the first of the model's names.
+    source: a file, an index, or a folder, of which the same files are read as transformers
+    reads: model.safetensors, else model.safetensors.index.json, else a numbered series, else
+    all .safetensors files but those of adapters and optimizers. variant="fp16" reads
+    model.fp16.safetensors, or its index, instead. Also hf://ORG/NAME@REVISION, in the local cache.
+    rename: gives names of the checkpoint those of the model: a dict, a function of a name,
+    or (pattern, replacement) pairs as for re.sub, one after the other. Others stay as they
+    are. result.unexpected and errors about the checkpoint have its own names.
+    ignore: patterns, as for re.search, of the checkpoint's names that may be unexpected;
+    a Hugging Face model's own (_keys_to_ignore_on_load_unexpected) besides.
+    barrier: return when every rank has placed its weights, and raise what one of them failed
+    of. Give it on all ranks, or on none: a single one that was started again attaches by
+    itself only without.
+    A rank that fails, or whose process ends in the call, ends the calls of the others with its
+    sentence: of those that still wait, and with `barrier` of all.
+    Hooks after load_state_dict are run, when strict errors have been raised already; those
+    before it are named in a warning.
+
+    Returns a LoadResult. Raises ckptd.Error; the model is then as it was, except
+    for BUFFERS_LEFT and what other ranks failed of late, which come after the weights are in.
+    Raises TypeError for what is no module.
+    """
+    deadline = Deadline(timeout)
+    with _participation(source, barrier, deadline, address, client) as (client, participant):
+        _check_arguments(model, source)
+        source = _source.of_variant(source, variant)
+        with _transformers_conversion.explaining(model, functools.partial(_names_in, source, address, client)):
+            return _load_into(
+                model,
+                source,
+                mode,
+                handle,
+                dtype,
+                strict,
+                deadline,
+                digest,
+                address,
+                client,
+                init_buffers,
+                tied,
+                rename,
+                ignore,
+                participant,
+            )
+
+
+@contextlib.contextmanager
+def _participation(source, barrier: bool, deadline: Deadline, address, client):
+    """(client, this rank's part): from before anything can fail here. Alone there is nobody to tell."""
+    rank, world_size = rank_and_size()
+    if world_size == 1:
+        yield client, _participant.NoParticipant()
+        return
+    with connected(address, client, deadline, rank) as own:
+        with _participant.participate(own, source, deadline, barrier) as participant:
+            yield own, participant
+
+
+def _names_in(source, address, client) -> List[str]:
+    """Names in `source`; none where nobody can say so."""
+    deadline = Deadline(_LOOK_SECONDS)
+    try:
+        with connected(address, client, deadline, rank_and_size()[0]) as own:
+            return list(own.inspect(source, timeout=deadline.for_call()).tensors)
+    except Error:
+        return []
+
+
+def _check_arguments(model, source) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"filling a model: the first argument of load_into is of type {type(model).__name__}, no "
+            "torch.nn.Module; pass the model first, then the path: load_into(model, path)"
+        )
+    if isinstance(source, torch.optim.Optimizer):
+        raise TypeError(
+            f"filling a model: the second argument of load_into is of type {type(source).__name__}, no path; "
+            "an optimizer's state is in no such checkpoint: load_into(model, path), and load the optimizer "
+            "with torch.distributed.checkpoint"
+        )
+    _source.check_path("filling a model", source)
+
+
+@torch.inference_mode(False)  # else what is placed could never be trained
+def _load_into(
+    model,
+    source,
+    mode,
+    handle,
+    dtype,
+    strict,
+    deadline,
+    digest,
+    address,
+    client,
+    init_buffers,
+    tied,
+    rename,
+    ignore,
+    participant,
+) -> LoadResult:
+    _tied_weights.check(tied)
+    clock = StageTimer()
+    whole, model = model, _checkpoint_names.without_ddp(model)
+    modules = _checkpoint_names.modules_of(model)
+    _load_hooks.warn_of_skipped_hooks("load_into", modules)
+    with gc_paused():
+        targets = list_targets(modules, dtype if dtype is None else _memory.parse_dtype(dtype))
+    _check_mode(mode, targets)
+    clock.lap("model")
+    with connected(address, client, deadline, rank_and_size()[0]) as own:
+        contents = _source_match.SourceContents(own, source, deadline, rename)
+        extras = _source_match.extras_of(_extra_state.of(modules), contents)
+        ignored([], ignore)  # refuses what is no list of patterns
+        patterns = [*ignore, *_hugging_face.may_be_unexpected(model)] if strict else []
+        how = LoadOptions(mode, handle, digest, participant=participant)
+        targets, shard, result = _attach_found(targets, contents, extras, tied, strict, patterns, how, clock)
+    with gc_paused():
+        held, spare, left, result.missing = _sort_out(targets, shard.table)
+        result.missing += [name for name, _ in extras if name not in shard.table.index]
+        with _closed_if_refused(shard):
+            if strict and result.missing:
+                raise _place_tensors.lacks(result.missing[0])
+            entries = _place_tensors.prepare(held, shard)
+            spares = _place_tensors.prepare(spare, shard)
+            values = _extra_state.read(extras, shard)
+            participant.raise_failure()  # the model is still as it was
+        _place_tensors.fill(entries, shard, result)
+    _extra_state.give(extras, values)
+    clock.lap("place")
+    if left or spares:
+        _fill_buffers(model, left, spares, init_buffers, shard, result)
+    clock.lap("buffers")
+    keys = _torch_internals.IncompatibleKeys(result.missing, result.unexpected)
+    _load_hooks.run_after(whole, modules, keys, strict)
+    return result
+
+
+def _attach_found(
+    targets: List[Target],
+    contents: _source_match.SourceContents,
+    extras: _extra_state.Extras,
+    tied: Optional[str],
+    strict: bool,
+    patterns: Sequence[Regex],
+    how: "LoadOptions",
+    clock: StageTimer,
+) -> Tuple[List[Target], Shard, LoadResult]:
+    """`targets` as the checkpoint has them, and what attach() gives for these."""
+    own, source, deadline = contents.own, contents.source, contents.deadline
+    targets = _source_match.look_up(targets, contents, strict)
+    targets, left_out = _source_match.first_names(targets, contents, tied)
+
+    def layout_of() -> RankLayout:
+        shapes = _source_match.shapes_of(extras, contents)
+        layout = _targets.rank_layout(targets, *rank_and_size(), strict, shapes)
+        # Else what is found is looked at here.
+        layout.refuse_unexpected = strict and not (patterns or left_out)
+        return layout
+
+    try:
+        shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
+    except Error as error:
+        raise _source_match.advised(error, targets, contents) from None
+    with _closed_if_refused(shard):
+        _source_match.check_counts(targets, contents, shard.table.index)
+        result.unexpected = [name for name in result.unexpected if name not in left_out]
+        if strict and (patterns or left_out):
+            _source_match.check_unexpected(result.unexpected, source, patterns)
+    return targets, shard, result
+
+
+@contextlib.contextmanager
+def _closed_if_refused(shard: Shard):
+    try:
+        yield
+    except Error:
+        shard.close()
+        raise
+
+
+def _fill_buffers(model, left: List[Target], spares, init_buffers, shard: Shard, result) -> None:
+    """Those on meta: by whoever computes them, and else, as far as there is one, from an entry of `spares`."""
+    held = [entry.target for entry in spares]
+    result.made, unknown = _buffers.recompute(
+        model, left, init_buffers, _memory.device_of(shard), held
+    )
+    names = {target.name for target in unknown}
+    _place_tensors.fill([entry for entry in spares if entry.target.name in names], shard, result)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How memory is to be had: as load_into's arguments of these names say; progress as Client.load's."""
+
+    mode: str = "auto"
+    handle: Optional[str] = None
+    digest: bool = True
+    progress: Optional[Callable[[Progress], None]] = None
+    identity: str = ""  # of the files that it has to be: see _file_tensor.check_unchanged
+    participant: _participant.NoParticipant = _participant.NoParticipant()
+
+
+def attach(
+    own: _client.Client,
+    source: Union[str, os.PathLike],
+    targets: List[Target],
+    layout_of: Callable[[], RankLayout],
+    how: LoadOptions,
+    deadline: Deadline,
+    clock: StageTimer,
+) -> Tuple[Shard, LoadResult]:
+    """This rank's shard of `source`, and what is known of the load before it is placed.
+
+    layout_of states the targets; it is called when the daemon is known to fit them.
+    """
+    mode = _settle_mode(how.mode, targets, own, deadline)
+    clock.lap("connect")
+    with gc_paused():
+        layout = layout_of()
+    clock.lap("layout")
+    left = deadline.for_call()
+    checkpoint = own.load(
+        source,
+        layout=layout,
+        mode=mode,
+        handle=how.handle,
+        timeout=left,
+        digest=how.digest,
+        wait_memory=left,
+        progress=how.progress,
+        _participant=how.participant,
+    )
+    _file_tensor.check_unchanged(checkpoint, os.fspath(source), how.identity)
+    clock.lap("load")
+    with gc_paused():  # its table has a row for each tensor; a daemon that holds it has no reason to wait
+        shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())
+    if layout.source_for_rules is not None:
+        with _closed_if_refused(shard):
+            _name_as_stated(layout, shard)
+    clock.lap("acquire")
+    return shard, LoadResult(
+        checkpoint.served_from or checkpoint.name,
+        mode,
+        sum(shard.table.nbytes),
+        len(shard.table.names),
+        checkpoint.resident,
+        [],
+        shard.table.unexpected,
+        seconds=clock.seconds,
+        device=shard.device,
+        copied_bytes=shard.copied_bytes,
+        handle=shard.handle,
+    )
+
+
+def _name_as_stated(layout: RankLayout, shard: Shard) -> None:
+    """What was loaded by rule, for a process that is no rank of the job, has the source's names.
+
+    Raises InvalidArgument (LAYOUT_MISMATCH) for names of one tensor that have different values.
+    """
+    found, table = layout.source_for_rules, shard.table
+    table.unexpected += _outside.unexpected(found, layout)
+    for name, stored in _outside.stored_names(found, layout).items():
+        held = [one for one in stored if one in table.index]
+        if len(held) > 1:
+            values = {one: _memory.whole(shard, table.index[one]) for one in held}
+            _tied_weights.names_of(f"loading {found.source}", held, values, None, lambda value: value)
+        if held:
+            table.index.setdefault(name, table.index[held[0]])
+
+
+def list_targets(modules: _load_hooks.Modules, dtype: Optional[torch.dtype] = None) -> List[Target]:
+    """Every tensor of a model's `modules`, each once, with the dtype it is to have.
+
+    Puts FSDP into the state between two steps. Raises ckptd.Error.
+    """
+    groups = _torch_internals.Groups(module for _, module in modules)
+    flats = _fsdp1_internals.flats_of(modules, _checkpoint_names.clean)
+    groups.reshard()
+    for flat in flats:
+        flat.reshard()
+    with _torch_internals.without_torch_function():
+        targets = _targets.collect(modules, groups, flats)
+        _targets.choose_dtypes(targets, dtype, _fsdp1_internals.buffer_dtypes(modules, _checkpoint_names.clean))
+    _check_devices(targets)
+    return targets
+
+
+def _trainable(targets: List[Target]) -> List[str]:
+    return [t.name for t in targets if not t.is_buffer and t.tensor.requires_grad]
+
+
+def _check_mode(mode: str, targets: List[Target]) -> None:
+    if mode != "auto":
+        _client.mode_number(mode)
+    names = _trainable(targets) if mode == "shared" else []
+    if names:
+        raise InvalidArgument(
+            f"filling a model with mode='shared': that memory is read-only, and {len(names)} "
+            f"parameters ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}) are "
+            "trainable; use mode='private', or model.requires_grad_(False) first",
+            "INVALID_REQUEST",
+        )
+
+
+def _settle_mode(
+    mode: str, targets: List[Target], client: _client.Client, deadline: Deadline
+) -> str:
+    """What "auto" means here. Refuses a daemon in host memory for a model on a GPU before it loads.
+
+    A model that belongs on the host gets what is right there; where it belongs on no
+    device yet, the daemon's decides.
+    """
+    homes = {t.arrangement.device: t for t in _targets.one_per_arrangement(t for t in targets if not t.is_buffer)}
+    homes.pop(None, None)
+    on_gpu = [target for device, target in homes.items() if device.type == "cuda"]
+    auto = mode == "auto"
+    if not on_gpu and (homes or not auto):
+        return "private" if auto else mode
+    if client.device(deadline.for_call()) is None:
+        for target in on_gpu:
+            _memory.check_device(target.name, target.device, torch.device("cpu"), None)
+        return "private" if auto else mode
+    if not auto:
+        return mode
+    return "exclusive" if _trainable(targets) else "shared"
+
+
+def _check_devices(targets: List[Target]) -> None:
+    for target in _targets.one_per_arrangement(targets):
+        device = target.device
+        if device is not None and device.type not in ("cpu", "cuda"):
+            raise Unimplemented(
+                f"filling {target.name}: it belongs on {device}, and daemons keep shards in host "
+                "memory or in that of NVIDIA GPUs; build the mesh for 'cpu', or use "
+                "CPUOffloadPolicy(pin_memory=False)",
+                "DEVICE_UNSUPPORTED",
+                {"tensor": target.name},
+            )
+
+
+def _sort_out(
+    targets: List[Target], table
+) -> Tuple[List[Target], List[Target], List[Target], List[str]]:
+    """(targets that the shard holds, buffers on meta that it holds besides, those left on meta, missing names).
+
+    Non-persistent buffers are the model's to compute, as torch has it: what a checkpoint of
+    other days holds of them is for models that cannot.
+    """
+    held, spare, left, missing = [], [], [], []
+    for target in targets:
+        found = bool(target.requested_names) and (target.flat is not None or target.requested_names[0] in table.index)
+        # A buffer that the model computed itself stays, whatever the checkpoint holds.
+        if found and target.persistent:
+            held.append(target)
+        elif found and target.tensor.is_meta and _fits(target, table):
+            spare.append(target)
+        elif target.persistent and not target.optional:
+            missing += [names[0] for names, _ in _targets.checkpoint_tensors(target)]
+        elif target.tensor.is_meta:
+            left.append(target)
+    return held, spare, left, sorted(missing)
+
+
+def _fits(target: Target, table) -> bool:
+    """Whether a buffer that need not be loaded has the checkpoint's dtype; others must have it."""
+    return table.dtypes[table.index[target.requested_names[0]]].number == _memory.number_of(target.dtype)

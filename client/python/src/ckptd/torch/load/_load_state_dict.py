@@ -1,0 +1,74 @@
+"""load_state_dict: accelerate's function of this name, as a lazy dict."""
+
+import os
+from typing import Any, Dict, Optional, Union
+
+import torch
+
+from ... import _client, _folder, _source
+from ..._rpc import Deadline
+from .. import _daemon
+from ..agree import _agreement
+from ..compat import _native_fallback
+from . import _devices, _file_tensor, _native_files
+from ._lazy_state_dict import LazyStateDict
+
+
+def load_state_dict(
+    checkpoint_file: Union[str, os.PathLike],
+    device_map: Optional[_devices.DeviceMap] = None,
+    *,
+    every_rank: bool = False,
+    timeout: float = 600.0,
+    address: Optional[str] = None,
+    client: Optional[_client.Client] = None,
+    fallback: Optional[str] = None,
+    variant: Optional[str] = None,
+) -> Union[LazyStateDict, Dict[str, Any]]:
+    """accelerate's function of this name, for a job whose rank 0 alone reads.
+
+    On rank 0 (of the process group, or of the launcher's environment) a LazyStateDict of
+    a safetensors file, of its index or of a folder; `{}` on other ranks unless every_rank.
+    device_map: the device of all values, or module name -> device as accelerate applies it:
+    one device is that of all, names under none of several go to the host. A device is a
+    torch.device, its text, or the number of a GPU. Other files than safetensors are
+    torch.load's, on the host, as there. variant: as load_into's. fallback="native" has accelerate read where no
+    daemon can be reached.
+
+    Raises what accelerate does: FileNotFoundError, OSError for a file whose metadata says
+    no format, ValueError for another format than PyTorch's and for no device; else
+    ckptd.Error.
+    """
+    path = os.fspath(_source.of_variant(checkpoint_file, variant))
+    rank, _ = _daemon.rank_and_size()
+    if rank != 0 and not every_rank:
+        return {}
+    with _agreement.local_preparation(f"load_state_dict of {path}", _agreement.OwnDaemon(address, client)):
+        path = _source.local_path(path)
+        if not (_folder.is_safetensors(path) or os.path.isdir(path)):
+            return torch.load(path, map_location=torch.device("cpu"), weights_only=True)
+        devices = None if device_map is None else _devices.by_module(device_map)
+        return _native_fallback.stand_in(
+            "load_state_dict",
+            lambda: _open(path, devices, rank, timeout, address, client),
+            lambda: _native_files.read(path, lambda file: _accelerates(file, devices)),
+            fallback,
+        )
+
+
+def _accelerates(path: str, devices) -> Dict[str, Any]:
+    """accelerate's, which knows files but neither indices nor folders."""
+    as_there = None if devices is None else _devices.as_accelerate_s(devices)
+    return _native_fallback.original("accelerate.utils.modeling", "load_state_dict")(path, as_there)
+
+
+def _open(path, devices, rank: int, timeout: float, address, client) -> LazyStateDict:
+    deadline = Deadline(timeout)
+    with _daemon.connected(address, client, deadline, rank) as own:
+        found = _file_tensor.inspect(own, path, deadline)
+    names = [*found.tensors, *found.aliases]
+    places = {} if devices is None else _devices.by_name(names, devices)
+    for device in set(places.values()):
+        torch.empty(0, device=device)  # torch's error for one that is not there, before anybody looks
+    entries = _file_tensor.entries_in(found, places)
+    return LazyStateDict(entries, address=address, client=client, timeout=timeout)

@@ -1,0 +1,71 @@
+"""Checkpoints read by safetensors alone, where a caller allowed it in place of a daemon."""
+
+import json
+import os
+from typing import Any, Callable, Container, Dict, Iterable, List, Mapping
+
+from ... import _folder
+from ..._errors import FailedPrecondition, InvalidArgument
+
+
+def load_file(path: str) -> Mapping[str, Any]:
+    """name -> tensor of a file, further names of tied tensors included."""
+    try:
+        from safetensors import safe_open
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise FailedPrecondition(
+            f"reading {path} without the daemons: safetensors is not installed; install it, or "
+            "start the daemons",
+            "NO_SAFETENSORS",
+        ) from error
+    found = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        for alias, name in (file.metadata() or {}).items():
+            if name in found:
+                found.setdefault(alias, found[name])
+    return found
+
+
+def read(
+    path: str, read_file: Callable[[str], Mapping[str, Any]]
+) -> Dict[str, Any]:
+    """name -> value of a file, of all files that an index names, or of a folder's."""
+    found: Dict[str, Any] = {}
+    for file in _files_of(path):
+        found.update(read_file(file))
+    return found
+
+
+def read_some(files: Iterable[str], names: Container[str]) -> Dict[str, Any]:
+    """name -> tensor, of those of `names` that the safetensors files hold."""
+    from safetensors import safe_open
+
+    found: Dict[str, Any] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            found.update((name, file.get_tensor(name)) for name in file.keys() if name in names)
+    return found
+
+
+def _files_of(path: str) -> List[str]:
+    """Which files make the checkpoint `path`; by the same rules as the daemons find them."""
+    if os.path.isdir(path):
+        files = [os.path.join(path, name) for name in _folder.choose(path)]
+    else:
+        files = [path]
+    return _files_of_index(files[0]) if files[0].endswith(".json") else files
+
+
+def _files_of_index(path: str) -> List[str]:
+    with open(path, encoding="utf-8") as file:
+        try:
+            named = json.load(file)["weight_map"].values()
+            return [os.path.join(os.path.dirname(path), name) for name in sorted(set(named))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidArgument(
+                f"opening {path}: it has no weight_map of names and files; name the index of a "
+                "sharded checkpoint, a .safetensors file or a folder",
+                "SOURCE_INVALID",
+                {"file": path},
+            ) from error

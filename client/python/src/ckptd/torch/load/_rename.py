@@ -1,0 +1,93 @@
+"""rename= and ignore=: how names of a checkpoint become those of a model. Pure, without torch."""
+
+import re
+from typing import Callable, Dict, Iterable, List, Mapping, Pattern, Tuple, Union
+
+from ..._errors import InvalidArgument
+
+Regex = Union[str, Pattern[str]]
+# By a checkpoint's name the model's, a function of the one that returns the other, or
+# (pattern, replacement) of re.sub, one pair after the other.
+Rename = Union[Mapping[str, str], Callable[[str], str], Iterable[Tuple[Regex, str]]]
+
+
+def renamed(names: Iterable[str], rename: Rename) -> Dict[str, str]:
+    """Each of a checkpoint's `names` -> the name that `rename` gives it, in their order.
+
+    Names that it does not speak of stay as they are. Raises InvalidArgument (INVALID_REQUEST)
+    for two names that become one, a dict's names that the checkpoint lacks, and what is no
+    renaming. What a function raises is passed on.
+    """
+    names = list(names)
+    rule = _rule_of(rename, names)
+    found: Dict[str, str] = {}
+    first: Dict[str, str] = {}
+    for name in names:
+        new = rule(name)
+        if not isinstance(new, str):
+            raise _refusal(f"it made {new!r:.200} of {name!r}; return a name, {name!r} itself to keep it")
+        if new in first:
+            raise _refusal(f"it makes {new!r} of both {first[new]!r} and {name!r}; give each its own name")
+        found[name], first[new] = new, name
+    return found
+
+
+def _rule_of(rename: Rename, names: List[str]) -> Callable[[str], str]:
+    if isinstance(rename, Mapping):
+        lacking = sorted(set(rename) - set(names), key=str)
+        if lacking:
+            raise _refusal(
+                f"the checkpoint has no {lacking[0]!r:.200}, the name that is to become "
+                f"{rename[lacking[0]]!r:.200}; keys are names of the checkpoint, values those of the model"
+            )
+        return lambda name: rename.get(name, name)
+    if callable(rename):
+        return rename
+    pairs = [_pair(each) for each in _listed(rename)]
+
+    def by_pairs(name: str) -> str:
+        for pattern, replacement in pairs:
+            name = pattern.sub(replacement, name)
+        return name
+
+    return by_pairs
+
+
+def _listed(rename: Iterable) -> List:
+    if isinstance(rename, (str, bytes)) or not isinstance(rename, Iterable):
+        raise _refusal(f"{rename!r:.200} is none; {_FORMS}")
+    return list(rename)
+
+
+def _pair(pair) -> Tuple[Pattern[str], str]:
+    if isinstance(pair, (str, bytes)) or not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise _refusal(f"{pair!r:.200} is no pair; {_FORMS}")
+    return _compiled(pair[0], "rename"), pair[1]
+
+
+def ignored(names: Iterable[str], patterns: Iterable[Regex]) -> List[str]:
+    """Those of `names` in which one of `patterns` is found, as re.search finds it.
+
+    Raises InvalidArgument (INVALID_REQUEST) for what is no list of patterns.
+    """
+    if isinstance(patterns, (str, bytes)):
+        raise _refusal(f"{patterns!r:.200} is no list of patterns; pass [{patterns!r:.200}]", "ignore")
+    compiled = [_compiled(pattern, "ignore") for pattern in patterns]
+    return [name for name in names if any(pattern.search(name) for pattern in compiled)]
+
+
+def _compiled(pattern: Regex, argument: str) -> Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise _refusal(f"{pattern!r:.200} is no regular expression: {error}", argument) from None
+
+
+_FORMS = (
+    "pass a dict of the checkpoint's names to the model's, a function of a name, or a list of "
+    "(pattern, replacement)"
+)
+
+
+def _refusal(what: str, argument: str = "rename") -> InvalidArgument:
+    return InvalidArgument(f"reading {argument}=: {what}", "INVALID_REQUEST")

@@ -1,0 +1,393 @@
+"""Lists a model's tensors and states them as a rank's layout.
+
+Only states mesh and placements as the model has them; where that puts bytes is
+the daemon's business.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ..._errors import FailedPrecondition, InvalidArgument, Unimplemented
+from ..._layout import REPLICATE, SHARD, STRIDED_SHARD, FlatParameter, Mesh, RankLayout, Sharding
+from ..compat import _fsdp1_internals, _torch_internals
+from ..compat._checkpoint_names import as_saved, clean
+from . import _memory
+
+# There are as many of some objects as tensors: fewer dictionaries are fewer pages of memory.
+SLOTS = {"slots": True} if sys.version_info >= (3, 10) else {}
+_CPU = torch.device("cpu")
+
+
+class Arrangement:
+    """What targets that lie alike have in common, so that it is found out once and not for each.
+
+    Those of one FSDP2 group, or of none, with the same mesh and placements. spec and fsdp, a
+    DTensorSpec and an FSDPParam or None, are the first one's: in what else decides how memory
+    is had (padded dimension, offloading) they are all like it.
+    """
+
+    __slots__ = ("spec", "fsdp", "device")
+
+    def __init__(self, spec, fsdp, device: Optional[torch.device]):
+        self.spec, self.fsdp = spec, fsdp
+        self.device = device  # where their memory must be; None: anywhere
+
+
+class Arrangements:
+    """Those of a model, each once."""
+
+    def __init__(self):
+        self._found: Dict[object, Arrangement] = {}
+        # By identity, which takes no hashing of placements; they live as long as the arrangement.
+        self._known: Dict[Tuple[int, int, int], Tuple[Arrangement, object]] = {}
+
+    def plain(self, tensor: torch.Tensor) -> Arrangement:
+        """Of a tensor that is whole on this rank; on meta it belongs nowhere yet."""
+        device = None if tensor.is_meta else tensor.device
+        found = self._found.get(device)
+        if found is None:
+            found = self._found[device] = Arrangement(None, None, device)
+        return found
+
+    def over_mesh(self, spec, fsdp=None, group=None) -> Arrangement:
+        same = (id(spec.mesh), id(spec.placements), id(group))
+        if same not in self._known:
+            self._known[same] = self._over_mesh(spec, fsdp, group), spec.placements
+        return self._known[same][0]
+
+    def _over_mesh(self, spec, fsdp, group) -> Arrangement:
+        key = (id(spec.mesh), spec.placements, id(group))
+        found = self._found.get(key)
+        if found is None:
+            offloaded = fsdp is not None and fsdp.offload_to_cpu
+            device = _CPU if offloaded else _torch_internals.device_of_mesh(spec.mesh)
+            found = self._found[key] = Arrangement(spec, fsdp, device)
+        return found
+
+
+@dataclass(**SLOTS)
+class Target:
+    """One tensor of the model, under all its names; tied ones are one target.
+
+    A flat parameter of FSDP1 is one under a name of its own; its members have those that
+    checkpoints have.
+    """
+
+    names: List[str]
+    tensor: torch.Tensor
+    # Modules that hold it, and under which name: of a parameter these first, for it may be
+    # registered as a buffer, too.
+    slots: List[Tuple[nn.Module, str]]
+    is_buffer: bool  # and nowhere a parameter
+    persistent: bool
+    arrangement: Arrangement
+    fsdp: Optional[object] = None  # its FSDPParam
+    spec: Optional[object] = None  # its DTensorSpec
+    dtype: Optional[torch.dtype] = None  # wanted
+    flat: Optional[_fsdp1_internals.Flat] = None
+    # Starts at zero where the checkpoint lacks it.
+    optional: bool = False
+    cast: Optional[torch.dtype] = None  # to which it is cast when it is placed, by a copy
+    # Another tensor of the model in the same storage: its memory stays, and is copied into.
+    shares_storage_with: Optional[str] = None
+    stored_names: Optional[List[str]] = None  # the checkpoint's names for it, where these were looked up
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def requested_names(self) -> List[str]:
+        """The names under which it is asked for: none if the checkpoint is known to lack it."""
+        return self.names if self.stored_names is None else self.stored_names
+
+    @property
+    def final_dtype(self) -> Optional[torch.dtype]:
+        """The type that it has in the end."""
+        return self.cast or self.dtype
+
+    @property
+    def device(self) -> Optional[torch.device]:
+        """Where its memory must be; None for a plain tensor on meta, which may be anywhere."""
+        return self.arrangement.device
+
+
+def one_per_arrangement(targets: Iterable[Target]) -> Iterable[Target]:
+    """One of `targets` for each way in which they lie."""
+    return {id(target.arrangement): target for target in targets}.values()
+
+
+def checkpoint_tensors(target: Target) -> List[Tuple[List[str], torch.Size]]:
+    """(names, global shape) of what checkpoints hold for a target: a flat parameter's members."""
+    if target.flat is None:
+        return [(target.names, target.tensor.shape)]
+    return [(member.names, member.shape) for member in target.flat.members]
+
+
+def collect(
+    modules: List[Tuple[str, nn.Module]], groups: _torch_internals.Groups, flats: List[_fsdp1_internals.Flat]
+) -> List[Target]:
+    """All parameters and buffers of `modules`, (path, module), each object once."""
+    found: Dict[int, Target] = {}
+    in_flats = {key for flat in flats for key in flat.held}
+    arrangements = Arrangements()
+
+    def note(tensor, names: List[str], slot, is_buffer: bool, persistent: bool) -> None:
+        target, full_name = found.get(id(tensor)), names[0]
+        if target is None:
+            fsdp, spec, arrangement = _attribute(full_name, tensor, slot, groups, arrangements)
+            found[id(tensor)] = Target(
+                names, tensor, [slot], is_buffer, persistent, arrangement, fsdp, spec
+            )
+            return
+        if target.spec is not None and target.fsdp is None:
+            _check_managed_here(full_name, slot)
+        target.names += [name for name in names if name not in target.names]
+        parameter_at_last = target.is_buffer and not is_buffer
+        target.slots.insert(0 if parameter_at_last else len(target.slots), slot)
+        target.is_buffer = target.is_buffer and is_buffer
+        target.persistent = target.persistent or persistent
+
+    for path, module in modules:
+        parameters, buffers = _torch_internals.tensors_of(module)
+        if not parameters and not buffers:
+            continue
+        path = f"{path}." if path else ""
+        # A model's own state dict has compiled modules in its names, which other checkpoints lack.
+        prefixes = list(dict.fromkeys((clean(path), as_saved(path))))
+        for name, param in parameters.items():
+            if param is not None and id(param) not in in_flats:
+                note(param, [prefix + name for prefix in prefixes], (module, name), False, True)
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                persistent = _torch_internals.is_persistent(module, name)
+                names = [prefix + name for prefix in prefixes[: None if persistent else 1]]
+                note(buffer, names, (module, name), True, persistent)
+                target, counts = found[id(buffer)], _torch_internals.counts_batches(module, name)
+                target.optional = counts and (target.optional or len(target.slots) == 1)
+    _check_all_managed(found, groups)
+    _note_shared_storage(found)
+    return list(found.values()) + [_of_flat(flat) for flat in flats]
+
+
+def _note_shared_storage(found: Dict[int, Target]) -> None:
+    real = (t.tensor for t in found.values() if t.spec is None and not t.tensor.is_meta)
+    for key, other in _torch_internals.shares_storage(real).items():
+        names = found[id(other)].names
+        found[key].shares_storage_with = names[0] if key != id(other) else "others"
+
+
+def _of_flat(flat: _fsdp1_internals.Flat) -> Target:
+    arrangement = Arrangement(None, None, flat.device)
+    return Target([flat.name], flat.parameter, [], False, True, arrangement, flat=flat)
+
+
+def _attribute(full_name: str, tensor, slot, groups: _torch_internals.Groups, arrangements: Arrangements):
+    """(its FSDPParam, its DTensorSpec, how it lies); None for what it has not."""
+    if not _torch_internals.is_dtensor(tensor):
+        _check_not_flattened(full_name, tensor)
+        return None, None, arrangements.plain(tensor)
+    fsdp, group = groups.params.get(id(tensor), (None, None))
+    if fsdp is None:
+        _check_managed_here(full_name, slot)
+    spec = _torch_internals.spec_of(tensor)
+    return fsdp, spec, arrangements.over_mesh(spec, fsdp, group)
+
+
+def _check_managed_here(full_name: str, slot) -> None:
+    if _torch_internals.managed_elsewhere(*slot):
+        raise FailedPrecondition(
+            f"filling {full_name}: FSDP2 manages it from a module outside of the one given; "
+            "pass the "
+            "whole model to load_into",
+            "MODEL_PART",
+        )
+
+
+def _check_not_flattened(name: str, param: nn.Parameter) -> None:
+    if _fsdp1_internals.is_flattened(param):
+        raise FailedPrecondition(
+            f"filling {name}: it lies in a flat parameter of FSDP1 outside of the module given; "
+            "pass the whole model to load_into",
+            "MODEL_PART",
+            {"tensor": name},
+        )
+
+
+def _check_all_managed(reached: Dict[int, Target], groups: _torch_internals.Groups) -> None:
+    for key, (param, _) in groups.params.items():
+        if key not in reached:
+            raise FailedPrecondition(
+                f"filling an FSDP2 model: its parameter {param} is no longer the one in the "
+                "module; "
+                "load before parameters are replaced",
+                "MODEL_CHANGED",
+            )
+
+
+def choose_dtypes(
+    targets: List[Target], dtype: Optional[torch.dtype], before: Dict[int, torch.dtype]
+) -> None:
+    """The model's own dtypes, or `dtype`, a castable one, for floating tensors a checkpoint may hold.
+
+    before: of buffers that FSDP1 has cast since; they are stated as they were, so that a
+    second load asks for the same, and cast again when they are placed.
+    """
+    for target in targets:
+        held = target.tensor.dtype
+        own = before.get(id(target.tensor), held) if before else held
+        if dtype is not None and target.persistent and _memory.is_castable(own):
+            target.dtype = dtype
+        else:
+            target.dtype = own
+            target.cast = held if own != held else None
+        if not _memory.number_of(own) and target.persistent:
+            raise Unimplemented(
+                f"filling {target.name}: it is {own}, which is filled from no checkpoint; load before "
+                "it becomes that, or with a model that has another type there",
+                "DTYPE_UNSUPPORTED",
+                {"tensor": target.name},
+            )
+
+
+def _check_order(mesh, name: str) -> None:
+    """FSDP2 cuts and gathers by ranks in process groups, which torch sorts; shards are stated by
+    places in the mesh. Where these differ, each rank would get another one's rows."""
+    for dim, place in enumerate(mesh.get_coordinate() or ()):
+        if place != torch.distributed.get_rank(mesh.get_group(dim)):
+            raise Unimplemented(
+                f"filling {name}: its mesh {mesh.mesh.tolist()} lists ranks in another order than "
+                "theirs, and FSDP2 shards by theirs; build the mesh with ascending ranks, or fill a "
+                "real model before fully_shard",
+                "MODEL_UNSUPPORTED",
+                {"tensor": name},
+            )
+
+
+@dataclass
+class _LayoutBuilder:
+    """Meshes and shardings stated so far, each once."""
+
+    layout: RankLayout
+    meshes: Dict[int, int] = field(default_factory=dict)
+    shardings: Dict[int, int] = field(default_factory=dict)
+
+    def sharding(self, target: Target) -> int:
+        key = id(target.arrangement)  # which its targets keep
+        index = self.shardings.get(key)
+        if index is None:
+            index = self.shardings[key] = self._add(self._sharding(target))
+        return index
+
+    def plain(self) -> int:
+        """Of what is whole on every rank."""
+        return self._add(Sharding())
+
+    def _sharding(self, target: Target) -> Sharding:
+        spec, fsdp = target.arrangement.spec, target.arrangement.fsdp
+        if spec is None:
+            return Sharding()
+        if fsdp is not None:
+            _check_order(spec.mesh, target.name)
+        placements = tuple(_placement(p, target) for p in spec.placements)
+        return Sharding(self._mesh(spec.mesh), placements, _torch_internals.padded_dim(fsdp))
+
+    def flat_sharding(self, flat: _fsdp1_internals.Flat) -> int:
+        if flat.ranks is None:
+            return self._add(Sharding())
+        mesh = Mesh((len(flat.ranks),), flat.ranks)
+        if mesh not in self.layout.meshes:
+            self.layout.meshes.append(mesh)
+        return self._add(Sharding(self.layout.meshes.index(mesh), ((SHARD, 0, 1),), 0))
+
+    def add_flat(self, target: Target) -> None:
+        """States a flat parameter by its members, at the places where FSDP1 has them."""
+        flat, plain, members = target.flat, self.plain(), []
+        for member in flat.members:
+            members.append((len(self.layout.names), member.begin))
+            self.layout.add(
+                member.names[0],
+                member.shape,
+                plain,
+                _memory.number_of(target.dtype),
+                member.names[1:],
+            )
+        sharding = self.flat_sharding(flat)
+        self.layout.flats.append(
+            FlatParameter(target.name, sharding, flat.elements, tuple(members))
+        )
+
+    def _add(self, sharding: Sharding) -> int:
+        # Equal ones reached by different objects are one: the daemon's digest of
+        # the layout must not depend on object identity.
+        if sharding in self.layout.shardings:
+            return self.layout.shardings.index(sharding)
+        self.layout.shardings.append(sharding)
+        return len(self.layout.shardings) - 1
+
+    def _mesh(self, mesh) -> int:
+        index = self.meshes.get(id(mesh))
+        if index is None:
+            ranks = mesh.mesh
+            found = Mesh(
+                tuple(ranks.shape),
+                tuple(ranks.flatten().tolist()),
+                tuple(mesh.mesh_dim_names or ()),
+            )
+            if found not in self.layout.meshes:
+                self.layout.meshes.append(found)
+            index = self.meshes[id(mesh)] = self.layout.meshes.index(found)
+        return index
+
+
+def _placement(placement, target: Target) -> Tuple[int, int, int]:
+    kind = type(placement).__name__
+    if kind == "Replicate":
+        return (REPLICATE, 0, 1)
+    if kind == "Shard":
+        return (SHARD, placement.dim, 1)
+    if _torch_internals.is_strided_shard(placement):
+        return (STRIDED_SHARD, placement.dim, placement.split_factor)
+    raise InvalidArgument(
+        f"filling {target.name}: it is placed as {placement}, which no checkpoint can fill; only "
+        "Replicate, Shard and _StridedShard can be loaded",
+        "LAYOUT_INVALID",
+        {"tensor": target.name},
+    )
+
+
+def rank_layout(
+    targets: List[Target],
+    rank: int,
+    world_size: int,
+    strict: bool,
+    extras: Iterable[Tuple[str, Sequence[int]]] = (),
+) -> RankLayout:
+    """The layout of this rank: every target, sorted by name, and (name, shape) of what else is to be had.
+
+    It says the same for a model on meta and a filled one, so that a trainer is
+    matched with what it loaded before.
+    """
+    layout = RankLayout(rank, world_size, skip_missing=not strict, refuse_unexpected=strict)
+    builder = _LayoutBuilder(layout)
+    requested_names = [target for target in targets if target.requested_names]
+    for target in sorted(requested_names, key=lambda each: each.requested_names[0]):
+        names, persistent = target.requested_names, target.persistent
+        if target.flat is not None:
+            builder.add_flat(target)
+            continue
+        layout.add(
+            names[0],
+            target.tensor.shape,
+            builder.sharding(target),
+            _memory.number_of(target.dtype) if persistent else 0,
+            names[1:] if len(names) > 1 else (),
+            not persistent or target.optional,
+        )
+    for name, shape in extras:
+        layout.add(name, shape, builder.plain())
+    return layout

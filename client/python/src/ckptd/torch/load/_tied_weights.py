@@ -1,0 +1,156 @@
+"""Names that share one tensor in a model, where a state dict has several of them.
+
+One rule for all functions: they must be equal there, or the caller says tied="first", which
+takes the value of the first of the model's names. Torch takes the last one's, accelerate the first's.
+"""
+
+import copy
+from dataclasses import replace
+from typing import Any, Callable, Container, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ..._errors import InvalidArgument
+from ..compat import _checkpoint_names, _torch_internals
+from ._file_tensor import FileTensor
+from ._targets import Target, checkpoint_tensors
+
+Read = Callable[[FileTensor], torch.Tensor]  # its value
+
+
+def check(tied: Optional[str]) -> None:
+    if tied not in (None, "first"):
+        raise InvalidArgument(
+            f"reading tied={tied!r}: it is None, which refuses different values under names of one "
+            "tensor, or 'first' to take that of the model's first name",
+            "INVALID_REQUEST",
+        )
+
+
+def describe(tied: Optional[str]) -> str:
+    """What ranks must pass alike."""
+    return f"tied={tied!r}" if tied else ""
+
+
+def names_of(
+    doing: str, names: Sequence[str], entries: Mapping[str, Any], tied: Optional[str], read: Read
+) -> List[str]:
+    """Under which of a tensor's `names` to load it: one, and others that daemons are to compare with it.
+
+    Empty where `entries` has none. Raises InvalidArgument LAYOUT_MISMATCH for different values.
+    """
+    found = [name for name in names if name in entries]
+    if tied == "first" or len(found) < 2:
+        return found[:1]
+    first = entries[found[0]]
+    for_daemons = [found[0]]
+    for name in found[1:]:
+        other = entries[name]
+        if _is_same(first, other):
+            continue
+        if isinstance(first, FileTensor) and isinstance(other, FileTensor) and first.source == other.source:
+            for_daemons.append(name)
+        elif not _has_bytes_of(*(read(e) if isinstance(e, FileTensor) else e for e in (first, other))):
+            raise _values_differ(doing, found[0], name)
+    return for_daemons
+
+
+def only_first(targets: List[Target], held: Container[str]) -> Tuple[List[Target], List[str]]:
+    """`targets` with one name each, of which `held` has some; and the other names that it has."""
+    found, left_out = [], []
+    for target in targets:
+        lists = [[name for name in names if name in held] or names for names, _ in checkpoint_tensors(target)]
+        kept = [names[:1] if names[0] in held else names for names in lists]
+        left_out += [n for names, keep in zip(lists, kept) for n in names if n not in keep]
+        flat = target.flat
+        if flat is not None:
+            found.append(replace(target, flat=flat.under(kept)))
+        else:
+            found.append(replace(target, names=kept[0]))
+    return found, left_out
+
+
+def resolve_conflicts(
+    doing: str, model: nn.Module, entries: Mapping[str, Dict[str, Any]], tied: Optional[str], read: Read
+) -> Dict[str, str]:
+    """The same for files whose names another library takes one by one: file -> its entries, which are changed.
+
+    Returns, for those that were given the value of another name, that name.
+    """
+    chosen = {}
+    home = {_checkpoint_names.clean(name): (held, name) for held in entries.values() for name in held}
+    values = {clean: held[name] for clean, (held, name) in home.items()}
+    for names in shared_names(model):
+        found = [name for name in names if name in values]
+        for name in found[1:]:
+            one, other = values[found[0]], values[name]
+            if tied == "first":
+                held, own = home[name]
+                held[own] = one
+                chosen[own] = home[found[0]][1]
+            elif not _is_same(one, other) and not _has_bytes_of(
+                *(read(e) if isinstance(e, FileTensor) else e for e in (one, other))
+            ):
+                raise _values_differ(doing, found[0], name)
+    return chosen
+
+
+def in_dict(doing: str, model: nn.Module, whole: Any, tied: Optional[str]) -> Any:
+    """The same for a state dict that torch or accelerate take: `whole`, or a copy where it is to differ."""
+    if not isinstance(whole, Mapping):
+        return whole
+    held = dict(whole)
+    resolve_conflicts(doing, model, {"": held}, tied, lambda entry: entry)
+    changed = {name: value for name, value in held.items() if value is not whole[name]}
+    if not changed:
+        return whole
+    made = copy.copy(whole)  # with torch's _metadata
+    made.update(changed)
+    return made
+
+
+def shared_names(model: nn.Module) -> List[List[str]]:
+    """Names of each tensor that has several, in the model's order, as checkpoints have them."""
+    named: Dict[int, List[str]] = {}
+    for each in (model.named_parameters, model.named_buffers):
+        for name, tensor in each(remove_duplicate=False):
+            named.setdefault(id(tensor), []).append(_checkpoint_names.clean(name))
+    return [names for names in named.values() if len(names) > 1]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether it needs no comparison: one tensor, or one of a file, or the same view of one memory."""
+    if isinstance(one, FileTensor) and isinstance(other, FileTensor):
+        return one.place == other.place
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+        return one is other
+    if one is other or one.is_meta or other.is_meta or one.layout != other.layout != torch.strided:
+        return one is other
+    return one.dtype == other.dtype and _view(one) == _view(other)
+
+
+def _view(tensor: torch.Tensor) -> Any:
+    local = _torch_internals.local_of(tensor)
+    return local.device, local.data_ptr(), tuple(local.shape), local.stride(), tuple(tensor.shape)
+
+
+def _has_bytes_of(one: Any, other: Any) -> bool:
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+        return False
+    one, other = _torch_internals.local_of(one).detach(), _torch_internals.local_of(other).detach()
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.is_meta or other.is_meta:
+        return True  # of no bytes: whoever takes them says so
+    flat = [t.cpu().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]
+    return torch.equal(*flat)
+
+
+def _values_differ(doing: str, one: str, other: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{doing}: tensors {one!r} and {other!r} are to share memory, and have different values; untie "
+        f"them in the model, leave one of them out, or pass tied='first' to take that of {one!r}",
+        "LAYOUT_MISMATCH",
+        {"tensor": one},
+    )

@@ -1,0 +1,92 @@
+"""The seams of transformers 5: where its from_pretrained meets the files.
+
+Tried with 5.23. `_load_pretrained_model` opens each file by `safe_open` and takes a lazy
+slice of every tensor; `convert_and_load_state_dict_in_model` hands each to
+`spawn_materialize` together with this rank's sharding and dtype, and only when all are
+handed over touches values. The conversions after that (renames, stacked and fused
+experts) are transformers' own and run unchanged.
+"""
+
+import functools
+import inspect
+from typing import Callable, List, Tuple
+
+from ..._safe_open import Slice
+from .. import _collective_choice, _deferred_load
+from .._files import Files
+
+PatchPoint = Tuple[str, str, Callable[[Callable], Callable]]
+
+MODELING = "transformers.modeling_utils"
+MODEL = "transformers.modeling_utils:PreTrainedModel"
+LOADING = "transformers.core_model_loading"
+
+
+def patch_points(files: Files) -> List[PatchPoint]:
+    """(module, or module:class, name, function from the original to what replaces it)."""
+    return [
+        (MODELING, "safe_open", lambda original: files.opener(original)),
+        (MODELING, "_is_on_hf_mount", lambda original: functools.wraps(original)(_never)),
+        (MODELING, "load_state_dict", lambda original: files.refuser(original)),
+        (MODELING, "_safe_load_bytes", lambda original: files.bytes_refuser(original)),
+        (MODELING, "convert_and_load_state_dict_in_model", lambda original: _with_deferred_load(original, files)),
+        from_pretrained(files),
+        (LOADING, "spawn_materialize", _spawner),
+    ]
+
+
+def from_pretrained(files: Files) -> PatchPoint:
+    """That of models. Automatic classes call it, when they have found the configuration."""
+    how = files.address, files.timeout, files.fallback
+    return MODEL, "from_pretrained", lambda found: _collective_choice.wrapped(found, *how)
+
+
+def _never(path) -> bool:
+    """No file is mapped here, so none needs to be read around a mapping."""
+    return False
+
+
+def _with_deferred_load(original: Callable, files: Files) -> Callable:
+    """One Feed for each model."""
+    parameters = inspect.signature(original)
+
+    @functools.wraps(original)
+    def convert_and_load_state_dict_in_model(*given, **named):
+        arguments = parameters.bind(*given, **named).arguments
+        distributed = arguments["load_config"].device_mesh is not None
+        distributed_call = _collective_choice.current.get() if distributed else None
+        feed = _deferred_load.DeferredLoad(files.timeout, distributed, distributed_call)
+        if distributed_call is not None:
+            feed.use_native(distributed_call.announce_native())
+        token = _deferred_load.current.set(feed)
+        try:
+            return original(**arguments)
+        finally:
+            _deferred_load.current.reset(token)
+
+    return convert_and_load_state_dict_in_model
+
+
+def _spawner(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def spawn_materialize(
+        thread_pool, tensor, device=None, dtype=None, sharding_op=None, tensor_idx=None
+    ):
+        feed = _deferred_load.current.get()
+        if feed is None or not isinstance(tensor, Slice):
+            return original(thread_pool, tensor, device, dtype, sharding_op, tensor_idx)
+
+        def ask(source, at):
+            return original(None, source, at, dtype, sharding_op, tensor_idx)()
+
+        def wish(probe):
+            if sharding_op is None:
+                probe.want_all()  # what the original does then, and quicker
+            else:
+                ask(probe, "meta")
+
+        if not feed.note(tensor, wish, dtype, device):
+            return lambda: None  # another rank's
+        return lambda: ask(_deferred_load.LoadedSlice(tensor, feed), device)
+
+    return spawn_materialize
