@@ -268,21 +268,25 @@ def test_home_variables_and_names_of_the_hub_are_served(group, tmp_path, monkeyp
     save(snapshot, 3)
     refs = snapshot.parents[1] / "refs"
     refs.mkdir()
-    (refs / "main").write_text("0123abcd")
+    for revision in ("main", "refs/pr/1", "feature/x"):
+        (refs / revision).parent.mkdir(parents=True, exist_ok=True)
+        (refs / revision).write_text("0123abcd")
     for name, value in {"HF_HUB_CACHE": tmp_path / "cache", "HOME": tmp_path, "WHERE": snapshot}.items():
         monkeypatch.setenv(name, str(value))
         group.environment[name] = str(value)  # ckptctl's
     right = load_file(snapshot / "model.safetensors")
-    names = ("org/tiny", "org/tiny@0123abcd", "hf://org/tiny", "hf://org/tiny@main/", "hf://org/tiny/model.safetensors")
-    for source in (*names, "~/cache/models--org--tiny/snapshots/0123abcd", "$WHERE", "${WHERE}/model.safetensors"):
+    names = ("org/tiny", "org/tiny@0123abcd", "hf://org/tiny", "hf://org/tiny@main/", "hf://org/tiny/model.safetensors",
+             "hf://org/tiny@refs/pr/1", "org/tiny@refs/pr/1/model.safetensors", "org/tiny@feature%2Fx",
+             "~/cache/models--org--tiny/snapshots/0123abcd", "$WHERE", "${WHERE}/model.safetensors")
+    for source in names:
         assert not differing(ckptd.torch.load_file(source, address=group.address(0)), right), source
-    for name in names:
-        assert group.json("inspect", name)["tensor_count"] == len(right), name
+        assert group.json("inspect", source)["tensor_count"] == len(right), source
 
 
 REFUSED = {
     "s3://bucket/model": (ckptd.Unimplemented, "s3:// are not read; copy it"),
     "hf://org/none": (ckptd.NotFound, "hf download org/none --revision main"),
+    "hf://org/none@feature/x": (ckptd.NotFound, "hf download org/none --revision feature"),
     "nobody/none@v2": (ckptd.NotFound, "hf download nobody/none --revision v2"),
     "/models/*.safetensors": (ckptd.NotFound, "patterns are not expanded: name the folder"),
     "/models/$UNSET_HERE": (ckptd.NotFound, "a variable that is not set"),

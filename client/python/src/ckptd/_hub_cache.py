@@ -14,7 +14,11 @@ _HUB = "hf://"
 _FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".ckpt", ".gguf")  # no model's name
 _SCHEME = re.compile(r"([A-Za-z0-9]{2,})://", re.ASCII)
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
-_NAME = re.compile(rf"({_PART}(?:/{_PART})?)(?:@([^/]+))?((?:/.*)?)", re.ASCII | re.DOTALL)
+# Revisions with a slash, as huggingface_hub has them; in others it is written %2F.
+_REVISION = r"refs/(?:pr|convert)/[^/]+|[^/]+"
+_NAME = re.compile(
+    rf"({_PART}(?:/{_PART})?)(?:@({_REVISION}))?((?:/.*)?)", re.ASCII | re.DOTALL
+)
 
 
 class _Name(NamedTuple):
@@ -80,7 +84,8 @@ def _in_cache(text: str, name: _Name) -> str:
         pass
     snapshot = os.path.join(folder, "snapshots", commit)
     if "/" in commit or commit == ".." or not os.path.exists(snapshot):
-        raise _not_cached(text, name, f'its revision "{name.revision}" is not')
+        slash = " (a slash inside of a revision is written %2F)" if name.file else ""
+        raise _not_cached(text, name, f'its revision "{name.revision}" is not{slash}')
     return snapshot + name.file
 
 
