@@ -11,6 +11,7 @@
 
 #include "common/base/reasons.h"
 #include "server/collective/scatter_reader.h"
+#include "server/transfer/transfer.h"
 #include "tests/testing/comms_in_process.h"
 #include "tests/testing/idle_comms.h"
 #include "tests/testing/random_source.h"
@@ -431,11 +432,11 @@ class FailingComm : public ::testing::Test {
 TEST_F(FailingComm, WhatHasFailedIsSeenToOnlyWhenOthersHaveHeardOfIt) {
   ASSERT_OK(Join());
   keeper_.Done(absl::OkStatus());
-  keeper_.Settle();
+  keeper_.AwaitTeardown();
   EXPECT_EQ(gone_, 0) << "it is still good";
   keeper_.Done(absl::CancelledError("it failed"));
   EXPECT_EQ(gone_, 0);
-  keeper_.Settle();
+  keeper_.AwaitTeardown();
   EXPECT_EQ(gone_, 1);
 
   comms_.refusal = absl::CancelledError("nobody came");
@@ -443,7 +444,7 @@ TEST_F(FailingComm, WhatHasFailedIsSeenToOnlyWhenOthersHaveHeardOfIt) {
   EXPECT_EQ(Join(), comms_.refusal);
   keeper_.Done(comms_.refusal);
   EXPECT_EQ(comms_.awaited, 0);
-  keeper_.Settle();
+  keeper_.AwaitTeardown();
   EXPECT_EQ(comms_.awaited, 1);
 }
 
