@@ -11,6 +11,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 for path in (
     str(HERE),
     str(HERE.parent / "python"),
+    str(HERE.parent / "cases"),
     str(HERE.parent / "testing"),
     str(HERE.parents[1] / "client/python/src"),
 ):

@@ -20,7 +20,8 @@ class Trainers:
 
     def __init__(self, folder, group, fake, source, mode, environment=None, handle=None):
         folder.mkdir()
-        paths = [HERE, HERE.parent / "python", HERE.parent / "testing", HERE.parents[1] / "client/python/src"]
+        folders = ("integration", "cases", "python", "testing", "../client/python/src")
+        paths = [HERE.parent / folder for folder in folders]
         own = {
             **group.environment, **fake.environment("trainer"), **(environment or {}),
             "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, paths)),

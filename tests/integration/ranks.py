@@ -1,4 +1,4 @@
-"""Cases of tests/python's case modules, run on every rank of a group of real daemons."""
+"""Cases of tests/cases, run on every rank of a group of real daemons."""
 
 import contextlib
 import json
@@ -12,7 +12,8 @@ from group import Group, wait_until
 
 HERE = pathlib.Path(__file__).resolve().parent
 COPIES = ("cuMemcpyDtoD", "cuMemcpyDtoDAsync", "cuMemcpyPeerAsync", "cuMemcpy", "cuMemcpyAsync", "cuMemcpy2DAsync")
-PATHS = (HERE.parents[1] / "client/python/src", HERE.parent / "python", HERE)
+CASES = HERE.parent / "cases"
+PATHS = (HERE.parents[1] / "client/python/src", CASES, HERE.parent / "python", HERE)
 
 
 def run_ranks(group, folder, world, program, arguments=(), environment=None, patience=240, modules=warm.TORCH):
@@ -58,7 +59,7 @@ def found_by_case(folder, world):
 
 def run_workers(folder, group, world, cases=(), module="fsdp_cases", patience=240):
     """Runs `cases` of a module, or all for that size, on every rank."""
-    run_ranks(group, folder, world, HERE.parent / "python/fsdp_worker.py", cases,
+    run_ranks(group, folder, world, CASES / "fsdp_worker.py", cases,
               {"CKPTD_TEST_CASES": module}, patience)
 
 

@@ -9,7 +9,7 @@ from group import Group
 from ranks import assert_passed, outcome_of, run_ranks, said
 
 WORLD = 3
-PROGRAM = pathlib.Path(__file__).resolve().parent.parent / "python/killed_in_load.py"
+PROGRAM = pathlib.Path(__file__).resolve().parent.parent / "cases/killed_in_load.py"
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,8 @@ def heard(folder, daemons, how, *functions):
     """What each rank that lives on heard of each function, when one was lost."""
     environment = {**daemons.environment, "OMP_NUM_THREADS": "1", "CKPTD_TEST_ADDRESS": daemons.address("{rank}"),
                    "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "client/python/src"),
-                                                  str(HERE.parent / "python")])}
-    command = [sys.executable, str(HERE.parent / "python/lost_rank.py"), str(folder)]
+                                                  str(HERE.parent / "cases"), str(HERE.parent / "python")])}
+    command = [sys.executable, str(HERE.parent / "cases/lost_rank.py"), str(folder)]
     with open(folder / "stderr", "wb") as stderr:
         ranks = [subprocess.Popen([*command, str(rank), str(WORLD), how, *functions], env=environment, stderr=stderr)
                  for rank in range(WORLD)]
@@ -70,7 +70,7 @@ def test_ranks_that_wait_for_a_late_one_hear_for_whom_within_10_seconds(how, los
 
 
 def test_in_a_group_that_is_made_anew_calls_are_in_step_and_a_lost_rank_is_named(daemons, tmp_path):
-    run_ranks(daemons, tmp_path, WORLD, HERE.parent / "python/regrouped.py", patience=120)
+    run_ranks(daemons, tmp_path, WORLD, HERE.parent / "cases/regrouped.py", patience=120)
     for rank in range(WORLD - 1):
         apart, loaded, lost = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         assert apart[0] == "ValueError" and loaded[:2] == ["", ""], (apart, loaded)

@@ -13,7 +13,7 @@ import warm  # noqa: E402
 from ranks import HERE, assert_passed, found_by_case, run_ranks, said  # noqa: E402
 from transformers_cases import CASES  # noqa: E402
 
-WORKER = HERE / "transformers_worker.py"
+WORKER = HERE.parent / "cases/transformers_worker.py"
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 SOURCES = HERE.parent.parent / "client" / "python"
-for path in (str(HERE), str(SOURCES / "src")):
+for path in (str(HERE), str(HERE.parent / "cases"), str(SOURCES / "src")):
     if path not in sys.path:
         sys.path.insert(0, path)
 

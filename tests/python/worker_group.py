@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-PYTHONPATH = f"{HERE.parents[1] / 'client/python/src'}:{HERE}"
+CASES = HERE.parent / "cases"
+PYTHONPATH = f"{HERE.parents[1] / 'client/python/src'}:{CASES}:{HERE}"
 
 
 def run_group(folder, world, cases=(), timeout=150, module="fsdp_cases"):
@@ -22,7 +23,7 @@ def run_group(folder, world, cases=(), timeout=150, module="fsdp_cases"):
         subprocess.Popen(
             [
                 sys.executable,
-                str(HERE / "fsdp_worker.py"),
+                str(CASES / "fsdp_worker.py"),
                 str(folder),
                 str(rank),
                 str(world),

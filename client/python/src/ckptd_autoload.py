@@ -1,14 +1,14 @@
-"""What PyTorch calls at the end of `import torch`, in every process where ckptd is installed.
+"""PyTorch calls this at the end of `import torch`, in every process where ckptd is installed.
 
-A module of its own beside the package: PyTorch ends its import with an error where what it
-calls cannot be imported, and a package that is broken must not keep anybody from torch.
+It is a module of its own: PyTorch's import fails if this cannot be imported, and a broken ckptd
+must not break torch.
 """
 
 import os
 
 
 def on_torch_import() -> None:
-    """Does what CKPTD_PATCH asks for, see ckptd._autopatch; warns in one line where ckptd cannot."""
+    """Patches as CKPTD_PATCH says, see ckptd._autopatch. Warns in one line if ckptd cannot be imported."""
     asked = os.environ.get("CKPTD_PATCH", "").strip()
     if not asked:
         return

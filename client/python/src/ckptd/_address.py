@@ -23,7 +23,7 @@ class Address(NamedTuple):
 
     @property
     def target(self) -> str:
-        """What gRPC dials."""
+        """Target for gRPC."""
         from urllib.parse import quote
 
         return "unix:" + quote(os.fsencode(self.path))
@@ -51,7 +51,7 @@ def _number(*names: str) -> Optional[int]:
 def _process_group():
     """torch.distributed, where this program has made a process group; else None.
 
-    Never imports torch: who has not cannot have a group.
+    Never imports torch: a program without it has no process group.
     """
     dist = sys.modules.get("torch.distributed")
     initialized = getattr(dist, "is_initialized", None)  # builds without it have none
@@ -75,7 +75,7 @@ def world_size() -> int:
 
 
 def is_outside() -> bool:
-    """Whether nothing makes this process a rank of a job: no process group, and no launcher's word."""
+    """Whether this process is no rank of a job: it has no process group, and no launcher's variables."""
     names = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS")
     return _process_group() is None and not any(os.environ.get(name) for name in names)
 
@@ -172,16 +172,16 @@ def unreachable(address: Address, error: OSError, waited: float = 0.0) -> Except
 
 
 def lost(address: Address, details: str) -> Exception:
-    """The error for a call whose connection failed: of a daemon that is gone, or does not answer.
+    """The error for a call whose connection failed: the daemon is gone, or does not answer.
 
-    details: gRPC's word for it, which for a daemon that stands still is hard to make out.
+    details: gRPC's text, which is hard to understand if the daemon does not run.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(0.05)
             probe.connect(address.path)
     except (BlockingIOError, socket.timeout):
-        pass  # too many wait to be accepted
+        pass  # its queue of connections is full
     except OSError as error:
         return unreachable(address, error)
     return Unavailable(
@@ -193,9 +193,9 @@ def lost(address: Address, details: str) -> Exception:
 
 
 def _check_owner(address: Address, connection: socket.socket) -> None:
-    """Refuses weights of a stranger who made a socket where a daemon's was expected.
+    """Refuses weights of another user, who made a socket where a daemon's was expected.
 
-    Root may use anybody's daemon, as it may look into anybody's memory.
+    Root may use every daemon, as it may read every process's memory.
     """
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid not in (0, os.geteuid()) and os.geteuid() != 0:
@@ -210,10 +210,9 @@ def _check_owner(address: Address, connection: socket.socket) -> None:
 def wait_until_listening(address: Address, timeout: float) -> None:
     """Returns once something accepts connections at `address`.
 
-    Waits up to `timeout` seconds for a daemon that is still starting; a plain
-    connect, because it needs no gRPC and says exactly why it fails. Raises
-    PermissionDenied for a socket of another user than this one and root, unless this
-    user is root.
+    Waits up to `timeout` seconds for a daemon that is still starting. It uses a plain connect,
+    which needs no gRPC and tells exactly why it fails. Raises PermissionDenied for a socket of a
+    user other than this one and root, unless this user is root.
     """
     deadline = time.monotonic() + timeout
     while True:

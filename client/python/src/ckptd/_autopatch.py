@@ -1,10 +1,10 @@
 """CKPTD_PATCH=transformers,accelerate: the patches for programs that are not changed.
 
 PyTorch calls `ckptd_autoload.on_torch_import` at the end of `import torch` in every process,
-because this package names it in the entry-point group torch.backends, which is there for such
+because this package names it in the entry-point group torch.backends, which is meant for such
 extensions (TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns all of them off). Without CKPTD_PATCH it
-returns at once. A patch itself waits until its library has been imported, if it ever is; where
-it fails then, so does that import, unless CKPTD_PATCH_FALLBACK=native allows to go on.
+returns at once. A patch waits until its library has been imported, if it ever is. If the patch
+fails, the import fails, unless CKPTD_PATCH_FALLBACK=native allows to continue.
 """
 
 import importlib.abc
@@ -19,7 +19,7 @@ _log = logging.getLogger("ckptd")
 
 
 def switched_off(library: str) -> bool:
-    """Whether CKPTD_PATCH=0 has patches leave `library` alone, which is then said in the log."""
+    """Whether CKPTD_PATCH=0 disables patches. Logs then that `library` is not patched."""
     asked = os.environ.get("CKPTD_PATCH", "").strip()
     if asked.lower() not in _OFF:
         return False
@@ -28,7 +28,7 @@ def switched_off(library: str) -> bool:
 
 
 def on_torch_import() -> None:
-    """Does what CKPTD_PATCH asks for. Ends the process, saying why, for what it cannot mean.
+    """Patches as CKPTD_PATCH says. Ends the process with a message for an invalid value.
 
     CKPTD_PATCH: libraries, separated by commas. CKPTD_PATCH_FALLBACK=native is
     patch(fallback="native") of each.
@@ -39,7 +39,7 @@ def on_torch_import() -> None:
     names = [name.strip() for name in asked.split(",")]
     for name in names:
         if name not in _LIBRARIES:
-            # PyTorch would wrap an error, and advise to do without any extension.
+            # SystemExit, because PyTorch would wrap an error and advise to disable all extensions.
             raise SystemExit(
                 f"ckptd: reading CKPTD_PATCH={asked!r}: {name!r} names no library that ckptd "
                 f"patches; set it to {' or '.join(_LIBRARIES)}, to both with a comma between them, "
@@ -61,7 +61,7 @@ def _patch_accelerate(fallback: Optional[str]) -> None:
     patch(fallback=fallback)
 
 
-# Library -> (module that has what is patched, what patches it).
+# Library -> (module with the patched functions, function that patches it).
 _LIBRARIES = {
     "transformers": ("transformers.modeling_utils", _patch_transformers),
     "accelerate": ("accelerate", _patch_accelerate),
@@ -76,7 +76,7 @@ def _after_import(name: str, patch: Callable[[Optional[str]], None]) -> None:
         try:
             patch(fallback)
         except Exception as error:
-            # Ours say what to do. All else is a package that is broken, or one that it needs.
+            # Our errors say what to do. Others come from a broken package or dependency.
             sentence = str(error) if hasattr(error, "reason") else _broken(name, error)
             if fallback != "native":
                 raise ImportError(sentence, name=name) from error
@@ -86,7 +86,7 @@ def _after_import(name: str, patch: Callable[[Optional[str]], None]) -> None:
     if module is None:
         _Finder.watch(name, run)
     elif getattr(module.__spec__, "_initializing", False):
-        _Watched.watch(module.__spec__, run)  # it is what imports torch
+        _Watched.watch(module.__spec__, run)  # the library is importing torch just now
     else:
         run()
 
@@ -101,7 +101,7 @@ def _broken(name: str, error: Exception) -> str:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules as the others do, and has something done once each has been run."""
+    """Finds modules by the other finders, and calls a function once a module has been run."""
 
     def __init__(self) -> None:
         self._wanted: Dict[str, Callable[[], None]] = {}
@@ -126,7 +126,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module) -> None:
             run(module)
-            # Not before: some only ask where it is, and an import may fail and be tried again.
+            # Only now: some callers only look for the spec, and a failed import may be retried.
             then = self._wanted.pop(name, None)
             if then is not None:
                 then()
@@ -136,10 +136,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Watched(importlib.machinery.ModuleSpec):
-    """A spec whose module is being imported: Python takes `_initializing` back at the end.
+    """A spec whose module is being imported. Python resets `_initializing` at the end.
 
-    importlib sets it around the import of every module since Python 3.4, and looks at it
-    itself to tell who imports a module in the middle of its import.
+    importlib has set it around the import of every module since Python 3.4, and reads it itself
+    to detect circular imports.
     """
 
     @classmethod
@@ -159,5 +159,5 @@ class _Watched(importlib.machinery.ModuleSpec):
             return
         if self.name in sys.modules:
             then()
-        else:  # the import has failed, and may be tried again
+        else:  # the import has failed and may be retried
             _Finder.watch(self.name, then)

@@ -15,7 +15,7 @@ from typing import (
     Union,
 )
 
-# _shard, too: the first acquire is what a restarted trainer waits for, and no place to import.
+# _shard is imported now: a restarted trainer waits for its first acquire, which should not import.
 from . import _address, _deferred_free, _device_map, _layout, _outside, _proto, _shard, _types
 from ._device_map import Device, DeviceMap
 from ._errors import (
@@ -34,19 +34,19 @@ from ._waiting import Reminder, ReplicaWarning, with_open_advice, check_active, 
 if TYPE_CHECKING:
     import torch
 
-# For a daemon that is just starting: other ranks may wait for this one, and hear of it within ten.
+# For a daemon that is starting. Short, because other ranks may wait for this one.
 CONNECT_SECONDS = 5.0
 _CALL_SECONDS = 30.0
-# What callers can do where they gave no timeout: the daemon answers from its memory.
+# Advice for calls without a timeout of the caller: the daemon answers from memory.
 _AT_ONCE = (
     "a daemon answers this at once, unless it is stopped or kept from running: see its log and try "
     "again"
 )
 _LOAD_SECONDS = 600.0
-_POLL_SECONDS = 0.5  # between two questions about a load that the daemon lets nobody watch
+_POLL_SECONDS = 0.5  # between two requests for a load that cannot be watched
 _MAX_LOAD_SECONDS = 86400.0
 
-# How layouts are written: see Client.load.
+# Accepted layouts: see Client.load.
 Layout = Union[None, str, Dict[str, Any], _layout.RankLayout]
 
 
@@ -91,14 +91,14 @@ def _handle_number(handle: Optional[str]) -> int:
 class Client:
     """Talks to one daemon. Thread-safe; not usable in a child forked after a call.
 
-    A context manager: closing it closes the connection to the service, never a
-    shard, which has a connection of its own.
+    A context manager. Closing it closes the connection to the service, but no shard: each shard
+    has its own connection.
     """
 
     def __init__(self, address: _address.Address) -> None:
         self.address = address
         self._connection = Connection(address)
-        # By checkpoint, of the last load: by it the daemon keeps it until it is acquired here.
+        # checkpoint -> request id of its last load. For it the daemon keeps the shard until acquire().
         self._load_ids: Dict[str, str] = {}
 
     def __enter__(self) -> "Client":
@@ -136,19 +136,17 @@ class Client:
         """Loads `source`, a path or file URI (or finds it resident), and waits until it is ACTIVE.
 
         layout: "fsdp:8", "hsdp:2x4", "replicate:8", a dict of rules, a RankLayout,
-        or None for a full copy on each rank, from a process that is no rank of the job on
-        this daemon's rank alone. dtype: floating tensors are cast to it
-        ("BF16", "bfloat16" or torch.bfloat16), those matching a glob in keep_fp32 stay
-        float32. mode: what the shard will be
-        acquired as. handle: how it will be handed over, None for what the daemon's memory
-        has by itself; "cuda_ipc" (GPU memory that any CUDA program can open) needs one
-        PID namespace, is never "exclusive", not kept from being written, and gone with
-        the daemon. wait_memory: seconds, within the timeout, to wait for memory that clients hold
-        now; without it that is ResourceExhausted (NO_MEMORY) at once. What was loaded is kept from
-        eviction until this client acquires it, for 10 s.
-        progress is called at each change and every two seconds, in this thread.
-        Raises ckptd.Error: the load's own failure, or DeadlineExceeded naming what
-        was still waited for.
+        or None for a full copy on each rank (for a process that is no rank of the job: on this
+        daemon's rank alone). dtype: floating tensors are cast to it ("BF16", "bfloat16" or
+        torch.bfloat16); those matching a glob in keep_fp32 stay float32. mode: the mode in which
+        the shard will be acquired. handle: how it will be handed over; None for the usual kind
+        of the daemon's memory. "cuda_ipc" (GPU memory that any CUDA program can open) needs one
+        PID namespace, is never "exclusive", is not protected from writes, and goes with the
+        daemon. wait_memory: seconds, within the timeout, to wait for memory that clients hold
+        now; without it a lack of memory is ResourceExhausted (NO_MEMORY) at once. The loaded
+        checkpoint is kept from eviction until this client acquires it, for 10 s. progress is
+        called at each change and every two seconds, in this thread. Raises ckptd.Error: the
+        load's own failure, or DeadlineExceeded that names what the load was waiting for.
         """
         deadline = Deadline(min(timeout, _MAX_LOAD_SECONDS))
         request = _proto.message("LoadCheckpointRequest")(
@@ -165,7 +163,7 @@ class Client:
         request.timeout.seconds, request.timeout.nanos = int(whole), int(fraction * 1e9)
         request.wait_memory.FromNanoseconds(int(min(wait_memory, _MAX_LOAD_SECONDS) * 1e9))
         doing = f"loading {request.source}"
-        _deferred_free.drain()  # what this process let go may be the room for it
+        _deferred_free.drain()  # memory that this process has dropped may be the room for it
         try:
             reply = self._call("LoadCheckpoint", request, doing, deadline)
         except InvalidArgument as error:
@@ -218,8 +216,8 @@ class Client:
         return checkpoint
 
     def _end_with(self, checkpoint: Checkpoint, participant: NoParticipant) -> Checkpoint:
-        """How a load has ended; raises what another rank failed of, where it has not."""
-        # Where that is what the load itself failed of, the daemon's own words are as on each rank.
+        """The ended load. Raises another rank's failure if the load has not ended."""
+        # If the load failed for the same cause, the daemon's error is equal on each rank.
         now = self.get(checkpoint)
         if now.state == "LOADING":
             participant.raise_failure()
@@ -238,7 +236,7 @@ class Client:
             yield _types.checkpoint_of(message)
 
     def _follow(self, name: str, doing: str, deadline: Deadline, participant: NoParticipant):
-        """Yields Checkpoint messages by the daemon's stream, or by asking where it has none left."""
+        """Yields Checkpoint messages from the daemon's stream, or by polling if it has no stream left."""
         request = _proto.message("WatchCheckpointRequest")(
             name=name, load_request_id=self._load_ids.get(name)
         )
@@ -287,9 +285,9 @@ class Client:
     def open(
         self, source: Path, mode: str = "shared", *, timeout: float = _CALL_SECONDS
     ) -> _shard.Shard:
-        """This rank's shard of what is resident of `source`, as `acquire` gives it. Loads nothing.
+        """This rank's shard of the newest resident checkpoint of `source`. Loads nothing.
 
-        The newest one, whatever layout it was loaded for. Raises NotFound (CHECKPOINT_NOT_FOUND)
+        Its layout does not matter. Raises NotFound (CHECKPOINT_NOT_FOUND)
         where this daemon holds none, Aborted (SOURCE_CHANGED) where the files have changed since,
         and what `acquire` raises.
         """
@@ -319,7 +317,7 @@ class Client:
         return reply.device_uuid or None
 
     def trainer_key(self, timeout: float = _CALL_SECONDS) -> bytes:
-        """What all trainers of the group can have and nobody else: to know each other's words by.
+        """The group's key, which only its trainers can get. They sign their messages with it.
 
         Raises Unavailable (RANK_MISSING) before the daemon has joined its group.
         """
@@ -392,7 +390,7 @@ class Client:
         keep_fp32: Sequence[str] = (),
         timeout: float = _CALL_SECONDS,
     ) -> DeviceMap:
-        """On which device of one process each module would be. Nothing is loaded or built.
+        """The device of one process on which each module would be. Nothing is loaded or built.
 
         max_memory: bytes or "20GiB" per device, as accelerate takes it, or "0=20GiB,cpu=64GiB".
         way: "auto", "balanced", "balanced_low_0" or "sequential". no_split: patterns of modules

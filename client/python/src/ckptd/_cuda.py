@@ -1,7 +1,7 @@
-"""A slab in GPU memory: imported from the daemon's descriptor and mapped into this process.
+"""A slab in GPU memory, imported from the daemon's descriptor and mapped into this process.
 
-Uses NVIDIA's cuda-bindings, imported when a daemon answers with such memory. All of it
-happens in the device's primary context, the one that PyTorch, CuPy and the CUDA runtime use.
+Uses NVIDIA's cuda-bindings, imported when a daemon answers with such memory. All calls use
+the device's primary context, as PyTorch, CuPy and the CUDA runtime do.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def _properties(ordinal: int):
 class _Allocation:
     """One piece of device memory and its address. Every call needs the context current.
 
-    free() gives back what there is, in the order that the driver asks for; twice is fine.
+    free() releases all that exists, in the order that the driver requires. A second call does nothing.
     """
 
     def __init__(self, context: Context, nbytes: int):
@@ -38,7 +38,7 @@ class _Allocation:
         self._mapped = False
 
     def import_from(self, fd: int) -> None:
-        """Takes the memory that `fd` stands for; the descriptor stays the caller's."""
+        """Imports the memory behind `fd`. The descriptor stays the caller's."""
         cu = driver()
         kind = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         result = cu.cuMemImportFromShareableHandle(fd, kind)
@@ -46,7 +46,7 @@ class _Allocation:
 
     def create(self) -> None:
         properties = _properties(self._context.device.ordinal)
-        # As the daemon's own: what NCCL registers with a network card must have been made so.
+        # Like the daemon's memory: NCCL can register only such memory with a network card.
         if has_rdma(self._context.device):
             properties.allocFlags.gpuDirectRDMACapable = 1
         self._handle = self._context.ask(
@@ -63,8 +63,10 @@ class _Allocation:
         ask(self._allow(self._context.device.ordinal, writable), "making it accessible")
 
     def allow_peer_access(self, writable: bool) -> None:
-        """As other GPUs reach memory of PyTorch's own: copies between them, and kernels that read
-        it from there. One that cannot be let in, for want of a link or of room, is as one without."""
+        """Lets other GPUs access the memory, as they access PyTorch's own.
+
+        Copies between GPUs and kernels use that. A GPU that cannot get access is left out.
+        """
         for device in visible_devices():
             if device.ordinal != self._context.device.ordinal and reaches(
                 device, self._context.device
@@ -74,7 +76,7 @@ class _Allocation:
     def _allow(self, ordinal: int, writable: bool) -> tuple:
         cu = driver()
         access = cu.CUmemAccessDesc()
-        # A member does not keep its struct (cuda-bindings up to 13.3.1), so a name does.
+        # A variable keeps the struct alive: its member does not (cuda-bindings up to 13.3.1).
         properties = _properties(ordinal)
         access.location = properties.location
         flags = cu.CUmemAccess_flags
@@ -96,22 +98,22 @@ class _Allocation:
         self._mapped, self._handle, self.address = False, None, 0
 
 
-_PATIENCE = 10.0  # seconds; a GPU copies 100 GB within itself in a tenth of one
+_PATIENCE = 10.0  # seconds; a GPU copies 100 GB of its memory in a tenth of a second
 _POLL = 1e-4  # seconds
 
-_kept = []  # what could not be given back, and its leases: the end of the process ends them
-_postponed = []  # _Held of tensors that went while a CUDA graph was recorded
-_RECORDED = range(900, 909)  # CUDA_ERROR_STREAM_CAPTURE_*: another thread, or another library, records one
+_kept = []  # memory that could not be freed, and leases: the end of the process frees them
+_postponed = []  # _Held objects dropped while a CUDA graph was recorded
+_RECORDED = range(900, 909)  # CUDA_ERROR_STREAM_CAPTURE_*: another thread or library records a graph
 
 
 def _recording() -> bool:
-    """Whether this thread records a CUDA graph with PyTorch, which waiting for the GPU would spoil."""
+    """Whether this thread records a CUDA graph with PyTorch. A wait for the GPU would invalidate it."""
     cuda = sys.modules.get("torch.cuda")
     return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()
 
 
 def _free_postponed() -> None:
-    for _ in range(len(_postponed)):  # once each: some may be postponed again
+    for _ in range(len(_postponed)):  # each once, because some may be postponed again
         with contextlib.suppress(IndexError):  # another thread was quicker
             _postponed.pop(0).free()
 
@@ -122,7 +124,7 @@ def _drop_postponed() -> None:
 
 
 class _Held:
-    """What a DeviceMemory has to give back, in order, when nothing uses it any more."""
+    """Resources of a DeviceMemory, freed in order when nothing uses them any more."""
 
     def __init__(self, context: Context, allocation, needs_lease: bool):
         self.context, self.allocation, self.lease = context, allocation, None
@@ -130,10 +132,12 @@ class _Held:
         self.pid = os.getpid()
 
     def give_back(self) -> None:
-        """Runs in any thread, which does not wait for the GPU. While it records a graph, left to
-        whoever maps or drops memory next."""
+        """Frees the memory, from any thread, without a wait for the GPU.
+
+        While the thread records a graph, the next mapping or drop frees it.
+        """
         if os.getpid() != self.pid:
-            return  # a forked child: all of it is the parent's
+            return  # a forked child; the memory is the parent's
         if _recording():
             _postponed.append(self)
         else:
@@ -144,12 +148,12 @@ class _Held:
         self.free()
 
     def free(self) -> None:
-        """Waits for the GPU. Errors stay quiet: a driver that fails here has let go already."""
+        """Waits for the GPU and frees. Ignores errors: a driver that fails here has freed the memory."""
         if os.getpid() != self.pid:
             return
         recorded, freed = False, False
-        # Kernels that were launched may still use the memory, and unmapping does not wait.
-        # Where the context cannot even be waited for, the end of the process frees it.
+        # Launched kernels may still use the memory, and unmapping does not wait for them.
+        # If the context cannot be waited for, the end of the process frees the memory.
         with contextlib.suppress(Error), self.context:
             waited = driver().cuCtxSynchronize()
             recorded = int(waited[0]) in _RECORDED
@@ -168,7 +172,7 @@ class _Held:
 
 
 def check_figures(allocation_bytes: int, slab_bytes: int) -> None:
-    """Refuses figures that cannot describe a slab, before any of them is used."""
+    """Refuses sizes that cannot describe a slab, before they are used."""
     if allocation_bytes > MAX_SLAB_BYTES or allocation_bytes < slab_bytes:
         raise DataLoss(
             f"mapping a shard: an allocation of {allocation_bytes} bytes is announced for a slab "
@@ -180,10 +184,9 @@ def check_figures(allocation_bytes: int, slab_bytes: int) -> None:
 class DeviceMemory:
     """One slab in a GPU's memory, `mode` one of shared, private, exclusive.
 
-    Call `add` with the one descriptor; afterwards it only holds facts. The memory is given
-    back when the object goes: whatever uses the address holds it. Private memory is a copy
-    on the GPU, complete when `add` returns. Any thread may drop it; a forked child has none
-    of it.
+    Call `add` with the descriptor. Afterwards the object only holds facts. The memory is freed
+    when the object goes, so users of the address must hold the object. Private memory is a copy
+    on the GPU, complete when `add` returns. Any thread may drop it. A forked child cannot use it.
     """
 
     def __init__(self, device_uuid: str, allocation_bytes: int, slab_bytes: int, mode: str):
@@ -193,8 +196,8 @@ class DeviceMemory:
         self.nbytes = slab_bytes
         self.writable = mode != "shared"
         self.copied_bytes = 0
-        # A copy has begun and is not known to have ended: what it reaches is not freed, as that
-        # would fault, or block for good.
+        # Whether a copy has begun and may still run. Its memory is not freed then: that would
+        # fault, or block for good.
         self.copying = False
         self._allocation_bytes = allocation_bytes
         self._held: Optional[_Held] = None
@@ -242,7 +245,7 @@ class DeviceMemory:
 
     @property
     def needs_lease(self) -> bool:
-        """Whether the memory goes with the lease: then nothing but its own end may end that."""
+        """Whether the memory goes with the lease. The lease then lasts as long as the memory."""
         return False
 
     def add(self, source) -> None:
@@ -291,10 +294,10 @@ class DeviceMemory:
                 lent.free()
 
     def _copy_of(self, lent, context: Context):
-        """A copy in memory of this process, made on a stream that waits for nobody else's."""
+        """Copies into memory of this process, on a stream that does not wait for other streams."""
         cu, ask = driver(), context.ask
         own = self._fresh(context)
-        _deferred_free.drain(_PATIENCE)  # what this process let go may be the room for it
+        _deferred_free.drain(_PATIENCE)  # memory that this process has dropped may be the room for it
         try:
             own.create()
             own.map(True)
@@ -334,12 +337,12 @@ class DeviceMemory:
         context.ask(state, doing)
 
     def complete(self) -> None:
-        """Checks that the memory came."""
+        """Checks that the memory has arrived."""
         if self._held is None and self._allocation_bytes:
             raise DataLoss("mapping a shard: its descriptor did not arrive", "INVALID_REPLY")
 
     def hold(self, lease) -> None:
-        """Closes `lease` after the memory went, unless it was closed before."""
+        """Closes `lease` once the memory is freed, unless it was closed before."""
         if self._held is not None:
             self._held.lease = lease
         else:

@@ -1,6 +1,6 @@
-"""NVIDIA's driver for a client: its answers as errors, the GPUs it shows, their contexts.
+"""NVIDIA's driver for a client: errors, visible GPUs, contexts.
 
-Through cuda-bindings (`pip install ckptd[cuda]`), which is imported on first use.
+Uses cuda-bindings (`pip install ckptd[cuda]`), which is imported on first use.
 """
 
 import functools
@@ -14,7 +14,7 @@ _OUT_OF_MEMORY = 2  # CUresult
 
 
 def importable() -> bool:
-    """Whether cuda-bindings is installed; imports none of it."""
+    """Whether cuda-bindings is installed. Does not import it."""
     try:
         return importlib.util.find_spec("cuda.bindings") is not None
     except (ImportError, ValueError):  # no package "cuda", or one without a spec
@@ -42,7 +42,7 @@ def driver():
 
 
 def ask(result: tuple, doing: str, device: str):
-    """The value of a driver call's answer (error, *values); raises for an error."""
+    """The value of a driver call's result (error, *values). Raises for an error."""
     error, *values = result
     if int(error) == 0:
         return values[0] if values else None
@@ -74,7 +74,7 @@ class Device(NamedTuple):
 
 def visible_devices() -> List[Device]:
     cu = driver()
-    # Where a visible device is a slice of a GPU, version 2 answers with the slice's own.
+    # If a visible device is a slice of a GPU, version 2 gives the UUID of the slice.
     get_uuid = getattr(cu, "cuDeviceGetUuid_v2", cu.cuDeviceGetUuid)
     found = []
     for ordinal in range(ask(cu.cuDeviceGetCount(), "counting GPUs", "this machine")):
@@ -87,13 +87,13 @@ def visible_devices() -> List[Device]:
 
 
 def reaches(device: Device, other: Device) -> bool:
-    """Whether `device` has a way into the memory of the other one (NVLink, PCIe)."""
+    """Whether `device` can access the memory of the other one (NVLink, PCIe)."""
     error, can = driver().cuDeviceCanAccessPeer(device.handle, other.handle)
     return int(error) == 0 and bool(can)
 
 
 def has_rdma(device: Device) -> bool:
-    """Whether a network card can be given a way into mapped memory (GPUDirect RDMA)."""
+    """Whether a network card can access mapped memory (GPUDirect RDMA)."""
     cu = driver()
     attribute = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
     error, has = cu.cuDeviceGetAttribute(attribute, device.handle)
@@ -101,7 +101,7 @@ def has_rdma(device: Device) -> bool:
 
 
 def _prefix(name: bytes) -> str:
-    """As nvidia-smi writes it: a slice shows only in its name, "NVIDIA H100 MIG 1g.10gb"."""
+    """Prefix of a UUID in nvidia-smi. Only the name shows a slice: "NVIDIA H100 MIG 1g.10gb"."""
     return "MIG" if b" MIG " in name else "GPU"
 
 

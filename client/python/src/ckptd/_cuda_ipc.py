@@ -1,7 +1,7 @@
-"""A slab in GPU memory that the daemon named by 64 bytes: legacy CUDA IPC, asked for by the load.
+"""A slab in GPU memory that the daemon names by 64 bytes: legacy CUDA IPC, requested by the load.
 
-The memory stays the daemon's. So the lease lasts as long as the mapping, whoever closes what
-first, and nothing may use the memory once the daemon has ended. The driver has no read-only
+The memory stays the daemon's. So the lease lasts as long as the mapping, in whatever order they
+are closed, and the memory must not be used once the daemon has ended. The driver has no read-only
 mapping of this kind: "shared" means that this process does not write.
 """
 
@@ -18,7 +18,7 @@ _INVALID_CONTEXT = 201  # CUresult: the driver does not know the exporting proce
 
 
 class _Entry:
-    """One handle that this process has open, and for how many. address 0: not now."""
+    """One handle that this process has open, and its number of users. address 0: not open now."""
 
     def __init__(self) -> None:
         self.users, self.address, self.size = 0, 0, 0
@@ -30,13 +30,13 @@ _entries: Dict[bytes, _Entry] = {}
 
 
 class _Opened:
-    """A share in the one opening of a handle. Every call needs the context current."""
+    """One user of an open handle. Every call needs the context current."""
 
     def __init__(self, context: Context, handle: bytes, nbytes: int):
         self._context, self._handle, self.nbytes = context, handle, nbytes
         with _lock:
             self._entry = _entries.setdefault(handle, _Entry())
-            self._entry.users += 1  # from here nobody else closes it
+            self._entry.users += 1  # from now on no other user closes it
             try:
                 if self._entry.address == 0:
                     self._open()
@@ -77,10 +77,10 @@ class _Opened:
         self._entry.size = int(size) if int(base) == address else 0
 
     def allow_peer_access(self, writable: bool) -> None:
-        """The driver does, where peer access is on."""
+        """Does nothing: the driver gives access where peer access is enabled."""
 
     def free(self) -> None:
-        """Lets go of it; the last one closes it. Twice is fine."""
+        """Releases the handle. The last user closes it. A second call does nothing."""
         with _lock:
             entry, self._entry = self._entry, _Entry()
             if entry.users == 0:
@@ -96,8 +96,10 @@ class _Opened:
 
 
 class _Plain:
-    """Memory of this process, as cudaMalloc makes it: a GPU whose memory is lent by name may have
-    no other. Every call needs the context current."""
+    """Memory of this process, as cudaMalloc makes it: some GPUs with CUDA IPC have no other kind.
+
+    Every call needs the context current.
+    """
 
     def __init__(self, context: Context, nbytes: int):
         self._context, self.nbytes, self.address = context, nbytes, 0
@@ -107,10 +109,10 @@ class _Plain:
         self.address = int(self._context.ask(driver().cuMemAlloc(self.nbytes), doing))
 
     def map(self, writable: bool) -> None:
-        """It is."""
+        """Does nothing: the memory is mapped already."""
 
     def allow_peer_access(self, writable: bool) -> None:
-        """The driver does, where peer access is on."""
+        """Does nothing: the driver gives access where peer access is enabled."""
 
     def free(self) -> None:
         address, self.address = self.address, 0
@@ -119,9 +121,9 @@ class _Plain:
 
 
 class OpenedMemory(DeviceMemory):
-    """As DeviceMemory, of a slab that arrives as a handle instead of a descriptor.
+    """A DeviceMemory whose slab arrives as a handle instead of a descriptor.
 
-    Opened by `complete`, after the token was shown: from then on the lease keeps it.
+    `complete` opens it, once the token was shown: from then on the lease keeps the slab.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class OpenedMemory(DeviceMemory):
         self._lease = None
 
     def _check_granularity(self) -> None:
-        """The driver says how large it is, once it is open."""
+        """Does nothing: the driver tells the size once the handle is open."""
 
     def _lend(self, context: Context, source: bytes):
         return _Opened(context, source, self._allocation_bytes)

@@ -1,8 +1,8 @@
-"""The thread of this process that waits for GPUs before it gives memory back.
+"""Deferred freeing of GPU memory, by a thread that waits for the GPU.
 
-Memory goes wherever the garbage collector happens to run, in a training thread, too. Its GPU may
-be within a collective that ends only when another rank has launched it, and that rank may wait for
-this very thread: who drops memory never waits for a GPU beyond a moment.
+The garbage collector drops memory in any thread, also in a training thread. The GPU may be in a
+collective that ends only when another rank has launched it, and that rank may wait for this very
+thread. So a thread that drops memory waits for the GPU only for a moment.
 """
 
 import atexit
@@ -17,27 +17,30 @@ from ._cuda_driver import driver
 from ._errors import ResourceExhausted
 
 _LOG = logging.getLogger("ckptd")
-# Seconds that who drops memory waits. An idle GPU has let it go by then, so that whoever frees
-# memory to get some finds it, and a CUDA graph that is begun next is recorded undisturbed.
+# Seconds for which a thread that drops memory waits. An idle GPU has released it by then, so that
+# the next allocation finds the memory, and a CUDA graph begun next is recorded undisturbed.
 _SHORT_WAIT = 0.2
-_LONG_WAIT = 2.0  # seconds, where one may wait; at exit the end of the process frees what is left
+_LONG_WAIT = 2.0  # seconds where a wait is allowed; at exit the end of the process frees the rest
 
 
 class _FreeingThread:
-    """Runs what it is handed, in order. `hand` may be called in a finalizer: it takes no lock that
-    the code it interrupts may hold, and a SimpleQueue's put may interrupt another one."""
+    """Runs jobs in order.
+
+    A finalizer may call `run_soon`: it takes no lock that the interrupted code may hold, and a
+    SimpleQueue's put may interrupt another one.
+    """
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
         self._late = False
         self._ident = 0
-        # A daemon: an end of the process waits for no GPU.
+        # A daemon thread, so that the end of the process waits for no GPU.
         thread = threading.Thread(target=self._run, name="ckptd-give-back", daemon=True)
         thread.start()
-        self.run_soon(lambda: None, _LONG_WAIT)  # its own preparations are over
+        self.run_soon(lambda: None, _LONG_WAIT)  # waits until the thread is ready
 
     def run_soon(self, job: Callable[[], None], seconds: float) -> bool:
-        """Has `job` run; whether it has within `seconds`."""
+        """Has `job` run. Returns whether it has run within `seconds`."""
         done = threading.Lock()
         done.acquire()
         self._jobs.put((job, done))
@@ -46,7 +49,7 @@ class _FreeingThread:
         return done.acquire(timeout=seconds)
 
     def drop(self, job: Callable[[], None]) -> None:
-        """As hand, but once a moment was not enough, nobody waits until all is done."""
+        """Like run_soon with a short wait. After a wait that was too short, it does not wait until all is done."""
         if not self.run_soon(job, 0 if self._late else _SHORT_WAIT):
             self._late = True
 
@@ -66,7 +69,7 @@ class _FreeingThread:
 
 
 def _leave_recordings_alone() -> None:
-    """Unmapping in this thread spoils no CUDA graph that another one records meanwhile."""
+    """Keeps unmapping in this thread from invalidating a CUDA graph that another thread records."""
     with contextlib.suppress(RuntimeError):  # a driver without that function
         cu = driver()
         cu.cuThreadExchangeStreamCaptureMode(
@@ -79,7 +82,7 @@ _thread: Optional[_FreeingThread] = None
 
 
 def start() -> None:
-    """Before memory is mapped: a finalizer may start nothing. Raises ResourceExhausted."""
+    """Starts the thread. Call it before memory is mapped: a finalizer cannot. Raises ResourceExhausted."""
     global _thread
     with _starting:
         if _thread is not None:
@@ -96,19 +99,19 @@ def start() -> None:
 
 
 def drop(job: Callable[[], None]) -> None:
-    """Has `job`, which waits for a GPU, run soon, and in the usual case before this returns."""
+    """Has `job`, which waits for a GPU, run soon. Usually it has run when this returns."""
     if _thread is not None:
         _thread.drop(job)
 
 
 def drain(seconds: float = _LONG_WAIT) -> None:
-    """Waits until everything that was dropped is given back, up to `seconds`."""
+    """Waits until all dropped memory is freed, up to `seconds`."""
     if _thread is not None:
         _thread.run_soon(lambda: None, seconds)
 
 
 def _forget() -> None:
-    """In a forked child, which has neither the thread nor any of the memory."""
+    """Resets the state in a forked child, which has neither the thread nor the memory."""
     global _thread, _starting
     _thread, _starting = None, threading.Lock()
     atexit.unregister(drain)

@@ -14,11 +14,11 @@ _WAYS = {"auto": 0, "balanced": 1, "balanced_low_0": 2, "sequential": 3}
 
 @dataclass(frozen=True)
 class DeviceMap:
-    """What accelerate's infer_auto_device_map gives, from the names and sizes of a checkpoint.
+    """A device map like that of accelerate's infer_auto_device_map, from a checkpoint's names and sizes.
 
     modules: the map itself, as accelerate takes it: GPUs are numbers, beside "cpu" and
     "disk"; the name "" stands for the whole model. placed, limits: bytes per device;
-    "disk" has no limit. warnings: of patterns that describe nothing, for people.
+    "disk" has no limit. warnings: about patterns that match nothing, for people.
     """
 
     modules: Dict[str, Device]

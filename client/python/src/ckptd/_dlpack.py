@@ -1,13 +1,14 @@
 """DLPack export of element types that NumPy lacks, and of memory that it cannot read.
 
-NumPy makes the capsule over an integer type of the same size, with a deleter
-that is safe at any time, and the type code in it is then put right: a deleter
-written in Python could run after the interpreter has gone.
+NumPy makes the capsule over an integer type of the same size. Its deleter is safe at
+any time, whereas a deleter in Python could run after the interpreter has ended. The
+type code in the capsule is corrected afterwards.
 
-For device memory the array lies over the device's address, which NumPy stores
-and never follows, and the device is put right too. The consumer's tensor holds
-the array by that deleter (from any thread; it takes the interpreter's lock, and
-does nothing once the interpreter has gone), the array holds the memory's owner.
+For device memory the array has the device's address, which NumPy stores and never
+dereferences, and the device in the capsule is corrected as well. The consumer's tensor
+holds the array through that deleter, which any thread may run: it takes the
+interpreter's lock, and does nothing once the interpreter has ended. The array holds
+the memory's owner.
 """
 
 import ctypes
@@ -47,7 +48,7 @@ def capsule(array, dtype: _dtypes.Dtype, options: dict):
 
 
 class _Span:
-    """What NumPy needs to know of memory that is not the host's; the array holds it."""
+    """Describes memory outside of the host for NumPy. The array holds it."""
 
     __slots__ = ("__array_interface__", "owner")
 

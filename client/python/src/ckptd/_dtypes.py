@@ -1,4 +1,4 @@
-"""Element types: the contract's numbers, and what other libraries call them."""
+"""Element types: numbers of the contract, and names in other libraries."""
 
 from typing import NamedTuple, Optional
 

@@ -139,6 +139,6 @@ def from_details(data: bytes) -> Optional[Error]:
             if detail.type_url.endswith("/google.rpc.ErrorInfo"):
                 info = _proto.message("ErrorInfo").FromString(detail.value)
                 return make(status.code, status.message, info.reason, dict(info.metadata))
-    except Exception:  # whatever a runtime raises for bytes it cannot decode
+    except Exception:  # runtimes raise various errors for bytes that they cannot decode
         return None
     return make(status.code, status.message) if status.code else None

@@ -1,4 +1,4 @@
-"""fallback="native": what a caller allowed to happen when the daemons cannot serve, said once."""
+"""fallback="native": the original library reads where the daemons cannot serve. Logged once."""
 
 import logging
 import threading
@@ -14,14 +14,14 @@ _lock = threading.Lock()
 def check(fallback: Optional[str]) -> None:
     if fallback not in (None, "native"):
         raise InvalidArgument(
-            f"reading fallback={fallback!r}: there is no such way out; use 'native' to let the "
+            f"reading fallback={fallback!r}: there is no such value; use 'native' to let the "
             "original library read the files where the daemons cannot serve them, or leave it out",
             "INVALID_REQUEST",
         )
 
 
 def say(what: str, error: Error) -> None:
-    """Warns that `what` goes on without the daemons; once for each reason in a process."""
+    """Warns that `what` continues without the daemons, once per reason in a process."""
     with _lock:
         if (what, error.reason) in _said:
             return

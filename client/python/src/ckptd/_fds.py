@@ -1,7 +1,7 @@
 """Shows a lease's token on the daemon's fd socket and receives the descriptors.
 
-The connection is the lease: as long as it is open the daemon keeps the shard
-for this client, and it closes by itself when the process ends, however it ends.
+The connection is the lease: the daemon keeps the shard for this client as long as the
+connection is open. It closes by itself when the process ends, however it ends.
 
 Wire: the token's ASCII bytes out; then messages of a 16-byte little-endian
 header {"CKP1", status, descriptors in this message, descriptors still to come},
@@ -31,13 +31,13 @@ def _drop_inherited() -> None:
         lease.close()
 
 
-# A forked child must not hold its parent's lease: closing the copy in the child
-# leaves the parent's connection as it is.
+# A forked child must not hold its parent's lease. Closing the copy in the child leaves the
+# parent's connection open.
 os.register_at_fork(after_in_child=_drop_inherited)
 
 
 class Lease:
-    """Owns the connection that holds a shard. Closing twice is fine."""
+    """Owns the connection that holds a shard. A second close() does nothing."""
 
     def __init__(self, connection: socket.socket):
         self._connection = connection
@@ -151,9 +151,9 @@ def receive(
 ) -> Lease:
     """Fetches `count` descriptors, calling use(fd) for each in order, then closing it.
 
-    Only a message's worth of descriptors is open at a time. A daemon sends each at once:
-    one that stands still is given up after GONE_SECONDS. Raises ckptd.Error;
-    what `use` raises passes through. Either way nothing stays open.
+    Only descriptors of one message are open at a time. A daemon sends each message at once, so
+    after GONE_SECONDS of silence it counts as stopped. Raises ckptd.Error, and passes on errors of
+    `use`. In both cases nothing stays open.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -163,7 +163,7 @@ def receive(
         _receive_all(connection, path, count, deadline, use)
         connection.settimeout(None)
         return Lease(connection)
-    except Error:  # some are a TimeoutError, too
+    except Error:  # before TimeoutError, because some are one
         connection.close()
         raise
     except socket.timeout:

@@ -1,6 +1,6 @@
-"""Which files of a folder make its checkpoint, where no daemon can be asked.
+"""Chooses the files of a folder that are its checkpoint, without a daemon.
 
-The daemons' rule, once more: common/checkpoint/choose.h and config_json.h state it.
+Repeats the daemons' rule, which common/checkpoint/choose.h and config_json.h describe.
 """
 
 import json
@@ -24,7 +24,7 @@ _MOST_CONFIG_BYTES = 10_000_000
 
 
 def is_safetensors(name: str) -> bool:
-    """Whether a file or index is of safetensors by its name; an index may be a variant's."""
+    """Whether a name is that of a safetensors file or index. An index may be a variant's."""
     return name.endswith(_SAFETENSORS) or _VARIANT_INDEX.search(name) is not None
 
 
@@ -96,7 +96,7 @@ def _all_series(names: List[str]) -> _Series:
 
 
 def _series(names: List[str]) -> List[str]:
-    """The series that counts: the only one, or the only one of "model"; [] where none does."""
+    """The series that counts: the only one, or the only one named "model"; [] if there is none."""
     series = _all_series(names)
     if len(series) != 1:
         series = {key: files for key, files in series.items() if key[0] == "model"}
@@ -125,7 +125,7 @@ def _ambiguous(folder: str, what: str, names: List[str]) -> InvalidArgument:
 
 
 def _named_by_config(folder: str) -> str:
-    """What "transformers_weights" of config.json names; "" where it names nothing."""
+    """The file that "transformers_weights" in config.json names, or ""."""
     path = os.path.join(folder, "config.json")
     try:
         with open(path, "rb") as file:

@@ -1,6 +1,6 @@
-"""Names of models on the Hugging Face hub, as its local cache holds them.
+"""Finds models of the Hugging Face hub in its local cache.
 
-ckptctl's rule, once more: common/checkpoint/hub_cache.h states it.
+Repeats ckptctl's rule, which common/checkpoint/hub_cache.h describes.
 """
 
 import os
@@ -28,11 +28,11 @@ class _Name(NamedTuple):
 
 
 def path_of_name(text: str) -> str:
-    """The path that `text` stands for: hf://ORG/NAME[@REVISION][/FILE], or ORG/NAME[@REVISION]
-    and NAME where there is no such path, in the local cache; any other text as it is.
+    """The path in the local cache for hf://ORG/NAME[@REVISION][/FILE], or for ORG/NAME[@REVISION]
+    and NAME if there is no such path. Other text is returned as it is.
 
-    Nothing is downloaded. Raises NotFound for what the cache does not hold, and Unimplemented
-    for schemes that nobody here reads, as s3://.
+    Nothing is downloaded. Raises NotFound for a model that the cache does not hold, and
+    Unimplemented for other schemes, such as s3://.
     """
     if text.startswith(_HUB):
         name = _parse(text[len(_HUB) :])

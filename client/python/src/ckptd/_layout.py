@@ -1,8 +1,8 @@
-"""Layouts: what each rank must receive.
+"""Layouts describe the tensors that each rank must receive.
 
-A string is the rule form: a short spelling such as "fsdp:8", or the JSON text
-of a layout file. A dict is such JSON. A RankLayout is one rank's own statement.
-No placement arithmetic happens here; the daemon does all of it.
+A string gives rules: a short form such as "fsdp:8", or the JSON text of a layout file. A
+dict is such JSON. A RankLayout is the request of one rank. No placement is computed here:
+the daemon does that.
 """
 
 import json
@@ -28,10 +28,10 @@ class Mesh:
 class Sharding:
     """How tensors lie over a mesh; mesh None is a plain tensor, whole on the rank.
 
-    placements: one (kind, dim, split_factor) per mesh dimension. padded_dim: pad
-    with zeros to the shape of chunk 0 along that dimension, as FSDP2 does. boxes:
-    instead of a mesh, (offsets, extents) of parts of the tensor that lie one after
-    another along dimension 0; all of the same extents in the other dimensions.
+    placements: one (kind, dim, split_factor) per mesh dimension. padded_dim: pad with zeros to
+    the shape of chunk 0 along that dimension, as FSDP2 does. boxes: replaces a mesh by
+    (offsets, extents) of parts of the tensor that lie one after another along dimension 0. All
+    have the same extents in other dimensions.
     """
 
     mesh: Optional[int] = None
@@ -42,11 +42,11 @@ class Sharding:
 
 @dataclass(frozen=True)
 class FlatParameter:
-    """FSDP1's: tensors in row-major order, one behind the other, cut as one.
+    """A flat parameter of FSDP1: tensors in row-major order, one after another, sharded as one.
 
-    sharding: of the flat tensor of so many elements, index into RankLayout.shardings.
-    members: (index into RankLayout.names, element at which it begins). Members have a
-    plain sharding; what none of them covers is zero.
+    sharding: index into RankLayout.shardings, for the flat tensor of `elements`. members: (index
+    into RankLayout.names, first element). Members have a plain sharding. Elements outside of
+    members are zero.
     """
 
     name: str
@@ -57,11 +57,10 @@ class FlatParameter:
 
 @dataclass
 class RankLayout:
-    """What one rank wants, tensor by tensor. `add` in any order.
+    """The request of one rank, tensor by tensor. `add` in any order.
 
-    skip_missing: leave out what the source lacks; else it is TENSOR_NOT_FOUND.
-    refuse_unexpected: fail with UNEXPECTED_TENSORS when the source holds what no
-    rank adds.
+    skip_missing: leave out tensors that the source lacks; else they are TENSOR_NOT_FOUND.
+    refuse_unexpected: fail with UNEXPECTED_TENSORS if the source has tensors that no rank adds.
     """
 
     rank: int
@@ -77,7 +76,7 @@ class RankLayout:
     flats: List[FlatParameter] = field(default_factory=list)
     skip_missing: bool = False
     refuse_unexpected: bool = False
-    # The source as it was seen when this was asked for as rules instead: see _outside.
+    # The source, if rules were requested in place of this layout: see _outside.
     source_for_rules: Any = field(default=None, compare=False)
 
     def add(
@@ -89,10 +88,10 @@ class RankLayout:
         aliases: Sequence[str] = (),
         optional: bool = False,
     ) -> None:
-        """One tensor: global shape, index into `shardings`, Dtype number (0: the file's).
+        """Adds a tensor: global shape, index into `shardings`, Dtype number (0: the file's).
 
-        The source may hold it under its name or any alias. optional: left out when
-        the source lacks it or has it in another shape.
+        The source may hold it under its name or any alias. optional: leave it out if the source
+        lacks it or has it in another shape.
         """
         for alias in aliases:
             self.aliases[alias] = len(self.names)
@@ -136,7 +135,7 @@ class RankLayout:
 
 
 def fill_layout(message, layout) -> None:
-    """Writes any accepted spelling into a ckptd.v1.Layout; None is a full copy on every rank."""
+    """Writes any accepted layout into a ckptd.v1.Layout. None is a full copy on every rank."""
     if layout is None:
         message.rules = f"replicate:{_address.world_size()}"
     elif isinstance(layout, str):

@@ -1,9 +1,9 @@
 """Maps a slab's segments back to back and keeps them mapped while anything uses them.
 
-Python's mmap module cannot place a mapping (MAP_FIXED), so this calls libc. The
-memory is exposed as one ctypes array that holds its Mapping: whatever takes the
-buffer (memoryview, torch.frombuffer, numpy) holds the array, and the last of
-them to go unmaps. There is deliberately no way to unmap earlier.
+Python's mmap module cannot place a mapping (MAP_FIXED), so this calls libc. The memory is
+exposed as one ctypes array that holds its Mapping. Users of the buffer (memoryview,
+torch.frombuffer, numpy) hold the array, and the end of the last one unmaps. There is
+deliberately no way to unmap earlier.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def check_segments(segment_bytes: List[int], slab_bytes: int) -> None:
-    """Refuses figures that cannot describe a slab, before any of them is used."""
+    """Refuses sizes that cannot describe a slab, before they are used."""
     if slab_bytes > MAX_SLAB_BYTES or len(segment_bytes) > MAX_SEGMENTS:
         raise DataLoss(
             f"mapping a shard: {slab_bytes} bytes in {len(segment_bytes)} segments is more "
@@ -71,11 +71,11 @@ def check_segments(segment_bytes: List[int], slab_bytes: int) -> None:
 class Mapping:
     """Address range of one slab, `mode` one of shared, private, exclusive.
 
-    Call `add` for each segment in order, then `complete`. One thread builds it;
-    afterwards it only holds facts.
+    Call `add` for each segment in order, then `complete`. One thread builds it. Afterwards it
+    only holds facts.
     """
 
-    device = None  # as DeviceMemory has it: this is host memory
+    device = None  # host memory; a DeviceMemory has a UUID here
     needs_lease = False
     copying = False
     copied_bytes = 0
@@ -143,13 +143,13 @@ class Mapping:
         else:
             array = (ctypes.c_char * self.nbytes).from_address(self.address)
             if populate:
-                # One call instead of a fault per page; a hint, so errors do not matter.
+                # One call instead of a page fault per page. It is a hint, so errors are ignored.
                 _libc.madvise(self.address, _round_up(self.nbytes, _PAGE), _MADV_POPULATE_READ)
         array.owner = self
         return array
 
     def hold(self, lease) -> None:
-        """Closes `lease` when the memory goes, unless it was closed before."""
+        """Closes `lease` when the memory is unmapped, unless it was closed before."""
         weakref.finalize(self, lease.close).atexit = False
 
 

@@ -1,8 +1,8 @@
-"""A process that is no rank of the job, beside the job's daemons: evaluation, or the parent of spawned ranks.
+"""Loads of a process that is no rank of the job: evaluation, or the parent of spawned ranks.
 
-It is told so by what it has not: a process group, and a launcher's RANK and WORLD_SIZE. A load of such a
-process is for one daemon's rank alone, rank 0's unless the address says another: every tensor that is
-asked for, whole. Nobody else is waited for, and other ranks get nothing.
+Such a process has no process group and no RANK and WORLD_SIZE of a launcher. Its load is for one
+daemon's rank alone, rank 0's unless the address names another. That rank gets every requested
+tensor, whole. The load waits for no other rank, and other ranks get nothing.
 """
 
 from typing import Any, Dict, List
@@ -14,9 +14,9 @@ from ._types import Source
 
 
 def fit_layout(client, source, layout: Any, deadline) -> Any:
-    """`layout`, or the same for one rank of a group that this process is no rank of.
+    """`layout`; for a process outside of the group, the same layout for one rank of the group.
 
-    Layouts that name ranks themselves, such as "fsdp:8", are left as they are.
+    Layouts that name ranks themselves, such as "fsdp:8", stay as they are.
     """
     if isinstance(layout, str) or not _address.is_outside():
         return layout
@@ -49,7 +49,7 @@ def stored(found: Source, layout: RankLayout) -> Dict[str, str]:
 
 
 def stored_names(found: Source, layout: RankLayout) -> Dict[str, List[str]]:
-    """The same with all that the source has for a name: of a tied tensor it may be several."""
+    """Name of `layout` -> the source's names for it. A tied tensor may have several."""
     known: List[List[str]] = [[name] for name in layout.names]
     for alias, index in layout.aliases.items():
         known[index].append(alias)
@@ -59,13 +59,13 @@ def stored_names(found: Source, layout: RankLayout) -> Dict[str, List[str]]:
 
 
 def unexpected(found: Source, layout: RankLayout) -> List[str]:
-    """What the source has and `layout` does not ask for."""
+    """Names of the source that `layout` does not request."""
     asked = (name for names in stored_names(found, layout).values() for name in names)
     return sorted(set(found.tensors) - set(asked))
 
 
 def _by_rule(found: Source, layout: RankLayout, place) -> Dict[str, Any]:
-    """One rank's own statement, of whole tensors, as rules. Raises what its load would."""
+    """Rules for a RankLayout of whole tensors. Raises the errors that its load would."""
     own, optional, by_dtype = stored_names(found, layout), set(layout.optional), {}
     for index, (name, shape) in enumerate(zip(layout.names, layout.shapes)):
         if name not in own:

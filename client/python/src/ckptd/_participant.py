@@ -1,8 +1,8 @@
-"""A process's part in a load that all ranks make: what it tells the others, and hears of them.
+"""A process's participation in a load that all ranks make: ranks tell each other their failures.
 
-Everything goes through the daemons. They know which processes are in the call, by a call of
-theirs that stays open (JoinLoad), and see it break when a process ends, however it ends. Where
-they cannot (older ones, too many clients), the load goes on without.
+Everything goes through the daemons. Each participating process keeps a call open (JoinLoad), which
+breaks when the process ends, however it ends. If the daemons do not support that (older versions,
+too many clients), the load continues without.
 """
 
 import contextlib
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from ._client import Client
 
 _LOG = logging.getLogger("ckptd")
-_LEAVE_SECONDS = 4.0  # rank 0 hears of a failure meanwhile, as a rule
+_LEAVE_SECONDS = 4.0  # usually enough for rank 0 to learn of a failure
 _SAY_AFTER = 6.0
-_LATER = 5.0  # seconds that the daemons may take longer to say that time is up
+_LATER = 5.0  # further seconds in which the daemons report that time is up
 _ABORTED = 10
 
 
 class NoParticipant:
-    """In place of Participant where there is nobody to hear of, or no way to."""
+    """Replaces a Participant where there are no other ranks, or no way to learn of them."""
 
-    failure: Optional[Error] = None  # of another rank, which this one is to raise
+    failure: Optional[Error] = None  # another rank's failure, which this one must raise
 
     def raise_failure(self) -> None:
-        """Raises what another rank has failed of, if that is known and this one still waits."""
+        """Raises another rank's failure, if there is one and this rank still waits."""
 
     def mark_resident(self) -> None:
-        """What is loaded is resident here: this rank waits for nobody, unless by a barrier."""
+        """Notes that the checkpoint is resident here, so that this rank waits for others only at a barrier."""
 
     @contextlib.contextmanager
     def cancel_on_failure(self, cancel: Callable[[], object]) -> Iterator[None]:
@@ -46,7 +46,7 @@ class NoParticipant:
 
 
 class Participant(NoParticipant):
-    """See take_part."""
+    """See participate."""
 
     def __init__(self, connection: Connection, source: Path, deadline: Deadline, barrier: bool):
         self._connection, self._deadline, self._barrier = connection, deadline, barrier
@@ -89,13 +89,13 @@ class Participant(NoParticipant):
             self._cancels.remove(cancel)
 
     def failed(self, error: BaseException) -> None:
-        """Tells the others. Raises nothing: what cannot be said, they hear as a call that broke."""
+        """Tells other ranks of `error`. Never raises: failing that, they see this rank's call break."""
         if error is not self.failure:
             with contextlib.suppress(Exception):
                 self._leave(error)
 
     def placed(self) -> None:
-        """Tells the others; with a barrier, returns when all have said so."""
+        """Tells other ranks that this one has placed its weights. With a barrier, waits until all have."""
         self.raise_failure()
         self._leave(None)
         if self._barrier:
@@ -106,12 +106,12 @@ class Participant(NoParticipant):
 
     def _leave(self, error: Optional[BaseException]) -> None:
         if self._call.done():
-            return  # the daemon has nobody left to tell it of
+            return  # the daemon has no call left for this rank
         request = _proto.message("LeaveLoadRequest")(participant=self._id)
         if error is not None:
             _fill_failure(request, error, self._source)
         doing = f"loading {self._source}: telling the other ranks how it ended"
-        with contextlib.suppress(Error):  # nothing that this rank could do about it
+        with contextlib.suppress(Error):  # this rank could not handle it
             self._connection.call("LeaveLoad", request, doing, Deadline(_LEAVE_SECONDS), False)
 
     def _await_all(self) -> None:
@@ -145,7 +145,7 @@ def _request(number: str, source: Path, deadline: Deadline, barrier: bool):
     request = _proto.message("JoinLoadRequest")(
         participant=number, pid=os.getpid(), barrier=barrier, job_key=job_key()
     )
-    with contextlib.suppress(TypeError, ValueError, Error):  # the load says what is wrong with it
+    with contextlib.suppress(TypeError, ValueError, Error):  # the load will raise the error
         request.source = source_text(source)
         request.real_source = source_text(os.path.realpath(path_of(request.source)))
     _fill_duration(request.process_age, _age())
@@ -154,10 +154,10 @@ def _request(number: str, source: Path, deadline: Deadline, barrier: bool):
 
 
 def job_key() -> str:
-    """The same on every rank of this job, and another one in jobs beside it; empty: not known.
+    """A key that is equal on all ranks of this job and differs in other jobs; "" if unknown.
 
-    Not by MASTER_ADDR: ranks may spell one host in several ways, and would then not hear of each
-    other. Jobs that share their daemons have their first rank on one host, and so differ in ports.
+    MASTER_ADDR is not part of it: ranks may spell one host in several ways. Jobs that share daemons
+    have their first ranks on one host, and so differ in ports.
     """
     facts = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT")]
     return hashlib.sha256(os.fsencode("\0".join(facts))).hexdigest()[:32] if any(facts) else ""
@@ -169,7 +169,7 @@ def _fill_duration(duration, seconds: float) -> None:
 
 
 def _age() -> float:
-    """Seconds that this process has lived."""
+    """Age of this process in seconds."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     began = ticks / os.sysconf("SC_CLK_TCK")
@@ -200,11 +200,12 @@ def _sendable(text: object) -> str:
 def participate(
     client: "Client", source: Path, deadline: Deadline, barrier: bool
 ) -> Iterator[NoParticipant]:
-    """The block is this rank's part in a load of `source`: an exception that leaves it reaches the
-    other ranks that are in theirs, and theirs this one, by raise_failure() and ending().
+    """A block that is this rank's participation in a load of `source`.
 
-    barrier: the block ends when it has ended well on every rank. Raises then what another one
-    failed of, DeadlineExceeded that names who is missing, and Unimplemented of older daemons.
+    An exception that leaves the block reaches other ranks in their blocks. Their exceptions reach
+    this one by raise_failure() and cancel_on_failure(). barrier: the block ends when it has ended
+    well on every rank; it then raises another rank's failure, DeadlineExceeded with the missing
+    ranks, and Unimplemented for older daemons.
     """
     participant = Participant(client._connection, source, deadline, barrier)
     try:

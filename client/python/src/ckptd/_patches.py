@@ -1,4 +1,4 @@
-"""patch() inside of patch(): which one a library is under, and what the end of a block restores."""
+"""Nested patch() calls: which patch is in force, and which one the end of a block restores."""
 
 import threading
 import weakref
@@ -6,27 +6,27 @@ from typing import Any, Callable, List, Optional
 
 
 class Patches:
-    """Those of one library, of which the last one is in force. Thread-safe.
+    """Patches of one library. The last one is in force. Thread-safe.
 
-    exchange: a function of (changes in force, changes to come) that makes the library so;
-    None are none.
+    exchange: function of (changes in force, new changes) that changes the library. None stands for
+    no changes.
     """
 
     def __init__(self, exchange: Callable[[Any, Any], None]) -> None:
         self.lock = threading.RLock()
         self.in_force: Any = None
         self._exchange = exchange
-        # Whose end may still come. Nothing else keeps what another patch took the place of.
+        # Patches that have not ended. Weak, so that nothing keeps a replaced patch alive.
         self._begun: List["weakref.ref[Patch]"] = []
 
     def put(self, changes: Any) -> None:
-        """Has `changes` take the place of those in force."""
+        """Replaces the changes in force by `changes`."""
         with self.lock:
             self._exchange(self.in_force, changes)
             self.in_force = changes
 
     def begin(self, patch: "Patch", changes: Any) -> Any:
-        """Puts `changes`, until the end of `patch`. Returns what was in force before."""
+        """Puts `changes` in force until the end of `patch`. Returns the changes before."""
         with self.lock:
             before = self.in_force
             self.put(changes)
@@ -34,7 +34,7 @@ class Patches:
             return before
 
     def end(self, patch: "Patch", before: Any) -> None:
-        """Puts `before`, unless `patch` has ended already, or one around it has."""
+        """Restores `before`, unless `patch` or an outer patch has ended already."""
         with self.lock:
             begun = [ref() for ref in self._begun]
             if patch in begun:
@@ -42,14 +42,14 @@ class Patches:
                 del self._begun[begun.index(patch) :]
 
     def end_all(self) -> None:
-        """Puts nothing; no end restores anything any more."""
+        """Removes all changes. Later ends restore nothing."""
         with self.lock:
             self.put(None)
             self._begun.clear()
 
 
 class Patch:
-    """What patch() did. A context manager: its end restores what was in force when it began."""
+    """Result of patch(). A context manager: its end restores the patch that was in force before."""
 
     def __init__(self, patches: Optional[Patches] = None, changes: Any = None) -> None:
         self._patches, self._changes = patches, changes
@@ -67,6 +67,6 @@ class Patch:
         return self._patches is not None and self._patches.in_force is self._changes
 
     def undo(self) -> None:
-        """Restores what was in force when it began; does nothing when that was done before."""
+        """Restores the patch that was in force before. A second call does nothing."""
         if self._patches is not None:
             self._patches.end(self, self._before)

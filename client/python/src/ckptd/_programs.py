@@ -1,4 +1,4 @@
-"""`ckptd` and `ckptctl`, which a wheel for a platform carries, as commands of the environment."""
+"""`ckptd` and `ckptctl` as commands of the environment. Wheels for a platform contain the programs."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin")
 
 
 def path(name: str) -> str:
-    """Where this installation keeps the program. Raises FileNotFoundError if it has none."""
+    """Path of the program in this installation. Raises FileNotFoundError if there is none."""
     found = os.path.join(_FOLDER, name)
     if not os.path.exists(found):
         raise FileNotFoundError(
@@ -16,13 +16,13 @@ def path(name: str) -> str:
         )
     if not os.access(found, os.X_OK):
         raise FileNotFoundError(
-            f"{found} may not be executed: what unpacked it dropped its mode; chmod +x it"
+            f"{found} may not be executed: it lost its mode when it was unpacked; chmod +x it"
         )
     return found
 
 
 def _become(name: str) -> None:
-    """The same process goes on as the program: its pid, signals and descriptors stay."""
+    """Replaces this process by the program. Its pid, signals and descriptors stay."""
     try:
         program = path(name)
         os.execv(program, [program, *sys.argv[1:]])

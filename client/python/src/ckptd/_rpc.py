@@ -1,8 +1,8 @@
 """Calls to one daemon: channel, deadlines, errors. gRPC is imported on first use.
 
-gRPC does not survive fork: its threads are gone in the child, and a lock that one
-of them held stays locked. Now and then a call would hang there, whatever its
-deadline, so a child of a process that has called is refused.
+gRPC does not survive a fork: its threads are gone in the child, and a lock that one of
+them held stays locked. A call there could hang in spite of its deadline, so children of
+processes that have called are refused.
 """
 
 import contextlib
@@ -24,39 +24,39 @@ from ._errors import (
 )
 
 _OPTIONS = (
-    # One channel, one connection: closing the channel then really closes it.
+    # One connection per channel, so that closing the channel closes it.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # gRPC's name for how long a try may take; a daemon on a busy machine needs more than 100 ms.
+    # This is the time limit of an attempt; a daemon on a busy machine needs more than 100 ms.
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # A daemon that stands still keeps its connection open: while calls are in
-    # flight it is asked for a sign of life, and the connection ended without one.
+    # A stopped daemon keeps its connection open. So during calls it is pinged, and without an
+    # answer the connection is closed.
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 2000),
-    ("grpc.http2.ping_timeout_ms", 2000),  # what newer versions of gRPC go by
+    ("grpc.http2.ping_timeout_ms", 2000),  # for newer versions of gRPC
     ("grpc.http2.max_pings_without_data", 0),
 )
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 1.0
-# How long a daemon may be gone, as while its supervisor restarts it, before a
-# call gives up although its own deadline is further away: from its last sign of
-# life, but LAST_SECONDS more in any case, so that a new one may answer.
+# Seconds for which a daemon may be gone, such as during a restart, before a call gives up
+# ahead of its deadline. They count from the daemon's last sign of life, but at least
+# LAST_SECONDS remain for a new daemon to answer.
 GONE_SECONDS = 8.0
 LAST_SECONDS = 2.0
 _ADMIN_SOCKET = ".admin.sock"
 
 
-_LONGEST = 1e8  # seconds; more than gRPC can count to is "no end", too
+_LONGEST = 1e8  # seconds; gRPC cannot count much further
 _RAISE = "raise timeout=, or see `ckptctl list` and the daemon's log"
 
 
 class Deadline:
     """A point in time that all steps of one operation share.
 
-    advice: what to do where it was not enough, for its error's sentence.
+    advice: for the sentence of its error.
     """
 
     def __init__(self, timeout: float, advice: str = _RAISE):
@@ -67,7 +67,7 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
     def for_call(self) -> float:
-        """What is left, for a call, which says itself when time is up: never nothing at all."""
+        """Remaining seconds for a call, never 0: the call itself reports that time is up."""
         return max(self.left(), 1e-3)
 
     def passed(self) -> bool:
@@ -83,12 +83,12 @@ class Deadline:
 
 
 def in_seconds(count: float) -> str:
-    """For sentences: "8 s" also for what is left of 8 s after the first steps."""
+    """Seconds for sentences, rounded: 7.98 is "8 s"."""
     return f"{count:.1f}".removesuffix(".0") + " s" if count >= 0.1 else f"{count:.1g} s"
 
 
 def _not_served(address: Address, doing: str, details: str) -> Unimplemented:
-    """The error for a server that does not know a call of CheckpointService."""
+    """The error for a server without this call of CheckpointService."""
     advice = "see `ckptd --version` and update the daemon, or name another socket with address="
     if address.path.endswith(_ADMIN_SOCKET):
         workload = address.path[: -len(_ADMIN_SOCKET)] + ".sock"
@@ -104,11 +104,11 @@ _calling_pid: Optional[int] = None  # process in which gRPC was first used here
 
 
 def warm_up() -> None:
-    """Imports all of gRPC, before the first call does; no thread of it runs yet."""
+    """Imports all of gRPC ahead of the first call. No thread of it runs yet."""
     import grpc  # noqa: F401
 
     with contextlib.suppress(ImportError):
-        import grpc._channel  # noqa: F401  which it imports with the first channel
+        import grpc._channel  # noqa: F401  else imported with the first channel
 
 
 class Connection:
@@ -125,7 +125,7 @@ class Connection:
         """Closes the channel; a later call opens it again."""
         with self._lock:
             channel, self._channel = self._channel, None
-            # A channel inherited by fork is left alone: its threads are gone.
+            # A channel inherited by fork is not closed: its threads are gone.
             if channel is not None and self._pid == os.getpid():
                 channel.close()
 
@@ -194,7 +194,7 @@ class Connection:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def future(self, method: str, request):
-        """A unary call that goes on while others are made, without an end of its own: gRPC's future."""
+        """A unary call in the background, without a deadline: gRPC's future."""
         return self._callable(method).future(request)
 
     def stream(
@@ -207,7 +207,7 @@ class Connection:
     ):
         """Yields the messages of a server stream; cancels it when abandoned.
 
-        ending: given what cancels the stream, the context in which it is read.
+        ending: function of the stream's cancel(), giving the context in which it is read.
         """
         import grpc
 
@@ -223,5 +223,5 @@ class Connection:
 
 
 def is_transient(error: Error) -> bool:
-    """Whether the same call may succeed in a moment: the connection failed, not the request."""
+    """Whether a retry may succeed: the connection failed, not the request."""
     return isinstance(error, Unavailable) and error.reason == "DAEMON_UNREACHABLE"

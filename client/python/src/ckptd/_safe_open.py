@@ -4,7 +4,7 @@
         weight = file.get_tensor("model.norm.weight")
         rows = file.get_slice("model.embed_tokens.weight")[:1024]
 
-An object as safetensors 0.8 gives: same names, results and errors.
+The object is like that of safetensors 0.8: names, results and errors are equal.
 """
 
 import os
@@ -25,19 +25,19 @@ _FRAMEWORKS = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": 
 _ACCELERATORS = ("cuda", "musa", "npu", "xpu", "xla", "mlu", "hpu", "mps")
 
 
-class safe_open:  # noqa: N801, the name under which programs know it
+class safe_open:  # noqa: N801, the name in safetensors
     """One .safetensors file, opened through this process's daemon. A context manager.
 
-    framework: "pt" or "np" (and their longer names). device: "cpu", or for "pt" a GPU
-    where the daemon keeps its memory on it; nothing is moved. backend is checked and has
-    no effect, for the file is not read here. address, timeout: as in ckptd.connect and
-    Client.load. fallback="native" opens the file by safetensors itself where the daemon
-    cannot serve it, and says so once in the log.
+    framework: "pt" or "np" (and their longer names). device: "cpu", or for "pt" a GPU if the
+    daemon keeps its memory there; nothing is moved. backend is checked but has no effect,
+    because the file is not read here. address, timeout: as in ckptd.connect and Client.load.
+    fallback="native" has safetensors open the file if the daemon cannot serve it, and the log
+    says so once.
 
-    Opening asks for the header. The first tensor or slice has the daemon load the file,
-    unless it is resident, and maps it: tensors are that memory, private to this process,
-    so writing one shows in others of the same name from the same object, as with
-    safetensors' torch tensors. It stays as long as any of them. Thread-safe.
+    Opening reads the header. The first tensor or slice has the daemon load the file, unless it
+    is resident, and maps it. Tensors are that memory, private to this process. So a write shows
+    in other tensors of the same name from the same object, as in safetensors. The memory stays
+    as long as any of them. Thread-safe.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class safe_open:  # noqa: N801, the name under which programs know it
 
     @property
     def file(self) -> "File":
-        """What is open. Raises SafetensorError after closing."""
+        """The open file. Raises SafetensorError after closing."""
         if self._file is None:
             raise SafetensorError("File is closed")
         return self._file
@@ -127,12 +127,12 @@ class Slice:
         return self.info.dtype
 
     def __getitem__(self, key: Any) -> "Tensor":
-        """What `key` selects: PyTorch's indexing for "pt", safetensors' own grammar for "np"."""
+        """The selection of `key`: PyTorch's indexing for "pt", safetensors' grammar for "np"."""
         return self.file.part(self.info.name, key)
 
 
 class File:
-    """What a safe_open and its slices hold.
+    """The file that a safe_open and its slices hold.
 
     within: which of the source's files, None for all; framework "pt" or "np"; device
     "cpu" or an accelerator's name.
@@ -149,7 +149,7 @@ class File:
     ) -> None:
         self.path, self.source, self.framework, self.device = path, source, framework, device
         self.fallback = fallback
-        self.native: Any = None  # safetensors' own object, once it has to do
+        self.native: Any = None  # safetensors' own object, once it reads the file
         self._infos = source.tensors_of(within)
 
     def metadata(self) -> Optional[Dict[str, str]]:
@@ -165,7 +165,7 @@ class File:
         return [info.name for info in sorted(self._infos.values(), key=_position)]
 
     def info(self, name: str) -> SourceTensor:
-        """What the header says of a tensor. Raises SafetensorError for a name that is not there."""
+        """The header's entry of a tensor. Raises SafetensorError for a name that is not there."""
         info = self._infos.get(name)
         if info is None:
             raise SafetensorError(f"File does not contain tensor {name}")
@@ -192,7 +192,7 @@ class File:
         return _safe_open_torch.tensor(shard, name, self.path, torch.device(self.device))
 
     def part(self, name: str, key: Any) -> "Tensor":
-        """What `key` selects of a tensor: see Slice."""
+        """The selection of `key` from a tensor: see Slice."""
         shard = self._shard()
         if shard is None:
             return self.native.get_slice(name)[key]
@@ -203,7 +203,7 @@ class File:
         return _safe_open_numpy.part(shard, name, self.path, key)
 
     def _shard(self):
-        """The source's memory; None where the original library has to do."""
+        """The source's memory; None if safetensors reads the file."""
         if self.native is not None:
             return None
         try:
@@ -215,13 +215,13 @@ class File:
             return None
 
     def fall_back(self, error: Error) -> None:
-        """From now on safetensors reads the file, because of `error`."""
+        """Has safetensors read the file from now on, because of `error`."""
         if self.native is None:
             self.native = native_file(self.path, self.framework, self.device, error)
 
 
 def native_file(path: str, framework: str, device, error: Error):
-    """The same file opened by safetensors itself, because a caller allowed it."""
+    """Opens the file by safetensors itself, as the caller has allowed."""
     import safetensors
 
     _fallback.say("reading safetensors files", error)

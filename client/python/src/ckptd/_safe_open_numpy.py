@@ -1,8 +1,8 @@
 """NumPy arrays over a shard, and the slices that safetensors takes for frameworks of arrays.
 
-The grammar and its sentences are those of safetensors 0.8 (parse_indexers in its Python
+Grammar and error messages are those of safetensors 0.8 (parse_indexers in its Python
 binding, slice_byte_ranges in its core): integers, slices with a positive step, one
-ellipsis, an empty list; what reaches out of a dimension is an error, not cut off.
+ellipsis, an empty list. An index outside of a dimension is an error and not clipped.
 """
 
 import operator
@@ -22,7 +22,7 @@ Indexer = Union[int, slice]
 
 
 def tensor(shard: Shard, name: str, file: str) -> numpy.ndarray:
-    """The whole tensor over the shard's memory. BF16 needs ml_dtypes, as it does elsewhere."""
+    """The whole tensor over the shard's memory. BF16 needs ml_dtypes, as in safetensors."""
     require_host_memory(shard, file)
     view = shard.tensors[name]
     dtype = _dtype(view.dtype)
@@ -32,7 +32,7 @@ def tensor(shard: Shard, name: str, file: str) -> numpy.ndarray:
 
 
 def part(shard: Shard, name: str, file: str, key) -> numpy.ndarray:
-    """A fresh array of what `key` selects. Raises SafetensorError for what it may not."""
+    """A new array of the selection of `key`. Raises SafetensorError for a refused key."""
     whole = tensor(shard, name, file)
     chosen = indexers(key, whole.shape)
     _check(chosen, whole.shape)
@@ -114,7 +114,7 @@ def _range(item: Indexer, size: int) -> Tuple[int, int]:
 
 
 def _check(chosen: List[Indexer], shape: Sequence[int]) -> None:
-    """Refuses what reaches out of `shape`, the last such dimension first."""
+    """Refuses an index outside of `shape`, the last such dimension first."""
     why = ""
     if len(chosen) > len(shape):
         why = "more slicing indexes than dimensions in tensor"
@@ -125,7 +125,7 @@ def _check(chosen: List[Indexer], shape: Sequence[int]) -> None:
             asked = start if start >= size else stop - 1
             why = f"index {asked} out of bounds for tensor dimension #{dim} of size {size}"
             break
-        if stop < start:  # safetensors itself breaks down over these
+        if stop < start:  # safetensors itself fails with an internal error here
             why = f"dimension #{dim} would end at {stop}, before it starts at {start}"
             break
     if why:

@@ -1,4 +1,4 @@
-"""One checkpoint on storage as safe_open uses it: its header at once, its memory when asked for."""
+"""One checkpoint on storage for safe_open: its header at once, its memory on demand."""
 
 import threading
 from typing import Dict, List, Optional
@@ -11,10 +11,10 @@ from ._types import SourceTensor
 
 try:
     from safetensors import SafetensorError
-except ImportError:  # nothing here needs that package; its error is for those who catch it
+except ImportError:  # the package is not needed here; callers catch its error
 
     class SafetensorError(Exception):
-        """What safetensors raises for files and indices it cannot use."""
+        """safetensors' error for files and indices that it cannot use."""
 
 
 
@@ -23,9 +23,9 @@ class Source:
     """A checkpoint as this process's daemon reads it. Thread-safe.
 
     path: a .safetensors file or an index file. timeout: seconds for opening it, and again
-    for its load. Raises FileNotFoundError and SafetensorError as safetensors does for a file
-    that is not there and one that is none; ckptd.Error for all else. The connection is
-    closed after each use, so that processes may fork in between.
+    for its load. As in safetensors, raises FileNotFoundError for a missing file and
+    SafetensorError for another format; else ckptd.Error. The connection is closed after each
+    use, so that processes may fork in between.
     """
 
     def __init__(self, path: str, address: Optional[str] = None, timeout: float = 600.0):
@@ -62,7 +62,7 @@ class Source:
                 with self.connect() as client:
                     left = deadline.for_call()
                     checkpoint = client.load(self.path, mode=mode, timeout=left)
-                    # The header that callers have seen is of other bytes.
+                    # Else the header that callers have seen would not fit the bytes.
                     if checkpoint.source_identity != self.contents.identity:
                         raise source_changed(self.path, "since it was opened", "open it again")
                     left = deadline.for_call()
@@ -73,13 +73,13 @@ class Source:
         return [path for path, _ in self.contents.files]
 
     def tensors_of(self, file: Optional[str]) -> Dict[str, SourceTensor]:
-        """Those in one of `files()`, sorted by name; all of them for None."""
+        """Tensors in one of `files()`, sorted by name; None stands for all files."""
         found = self.contents.tensors
         return {n: found[n] for n in sorted(found) if file in (None, found[n].file)}
 
 
 def require_host_memory(shard: Shard, file: str) -> None:
-    """Refuses a GPU's memory where only host memory can be used."""
+    """Refuses GPU memory where only host memory can be used."""
     if shard.device is not None:
         raise FailedPrecondition(
             f"reading {file} into NumPy arrays: the daemon keeps its shards in the memory of GPU "

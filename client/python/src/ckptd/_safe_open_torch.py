@@ -9,10 +9,10 @@ from .torch.load import _memory
 
 
 def tensor(shard: Shard, name: str, file: str, device: torch.device) -> torch.Tensor:
-    """The whole tensor over the shard's memory, in a storage of its own.
+    """The whole tensor over the shard's memory, in its own storage.
 
-    Raises FailedPrecondition (DEVICE_MISMATCH) where the daemon keeps its memory elsewhere
-    than on `device`: nothing is moved.
+    Raises FailedPrecondition (DEVICE_MISMATCH) if the daemon keeps its memory on another device
+    than `device`: nothing is moved.
     """
     _memory.check_device(file, device, _memory.device_of(shard), shard.device)
     index = shard.table.index[name]
@@ -27,7 +27,7 @@ def tensor(shard: Shard, name: str, file: str, device: torch.device) -> torch.Te
 
 
 def _packed(shard: Shard, index: int, shape) -> torch.Tensor:
-    """Two elements a byte, which PyTorch counts as one."""
+    """A tensor with two elements per byte, which PyTorch counts as one element."""
     if not shape or shape[-1] % 2:
         raise SafetensorError(
             "f4_x2 dtype requires that the last dim be divisible by 2 in torch: got "

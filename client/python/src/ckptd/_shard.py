@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 class TensorView:
     """One tensor in a shard's host memory. Immutable, thread-safe; keeps the memory mapped.
 
-    name, dtype (header name such as "BF16"), shape (local), offset and nbytes in
-    the slab, padded_nbytes (with the zero tail FSDP2 asks for), digest (XXH3, or
-    None), writable. Memory of a shared shard is read-only: buffers and arrays say
-    so, but a torch tensor cannot, and writing through one ends the process with
-    SIGSEGV.
+    name, dtype (header name such as "BF16"), shape (local), offset and nbytes in the slab,
+    padded_nbytes (with the zero padding that FSDP2 needs), digest (XXH3, or None), writable.
+    Memory of a shared shard is read-only. Buffers and arrays are marked so, but torch tensors
+    cannot be: a write through one ends the process with SIGSEGV.
     """
 
     __slots__ = (
@@ -65,7 +64,7 @@ class TensorView:
 
     @property
     def pointer(self) -> int:
-        """Address of the first byte, in this process; of GPU memory, on the GPU."""
+        """Address of the first byte in this process. For GPU memory it is the GPU's address."""
         return self._mapping.address + self.offset
 
     @property
@@ -76,7 +75,7 @@ class TensorView:
 
     @property
     def padded_buffer(self) -> memoryview:
-        """The bytes, and the zeros behind them: `padded_nbytes` in all."""
+        """The bytes and their zero padding, `padded_nbytes` in all."""
         view = memoryview(self._array).cast("B")[self.offset : self.offset + self.padded_nbytes]
         return view if self.writable else view.toreadonly()
 
@@ -101,7 +100,7 @@ class TensorView:
     @property
     def __array_interface__(self) -> Dict[str, Any]:
         if not self._dtype.exact:
-            # AttributeError makes NumPy look for another way instead of misreading bytes.
+            # An AttributeError makes NumPy try other interfaces instead of misreading the bytes.
             raise AttributeError(f"{self.dtype} has no NumPy type")
         return {
             "version": 3,
@@ -122,7 +121,7 @@ class TensorView:
 
 
 class _Tensors(collections.abc.Mapping):
-    """Names, then further names of tied tensors, to views."""
+    """Name -> view, further names of tied tensors last."""
 
     def __init__(self, shard: "Shard") -> None:
         self._shard = shard
@@ -143,13 +142,12 @@ class _Tensors(collections.abc.Mapping):
 class Shard:
     """This rank's part of a checkpoint, mapped. A context manager.
 
-    tensors maps each name (aliases too) to a TensorView. The daemon counts the
-    lease until close(), or until the last view of the memory is gone. Memory
-    stays valid as long as anything uses it, closed or not, daemon or not; but of
-    handle "cuda_ipc" it is the daemon's, and then close() only lets it go with
-    the last view. handle is how it was handed over. mapping is a Mapping of host
-    memory, and array its bytes; or a DeviceMemory, and array None. copied_bytes is
-    what mode "private" had to copy on a GPU.
+    tensors maps each name and alias to a TensorView. The lease lasts until close(), or until
+    the last view of the memory is gone. Memory stays valid as long as anything uses it, also
+    after close() and without the daemon. Only memory of handle "cuda_ipc" is the daemon's: then
+    the lease ends with the last view, even after close(). handle: how the memory was handed
+    over. mapping and array: a Mapping of host memory and its bytes, or a DeviceMemory and None.
+    copied_bytes: bytes that mode "private" had to copy on a GPU.
     """
 
     def __init__(
@@ -190,7 +188,7 @@ class Shard:
         return _Tensors(self)
 
     def view(self, index: int) -> TensorView:
-        """The tensor in row `index` of the table; of GPU memory, a DeviceTensorView."""
+        """The tensor in row `index` of the table. For GPU memory it is a DeviceTensorView."""
         if self.device is None:
             return TensorView(self, index)
         from ._cuda_view import DeviceTensorView
@@ -199,7 +197,7 @@ class Shard:
 
     @property
     def aliases(self) -> Dict[str, str]:
-        """Further name -> name of the tensor it is."""
+        """Further name -> name of the same tensor."""
         return {alias: self.table.names[i] for alias, i in self.table.aliases.items()}
 
     @property
@@ -231,7 +229,7 @@ def _read_table(connection: Connection, name: str, reply, deadline: Deadline) ->
 
 
 def _release(connection: Connection, lease: str) -> None:
-    """Gives back a lease that never got its connection; the daemon would time it out anyway."""
+    """Returns a lease that got no connection. The daemon would end it by a timeout anyway."""
     try:
         connection.call(
             "ReleaseShard",
@@ -240,7 +238,7 @@ def _release(connection: Connection, lease: str) -> None:
             Deadline(1.0),
             retry=False,
         )
-    except Exception:  # the error that led here matters more
+    except Exception:  # the original error matters more
         return
 
 
@@ -250,7 +248,7 @@ def _accepted_kinds() -> list:
 
 
 def _memory_for(name: str, reply):
-    """(what will hold the shard's memory, the fd socket, how many descriptors it sends)."""
+    """(object for the shard's memory, fd socket, number of descriptors)."""
     mode = _types.MODE_NAMES[reply.mode]
     kind = reply.WhichOneof("handle")
     if kind == "memfd":
@@ -277,11 +275,11 @@ def _memory_for(name: str, reply):
 def acquire(
     connection: Connection, name: str, mode: int, deadline: Deadline, load_id: Optional[str] = None
 ) -> Shard:
-    """`load_id`: of the load that led here, which keeps the shard until now."""
+    """Acquires a shard. load_id: request id of the load for which the daemon keeps the shard."""
     request = _proto.message("AcquireShardRequest")(
         name=name, mode=mode, accepted_kinds=_accepted_kinds(), load_request_id=load_id
     )
-    # An EXCLUSIVE answer that got lost may have handed the memory over: not tried again.
+    # No retry for EXCLUSIVE: a lost answer may have handed the memory over.
     reply = connection.call(
         "AcquireShard",
         request,
@@ -290,7 +288,7 @@ def acquire(
         retry=mode != _types.MODES["exclusive"],
     )
     try:
-        # A lease bears the name of its checkpoint: one of another is of other memory.
+        # A lease has the name of its checkpoint. Another name means other memory.
         if not reply.lease.startswith(f"{name}/leases/"):
             raise DataLoss(
                 f"acquiring {name}: the daemon leases {reply.lease}; update the daemon and this client",

@@ -1,4 +1,4 @@
-"""Paths of checkpoints, and how messages hold them: as text, or as file URIs (RFC 8089)."""
+"""Paths of checkpoints. Messages hold them as text, or as file URIs (RFC 8089)."""
 
 import os
 from typing import AnyStr, Mapping, Optional, Union
@@ -11,7 +11,7 @@ _SCHEME = "file://"
 
 
 def check_path(doing: str, source: object) -> None:
-    """Raises TypeError for what is no path, with what to pass instead."""
+    """Raises TypeError for an argument that is no path, with advice."""
     if isinstance(source, (str, bytes, os.PathLike)):
         return
     what_to_try = "pass the path of a .safetensors file, of an index or of a folder"
@@ -25,10 +25,10 @@ def check_path(doing: str, source: object) -> None:
 
 
 def local_path(source: Path) -> str:
-    """`source` as this process means it: with "~" and variables that are set, as a shell has
-    them, where there is no such path, and models of the Hugging Face hub in their local cache.
+    """The local path for `source`. If there is no such path, "~" and variables are expanded as in
+    a shell, and models of the Hugging Face hub are found in their local cache.
 
-    Raises TypeError, and ckptd.Error as path_of_name.
+    Raises TypeError, and ckptd.Error as path_of_name does.
     """
     check_path("opening a checkpoint", source)
     text = path_of(os.fsdecode(source))
@@ -38,7 +38,7 @@ def local_path(source: Path) -> str:
 
 
 def of_variant(source: Path, variant: Optional[str]) -> Path:
-    """The file or index of a folder that transformers reads for `variant`, as "fp16"."""
+    """The file or index of a folder that transformers reads for a `variant` such as "fp16"."""
     if variant is None:
         return source
     folder = local_path(source)
@@ -48,9 +48,9 @@ def of_variant(source: Path, variant: Optional[str]) -> Path:
 
 
 def source_text(source: Path) -> str:
-    """local_path as an absolute path; where that is not UTF-8, a file URI.
+    """local_path as an absolute path, or as a file URI if it is not UTF-8.
 
-    An empty one stays empty, for the daemon to refuse.
+    An empty path stays empty, and the daemon refuses it.
     """
     given = os.fsencode(local_path(source))
     if not given:
@@ -63,9 +63,9 @@ def source_text(source: Path) -> str:
 
 
 def absolute(path: AnyStr) -> AnyStr:
-    """As os.path.abspath, but what follows a link before ".." is where the link leads.
+    """Like os.path.abspath, but links before ".." are resolved.
 
-    Links behind the last ".." stay: names of files may say what they are.
+    Links behind the last ".." stay, because names of files may tell their format.
     """
     slash, up = (b"/", b"..") if isinstance(path, bytes) else ("/", "..")
     parts = path.split(slash)
@@ -75,12 +75,12 @@ def absolute(path: AnyStr) -> AnyStr:
         behind = len(parts) - parts[::-1].index(up)
         path = os.path.join(os.path.realpath(slash.join(parts[:behind])), *parts[behind:])
         path = os.path.normpath(path)
-    # Python keeps two slashes in front, which mean no other place on Linux, and daemons do not.
+    # Python keeps two leading slashes, which have no meaning on Linux. Daemons do not keep them.
     return path[1:] if path.startswith(2 * slash) else path
 
 
 def path_of(text: str) -> str:
-    """The path that `text` stands for: itself, or a file:/// URI's."""
+    """The path for `text`: the path of a file:/// URI, or the text itself."""
     if not text.startswith(_SCHEME + "/"):
         return text
     return os.fsdecode(unquote_to_bytes(os.fsencode(text[len(_SCHEME) :])))

@@ -1,4 +1,4 @@
-"""The tensor table of a shard, checked against its slab before anything is mapped from it."""
+"""The tensor table of a shard, checked against the slab before memory is mapped."""
 
 import math
 import operator
@@ -8,12 +8,12 @@ from . import _dtypes, _types
 from ._errors import DataLoss
 
 _ALIGNMENT = 512
-# Bytes per element that an offset is a multiple of, by number of the type.
+# Dtype number -> bytes of which offsets must be multiples.
 _WIDTHS = {number: max(row.bits // 8, 1) for number, row in _dtypes.BY_NUMBER.items()}
 
 
 class Table:
-    """Columns, entry i of each belongs to tensor i. `index` also knows the aliases."""
+    """Columns. Entry i of each belongs to tensor i. `index` also has the aliases."""
 
     def __init__(self, what: str, slab_bytes: int):
         self._what = what
@@ -28,7 +28,7 @@ class Table:
         self.aliases: Dict[str, int] = {}
         self.index: Dict[str, int] = {}
         self.flats: Dict[str, Tuple[_dtypes.Dtype, int, int]] = {}  # (type, offset, elements)
-        self.unexpected: List[str] = []  # of the source, not stated by this rank
+        self.unexpected: List[str] = []  # tensors of the source that this rank did not request
 
     def _refuse(self, why: str):
         raise DataLoss(
@@ -57,7 +57,7 @@ class Table:
         self.nbytes += sizes
         self.padded_nbytes += padded
         self.digests += digests
-        # A page counts from its own first tensor.
+        # Indices of a page count from its first tensor.
         if any(target >= count for target in page.alias_tensors):
             self._refuse("a further name refers to no tensor")
         first = len(self.names) - count
@@ -78,7 +78,7 @@ class Table:
             self.flats[name] = (row, offset, elements)
 
     def _sound(self, dtypes, shapes, offsets, sizes, padded) -> bool:
-        """Whether `_check` passes every row: column by column, as there are many of the same kind."""
+        """Whether `_check` accepts every row. Checks columns, which is faster for many equal rows."""
         for dtype, shape, size, all_of_it in set(zip(dtypes, shapes, sizes, padded)):
             row = _dtypes.BY_NUMBER.get(dtype)
             if row is None or math.prod(shape) * row.bits != size * 8 or all_of_it < size:
@@ -103,7 +103,7 @@ class Table:
             )
 
     def finish(self, tensor_count: int) -> None:
-        """To be called after the last page."""
+        """Checks the whole table. Call it after the last page."""
         count = len(self.names)
         if count != tensor_count:
             self._refuse(f"{count} tensors arrived, {tensor_count} were announced")

@@ -18,7 +18,7 @@ _STATES = {0: "UNSPECIFIED", 1: "LOADING", 2: "ACTIVE", 3: "UNLOADING", 4: "FAIL
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a load has come; counts cover the whole group."""
+    """Progress of a load. Counts cover the whole group."""
 
     stage: str
     bytes_total: int
@@ -26,19 +26,19 @@ class Progress:
     bytes_per_second: float
     slowest_rank: int  # -1 when unknown
     waiting_ranks: Tuple[int, ...]
-    elsewhere: str  # what one of them loads instead, for people; empty when none does
-    no_memory: str  # stage WAITING_FOR_MEMORY: who holds what, for people
+    elsewhere: str  # what one of them loads instead, for people; else empty
+    no_memory: str  # stage WAITING_FOR_MEMORY: holders of memory, for people
     storage_bytes: int
     mapped_bytes: int  # of these, read through a mapping of the page cache
     direct_bytes: int  # and past it
     sent_bytes: int
-    restored_bytes: int  # of this rank, from its daemon's host tier
-    streamed_ranks: Tuple[int, ...]  # got their bytes through streams, not by mapping
+    restored_bytes: int  # bytes of this rank from its daemon's host tier
+    streamed_ranks: Tuple[int, ...]  # ranks that got bytes through streams, not by mapping
     stages: Tuple[Tuple[str, float], ...]  # finished ones, seconds each
 
     @property
     def waits_for(self) -> str:
-        """What the load is busy with, for people."""
+        """The current activity of the load, for people."""
         if self.waiting_ranks:
             ranks = "rank " if len(self.waiting_ranks) == 1 else "ranks "
             ranks += ", ".join(map(str, self.waiting_ranks))
@@ -69,28 +69,28 @@ class Checkpoint:
     intended_mode: str
     plan_digest: str
     identity: str
-    source_identity: str  # of the files it was loaded from; as Source.identity
+    source_identity: str  # Source.identity of the files it was loaded from
     digests: bool
     pinned: bool
     lease_count: int
     layout: str
     progress: Progress
-    # Of a load that failed; when ACTIVE: of the last one that was to fill the ranks without it.
+    # Error of a failed load. If ACTIVE: error of the last load for ranks that lack it.
     failure: Optional[Error] = None
-    # Of the load call only: whether it was resident already, and in what it
-    # differs from another generation of the same source.
+    # Only in the result of load(): whether it was resident before, and how it differs from
+    # another generation of the same source.
     resident: bool = False
     differs: Tuple[str, ...] = ()
-    handle: str = ""  # how its memory is handed over; empty: an older daemon's
-    # The resident checkpoint in whose memory it lies, as that has all that was asked for by
-    # another layout; lists show that one. Empty: it has memory of its own.
+    handle: str = ""  # how its memory is handed over; empty from an older daemon
+    # The resident checkpoint whose memory it uses, because that has all requested tensors under
+    # another layout. Lists show that one. Empty: it has its own memory.
     served_from: str = ""
-    # On how many of world_size ranks its shard is resident, when ACTIVE; 0: an older daemon's.
+    # If ACTIVE: number of ranks on which its shard is resident; 0 from an older daemon.
     resident_ranks: int = 0
 
     @property
     def waits_for(self) -> str:
-        """What the load is busy with, for people."""
+        """The current activity of the load, for people."""
         text = self.progress.waits_for
         if self.progress.waiting_ranks and self.differs:
             what = ", ".join(self.differs)
@@ -169,7 +169,7 @@ class SourceTensor:
 
 @dataclass
 class Source:
-    """What a checkpoint on storage holds."""
+    """The contents of a checkpoint on storage."""
 
     source: str
     files: List[Tuple[str, int]]  # path, bytes
@@ -179,14 +179,14 @@ class Source:
     identity: str  # hex digest over the files: equal while nobody replaces or writes them
     tensors: Dict[str, SourceTensor] = field(default_factory=dict)
     aliases: Dict[str, str] = field(default_factory=dict)  # name -> tensor it is
-    # Sentences for people: files of a folder that were left out, and what is odd in an index.
+    # Sentences for people: files of a folder that were left out, and oddities of an index.
     remarks: List[str] = field(default_factory=list)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors or name in self.aliases
 
     def find(self, name: str) -> Optional[SourceTensor]:
-        """The tensor of that name, which may be a further name of it; None if there is none."""
+        """The tensor of that name or further name, or None."""
         return self.tensors.get(self.aliases.get(name, name))
 
 
@@ -279,12 +279,12 @@ def plan_of(message) -> Plan:
 
 @dataclass(frozen=True)
 class Verification:
-    """What Client.verify found: how much was compared, and names of the tensors that differ."""
+    """Result of Client.verify: the compared amount, and names of the tensors that differ."""
 
     tensor_count: int
     nbytes: int
     mismatched: Tuple[str, ...]
-    rank: int  # whose shard it was
+    rank: int  # rank of the shard
     files: Tuple[str, ...] = ()  # where each of `mismatched` was read from
 
     @property

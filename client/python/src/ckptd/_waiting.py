@@ -1,4 +1,4 @@
-"""What is said while a load is waited for, and of how it ended."""
+"""Messages during the wait for a load, and errors for its end."""
 
 import logging
 import time
@@ -32,7 +32,7 @@ def check_active(checkpoint: Checkpoint, doing: str) -> None:
 
 
 def with_open_advice(error: InvalidArgument) -> InvalidArgument:
-    """What a process can do that is not one of the group's trainers."""
+    """`error` with advice for a process that is no trainer of the group."""
     return InvalidArgument(
         f"{error.message} (no layout was given: that is a whole copy on each rank of this process's "
         "WORLD_SIZE). Beside a running group, client.open(path) opens what this rank's daemon holds, "
@@ -43,7 +43,7 @@ def with_open_advice(error: InvalidArgument) -> InvalidArgument:
 
 
 class ReplicaWarning:
-    """Says once, on rank 0, what a load without a layout costs."""
+    """Warns once, on rank 0, how much memory a load without a layout takes."""
 
     def __init__(self, doing: str):
         self._doing: Optional[str] = doing
@@ -66,12 +66,12 @@ class ReplicaWarning:
 
 
 class Reminder:
-    """Says for which ranks a load waits, once these have been the same for a while."""
+    """Warns for which ranks a load waits, once these have been the same for a while."""
 
     def __init__(self, doing: str, timeout: float):
         self._doing, self._timeout = doing, timeout
         self._ranks: tuple = ()
-        self._since: Optional[float] = None  # None: said, or nobody is waited for
+        self._since: Optional[float] = None  # None: warned already, or no rank is missing
 
     def look(self, checkpoint: Checkpoint) -> None:
         now, ranks = time.monotonic(), checkpoint.progress.waiting_ranks

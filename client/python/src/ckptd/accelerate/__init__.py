@@ -1,9 +1,9 @@
 """accelerate's loading functions under their own names, fed by the daemons.
 
-Those for FSDP2 are the same as in ckptd.torch. Of the functions for big models the ones
-that read checkpoints are ours; those that move no bytes, or only bytes that they are
-given, are accelerate's own, here as a convenience. Importing this module imports torch;
-accelerate comes with the first use of what needs it.
+Functions for FSDP2 are the same as in ckptd.torch. Functions for big models that read
+checkpoints are ours. The others move no bytes, or only bytes that they are given: they are
+accelerate's own, here for convenience. Importing this module imports torch. accelerate is
+imported with the first use of a function that needs it.
 """
 
 from typing import TYPE_CHECKING, Any, List
@@ -76,14 +76,14 @@ def __dir__() -> List[str]:
 
 
 def enable_fsdp_ram_efficient_loading() -> None:
-    """accelerate's: from now on only rank 0 reads weights."""
+    """accelerate's function: from now on only rank 0 reads weights."""
     from accelerate.utils import enable_fsdp_ram_efficient_loading as enable
 
     enable()
 
 
 def disable_fsdp_ram_efficient_loading() -> None:
-    """accelerate's: from now on every rank has weights of its own."""
+    """accelerate's function: from now on every rank reads its own weights."""
     from accelerate.utils import disable_fsdp_ram_efficient_loading as disable
 
     disable()

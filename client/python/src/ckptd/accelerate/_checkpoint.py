@@ -54,23 +54,24 @@ def load_checkpoint_in_model(
 ) -> None:
     """accelerate's function of this name, over the memory of this rank's daemon.
 
-    device_map: module name -> device, or one device for all: a torch.device, its text, or the
-    number of a GPU, and each spelling of a device is that device. With one, what it puts where
-    the daemon keeps its memory comes by one load, cast, and becomes the model's without a copy; "disk" and other devices get their
-    tensors in groups of some megabytes. link_offloaded: entries on "disk" name the
-    safetensors file in the offload folder's index instead of being written there, so that
-    nothing of them is read; the folder then needs the checkpoint. offload_state_dict
-    writes no temporary files: the daemon's memory holds what they would.
+    device_map: module name -> device, or one device for all. A device is a torch.device, its
+    text, or the number of a GPU, in any spelling. With a device_map, tensors for the device of
+    the daemon's memory come by one load, cast, and become the model's without a copy. Tensors
+    for "disk" and other devices come in groups of some megabytes. link_offloaded: entries on
+    "disk" name the safetensors file in the offload folder's index. Nothing of them is read or
+    written, and the folder then needs the checkpoint. offload_state_dict writes no temporary
+    files: the daemon's memory replaces them.
 
-    tied: names of one tensor with different values are an error, "first" takes the value of the
-    first of the model's names. Without a device_map the ranks agree as in set_model_state_dict, which fills the model,
-    also one on meta without a process group; allow_rank0_values as there. Checkpoints that are no
-    safetensors are accelerate's own reading (torch.load), as is an index that lists nothing.
+    tied: different values under names of one tensor are an error; "first" takes the value of the
+    first of the model's names. Without a device_map the ranks agree as in set_model_state_dict,
+    which fills the model, also a model on meta without a process group. allow_rank0_values: see
+    there. accelerate itself reads checkpoints that are no safetensors (torch.load), and an index
+    that lists nothing.
 
-    Raises what accelerate does, for a file that is missing or of another format as
-    load_state_dict; else ckptd.Error, before the model is touched: UNIMPLEMENTED for
-    offload_8bit_bnb. timeout, digest, address, client: see load_into. fallback="native":
-    accelerate reads where no daemon can be reached.
+    Raises accelerate's errors, and those of load_state_dict for a missing file or another format;
+    else ckptd.Error, before the model is changed: UNIMPLEMENTED for offload_8bit_bnb. timeout,
+    digest, address, client: see load_into. fallback="native": accelerate reads if no daemon can
+    be reached.
     """
     modules = None if device_map is None else _devices.as_accelerate_s(_devices.by_module(device_map))
     arguments: Dict[str, Any] = {
@@ -96,7 +97,7 @@ def load_checkpoint_in_model(
             raise wrong
         original = _native_fallback.original(_MODULE, _FUNCTION)
     if files is not None and not files.without_index:
-        checkpoint = files.source  # in a folder accelerate would choose by a rule of its own
+        checkpoint = files.source  # accelerate would choose by another rule in a folder
     if files is not None and not files.by_daemons:
         return original(model, checkpoint, **arguments)  # each rank by itself
     daemon = own_daemon._asdict()
@@ -112,11 +113,11 @@ def load_checkpoint_in_model(
 
 @dataclass(frozen=True)
 class _Call:
-    """One call: accelerate's arguments, and ours."""
+    """Arguments of one call: accelerate's and ours."""
 
     model: nn.Module
     checkpoint: str
-    files: Optional[Files]  # None where this rank finds none
+    files: Optional[Files]  # None if this rank finds none
     arguments: Dict[str, Any]
     link: bool
     digest: bool
@@ -131,19 +132,19 @@ class _Call:
         return _daemon.connected(deadline=self.deadline, rank=rank, **self.own_daemon)
 
     def options(self) -> Dict[str, Any]:
-        """address=, client= and timeout= of what is still to be asked for."""
+        """address=, client= and timeout= for the rest of the call."""
         return {**self.own_daemon, "timeout": self.deadline.for_call()}
 
 
 def _can_spread(model: nn.Module, full_state_dict: bool) -> bool:
-    """Whether accelerate leaves the model to torch's set_model_state_dict, for full tensors."""
+    """Whether accelerate would use torch's set_model_state_dict, with full tensors."""
     state = model.state_dict().values()
     real = {t.device for t in state if isinstance(t, torch.Tensor) and not t.is_meta}
     return full_state_dict and len(real) <= 1
 
 
 def _natively(call: _Call, original: Callable) -> None:
-    """accelerate's own function, which chooses among names of one tensor without a word."""
+    """Calls accelerate's own function. It silently chooses among tied names, so these are checked."""
     names = {name for names in _tied_weights.shared_names(call.model) for name in names}
     if names and call.files is not None:
         held = _native_files.read_some(call.files.files, names)
@@ -160,7 +161,7 @@ def _natively(call: _Call, original: Callable) -> None:
 
 
 def _resolve(checkpoint: str) -> Tuple[Optional[Files], Optional[Exception]]:
-    """Which files it is, or what is wrong with it."""
+    """(files, None), or (None, the error)."""
     try:
         return resolve(local_path(checkpoint)), None
     except (OSError, ValueError, Error) as error:
@@ -168,7 +169,7 @@ def _resolve(checkpoint: str) -> Tuple[Optional[Files], Optional[Exception]]:
 
 
 def _spread(call: _Call, wrong: Optional[Exception]) -> None:
-    """wrong: what is the matter with the files on this rank; raised on every one, which would wait."""
+    """Fills the model on all ranks. wrong: this rank's error for the files, raised on every rank."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
     with _agreement.agree(_FUNCTION, call.deadline, own_daemon=_agreement.OwnDaemon(**call.own_daemon)) as group:
@@ -209,7 +210,7 @@ def _run(call: _Call) -> None:
 
     @functools.cache
     def by_file() -> Dict[str, _file_entries.Entries]:
-        # Not before accelerate has checked its arguments.
+        # Called late, when accelerate has checked its arguments.
         with call.connected() as own:
             found = _file_tensor.inspect(own, call.files.source, call.deadline)
             held = _file_entries.entries(own, found, call.files, _box_requests(call), call.digest, call.deadline)
@@ -246,18 +247,18 @@ def _box_requests(call: _Call) -> DtypeRules:
 
 
 class _Stream(_lazy_state_dict.LazyStateDict):
-    """One that accelerate goes through once: what it has placed is not kept here."""
+    """A LazyStateDict that accelerate iterates once. Values are not kept."""
 
     def items(self) -> Any:
         return self.walk()
 
 
 class _Offload:
-    """Where accelerate's function puts tensors aside.
+    """Replaces accelerate's functions that offload tensors.
 
-    folder: the one for "disk"; what goes anywhere else waits in memory, which is the
-    daemon's, instead of in files. by_file: to have entries name their files. chosen: name -> the
-    one whose value is taken for it.
+    folder: the folder for "disk". Tensors for other folders wait in the daemon's memory instead of
+    temporary files. by_file: gives the files that entries name, for link_offloaded. chosen: name ->
+    the name whose value it takes.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""What the arguments of load_checkpoint_in_model say of a tensor of the files.
+"""Device and dtype of a tensor by the arguments of load_checkpoint_in_model.
 
-Accelerate's own code places tensors and casts what is not cast yet. These rules, which are
-accelerate's too, only tell the daemon what to load, where and as what, so that nothing is
-left to copy: a rule that accelerate changed would cost a copy or an error, no wrong value.
+accelerate's own code places tensors, and casts those that are not cast yet. These rules repeat
+accelerate's, so that the daemon loads tensors in the right place and dtype and nothing is left to
+copy. If accelerate changed a rule, that would cost a copy or an error, but no wrong value.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ Device = Union[int, str, torch.device]
 
 @dataclass(frozen=True)
 class DtypeRules:
-    """device_map None: all tensors are wanted as the files have them, wherever they are.
+    """The rules of one call. With device_map None all tensors are wanted as the files have them.
 
-    model: name -> dtype of all that a state dict of the model has. linked: entries on
-    "disk" stay in their files.
+    model: name -> dtype for all names of the model's state dict. linked: entries on "disk" stay
+    in their files.
     """
 
     model: Dict[str, torch.dtype]
@@ -42,7 +42,7 @@ class DtypeRules:
         return cls(dtypes, buffers, dtype=dtype, **rest)
 
     def place(self, name: str) -> Optional[Device]:
-        """Where the tensor goes: an entry of the map, or None if nobody will look at its values."""
+        """The tensor's device, an entry of the map, or None if its values will not be used."""
         assert self.device_map is not None
         module = name
         while module and module not in self.device_map:
@@ -59,7 +59,7 @@ class DtypeRules:
         return name in self.buffers and not self.offload_buffers
 
     def dtype_of(self, name: str, in_file: torch.dtype) -> torch.dtype:
-        """What a floating tensor that is placed will be cast to."""
+        """The dtype to which a floating tensor will be cast when it is placed."""
         if self.device_map is None or name not in self.model:
             return in_file
         if self.dtype is None:

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint's files, as accelerate's own loading code takes them."""
+"""Tensors of a checkpoint's files, in the form that accelerate's own loading code takes."""
 
 from typing import Any, Dict, List
 
@@ -17,11 +17,11 @@ from ._files import Files
 
 _F32 = _dtypes.BY_NAME["F32"].number
 
-Entries = Dict[str, Any]  # name -> tensor, or InFile
+Entries = Dict[str, Any]  # name -> tensor, or FileTensor
 
 
 def names_in(found: Source) -> Entries:
-    """Tensors of the files under their own names, in the order of the files."""
+    """Tensors of the files under the files' names, in the order of the files."""
     return {name: _file_tensor.in_file(found, tensor) for name, tensor in _file_tensor.in_order(found)}
 
 
@@ -33,12 +33,11 @@ def entries(
     digest: bool,
     deadline: Deadline,
 ) -> Dict[str, Entries]:
-    """file -> what it holds, in the order of the file.
+    """file -> its entries, in the order of the file.
 
-    Tensors that belong where the daemon keeps its memory come over that memory, cast, by
-    one load of this rank's daemon. What goes elsewhere ("disk", another device) is left
-    in the file, for a LazyStateDict to load in groups and let go. Those that nobody looks
-    at are on meta.
+    Tensors for the device of the daemon's memory are made over that memory, cast, by one load of
+    this rank's daemon. Tensors for other places ("disk", another device) stay in the file: a
+    LazyStateDict loads them in groups and releases them. Unused tensors are on meta.
     """
     by_file: Dict[str, Entries] = {absolute(path): {} for path in files.files}
     have = _device(own, deadline)
@@ -63,14 +62,14 @@ def entries(
 
 def _put(file: Entries, name: str, asked: int, shard: Shard) -> None:
     index = shard.table.index[name]
-    # A name that another one describes as a pattern may have been cast as that one.
+    # A name that matches another name as a pattern may have been cast like that one.
     if shard.table.dtypes[index].number == asked:
         with _torch_internals.low_overhead_dispatch():
             file[name] = _memory.whole(shard, index)
 
 
 def _device(own: _client.Client, deadline: Deadline) -> torch.device:
-    """Where the daemon's memory is in this process."""
+    """The torch device of the daemon's memory in this process."""
     uuid = own.device(deadline.for_call())
     if uuid is None:
         return torch.device("cpu")
@@ -78,7 +77,7 @@ def _device(own: _client.Client, deadline: Deadline) -> torch.device:
 
 
 def _number(tensor: SourceTensor, dtype_rules: DtypeRules) -> int:
-    """ckptd.v1.Dtype that the daemon is to give: the file's where it does not cast."""
+    """ckptd.v1.Dtype to request: the file's if the daemon does not cast it."""
     in_file = _dtypes.BY_NAME[tensor.dtype].number
     if in_file not in _dtypes.CASTABLE:
         return in_file
@@ -94,7 +93,7 @@ def _attach(
     digest: bool,
     deadline: Deadline,
 ) -> Shard:
-    # Models may be trained: memory of the host is private, that of a GPU is taken.
+    # The model may be trained: host memory is private, GPU memory is taken over.
     mode = "private" if have.type == "cpu" else "exclusive"
     options = _options(found, asked, _daemon.rank_and_size()[1])
     left = deadline.for_call()
@@ -106,8 +105,8 @@ def _attach(
 def _options(found: Source, asked: Dict[str, int], world_size: int) -> Dict[str, Any]:
     """layout=, dtype= and keep_fp32= of Client.load.
 
-    By rule, so that no rank waits for another, and as somebody would ask who loads it all
-    before: tensors are listed only where that says less.
+    Rules are used, so that no rank waits for another. The request equals that of a client that
+    loads everything beforehand; tensors are listed only if a shorter request does not suffice.
     """
     in_file = {name: _dtypes.BY_NAME[found.tensors[name].dtype].number for name in asked}
     floats = {name: asked[name] for name in asked if in_file[name] in _dtypes.CASTABLE}

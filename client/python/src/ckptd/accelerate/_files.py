@@ -1,4 +1,4 @@
-"""Which files `checkpoint` means to accelerate's load_checkpoint_in_model."""
+"""Finds the files that `checkpoint` means to accelerate's load_checkpoint_in_model."""
 
 import json
 import logging
@@ -14,26 +14,26 @@ _INDEX = ".index.json"
 
 
 class Files(NamedTuple):
-    """source: the file, the index that lists `files`, or their folder; these are paths, sorted."""
+    """source: a file, the index that lists `files`, or their folder. files: sorted paths."""
 
     source: str
     files: List[str]
 
     @property
     def without_index(self) -> bool:
-        """Whether they are several files of a folder, which accelerate does not know."""
+        """Whether they are several files of a folder, which accelerate does not support."""
         return len(self.files) > 1 and not self.source.endswith(".json")
 
     @property
     def by_daemons(self) -> bool:
-        """Whether there is something to read, and all of it safetensors."""
+        """Whether there are files, and all are safetensors."""
         return bool(self.files) and all(path.endswith(".safetensors") for path in self.files)
 
 
 def resolve(path: str) -> Files:
     """A file, an index, or a folder.
 
-    In a folder the daemons' rule counts, and accelerate's where that finds no safetensors.
+    In a folder the daemons' rule counts, or accelerate's if that finds no safetensors.
     Raises ValueError where accelerate does, OSError and ValueError for an index that cannot be
     read; InvalidArgument SOURCE_INVALID for one that names safetensors files outside of its
     folder, which accelerate would follow.
@@ -67,12 +67,12 @@ def resolve(path: str) -> Files:
 
 
 def _in_folder(folder: str) -> List[str]:
-    """The names of the files, or of one file or index."""
+    """Names of the files, or of one file or index."""
     if not _folder.holds_safetensors(folder):
         return [_by_accelerate(folder)]
     try:
         names = _folder.choose(folder)
-    except Unimplemented:  # transformers reads pickles here, too
+    except Unimplemented:  # transformers reads pickles here as well
         return [_by_accelerate(folder)]
     except InvalidArgument as error:
         raise ValueError(str(error)) from error

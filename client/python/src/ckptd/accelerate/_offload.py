@@ -23,14 +23,13 @@ def load_offloaded_weights(
     client: Optional[_client.Client] = None,
     fallback: Optional[str] = None,
 ) -> None:
-    """accelerate's function of this name, which knows no entries that name a safetensors file.
+    """accelerate's function of this name, extended to entries that name a safetensors file.
 
-    Such entries come from this rank's daemon and become the model's without a copy where
-    its type is the file's; those written as .dat are read by accelerate's own function.
-    Tensors take the model's types, on the host. timeout, address, client: see load_into.
-    fallback="native" has safetensors read where no daemon can be reached. Raises what
-    accelerate does, FileNotFoundError for a file that is gone, KeyError for a tensor that
-    it lacks; else ckptd.Error.
+    Such entries come from this rank's daemon. They become the model's without a copy if its
+    dtype is the file's. accelerate's own function reads entries in .dat files. Tensors take the
+    model's dtypes, on the host. timeout, address, client: see load_into. fallback="native" has
+    safetensors read if no daemon can be reached. Raises accelerate's errors: FileNotFoundError
+    for a missing file, KeyError for a missing tensor; else ckptd.Error.
     """
     linked = {name: e for name, e in (index or {}).items() if e.get("safetensors_file")}
     written = {name: entry for name, entry in (index or {}).items() if name not in linked}

@@ -15,12 +15,12 @@ def shard_checkpoint(
 ) -> Tuple[Dict[str, Mapping[str, Any]], Optional[dict]]:
     """Splits a state dict by size: (file name -> its part, index), as accelerate 0.34 did.
 
-    max_shard_size: bytes, or a text such as "5GB" or "200MiB". Tensors go in order into
-    parts that stay below it, unless one alone is larger; tensors of one storage go
-    together and count once; of those on meta, which have none, each counts. The index is None where one part holds all, under
-    weights_name; else the content of an index.json. Of a LazyStateDict the parts are lazy
-    too: no byte moves. Raises ValueError for a size that cannot be read. For accelerate 1
-    see huggingface_hub's split_torch_state_dict_into_shards, whose parts differ.
+    max_shard_size: bytes, or a text such as "5GB" or "200MiB". Tensors go in order into parts
+    that stay below it, unless a single tensor is larger. Tensors of one storage go together and
+    count once. Each tensor on meta counts, because it has no storage. The index is the content of
+    an index.json, or None if one part, under weights_name, holds all. Parts of a LazyStateDict
+    are lazy as well, and no byte moves. Raises ValueError for a size that cannot be read.
+    accelerate 1 uses huggingface_hub's split_torch_state_dict_into_shards, whose parts differ.
     """
     from accelerate.utils.modeling import convert_file_size_to_int
 
@@ -31,7 +31,7 @@ def shard_checkpoint(
     total: Union[int, float] = 0
     part_of: Dict[Any, Dict[str, Any]] = {}  # storage -> the part that has it
     for name, value in (state_dict.entries if lazy else state_dict).items():
-        if isinstance(value, str):  # what quantisers put there
+        if isinstance(value, str):  # quantisers put strings there
             continue
         storage = _storage(value)
         if storage in part_of:
@@ -62,7 +62,7 @@ def _named(parts: List[Mapping[str, Any]], weights_name: str, total: Union[int, 
 
 
 def _size(value: Any) -> Union[int, float]:
-    """Bytes, as accelerate counts them: a bool is an eighth."""
+    """Bytes as accelerate counts them. A bool is an eighth."""
     from accelerate.utils.modeling import dtype_byte_size
 
     if isinstance(value, FileTensor):
@@ -72,7 +72,7 @@ def _size(value: Any) -> Union[int, float]:
 
 
 def _storage(value: Any) -> Any:
-    """What tensors of one storage have in common; None where there is none."""
+    """Identity of a tensor's storage, or None if it has none."""
     from accelerate.utils.modeling import id_tensor_storage
 
     if isinstance(value, FileTensor) or value.is_meta:

@@ -35,11 +35,11 @@ from .spread._sharded_dict import broadcast_and_shard_state_dict, shard_broadcas
 for _kind in (DistModule, LazyStateDict, LoadResult):
     _kind.__module__ = __name__
 
-# Nobody imports this module without torch, which takes a second: what the first call
-# would take some milliseconds for, in the middle of a start, is done here.
+# Importing this module imports torch, which takes a second. So some milliseconds of work for the
+# first call are done here, instead of in the middle of a start.
 _rpc.warm_up()
 
-# Of ckptd.accelerate, which needs this package.
+# Names of ckptd.accelerate, which needs this package.
 _LATER = (
     "compute_module_sizes",
     "disable_fsdp_ram_efficient_loading",

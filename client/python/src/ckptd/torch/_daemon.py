@@ -8,13 +8,13 @@ from .._rpc import Deadline
 
 
 def rank_and_size() -> Tuple[int, int]:
-    """Those of the process group if there is one, else of the launcher's environment."""
+    """Rank and world size of the process group, or of the launcher's environment if there is none."""
     return _address.rank(), _address.world_size()
 
 
 @contextlib.contextmanager
 def connected(address, client, deadline: Deadline, rank: int):
-    """`client`, or one of its own for this rank that is closed afterwards."""
+    """Gives `client`, or a new client for this rank, which is closed afterwards."""
     own = client or _client.connect(
         address, min(_client.CONNECT_SECONDS, deadline.timeout), rank=rank
     )

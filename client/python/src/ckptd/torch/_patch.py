@@ -1,4 +1,4 @@
-"""Puts the functions of this package where accelerate and torch look for their own."""
+"""patch() and unpatch(): replace functions of accelerate and torch by those of this package."""
 
 import functools
 import importlib
@@ -33,10 +33,10 @@ _PLACES: Dict[str, Tuple[str, ...]] = {
     ),
     "set_model_state_dict": ("torch.distributed.checkpoint.state_dict",),
 }
-_RAM_EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"  # what accelerate's enable_ and disable_ set
+_RAM_EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"  # set by accelerate's enable_fsdp_ram_efficient_loading
 
 
-# (module, name there, what it was, what takes its place)
+# (module, name, original, replacement)
 _Changes = List[Tuple[Any, str, Any, Any]]
 
 
@@ -53,7 +53,7 @@ _patches = Patches(_exchange)
 
 
 class Patched(Patch):
-    """What patch() returns: a context manager at whose end all is as it was when patch() was called."""
+    """Result of patch(): a context manager whose end restores the state before patch()."""
 
 
 def patch(
@@ -74,18 +74,17 @@ def patch(
     with it load_checkpoint_and_dispatch), fsdp2_load_full_state_dict, fsdp2_prepare_model
     and fsdp2_switch_optimizer_parameters, and torch's set_model_state_dict.
     load_state_dict reads on rank 0 alone after accelerate's
-    enable_fsdp_ram_efficient_loading(); otherwise every rank gets a LazyStateDict, as
-    other ways of loading need one everywhere. source, init_buffers: see
-    fsdp2_prepare_model. The other arguments are those of the functions. Modules that took
-    a function into names of their own before keep the one they took. In force for the whole
-    process, until unpatch(), or to the end of a `with` block. A patch inside another takes
-    its place; the end of its block restores what was in force when it began. Imports
-    accelerate. With CKPTD_PATCH=0 in the environment nothing is changed, which is said in
-    the log.
+    enable_fsdp_ram_efficient_loading(). Otherwise every rank gets a LazyStateDict, because
+    other ways of loading need one on every rank. source, init_buffers: see
+    fsdp2_prepare_model. The other arguments are those of the functions. A module that imported
+    a function by name before keeps the original. The patch holds for the whole process, until
+    unpatch() or the end of a `with` block. A patch inside another replaces it; the end of its
+    block restores the outer one. Imports accelerate. With CKPTD_PATCH=0 in the environment
+    nothing is changed, and the log says so.
     """
     if switched_off("accelerate"):
         return Patched()
-    from ..accelerate import _checkpoint  # which imports this package
+    from ..accelerate import _checkpoint  # late, because it imports this package
 
     _native_fallback.check(fallback)
     own_daemon = {"timeout": timeout, "address": address, "client": client}
@@ -110,7 +109,7 @@ def patch(
 
 
 def unpatch() -> None:
-    """Puts back what every patch() replaced. Without a patch() it does nothing."""
+    """Restores all originals. Does nothing without a patch()."""
     _patches.end_all()
 
 

@@ -1,7 +1,7 @@
-"""Which part of a tensor an index asks for, as a box that a daemon can be told to load.
+"""Converts an index into a tensor to a box that a daemon can load.
 
-Boxes are (offsets, extents). Indexing is PyTorch's. No placement is worked out here: the
-trainer's library has done that when it indexes.
+Boxes are (offsets, extents). Indices follow PyTorch. Placements are not computed here: the
+trainer's library has done so before it indexes.
 """
 
 from typing import List, NamedTuple, Optional, Sequence, Tuple
@@ -10,14 +10,14 @@ Box = Tuple[Tuple[int, ...], Tuple[int, ...]]
 
 
 class Part(NamedTuple):
-    """A box, and the index that selects the same from it as the original index from the tensor."""
+    """A box, and the index that selects from it what the original index selects from the tensor."""
 
     box: Box
     key: tuple
 
 
 def part_of(key, shape: Sequence[int]) -> Part:
-    """The smallest box that holds what `key` selects; the whole tensor for exotic keys."""
+    """The smallest box that contains the selection of `key`; the whole tensor for unusual keys."""
     if key is Ellipsis:
         return Part(whole(shape), (key,))
     found = _spelled_out(key, len(shape))
@@ -33,14 +33,14 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def _spelled_out(key, dims: int) -> Optional[list]:
-    """One item per dimension; None where `key` is more than integers, slices and one list."""
+    """One item per dimension; None if `key` is more than integers, slices and one list."""
     items = list(key) if isinstance(key, tuple) else [key]
     if any(not isinstance(item, (int, slice, list, type(...))) for item in items):
         return None
     if any(isinstance(item, bool) for item in items):
         return None
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
-    # Two lists would be paired by PyTorch, and an integer beside a list may move dimensions.
+    # PyTorch pairs two lists, and an integer with a list may move dimensions.
     lists = sum(isinstance(item, list) for item in items)
     if len(dots) > 1 or len(items) - len(dots) > dims or lists > 1:
         return None
@@ -52,7 +52,7 @@ def _spelled_out(key, dims: int) -> Optional[list]:
 
 
 def _along(item, size: int) -> Optional[Tuple[int, int, object]]:
-    """(offset, extent, index within) along one dimension; None for what is no range."""
+    """(offset, extent, index within) along one dimension; None if the item is no range."""
     if isinstance(item, slice):
         if any(end is not None and not isinstance(end, int) for end in (item.start, item.stop)):
             return None
@@ -70,10 +70,10 @@ def _along(item, size: int) -> Optional[Tuple[int, int, object]]:
 
 
 class BoxRequest:
-    """What one rank wants of one tensor: one or more boxes. Immutable.
+    """Boxes of one tensor that one rank requests. Immutable.
 
-    `boxes` is what to state: the wanted ones if they can lie one after another along
-    dimension 0, else the smallest box around them.
+    `boxes` has the wanted boxes if they can lie one after another along dimension 0, else the
+    smallest box around them.
     """
 
     def __init__(self, wanted: Sequence[Box], shape: Sequence[int]):
@@ -83,7 +83,7 @@ class BoxRequest:
         self.is_whole = self.boxes == [whole(shape)]
 
     def inside(self, box: Box) -> tuple:
-        """The index of `box` in the local tensor that the stated boxes make up."""
+        """The index of `box` in the local tensor that consists of `boxes`."""
         row = 0
         for stated in self.boxes:
             if _holds(stated, box):

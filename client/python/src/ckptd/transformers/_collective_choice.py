@@ -1,8 +1,8 @@
-"""from_pretrained of a distributed model: every rank loads, or every rank hears why not.
+"""from_pretrained of a distributed model: every rank loads, or every rank is told why not.
 
-transformers itself agrees on nothing, so a rank that fails would leave the others waiting
-for its part. Each load that the ranks make together is a round of theirs (see
-ckptd.torch._agree); a rank that fails before it comes to one enters it to say so.
+The ranks choose together between the daemons and transformers' own reading. transformers itself
+does not agree, so a failed rank would leave the others waiting for its part. Each common load is
+a round (see ckptd.torch.agree). A rank that fails before a round enters it to report that.
 """
 
 import contextlib
@@ -17,31 +17,31 @@ from ..torch.agree import _agreement
 from ..torch.compat import _native_fallback
 
 _DOING = "from_pretrained"
-# What makes a model distributed, in the arguments of transformers 5 and 4.
+# Arguments of transformers 5 and 4 that make a model distributed.
 _ARGUMENTS = ("distributed_config", "tp_plan", "tp_size", "device_mesh")
-# The innermost from_pretrained of a distributed model in this context.
-current: contextvars.ContextVar = contextvars.ContextVar("ckptd_together", default=None)
+# The innermost distributed from_pretrained in this context.
+current: contextvars.ContextVar = contextvars.ContextVar("ckptd_distributed_call", default=None)
 
 
 class DistributedCall:
     """One rank's from_pretrained of a distributed model.
 
-    address: the daemon. timeout: seconds for each round. fallback: as of patch().
+    address: the daemon. timeout: seconds for each round. fallback: see patch().
     """
 
     def __init__(self, address: Optional[str], timeout: float, fallback: Optional[str]):
         self._near = _agreement.OwnDaemon(address)
         self._timeout, self._fallback, self._must_match = timeout, fallback, _native_fallback.named(fallback)
         self._native: Optional[Error] = None
-        self.left = 1  # rounds that are still to come: one for each source
-        self.met = False  # whether there was one
-        self._failed = False  # whether the last one ended so, for every rank
+        self.left = 1  # rounds still to come, one per source
+        self.met = False  # whether there was a round
+        self._failed = False  # whether the last round failed, for every rank
 
     @contextlib.contextmanager
     def round(self) -> Iterator[Callable[[Progress], None]]:
-        """What all ranks do together: it begins when each has come, and ends for all alike.
+        """A block that all ranks run together. It begins when each has come, and ends alike on all.
 
-        Gives what is to be called now and then meanwhile: it raises when another rank failed.
+        Gives a function to call during waits, which raises if another rank has failed.
         """
         self.met = self._failed = True
         self.left -= 1
@@ -54,15 +54,15 @@ class DistributedCall:
         self._failed = False
 
     def mark_native(self, error: Error) -> None:
-        """This rank reads a file itself, because of `error`; then all ranks have to."""
+        """Notes that this rank reads a file itself, because of `error`. All ranks must do so then."""
         self._native = error
 
     def continue_after_failure(self) -> None:
-        """After a round that failed, all ranks read the file themselves and come to the next one."""
+        """Continues after a failed round: all ranks read the file themselves and come to the next one."""
         self._failed = False
 
     def announce_native(self) -> Optional[Error]:
-        """Has the others read the files themselves that this rank reads itself; why, if it does."""
+        """Makes other ranks read files themselves if this rank does. Returns the reason, or None."""
         why = self._native
         if why is not None:
             with contextlib.suppress(Error), self.round():
@@ -71,11 +71,11 @@ class DistributedCall:
         return why
 
     def fail(self, error: BaseException) -> None:
-        """Ends the round that the other ranks wait in, or will, with `error`, if there is one."""
+        """Ends with `error` the round in which other ranks wait, now or later, if there is one."""
         if self._failed or self.left <= 0:
             return
         if self._fallback is not None and isinstance(error, Error):
-            # Theirs would let the others go on natively, and this rank does not.
+            # Its own type would let other ranks continue natively, which this rank does not.
             error = RuntimeError(str(error))
         with contextlib.suppress(BaseException):
             with _agreement.agree(_DOING, Deadline(self._timeout), self._must_match, self._near, error):
@@ -85,7 +85,7 @@ class DistributedCall:
 def wrapped(
     original: classmethod, address: Optional[str], timeout: float, fallback: Optional[str]
 ) -> classmethod:
-    """transformers' classmethod from_pretrained, which then takes the other ranks along."""
+    """transformers' classmethod from_pretrained, in agreement with the other ranks."""
     function: Callable = original.__func__
 
     @functools.wraps(function)
@@ -101,7 +101,7 @@ def wrapped(
             raise
         finally:
             current.reset(token)
-        if not call.met:  # nothing was loaded, by any rank
+        if not call.met:  # no rank has loaded anything
             with call.round():
                 pass
         return made

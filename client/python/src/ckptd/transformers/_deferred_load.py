@@ -1,9 +1,9 @@
-"""A Feed: what one rank's from_pretrained asks for, loaded at once, handed out piece by piece.
+"""Deferred loads: requests of one rank's from_pretrained are collected, then loaded at once.
 
-transformers first decides for every tensor of the files which part this rank needs and
-in which dtype, and touches values only afterwards. The first step is run on probes that
-only note the question; then one load has the daemons read just that, already cast; then
-the original code runs over the daemon's memory.
+transformers first decides for every tensor which part this rank needs and in which dtype, and
+reads values only afterwards. The first step runs on probes that only note the requests. Then one
+load has the daemons read just these parts, already cast. Then the original code runs over the
+daemon's memory.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ from ..torch._daemon import rank_and_size
 from ..torch.load import _memory
 from . import _boxes, _collective_choice, _load_request
 
-_LOST_RANK_SECONDS = 6.0  # seconds for a daemon that is just starting, with the native way open
-# What is called while a load is waited for; raises to end the wait.
+_LOST_RANK_SECONDS = 6.0  # seconds for a daemon that is starting, if fallback="native"
+# Called during the wait for a load. It raises to end the wait.
 Look = Callable[[Progress], None]
-# The Feed of the from_pretrained that runs in this context.
-current: contextvars.ContextVar = contextvars.ContextVar("ckptd_feed", default=None)
+# The DeferredLoad of the from_pretrained that runs in this context.
+current: contextvars.ContextVar = contextvars.ContextVar("ckptd_deferred_load", default=None)
 
 
 class Probe:
-    """Stands for a Slice while questions are noted. Indexing gives tensors without values."""
+    """Replaces a Slice while requests are collected. Indexing gives tensors without values."""
 
     def __init__(self, part: Slice, note: Callable[[_boxes.Box], None]):
         self._part, self._note = part, note
@@ -47,7 +47,7 @@ class Probe:
         self._note(_boxes.whole(self._part.info.shape))
 
     def want(self, box: _boxes.Box) -> None:
-        """Asks for a box by its name."""
+        """Requests a box."""
         self._note(box)
 
     def __getitem__(self, key) -> torch.Tensor:
@@ -59,7 +59,7 @@ class Probe:
 
 
 class _LostRankTimeout:
-    """Ends the wait for daemons of other ranks, told of a load's progress now and then."""
+    """Progress callback that ends a wait for lost daemons of other ranks."""
 
     def __init__(self) -> None:
         self._since: Optional[float] = None
@@ -79,7 +79,7 @@ class _LostRankTimeout:
 
 
 class LoadedSlice:
-    """Stands for a Slice once its Feed is loaded: indexing gives the daemon's memory."""
+    """Replaces a Slice once its DeferredLoad is loaded. Indexing gives the daemon's memory."""
 
     def __init__(self, part: Slice, feed: "DeferredLoad"):
         self._part, self._feed = part, feed
@@ -96,19 +96,24 @@ class LoadedSlice:
 
 
 class DeferredLoad:
-    """Note all questions first, then take values. One thread notes; any may take.
+    """Collects all requests first, then gives values. One thread collects; any thread may take.
 
-    timeout: seconds for each source's load, waiting for other ranks included. by_rank:
-    whether the model is distributed; on every rank the same, whatever part is whose.
-    together: the call in which the ranks do so, if they agree on how it ends.
+    timeout: seconds for each source's load, waits for other ranks included. by_rank: whether the
+    model is distributed, which must be equal on every rank. distributed_call: the call in which
+    the ranks agree on how the load ends, if they do.
     """
 
-    def __init__(self, timeout: float, by_rank: bool, distributed_call: Optional[_collective_choice.DistributedCall] = None):
+    def __init__(
+        self,
+        timeout: float,
+        by_rank: bool,
+        distributed_call: Optional[_collective_choice.DistributedCall] = None,
+    ):
         self.timeout, self.by_rank = timeout, by_rank
         self._distributed_call = distributed_call
         self._requests: Dict[int, _load_request.LoadRequest] = {}  # by id of its source
         self._shards: Dict[int, Shard] = {}
-        self._failed: Dict[int, Error] = {}  # where the original library may do instead
+        self._failed: Dict[int, Error] = {}  # sources that the original library reads instead
         self._native_reason: Optional[Error] = None
         self._lock = threading.Lock()
         self._on_gpu = False
@@ -120,7 +125,7 @@ class DeferredLoad:
         dtype: Optional[torch.dtype],
         device=None,
     ) -> bool:
-        """Runs `ask` on a probe of `part`; whether it wanted any of it, to be cast to `dtype`."""
+        """Runs `ask` on a probe of `part`, to be cast to `dtype`. Returns whether it requested anything."""
         boxes: List[_boxes.Box] = []
         ask(Probe(part, boxes.append))
         if not boxes:
@@ -132,7 +137,7 @@ class DeferredLoad:
         return True
 
     def use_native(self, why: Optional[Error]) -> None:
-        """Loads nothing, because of `why`, if that is something: the original library has to do."""
+        """Has the original library read everything, because of `why`. None changes nothing."""
         self._native_reason = why
 
     def value(self, part: Slice, box: _boxes.Box) -> torch.Tensor:
@@ -157,10 +162,10 @@ class DeferredLoad:
         return local if wish.boxes == [box] else local[wish.inside(box)]
 
     def _load(self, part: Slice) -> None:
-        """What was asked of the part's source; of all sources where ranks do it together."""
+        """Loads all requests for the part's source; in a distributed call, for all sources."""
         own = self._requests[id(part.file.source)]
         questions = list(self._requests.values()) if self._distributed_call else [own]
-        # A rank that loads for itself goes natively rather than wait for a daemon that is lost.
+        # A rank that loads for itself reads natively rather than wait for a lost daemon.
         alone = _LostRankTimeout() if part.file.fallback is not None and not self.by_rank else None
         try:
             with self._distributed_call.round() if self._distributed_call else contextlib.nullcontext(alone) as look:
@@ -168,12 +173,12 @@ class DeferredLoad:
                     shard = self._attach(question, part.file.path, look)
                     self._shards[id(question.source)] = shard
         except Error as error:
-            # A rank whose process has ended is missed in more than this load.
+            # After the end of a rank's process the job cannot continue anyway.
             if part.file.fallback is None or isinstance(error, Aborted):
                 raise
             if self._distributed_call:
                 self._distributed_call.continue_after_failure()
-            for question in questions:  # also those that came, for other ranks have none
+            for question in questions:  # also loaded ones, because other ranks have none
                 self._shards.pop(id(question.source), None)
                 self._failed[id(question.source)] = error
 
@@ -187,7 +192,7 @@ class DeferredLoad:
             return client.acquire(loaded, mode, timeout=deadline.for_call())
 
     def _mode(self, client: _client.Client, path: str, deadline: Deadline) -> str:
-        """Models may be trained: memory of the host is private, that of a GPU is taken."""
+        """Mode for a model that may be trained: host memory is private, GPU memory is taken over."""
         daemon = client.device(deadline.for_call())
         if daemon is None:
             return "private"

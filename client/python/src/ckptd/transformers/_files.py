@@ -14,12 +14,12 @@ from .._safe_open_source import SafetensorError, Source
 from .._source import absolute
 from . import _collective_choice
 
-_INDICES = "*.safetensors.index*.json"  # those of a variant, too
-_SILENCE = 10.0  # seconds for which nobody is asked again: a checkpoint may have many files
+_INDICES = "*.safetensors.index*.json"  # also those of a variant
+_SILENCE = 10.0  # seconds without a new attempt to reach a daemon: a checkpoint may have many files
 
 
 class Files:
-    """How patched functions open files; holds no connection and no memory. Thread-safe.
+    """Opens files for patched functions. Holds no connection and no memory. Thread-safe.
 
     address, timeout, fallback: as in ckptd.safe_open.
     """
@@ -27,16 +27,16 @@ class Files:
     def __init__(self, address: Optional[str], timeout: float, fallback: Optional[str]):
         _fallback.check(fallback)
         self.address, self.timeout, self.fallback = address, timeout, fallback
-        self._silent: Optional[Error] = None  # that there is no daemon
+        self._silent: Optional[Error] = None  # the error of the last attempt to reach a daemon
         self._silent_until = 0.0
-        # Those in use: the files of a sharded checkpoint are one source, asked for once.
+        # Sources in use. The files of a sharded checkpoint are one source, which is opened once.
         self._sources: "weakref.WeakValueDictionary" = weakref.WeakValueDictionary()
 
     def opener(self, original: Callable, by_index: bool = True) -> Callable:
-        """What stands for safetensors' safe_open.
+        """A replacement for safetensors' safe_open.
 
-        by_index: a file of a sharded checkpoint is opened as a part of the whole, which
-        will be one load.
+        by_index: a file of a sharded checkpoint is opened as a part of the whole, so that there
+        is one load.
         """
 
         @functools.wraps(original, updated=())
@@ -59,7 +59,7 @@ class Files:
         return open_
 
     def refuser(self, original: Callable) -> Callable:
-        """What stands for load_state_dict: without files that the daemons do not read."""
+        """A replacement for load_state_dict that refuses files which the daemons do not read."""
 
         @functools.wraps(original)
         def load_state_dict(checkpoint_file, *arguments, **named):
@@ -77,7 +77,7 @@ class Files:
         return load_state_dict
 
     def bytes_refuser(self, original: Callable) -> Callable:
-        """What stands for the parser of files that transformers has read itself."""
+        """A replacement for the parser of files that transformers has read itself."""
 
         @functools.wraps(original)
         def load(data):
@@ -91,16 +91,16 @@ class Files:
         return load
 
     def _go_past(self, sentence: str, reason: str) -> None:
-        """Refuses what would not come from the daemons, unless that is allowed."""
+        """Raises an error for bytes that would not come from the daemons, unless fallback allows them."""
         error = Unimplemented(sentence, reason)
         if self.fallback is None:
             raise error
         _fallback.say("loading a checkpoint", error)
 
     def _source_of(self, path: str) -> Source:
-        """The index that lists `path`, if one lies beside it; else the file alone.
+        """The source for `path`: an index in its folder that lists it, else the file alone.
 
-        model.safetensors is alone: where it exists, no index counts.
+        model.safetensors is always alone: if it exists, no index counts.
         """
         beside = pathlib.Path(path)
         indices = [] if beside.name == _folder.WHOLE else beside.parent.glob(_INDICES)
@@ -108,7 +108,7 @@ class Files:
             try:
                 source = self._source(str(index))
             except (SafetensorError, FileNotFoundError):
-                continue  # of another checkpoint, or half written
+                continue  # an index of another checkpoint, or half written
             if path in source.files():
                 return source
         return self._source(path)
@@ -123,14 +123,14 @@ class Files:
         try:
             source = self._sources[key] = Source(path, self.address, self.timeout)
         except Unavailable as error:
-            if self.fallback is not None:  # else somebody may start one and try again
+            if self.fallback is not None:  # else a daemon may be started before the next attempt
                 self._silent, self._silent_until = error, time.monotonic() + _SILENCE
             raise
         return source
 
 
 def _signature(path: str):
-    """What changes when the file does; None where only the daemon sees it."""
+    """Facts that change when the file does; None if only the daemon sees the file."""
     try:
         facts = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""What one rank asks of one source, as a load that the daemons understand."""
+"""One rank's requests for one source, as arguments of Client.load."""
 
 from typing import Dict, List, Optional
 
@@ -14,7 +14,7 @@ _F32 = _dtypes.BY_NAME["F32"].number
 
 
 class LoadRequest:
-    """All that this rank asks of one source. Not thread-safe while it grows."""
+    """All requests of this rank for one source. Not thread-safe while it grows."""
 
     def __init__(self, source: Source):
         self.source = source
@@ -23,7 +23,7 @@ class LoadRequest:
         self._box_requests: Dict[str, _boxes.BoxRequest] = {}
 
     def add(self, name: str, boxes: List[_boxes.Box], dtype: Optional[torch.dtype]) -> None:
-        """Asks for `boxes` of a tensor, cast to `dtype`; as in the file where answers differ."""
+        """Adds `boxes` of a tensor, cast to `dtype`. With different dtypes it stays as in the file."""
         self._boxes.setdefault(name, []).extend(boxes)
         self._dtypes[name] = dtype if self._dtypes.get(name, dtype) == dtype else None
         self._box_requests.pop(name, None)
@@ -37,9 +37,9 @@ class LoadRequest:
     def as_arguments(self, rank: int, world_size: int, by_rank: bool) -> dict:
         """layout=, dtype= and keep_fp32= of Client.load.
 
-        by_rank: this rank's own statement, for which the daemons wait for every rank's.
-        Else the rule form, if whole tensors in at most one dtype beside float32 are wanted:
-        it waits for nobody, and finds what somebody else has loaded before.
+        by_rank: request a RankLayout, for which the daemons wait for every rank. Otherwise
+        rules are used if whole tensors in at most one dtype besides float32 are wanted. They
+        wait for no rank, and find what another client has loaded before.
         """
         if not by_rank and all(self.box_request(name).is_whole for name in self._boxes):
             wanted = {name: self._number(name) for name in self._boxes}
@@ -67,7 +67,7 @@ class LoadRequest:
         return layout
 
     def _number(self, name: str) -> int:
-        """Dtype of the tensor in the shard: the wanted one where the daemons cast to it."""
+        """Dtype of the tensor in the shard: the wanted one if the daemons cast to it."""
         wanted = self._dtypes[name]
         if wanted is None or not self._castable(name) or not _memory.is_castable(wanted):
             return self._in_file(name)

@@ -1,4 +1,4 @@
-"""patch() and unpatch(): puts the seams of the installed transformers in place and takes them out."""
+"""patch() and unpatch(): replace functions of the installed transformers, and restore them."""
 
 import importlib
 from typing import Callable, List, Optional, Tuple
@@ -7,12 +7,12 @@ from .._autopatch import switched_off
 from .._errors import FailedPrecondition
 from .._patches import Patch, Patches
 
-# (module or class, name there, what it was, what takes its place)
+# (module or class, name, original, replacement)
 _Changes = List[Tuple[object, str, Callable, Callable]]
 
 
 def _exchange(before: Optional[_Changes], after: Optional[_Changes]) -> None:
-    """What others have put in the meantime stays."""
+    """Exchanges functions, except those that others have replaced in the meantime."""
     for owner, name, original, ours in before or ():
         if vars(owner)[name] is ours:
             setattr(owner, name, original)
@@ -29,18 +29,17 @@ def patch(
 ) -> Patch:
     """From now on, transformers' from_pretrained takes weights from this process's daemon.
 
-    What is loaded, where it goes, its dtypes and reports stay transformers' own; only the
-    source of the bytes changes. A model that is sharded (tp_plan, distributed_config) has
-    each rank's daemon load just what that rank keeps. Imports transformers. In force for
-    the whole process, until `unpatch`, or to the end of a `with` block. A patch inside another
-    takes its place; the end of its block restores what was in force when it began.
+    Names, placement, dtypes and reports stay transformers' own. Only the source of the bytes
+    changes. For a sharded model (tp_plan, distributed_config) each rank's daemon loads just the
+    parts that the rank keeps. Imports transformers. The patch holds for the whole process, until
+    `unpatch` or the end of a `with` block. A patch inside another replaces it; the end of its
+    block restores the outer one.
 
-    address: the daemon, as in ckptd.connect. timeout: seconds for a load, waiting for
-    other ranks included. fallback="native": where the daemons cannot serve, transformers
-    reads the files itself, which is said once in the log; else that is an error.
-    With CKPTD_PATCH=0 in the environment nothing is changed, which is said in the log.
-    Raises FailedPrecondition (TRANSFORMERS_UNSUPPORTED) for a transformers that this ckptd
-    does not know.
+    address: the daemon, as in ckptd.connect. timeout: seconds for a load, waits for other ranks
+    included. fallback="native": if the daemons cannot serve, transformers reads the files
+    itself, and the log says so once; by default that is an error. With CKPTD_PATCH=0 in the
+    environment nothing is changed, and the log says so. Raises FailedPrecondition
+    (TRANSFORMERS_UNSUPPORTED) for a version of transformers that this ckptd does not know.
     """
     if switched_off("transformers"):
         return Patch()
@@ -48,12 +47,12 @@ def patch(
 
     files = Files(address, timeout, fallback)
     with _patches.lock:
-        patch_points = _patch_points(files)  # whose import of transformers may patch it: see _autopatch
+        patch_points = _patch_points(files)  # its import of transformers may patch it: see _autopatch
         ours = {id(new): original for _, _, original, new in _patches.in_force or ()}
         changes = []
         for place, name, make in patch_points:
             owner = _owner(place)
-            held = vars(owner)[name]  # of a class what it holds, which getattr would bind
+            held = vars(owner)[name]  # not getattr, which would bind a classmethod
             original = ours.get(id(held), held)
             changes.append((owner, name, original, make(original)))
         # Nothing was changed until all are known to be there.
@@ -61,7 +60,7 @@ def patch(
 
 
 def unpatch() -> None:
-    """Takes every `patch` back. Models that were loaded stay as they are."""
+    """Restores all originals. Models that were loaded stay as they are."""
     _patches.end_all()
 
 

@@ -1,1 +1,1 @@
-"""What the ranks of a process group agree on, over its key-value store: rounds, announcements, failures."""
+"""Agreement of the ranks of a process group over its key-value store: rounds, announcements, failures."""

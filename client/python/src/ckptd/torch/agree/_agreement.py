@@ -1,27 +1,28 @@
 """Agreement of the ranks of a process group over its key-value store.
 
-No collectives: a store works with any backend, its waits have deadlines, and a rank
-that fails can tell those that wait for it why. One call of a loading function is one
-round of up to three stages:
+The store replaces collectives: it works with any backend, its waits have deadlines, and a
+rank that fails can tell the ranks that wait for it why. One call of a loading function is
+one round of up to three stages:
 
     with agree("loading a state dict", timeout) as group:
-        word = group.word(make)   # rank 0's, on every rank
-        group.vote(1)             # returns when every rank has come here
+        text = group.announcement(make)  # rank 0's, on every rank
+        group.vote(1)                    # returns when every rank has come here
         group.vote(2)
 
-A stage ends for all ranks alike: with what rank 0 said or "go on", or with the first
-failure. An exception that leaves the block on one rank is raised on every rank.
-Called by one thread per process. A process that ends takes its rank out: others of its
-host see that within a second, those elsewhere if it could still say so.
+A stage ends in the same way on all ranks: with rank 0's announcement, with "go on", or with
+the first failure. An exception that leaves the block on one rank is raised on every rank.
+One thread per process may call it. When a process ends, the ranks of its host notice within
+a second. Ranks elsewhere learn it if the process could still tell.
 
-What ranks say is proven by a key that their daemons give them (see _message_auth). One that reaches no
-daemon can only say so; where a caller allowed it all ranks then go natively, in rounds without a key.
+Ranks prove their messages by a key from their daemons (see _message_auth). A rank that
+reaches no daemon can only say so. If the caller allowed it, all ranks then use the original
+function, in rounds without a key.
 
-Calls are known by their function and by how often it was made: the third one of a function
-is the third one of every rank, and where it has failed on one it fails on all, however they
-came there. With a round that ends well, what one of them had called alone is over for all.
-Ranks that wait for each other in different calls hear so at once. What fails on one rank
-before its round is begun, the others hear by part_of() and preparing().
+A call is identified by its function and a count: the third call of a function is the third
+one on every rank. If it fails on one rank it fails on all, however they came there. A round
+that ends well closes all calls before it, also those that only some ranks had made. Ranks
+that wait for each other in different calls are told at once. Failures before a round begins
+reach the other ranks by collective_call() and local_preparation().
 """
 
 import atexit
@@ -45,9 +46,8 @@ from ._message_auth import MessageAuth
 from ._round import AgreementRound, CollectiveCall, SingleProcess
 from ._store_state import Failure, FailureBoard, StoreState
 
-_AT_EXIT = 2.0  # seconds a process may take longer to end
-
-_PAUSE = 0.05  # seconds between two questions for the key
+_AT_EXIT = 2.0  # seconds by which the end of a process may be delayed
+_PAUSE = 0.05  # seconds between two requests for the key
 
 
 class OwnDaemon(NamedTuple):
@@ -57,10 +57,10 @@ class OwnDaemon(NamedTuple):
     client: Optional[_client.Client] = None
 
 
-# And the store it is of, which must end with the process group: rank 0's listens as long as it
-# lives, and torch would take it for the next group, with the addresses of the one before.
+# The state, and a weak reference to its store. The store must end with the process group: rank 0's
+# listens as long as it lives, and torch would reuse it, with old addresses, for the next group.
 _state: Optional[Tuple[weakref.ref, StoreState]] = None
-_forked = False  # whether the process group, and its rank, is that of the process that this was made of
+_forked = False  # whether the process group, and its rank, belong to the parent process
 
 
 def _after_fork() -> None:
@@ -75,8 +75,8 @@ def _current_state() -> StoreState:
     global _state
     store = _torch_internals.default_store()
     if _state is None or _state[0]() is not store:
-        of = weakref.ref(store, _forget)
-        _state = of, StoreState(dist.PrefixStore("ckptd", store), dist.get_rank())
+        reference = weakref.ref(store, _forget)
+        _state = reference, StoreState(dist.PrefixStore("ckptd", store), dist.get_rank())
     return _state[1]
 
 
@@ -87,7 +87,7 @@ def _forget(store: weakref.ref) -> None:
 
 
 def _on_exit() -> None:
-    """Tells ranks that wait for this one, or will, why it does not come."""
+    """Tells the ranks that wait for this one, now or later, why it does not come."""
     if _forked or not _is_distributed():
         return
     error = getattr(sys, "last_value", None)
@@ -100,15 +100,16 @@ def _on_exit() -> None:
     )
     with contextlib.suppress(Exception):  # the store may be gone already
         if not _is_served(_torch_internals.default_store()):
-            return  # with the process that kept it; torch would print a trace of its own for each try
+            return  # torch would print a trace for each attempt to reach it
         store = dist.PrefixStore("ckptd", _torch_internals.default_store())
         store.set_timeout(datetime.timedelta(seconds=_AT_EXIT))
         known = _state is not None and _state[0]() is _torch_internals.default_store()
-        FailureBoard(store, _state[1].auth if known else MessageAuth()).tell(rank, Failure(serialise(lost, rank), lost=True))
+        board = FailureBoard(store, _state[1].auth if known else MessageAuth())
+        board.tell(rank, Failure(serialise(lost, rank), lost=True))
 
 
 def _is_served(store) -> bool:
-    """Whether somebody listens where a TCPStore is; other stores need nobody."""
+    """Whether a TCPStore still has a listener. Other stores need none."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     if not isinstance(store, dist.TCPStore):
@@ -131,11 +132,11 @@ def agree(
     own_daemon: Optional[OwnDaemon] = None,
     own_failure: Optional[BaseException] = None,
 ) -> Iterator[object]:
-    """One round. Raises what the first rank that failed raised, on every rank.
+    """One round. Raises on every rank the error of the first rank that failed.
 
-    must_match: what the ranks do it with, if that is to be the same on all of them. near: whose daemon gives the
-    key; None for a round in which ranks only wait for each other. instead: what this rank
-    has failed of, so that it does not come.
+    must_match: text that must be equal on all ranks, such as the source. own_daemon: gives the
+    key; None for a round in which ranks only wait for each other. own_failure: the error that
+    keeps this rank from taking part.
     """
     if not _is_distributed():
         yield SingleProcess()
@@ -174,19 +175,21 @@ def agree(
         raise
 
 
-def _use_key_of_daemon(state, group, own_daemon: OwnDaemon, must_match: str, deadline: Deadline, round_ends) -> None:
-    """Gives `shared`, and the round, the key of this rank's daemon, and the round its connection."""
+def _use_key_of_daemon(
+    state, group, own_daemon: OwnDaemon, must_match: str, deadline: Deadline, round_ends
+) -> None:
+    """Gives the state and the round the daemon's key, and the round a connection to the daemon."""
     try:
         own = _daemon.connected(own_daemon.address, own_daemon.client, deadline, group.rank)
         group.client = round_ends.enter_context(own)
         state.use_key(_key_of(group, deadline))
     except _errors.Error:
-        group.check_same(must_match)  # first: this rank alone may go natively
+        group.check_same(must_match)  # first: this rank alone may use the original function
         raise
 
 
 def _key_of(group: AgreementRound, deadline: Deadline) -> bytes:
-    """The daemon's key for trainers, once it has joined its group. Raises what another rank failed of."""
+    """The daemon's key for trainers, once it has joined its group. Raises another rank's failure."""
     while True:
         try:
             return group.client.trainer_key(deadline.for_call())
@@ -200,7 +203,7 @@ def _key_of(group: AgreementRound, deadline: Deadline) -> bytes:
 
 
 def _fetch_key_soon(state: StoreState, own_daemon: Optional[OwnDaemon], error: BaseException) -> None:
-    """Has the key if it can be had at once, to say `error` with: without one only its kind is."""
+    """Fetches the key if that takes no wait: without it other ranks learn only the kind of `error`."""
     if own_daemon is None or state.auth.key is not None:
         return
     if getattr(error, "reason", "") == "DAEMON_UNREACHABLE":
@@ -212,10 +215,10 @@ def _fetch_key_soon(state: StoreState, own_daemon: Optional[OwnDaemon], error: B
 
 
 def _prefer_first_failure(group: AgreementRound, error: BaseException) -> None:
-    """Raises what the round failed of before, where `error` would let this rank alone go natively."""
+    """Raises the round's first failure where `error` would let this rank alone use the original function."""
     first = group.failure()
-    past = _native_fallback.is_unserved
-    if past(error) and first is not None and not past(first):
+    unserved = _native_fallback.is_unserved
+    if unserved(error) and first is not None and not unserved(first):
         raise first from error
 
 
@@ -224,13 +227,14 @@ def _is_distributed() -> bool:
 
 
 def _round_for(state: StoreState, doing: str, deadline: Deadline) -> AgreementRound:
-    """The one that this process comes to by `doing`."""
-    return AgreementRound(state, CollectiveCall(doing, state.calls_made.get(doing, 0) + 1), deadline, state.auth)
+    """The round of this process's next call of `doing`."""
+    call = CollectiveCall(doing, state.calls_made.get(doing, 0) + 1)
+    return AgreementRound(state, call, deadline, state.auth)
 
 
 @contextlib.contextmanager
 def collective_call(doing: str, own_daemon: OwnDaemon) -> Iterator[None]:
-    """Around a call that all ranks make: when it fails on this one before its round, it has for all."""
+    """Wraps a call that all ranks make: if it fails here before its round, it fails on all ranks."""
 
     def tell(state: StoreState, error: Exception) -> None:
         _fetch_key_soon(state, own_daemon, error)
@@ -244,7 +248,7 @@ def collective_call(doing: str, own_daemon: OwnDaemon) -> Iterator[None]:
 
 @contextlib.contextmanager
 def local_preparation(doing: str, own_daemon: OwnDaemon) -> Iterator[None]:
-    """Around what one rank does by itself, perhaps for a call to come: those that wait read why it failed."""
+    """Wraps work of one rank alone, perhaps for a later call: ranks that wait are told why it failed."""
 
     def tell(state: StoreState, error: Exception) -> None:
         _fetch_key_soon(state, own_daemon, error)
@@ -257,7 +261,7 @@ def local_preparation(doing: str, own_daemon: OwnDaemon) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tell_failure_outside_round(tell: Callable[[StoreState, Exception], None]) -> Iterator[None]:
-    """Calls tell() when the block raises and has begun no round."""
+    """Calls tell() if the block raises before it has begun a round."""
     if not _is_distributed():
         yield
         return

@@ -7,12 +7,12 @@ from typing import Tuple
 
 from ... import _errors
 
-# What may cross from rank to rank: types that the functions stood in for raise, and ours.
+# Types that may travel from rank to rank: errors of the original functions, and ours.
 _TYPES = {
     t.__name__: t for t in (KeyError, ValueError, TypeError, RuntimeError, OSError, MemoryError)
 }
 _TYPES.update({t.__name__: t for t in _errors.BY_NUMBER.values()})
-# What a rank may say without proof, besides one of these types: the sentence is the reader's.
+# Reasons that a rank may give without proof. The receiving rank supplies the sentence.
 _WITHOUT_PROOF = {
     "DAEMON_UNREACHABLE": (
         "Unavailable",
@@ -25,7 +25,7 @@ _NAMES_A_RANK = re.compile(r"rank \d+: ")
 
 
 class RemoteFailure(Exception):
-    """Another rank's failure; `error` is what to raise for it."""
+    """Another rank's failure. `error` is the exception to raise for it."""
 
     def __init__(self, error: Exception):
         super().__init__(str(error))
@@ -33,7 +33,7 @@ class RemoteFailure(Exception):
 
 
 def serialise(error: BaseException, rank: int) -> str:
-    """A failure as it travels."""
+    """A failure as text for other ranks."""
     ours = isinstance(error, _errors.Error)
     kind = next((t.__name__ for t in type(error).__mro__ if t.__name__ in _TYPES), "RuntimeError")
     message = error.message if ours else _message_of(error)
@@ -44,9 +44,9 @@ def serialise(error: BaseException, rank: int) -> str:
 
 
 def without_proof(text: str) -> str:
-    """What is left of a failure, as it travels, that no key proves: rank and kind. "" if it is none.
+    """A serialised failure without proof, reduced to rank and kind; "" if it is no failure.
 
-    Its own words could be anybody's.
+    Its sentence is dropped, because any program could have written it.
     """
     rank, kind, reason = _kind_of(text)
     if rank < 0:
@@ -68,18 +68,18 @@ def _kind_of(text: str) -> Tuple[int, str, str]:
 
 
 def _message_of(error: BaseException) -> str:
-    # Of a KeyError str() is the repr of what it says.
+    # The str() of a KeyError is the repr of its message.
     what = error.args[0] if isinstance(error, KeyError) and error.args else error
     try:
         return str(what)
-    except Exception:  # its own
+    except Exception:  # raised by its own __str__
         return f"{type(error).__name__}, which cannot say what it is"
 
 
 def deserialise(text: str) -> Exception:
     """The exception to raise on another rank than the one where it happened."""
     rank, kind, message, reason, facts = json.loads(text)
-    if not _NAMES_A_RANK.match(message):  # which the daemon does of another one's failure
+    if not _NAMES_A_RANK.match(message):  # daemons name the rank themselves
         message = f"rank {rank}: {message}"
     made = _TYPES.get(kind, RuntimeError)
     if issubclass(made, _errors.Error):

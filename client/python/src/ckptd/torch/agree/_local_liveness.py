@@ -1,4 +1,4 @@
-"""Processes of a process group that are on this host: which of them have ended."""
+"""Finds out which processes of a process group on this host have ended."""
 
 import os
 from typing import List, Optional
@@ -7,7 +7,7 @@ from ... import _errors
 
 
 class LocalProcesses:
-    """Processes of the group on this host, by their lines of a list."""
+    """The group's processes on this host, which list themselves in the store."""
 
     def __init__(self, lines, rank: int):
         self._lines, self._rank = lines, rank
@@ -15,7 +15,7 @@ class LocalProcesses:
         lines.add([rank, os.getpid(), _started(os.getpid())])
 
     def lost(self) -> Optional[_errors.Error]:
-        """What to say of a process that has ended; None while all live."""
+        """The error for a process that has ended; None as long as all live."""
         self._known += map(tuple, self._lines.read())
         for rank, pid, started in self._known:
             if rank != self._rank and _started(pid) != started:
@@ -29,7 +29,7 @@ class LocalProcesses:
 
 
 def host_key() -> str:
-    """The same for processes that see each other's ids."""
+    """Equal for processes that see each other's process ids."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"host/{file.read().strip()}-{os.stat('/proc/self/ns/pid').st_ino}"
 

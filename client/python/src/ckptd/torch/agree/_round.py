@@ -24,25 +24,25 @@ from ._store_state import (
 
 _LOG = logging.getLogger("ckptd")
 _STAGES = 3
-_WELL = "well"  # how a stage ends that has not failed
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.1  # seconds, for
-_FEW = 64  # ranks at most; more of them ask one store as often together
-_LOOK_EACH = 1.0  # at the neighbours
-_SAY_AFTER = 6.0, 7.5  # rank 0, which looks who has come; the others, which go by that
+_WELL = "well"  # the end of a stage without a failure
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.1  # seconds between two looks at the store
+_FEW = 64  # ranks; more of them pause longer, so that the store gets as many requests
+_CHECK_EACH = 1.0  # seconds between two checks of the other processes
+_SAY_AFTER = 6.0, 7.5  # seconds: rank 0, which looks who has come; other ranks, which read its list
 
 
 class CollectiveCall(NamedTuple):
-    """A call that all ranks make, and so a round of theirs."""
+    """A call that all ranks make. It identifies their round."""
 
     function: str
-    times: int  # that it was made, with this one
+    times: int  # how often it was made, this one included
 
     def __str__(self) -> str:
         return f"{self.function} for the {_ordinal(self.times)} time"
 
 
 class SingleProcess:
-    """The same for one process: nobody to agree with."""
+    """Stands for an AgreementRound where there is one process, which has no one to agree with."""
 
     rank, size, client = 0, 1, None
 
@@ -60,14 +60,14 @@ class SingleProcess:
 
 
 class AgreementRound:
-    """One round among all ranks of the default process group. See the module.
+    """One round among all ranks of the default process group.
 
-    Freshness: each rank votes with a random challenge, and rank 0 answers it when all have voted.
-    An answer is of one challenge, of one word, and gives what the votes of the next stage must name.
-    seal: without a key for a round in which ranks only wait for each other.
+    Replays are refused: each rank votes with a random challenge, and rank 0 answers it when all
+    have voted. An answer names one challenge and one announcement, and gives the text that the
+    votes of the next stage must name. auth has no key in a round in which ranks only wait.
     """
 
-    client: Optional[Any] = None  # of the daemon that gave the key, while the round lasts
+    client: Optional[Any] = None  # connection to the daemon that gave the key, during the round
 
     def __init__(self, state: StoreState, call: CollectiveCall, deadline: Deadline, auth: MessageAuth):
         self.rank, self.size = state.rank, dist.get_world_size()
@@ -80,14 +80,13 @@ class AgreementRound:
         return f"{self.call.function}/{self.call.times}/{what}"
 
     def arrive(self) -> None:
-        """To be called first: others then know whom they wait for no more."""
+        """Says that this rank has come. Call it first: others then list it no longer as missing."""
         self._store.set(self._key(f"here/{self.rank}"), b"1")
 
     def enter(self, must_match: str) -> None:
-        """must_match: what the call is of, where that must be the same on all ranks.
+        """Takes part. must_match: text that must be equal on all ranks.
 
-        Raises RuntimeError when it is not, or when another rank waits in another call for
-        this one.
+        Raises RuntimeError if it is not equal, or if another rank waits in a different call.
         """
         self._must_match = must_match
         self._open()
@@ -96,7 +95,7 @@ class AgreementRound:
         self._check_no_other_call(_STAGES - 1)
 
     def check_same(self, must_match: str) -> None:
-        """Raises RuntimeError when another rank does it of something else. Votes prove that none does."""
+        """Raises RuntimeError if another rank passed other text. The votes prove that none did."""
         key, brief = self._key("of"), digest(must_match)
         mine = self.auth.sign(key, must_match if self.auth.key else brief)
         kept = self._store.compare_set(key, "", mine)
@@ -118,12 +117,12 @@ class AgreementRound:
             self._state.open(*self.call)
 
     def fail_before_entering(self, error: BaseException) -> None:
-        """In place of enter(): this rank's call failed before it came."""
-        self.fail(error)  # first, or those in other calls would take it for one that waits
+        """Replaces enter() where this rank's call failed before it."""
+        self.fail(error)  # first: ranks in other calls would else take it for a rank that waits
         self._open()
 
     def announcement(self, make: Callable[[], str]) -> str:
-        """What rank 0's make() returns. Stage 0. To be followed by a vote, which proves it fresh."""
+        """Stage 0: rank 0's make(), on every rank. A vote must follow, which proves that it is not a replay."""
         key = self._key("announcement")
         if self.rank == 0:
             said = make()
@@ -135,11 +134,11 @@ class AgreementRound:
             self._wait(0, key)
             kept = get_long_value(self._store, key)
             said = self._read_value("rank 0's announcement", key, kept)
-        self._announcement_mac = MessageAuth.mac_of(kept)  # of this word and no other
+        self._announcement_mac = MessageAuth.mac_of(kept)  # binds the following votes to it
         return said
 
     def vote(self, stage: int) -> None:
-        """Returns when every rank has called it, raises when one of them failed before."""
+        """Returns when every rank has called it. Raises if one of them failed before."""
         if self.rank == 0:
             return self._wait(stage)
         key, name = self._ballot(stage, self.rank)
@@ -149,7 +148,7 @@ class AgreementRound:
         self._round = self._read("rank 0's answer, or its announcement before", key, name)
 
     def _ballot(self, stage: int, rank: int) -> Tuple[str, str]:
-        """(key in the store, name in its proof) of a rank's vote."""
+        """(key in the store, name that its proof covers) of a rank's vote."""
         key = self._key(f"vote/{stage}/{rank}")
         return key, f"{key} {self._round} {self._must_match}"
 
@@ -158,7 +157,7 @@ class AgreementRound:
         return key, f"{key} {challenge} {self._round} {self._announcement_mac}"
 
     def _count(self, stage: int) -> bool:
-        """Of rank 0: ends `stage` well once all have voted, and answers each of them. Whether it did."""
+        """Rank 0 ends `stage` well and answers all ranks, if all have voted. Returns whether it did."""
         ballots = [self._ballot(stage, rank) for rank in range(1, self.size)]
         if not self._store.check([key for key, _ in ballots]):
             return False
@@ -178,13 +177,13 @@ class AgreementRound:
         return True
 
     def _is_over(self, stage: int, then: str) -> bool:
-        """Whether `stage` has ended well, and `then` is there. Raises what it failed of."""
+        """Whether `stage` has ended well and the key `then` exists. Raises the stage's failure."""
         if self.rank == 0 and self._count(stage):
             return True
         if not self._store.check([self._key(stage)]):
             return False
         self._raise_failure_of(stage)
-        return self.rank > 0 and self._store.check([then])  # rank 0 makes every good end itself
+        return self.rank > 0 and self._store.check([then])  # rank 0 itself ends stages well
 
     def _read(self, what: str, key: str, name: str) -> str:
         return self._read_value(what, name, self._store.get(key))
@@ -193,7 +192,7 @@ class AgreementRound:
         return self.auth.verify(f"{self.call.function}: {what}", name, value)
 
     def _end_well(self, stage: int) -> bool:
-        """Whether `stage` ends so, or has."""
+        """Ends `stage` well. Returns False if it had failed before."""
         key = self._key(stage)
         kept = self._store.compare_set(key, "", self.auth.sign(key, _WELL))
         return self._failure_in(stage, kept) == _WELL
@@ -207,14 +206,14 @@ class AgreementRound:
         self._fail_all_stages(serialise(error, self.rank))
 
     def failure(self) -> Optional[Exception]:
-        """What it has failed of; None while it has not."""
+        """The failure of this round, or None."""
         text = self._ended(_STAGES - 1)
         return deserialise(text) if text else None
 
     def forget_announcement(self) -> None:
-        """To be called when all have it: a store lives as long as the job."""
+        """Deletes the announcement. Call it when all ranks have it: a store lives as long as the job."""
         if self.rank == 0:
-            with contextlib.suppress(Exception):  # not every store can
+            with contextlib.suppress(Exception):  # some stores cannot delete
                 delete_long_value(self._store, self._key("announcement"))
 
     def _fail_all_stages(self, text: str) -> None:
@@ -223,9 +222,9 @@ class AgreementRound:
             self._store.compare_set(key, "", self.auth.sign(key, text))
 
     def _check_no_other_call(self, stage: int) -> None:
-        """Raises RuntimeError when another rank waits in another call, which would be for ever."""
+        """Raises RuntimeError if another rank waits in another call: neither would ever end."""
         ahead = self._state.calls_ahead()
-        # Who has gone on from this one may be at its next one already.
+        # A rank that has left this round may be in its next call already.
         if not ahead or self._ended(stage) is not None:
             return
         for there in (CollectiveCall(*call) for call in ahead):
@@ -242,12 +241,12 @@ class AgreementRound:
     def _wait(self, stage: int, then: str = "") -> None:
         said, began = False, time.monotonic()
         looked = began
-        # Asked again and again, as a store's own wait reports each end of its patience as trouble.
+        # A loop, because a store's own wait logs each of its timeouts as an error.
         while not self._is_over(stage, then):
             now = time.monotonic()
             pause = (_SHORTEST_PAUSE + (now - began) / 40) * max(1, self.size / _FEW)
             time.sleep(min(_LONGEST_PAUSE, pause))
-            if now - looked > _LOOK_EACH:
+            if now - looked > _CHECK_EACH:
                 looked = now
                 self._check_other_processes()
                 self._check_no_other_call(stage)
@@ -255,7 +254,7 @@ class AgreementRound:
                 late = self._deadline.exceeded(self.call.function, self._describe_missing())
                 self.fail(late)
                 self._raise_failure_of(stage)
-                raise late  # it has ended well, and what rank 0 says then is not there
+                raise late  # the stage ended well, but rank 0's answer is missing
             if not said and now - began > _SAY_AFTER[self.rank > 0]:
                 said = True
                 _LOG.warning(
@@ -268,16 +267,16 @@ class AgreementRound:
                 )
 
     def check_others(self, stage: int) -> None:
-        """Raises when `stage` has failed, or does now: of a rank that waits for something else.
+        """Raises if `stage` has failed. For a rank that waits for something else meanwhile.
 
-        A rank that waits for the daemons hears of their failures from them, and of those of
+        A rank that waits for the daemons learns their failures from them, but failures of
         the other ranks' processes only here.
         """
         self._check_other_processes()
         self._raise_failure_of(stage)
 
     def _check_other_processes(self) -> None:
-        # Who could still say why it ends has said it before.
+        # A process that could tell why it ended has told it before.
         for rank, failure in self._state.board.read().items():
             if failure.lost and self._absent([rank]):
                 self._fail_all_stages(failure.text)
@@ -287,13 +286,13 @@ class AgreementRound:
             self.fail(lost)
 
     def _raise_failure_of(self, stage: int) -> None:
-        """Raises what `stage` has ended with, if that was a failure."""
+        """Raises the failure of `stage`, if it has one."""
         text = self._ended(stage)
         if text:
             raise RemoteFailure(deserialise(text))
 
     def _ended(self, stage: int) -> Optional[str]:
-        """With which failure `stage` has ended; "" if with none, None if it has not."""
+        """The failure of `stage` as text; "" if it ended well, None if it has not ended."""
         key = self._key(stage)
         if not self._store.check([key]):
             return None
@@ -301,7 +300,7 @@ class AgreementRound:
         return "" if text == _WELL else text
 
     def _describe_awaited(self, stage: int) -> str:
-        """Who has not come, for people. Rank 0 looks for all: a look asks for each rank."""
+        """Missing ranks, for people. Rank 0 looks for all ranks, since a look asks for each single one."""
         key = self._key(f"awaited/{stage}")
         if self.rank == 0:
             ranks = self._absent(range(self.size))
@@ -321,7 +320,7 @@ class AgreementRound:
         return self._describe_ranks(self._absent(range(self.size)))
 
     def _describe_ranks(self, ranks: Sequence[int]) -> str:
-        """Who has not come, and a failure of theirs that may be why, for people."""
+        """Names missing ranks, and a failure of theirs that may be the cause, for people."""
         if not ranks:
             return "the other ranks"
         what = "rank " if len(ranks) == 1 else "ranks "

@@ -1,4 +1,4 @@
-"""What the ranks of a process group share in its store besides their rounds."""
+"""State that the ranks of a process group share in its store, besides their rounds."""
 
 import contextlib
 import json
@@ -9,15 +9,15 @@ from ._failures import without_proof
 from ._local_liveness import LocalProcesses, host_key
 from ._message_auth import MessageAuth
 
-_MOST = 100_000  # lines
+_MOST = 100_000  # entries of a list
 _PIECE = 4 << 20  # bytes of a long value
 _MOST_PIECES = 64
 
 
 class SharedList:
-    """A list that all ranks add to, in the store. Lines are JSON.
+    """A list in the store to which all ranks add. Its entries are JSON.
 
-    Nobody depends on any line: those that the group's key does not prove are left out.
+    No rank depends on a single entry, so entries that the group's key does not prove are skipped.
     """
 
     def __init__(self, store, auth: MessageAuth, name: str):
@@ -28,14 +28,14 @@ class SharedList:
         self._store.set(name, self._auth.sign(name, json.dumps(line)).encode())
 
     def read(self) -> Iterator[Any]:
-        """Those that were not read before."""
+        """Entries that were not read before."""
         for name, value in self.values():
             text = self._auth.read_if_proven(name, value)
             if text is not None:
                 yield json.loads(text)
 
     def values(self) -> Iterator[Tuple[str, bytes]]:
-        """The same with what is in the store for them, by whomever."""
+        """(name, stored value) of entries that were not read before, proven or not."""
         while self._read < _MOST and self._store.check([f"{self._name}/{self._read + 1}"]):
             self._read += 1
             name = f"{self._name}/{self._read}"
@@ -43,14 +43,14 @@ class SharedList:
 
 
 class Failure(NamedTuple):
-    """What a rank says of itself while it is in no round. lost: and that it will come to none."""
+    """A rank's failure outside of a round. lost: its process has ended and will come to no round."""
 
-    text: str  # as_text
+    text: str  # see _failures.serialise
     lost: bool
 
 
 class FailureBoard:
-    """The last failure of each rank outside of rounds, for those that wait for it."""
+    """The last failure of each rank outside of rounds, for the ranks that wait for it."""
 
     def __init__(self, store, auth: MessageAuth):
         self._lines, self._auth = SharedList(store, auth, "failures"), auth
@@ -62,7 +62,7 @@ class FailureBoard:
         self._told = True
 
     def clear(self, rank: int) -> None:
-        """It has come to a round."""
+        """Takes back this rank's failure: it has come to a round."""
         if self._told:
             self._lines.add([rank, None])
             self._told = False
@@ -79,7 +79,7 @@ class FailureBoard:
 
 
 def _without_proof(value: bytes) -> Tuple[int, Optional[Failure]]:
-    """A line of the board by a rank that has no key, or by anybody: believed as far as failures are."""
+    """(rank, failure) of an unproven entry. The failure is reduced to its kind."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         rank, (text, lost) = json.loads(MessageAuth.unsigned_text(value))
         left = without_proof(text) if isinstance(text, str) else ""
@@ -89,44 +89,44 @@ def _without_proof(value: bytes) -> Tuple[int, Optional[Failure]]:
 
 
 class StoreState:
-    """Of one store, as one rank has it.
+    """One rank's view of one store.
 
-    made: how often this rank has made the call of each function. It is the store's: in a new
-    one the ranks begin anew, and a process that takes a rank's place goes on as that.
+    calls_made: function -> how often this rank has called it. The counts are kept in the store:
+    with a new store the ranks start at zero, and a process that replaces a rank continues them.
     """
 
     def __init__(self, store, rank: int):
         self.store, self.rank, self.auth = store, rank, MessageAuth()
         self.board, self._calls = FailureBoard(store, self.auth), SharedList(store, self.auth, "calls")
-        self._calls_seen: List[Tuple[str, int]] = []  # since the last round that ended well
-        self.local_processes: Optional[LocalProcesses] = None  # before there is a key
+        self._calls_seen: List[Tuple[str, int]] = []  # calls of any rank since the last round that ended well
+        self.local_processes: Optional[LocalProcesses] = None  # None as long as there is no key
         self._key = f"made/{rank}"
         self.calls_made: Dict[str, int] = {}
         if store.check([self._key]):
             self.calls_made = _counts(store.get(self._key))
 
     def use_key(self, key: bytes) -> None:
-        """From now on what is read and written in the store is proven by `key`."""
+        """Signs and verifies by `key` from now on."""
         changed, self.auth.key = key != self.auth.key, key
         if changed:
             self.local_processes = LocalProcesses(SharedList(self.store, self.auth, host_key()), self.rank)
 
     def open(self, function: str, times: int) -> None:
-        """Of the first rank that comes to a call."""
+        """Notes a call. The first rank that comes to it does so."""
         self._calls.add([function, times])
 
     def calls_ahead(self) -> List[Tuple[str, int]]:
-        """Calls that others have come to and this rank has not."""
+        """Calls that other ranks have come to and this rank has not."""
         self._calls_seen += [(function, times) for function, times in self._calls.read()]
         return [call for call in self._calls_seen if self.calls_made.get(call[0], 0) < call[1]]
 
     def ended_well(self, function: str, times: int) -> None:
-        """All ranks were in that call: what any of them came to before it is over for all.
+        """All ranks were in that call, so calls before it are over for all of them.
 
-        Those calls count as made here as well, or the next ones would never be the same.
+        They count as made here as well. Otherwise the counts of the ranks would differ for good.
         """
         self.calls_ahead()
-        if (function, times) not in self._calls_seen:  # of ranks without a key
+        if (function, times) not in self._calls_seen:  # the ranks had no key
             return
         end = self._calls_seen.index((function, times))
         for other, number in self._calls_seen[:end]:
@@ -140,7 +140,7 @@ class StoreState:
 
 
 def _counts(value: bytes) -> Dict[str, int]:
-    """Anybody may have written it: a wrong number leads to a call that no other rank makes."""
+    """Counts as stored. A forged number only leads to a call that no other rank makes."""
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(value) if len(value) <= 1 << 20 else None
         if isinstance(found, dict):
@@ -149,7 +149,7 @@ def _counts(value: bytes) -> Dict[str, int]:
 
 
 def get_values(store, keys: List[str]) -> List[bytes]:
-    """Values that are there, in one message where the store takes several."""
+    """Values of existing keys, by one request where the store supports that."""
     if keys and store.has_extended_api():
         return store.multi_get(keys)
     return [store.get(key) for key in keys]
@@ -168,14 +168,14 @@ def check_long_value(value: bytes) -> None:
     most = _PIECE * _MOST_PIECES
     if len(value) > most:
         raise Unimplemented(
-            f"telling the other ranks what rank 0 has: its names and values that are no tensors of the model take "
-            f"{len(value)} bytes together, and {most} can be sent; have get_extra_state give less",
+            f"announcing rank 0's state dict to the other ranks: its names and values that are no tensors take "
+            f"{len(value)} bytes together, and {most} can be sent; return less from get_extra_state",
             "VALUE_UNSUPPORTED",
         )
 
 
 def set_long_value(store, key: str, value: bytes) -> None:
-    """A value of any length: torch's TCPStore ends the connection at 8 MiB."""
+    """Stores a value of any length in pieces: torch's TCPStore ends the connection at 8 MiB."""
     pieces = [value[at : at + _PIECE] for at in range(0, len(value), _PIECE)]
     for number, piece in enumerate(pieces):
         store.set(f"{key}/{number}", piece)
@@ -183,7 +183,7 @@ def set_long_value(store, key: str, value: bytes) -> None:
 
 
 def get_long_value(store, key: str) -> bytes:
-    """As much of it as is there: whoever reads it has a proof of the whole."""
+    """The pieces that exist. The caller verifies the whole."""
     return b"".join(store.get(name) for name in _pieces(store, key))
 
 

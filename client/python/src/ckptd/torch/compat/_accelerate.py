@@ -1,4 +1,4 @@
-"""accelerate's own code, run over other functions than those of its module."""
+"""Runs code of accelerate with other functions than those of its module."""
 
 import types
 from typing import Any, Callable
@@ -7,12 +7,12 @@ from ..._errors import FailedPrecondition
 
 
 def with_globals(function: Any, **names: Any) -> Callable[..., Any]:
-    """`function` looking up `names` here; its module and other threads notice nothing."""
+    """A copy of `function` that finds `names` as globals. Its module and other threads are not affected."""
     unused = sorted(set(names) - set(function.__code__.co_names))
     if unused:
         raise FailedPrecondition(
             f"calling accelerate's {function.__name__} over the daemon's memory: it does not call "
-            f"{unused[0]}, so this is no version that is known here; use accelerate 1.15, or "
+            f"{unused[0]}, so this version is unknown here; use accelerate 1.15, or "
             "ckptd.torch.load_into",
             "ACCELERATE_UNSUPPORTED",
         )

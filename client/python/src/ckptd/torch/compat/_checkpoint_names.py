@@ -1,4 +1,4 @@
-"""The names that checkpoints have for a model's tensors, where module paths say more."""
+"""Checkpoint names of a model's tensors. Wrappers add parts to module paths that checkpoints lack."""
 
 from typing import Container, List, Tuple
 
@@ -7,29 +7,29 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import _torch_internals
 
-# Wrappers that put themselves into module paths but not into checkpoint names. Torch leaves the
-# first ones out of state dicts, too; not torch.compile's, of which only few checkpoints have it.
+# Wrappers that appear in module paths but not in checkpoint names. Torch leaves the first two out
+# of state dicts as well. It keeps torch.compile's, which only few checkpoints have.
 _LEFT_OUT_BY_TORCH = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _WRAPPERS = (*_LEFT_OUT_BY_TORCH, "_orig_mod")
-_COMMON = "_mod"  # is in each of them
-# By it modules whose hooks leave a child's name out of state dicts tell torch's functions so.
+_COMMON = "_mod"  # part of each of them
+# Method by which a module tells torch's functions that its state dict leaves out a child's name.
 _LEFT_OUT = "_fqn_modifiers"
 
 
 def without_ddp(model: nn.Module) -> nn.Module:
-    """What DistributedDataParallel wraps: no checkpoint has its prefix."""
+    """The model inside DistributedDataParallel, whose prefix no checkpoint has."""
     while isinstance(model, DistributedDataParallel):
         model = model.module
     return model
 
 
 def clean(name: str) -> str:
-    """A module path's name as a checkpoint has it."""
+    """The checkpoint name for a name by module path."""
     return _without_parts(name, _WRAPPERS)
 
 
 def as_saved(name: str) -> str:
-    """A module path's name as the model's own state dict has it: compiled modules are in it."""
+    """The state-dict name for a name by module path. It keeps the prefix of compiled modules."""
     return _without_parts(name, _LEFT_OUT_BY_TORCH)
 
 
@@ -41,7 +41,7 @@ def _without_parts(name: str, wrappers: Container[str]) -> str:
 
 
 def modules_of(model: nn.Module) -> List[Tuple[str, nn.Module]]:
-    """(path, module), by every path there is, without the names that modules leave out."""
+    """(path, module) for every path of each module, without names that modules leave out."""
     modules = _torch_internals.walk(model)
     if not any(hasattr(kind, _LEFT_OUT) for kind in {type(module) for _, module in modules}):
         return modules

@@ -1,4 +1,4 @@
-"""FSDP1's names that start with an underscore, in this one place beside _torch_internals."""
+"""Private names of FSDP1."""
 
 import copy
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
@@ -12,7 +12,7 @@ from . import _torch_internals
 try:
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
     from torch.distributed.fsdp import _flat_param, _runtime_utils
-except ImportError:  # a torch built without distributed, or one that has given FSDP1 up
+except ImportError:  # a torch built without distributed, or one without FSDP1
     FSDP = _flat_param = _runtime_utils = None
 
 _HANDLE_NAMES = (
@@ -53,11 +53,11 @@ class Member(NamedTuple):
 
 
 class Flat:
-    """One flat parameter of FSDP1: the only part of the package that knows its handle.
+    """One flat parameter of FSDP1 and its handle.
 
-    unit: the FullyShardedDataParallel module that owns it; prefix: its path in the model,
-    by the names of checkpoints. Raises FailedPrecondition (TORCH_UNSUPPORTED), and
-    Unimplemented for members whose memory FSDP1 does not keep in row-major order.
+    unit: the FullyShardedDataParallel module that owns it. prefix: its path in the model, in
+    names of checkpoints. Raises FailedPrecondition (TORCH_UNSUPPORTED), and Unimplemented for
+    members that FSDP1 does not keep in row-major order.
     """
 
     def __init__(self, unit: nn.Module, prefix: str, clean: Callable[[str], str]):
@@ -99,43 +99,43 @@ class Flat:
         ]
 
     def under(self, names: List[List[str]]) -> "Flat":
-        """The same with other names of each member."""
+        """A copy with other names for each member."""
         other = copy.copy(self)
         other.members = [m._replace(names=each) for m, each in zip(self.members, names)]
         return other
 
     @property
     def held(self) -> List[int]:
-        """Ids of the parameters that it holds, itself included."""
+        """Ids of the parameters in it, and its own."""
         flat = self.parameter
         return [id(p) for p in (flat, *(flat._params or ()), *(flat._shared_params or ()))]
 
     @property
     def ranks(self) -> Optional[Tuple[int, ...]]:
-        """Global ranks over which it is cut into ceil chunks; None when each has all of it."""
+        """Global ranks over which it is split into ceil chunks; None if each rank has all of it."""
         if not self._handle.uses_sharded_strategy:
             return None
         return tuple(torch.distributed.get_process_group_ranks(self._handle.process_group))
 
     @property
     def device(self) -> torch.device:
-        """Where its memory must be."""
+        """Device on which its memory must be."""
         if self._handle._offload_params:
             return torch.device("cpu")
         return self._handle.device if self.parameter.is_meta else self.parameter.device
 
     @property
     def was_used(self) -> bool:
-        """Whether a forward has made buffers of the present dtype for it."""
+        """Whether a forward has already allocated buffers of its present dtype."""
         return hasattr(self.parameter, "_local_shard")
 
     @property
     def is_pinned(self) -> bool:
-        """Whether FSDP1 wants it in pinned memory, into which it copies at the first forward."""
+        """Whether FSDP1 will copy it into pinned memory at the first forward."""
         return self._handle._offload_params and not self.was_used
 
     def reshard(self) -> None:
-        """Lets go of gathered, old weights. Raises FailedPrecondition when it is in use."""
+        """Frees gathered, old weights. Raises FailedPrecondition if they are in use."""
         for holder in (self._unit.training_state, self._handle._training_state):
             if holder.name != "IDLE":
                 raise FailedPrecondition(
@@ -148,7 +148,7 @@ class Flat:
             _runtime_utils._reshard(self._unit, self._handle, frees)
 
     def put(self, view: torch.Tensor, writable: bool) -> List[torch.Tensor]:
-        """Makes `view` this rank's memory of it, and says whose values changed by that."""
+        """Makes `view` this rank's memory. Returns the tensors whose values this changed."""
         flat = self.parameter
         if writable:
             self._write_padding(view)
@@ -164,7 +164,7 @@ class Flat:
         return [flat, *flat._params]
 
     def _write_padding(self, view: torch.Tensor) -> None:
-        """FSDP1's value between members, which no checkpoint has."""
+        """Writes FSDP1's padding value between members: no checkpoint holds it."""
         flat, at = self.parameter, 0
         if not any(flat._is_padding_mask):
             return
@@ -177,7 +177,7 @@ class Flat:
 
 
 def _units(modules: List[Tuple[str, nn.Module]]) -> List[Tuple[str, nn.Module]]:
-    """Those that FSDP1 wraps."""
+    """Modules that are FSDP1 wrappers."""
     if FSDP is None or not any(issubclass(kind, FSDP) for kind in {type(m) for _, m in modules}):
         return []
     return [each for each in modules if isinstance(each[1], FSDP)]
@@ -199,7 +199,7 @@ def flats_of(modules: List[Tuple[str, nn.Module]], clean: Callable[[str], str]) 
 def buffer_dtypes(
     modules: List[Tuple[str, nn.Module]], clean: Callable[[str], str]
 ) -> Dict[int, torch.dtype]:
-    """id of a buffer -> its type before FSDP1's mixed precision cast it, at a first forward."""
+    """id of a buffer -> its dtype before FSDP1's mixed precision cast it at the first forward."""
     found: Dict[int, torch.dtype] = {}
     for _, module in _units(modules):
         before = getattr(module, "_buffer_name_to_orig_dtype", {})
@@ -210,5 +210,5 @@ def buffer_dtypes(
 
 
 def is_flattened(param) -> bool:
-    """Whether FSDP1 has put it into some flat parameter."""
+    """Whether it is part of a flat parameter of FSDP1."""
     return getattr(param, "_fsdp_flattened", False)

@@ -1,6 +1,6 @@
-"""Private names of Hugging Face transformers' models, in this one place.
+"""Private names of models of Hugging Face transformers.
 
-transformers itself is never imported here: models are known by the names that they have.
+transformers is never imported here. Models are recognised by the names that they have.
 """
 
 import contextlib
@@ -11,22 +11,22 @@ from torch import nn
 
 from . import _torch_internals
 
-# transformers goes by this flag, on tensors and on modules: one that has it has its values already.
+# Flag of transformers on tensors and modules: it is initialised already.
 FLAG = "_is_hf_initialized"
 
 
 def _has(module: nn.Module, *names: str) -> bool:
-    """Of its own: wrappers pass on what they lack from the module that they wrap."""
+    """Whether the module itself has these names. Wrappers also forward names of the wrapped module."""
     return all(name in vars(module) or hasattr(type(module), name) for name in names)
 
 
 def _is_composite(module: nn.Module) -> bool:
-    """Whether it is of a transformers that can have a model's parts initialised by their owners."""
+    """Whether its transformers initialises each part of a model by the model that owns the part."""
     return _has(module, "initialize_weights", "_initialize_weights")
 
 
 def roots(model: nn.Module) -> List[nn.Module]:
-    """The outermost models of transformers, then those that only look like its older ones."""
+    """The outermost models of transformers, newer versions first, then those that look like older ones."""
     pretrained = [
         module
         for module in model.modules()
@@ -41,18 +41,18 @@ def roots(model: nn.Module) -> List[nn.Module]:
 
 
 def may_be_unexpected(model: nn.Module) -> List[str]:
-    """Patterns of names that transformers models ignore in checkpoints, where they lack them."""
+    """Patterns of checkpoint names that the transformers models in `model` ignore."""
     found = [getattr(root, "_keys_to_ignore_on_load_unexpected", None) or () for root in roots(model)]
     return list(dict.fromkeys(pattern for patterns in found for pattern in patterns))
 
 
 def layer_classes(model: nn.Module) -> Iterable[str]:
-    """Names of the classes of a model's layers, as it has them; none if it does not say."""
+    """Class names of the model's layers, as the model lists them; empty if it lists none."""
     return getattr(model, "_no_split_modules", None) or ()
 
 
 def initialise(root: nn.Module, owners: Iterable[nn.Module]) -> None:
-    """Has `root` initialise what is not yet: older ones initialise those that they are given, `owners`."""
+    """Has `root` initialise what is not initialised. Older versions need the `owners` named."""
     if _is_composite(root):
         root.initialize_weights()
         return
@@ -62,10 +62,10 @@ def initialise(root: nn.Module, owners: Iterable[nn.Module]) -> None:
 
 @contextlib.contextmanager
 def protected(model: nn.Module, but: Container[int], fresh: Container[int]) -> Iterator[None]:
-    """Meanwhile transformers finds all initialised but the tensors `but` and the modules `fresh`.
+    """Inside the block all counts as initialised but the tensors `but` and the modules `fresh`.
 
-    Tensors are set aside besides, for older code does not look at their flags; they have these
-    nevertheless, for a module may have them in its own lists, too.
+    Tensors are replaced as well, because older code ignores their flags. They are flagged
+    nevertheless, because a module may also keep them in lists of its own.
     """
     modules = list(model.modules())
     tensors = _tensors_of(modules)
@@ -95,7 +95,7 @@ def _mark(thing: Any, initialised: bool) -> None:
 
 
 def _tensors_of(modules: List[nn.Module]) -> List[torch.Tensor]:
-    """Parameters and buffers, each once."""
+    """Parameters and buffers of the modules, each once."""
     held = (held for module in modules for held in _torch_internals.tensors_of(module))
     found = (tensor for tensors in held for tensor in tensors.values() if tensor is not None)
     return list({id(tensor): tensor for tensor in found}.values())

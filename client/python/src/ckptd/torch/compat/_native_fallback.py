@@ -1,4 +1,4 @@
-"""Torch's and accelerate's own functions, where a caller allowed them in place of a daemon."""
+"""fallback="native": original functions of torch and accelerate, where no daemon serves the job."""
 
 import contextlib
 import contextvars
@@ -10,9 +10,9 @@ from ..._errors import Error, FailedPrecondition, InvalidArgument
 
 _LOG = logging.getLogger("ckptd")
 _said: Set[str] = set()
-# Whether an original function runs in place of ours: what it calls of ours, patched, is then native, too.
+# Whether an original function runs in place of ours. Patched functions that it calls are then native, too.
 _natively: contextvars.ContextVar = contextvars.ContextVar("ckptd_natively", default=False)
-# (module, name) -> what was there before patch().
+# (module, name) -> the original that patch() replaced.
 replaced: dict = {}
 
 _TRIED = {"accelerate": "accelerate 1.15", "torch": "torch 2.13 or 2.15"}
@@ -37,7 +37,7 @@ def original(module: str, name: str) -> Any:
         there = getattr(importlib.import_module(library), "__version__", "of no version")
         raise FailedPrecondition(
             f"looking for {name} in {module}: {library} {there} has none there; use {_TRIED[library]}, or "
-            "ckptd.torch.load_into, which needs no function of theirs",
+            "ckptd.torch.load_into, which does not need it",
             f"{library.upper()}_UNSUPPORTED",
             {"name": f"{module}.{name}", "version": there},
         ) from error
@@ -45,7 +45,7 @@ def original(module: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def in_place(module: str, name: str, new: Any) -> Iterator[None]:
-    """Has `module` find `new` under `name`, patched or not; original() stays what it was."""
+    """Inside the block `module` has `new` under `name`. original() still gives the original."""
     place = importlib.import_module(module)
     before, patched = getattr(place, name), (module, name) in replaced
     replaced.setdefault((module, name), before)
@@ -68,12 +68,12 @@ def check(fallback: Optional[str]) -> None:
 
 
 def named(fallback: Optional[str], *more: str) -> str:
-    """What all ranks must pass alike, `fallback` among it."""
+    """Text that must be equal on all ranks: `fallback`, and `more`."""
     return ", ".join([*filter(None, more), *(["fallback='native'"] if fallback else [])])
 
 
 def is_unserved(error: BaseException) -> bool:
-    """Whether it says that no daemon serves this job: none is there, or they are of another one."""
+    """Whether the error says that no daemon serves this job: none is there, or they serve another job."""
     reasons = ("DAEMON_UNREACHABLE", "WRONG_WORLD_SIZE", "WRONG_RANK")
     return getattr(error, "reason", "") in reasons
 
@@ -81,9 +81,9 @@ def is_unserved(error: BaseException) -> bool:
 def stand_in(
     what: str, ours: Callable[[], Result], native: Callable[[], Result], fallback: Optional[str]
 ) -> Result:
-    """ours(), or native() when fallback allows it and no daemon serves this job: see is_past_daemons.
+    """ours(), or native() if fallback allows it and no daemon serves this job: see is_unserved.
 
-    Which of them, all ranks do alike, because all raise the same. Said once in the log.
+    All ranks choose the same one, because ours() raises the same on all. The log says so once.
     """
     check(fallback)
     if fallback == "native" and _natively.get():

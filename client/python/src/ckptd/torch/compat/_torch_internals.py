@@ -1,8 +1,8 @@
-"""Every name of torch that starts with an underscore, in this one place; FSDP1's beside it.
+"""Private names of torch, except FSDP1's: those are in _fsdp1_internals.
 
-Tried with torch 2.13 and 2.15. By their sources, older ones from 2.6 have the
-same names; where one of FSDP2's is missing the caller gets TORCH_UNSUPPORTED,
-where the exchange of a tensor's memory is missing it takes torch's public path.
+Tried with torch 2.13 and 2.15. By their sources, versions from 2.6 on have the same names.
+If FSDP2 lacks one, the caller gets TORCH_UNSUPPORTED. If torch cannot exchange a tensor's
+memory, the caller takes torch's public path.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _HOOK_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
 
 def tensors_of(module: nn.Module) -> Tuple[dict, dict]:
-    """(own parameters, own buffers) by name; None for those not set."""
+    """(own parameters, own buffers) by name. Names that are not set have None."""
     return module._parameters, module._buffers
 
 
@@ -58,22 +58,22 @@ def _registry(slot: Tuple[nn.Module, str]) -> dict:
 
 
 def tensor_in_slot(slot: Tuple[nn.Module, str]) -> Optional[torch.Tensor]:
-    """The parameter or buffer that a module has under a name; None if neither."""
-    held = _registry(slot)  # TorchScript's is no dict
+    """The parameter or buffer that a module has under a name, or None."""
+    held = _registry(slot)  # TorchScript's registry is no dict
     return held[slot[1]] if slot[1] in held else None
 
 
 def set_in_slot(slot: Tuple[nn.Module, str], tensor: torch.Tensor) -> None:
-    """Makes it the module's parameter or buffer of that name, whichever it has. Registers nothing."""
+    """Replaces the module's parameter or buffer of that name. Registers no new name."""
     _registry(slot)[slot[1]] = tensor
 
 
 @contextlib.contextmanager
 def replaced_by_meta(modules: Iterable[nn.Module], but: Container[int]):
-    """Puts tensors on meta in the place of the modules' own, but those of these ids, meanwhile.
+    """Inside the block the modules hold tensors on meta. Only tensors with ids in `but` stay.
 
-    Whoever initialises the modules then writes what is left alone; what it adds is dropped.
-    Real tensors that are plain attributes are set aside, too: FSDP1 leaves views there.
+    An initialisation in the block therefore writes only those. Names that it adds are dropped.
+    Plain attributes that are real tensors are replaced as well: FSDP1 leaves views there.
     """
     kept, plain, blanks = [], [], {}
     try:
@@ -93,7 +93,7 @@ def replaced_by_meta(modules: Iterable[nn.Module], but: Container[int]):
     finally:
         for held, before in kept:
             now = dict(held)
-            if isinstance(held, dict):  # TorchScript's is none, and takes no additions
+            if isinstance(held, dict):  # TorchScript's registry is no dict and takes no new names
                 held.clear()
             for name, tensor in before.items():
                 held[name] = now.get(name) if id(tensor) in but else tensor
@@ -103,9 +103,9 @@ def replaced_by_meta(modules: Iterable[nn.Module], but: Container[int]):
 
 @contextlib.contextmanager
 def without_fsdp2_classes(modules: Iterable[nn.Module]):
-    """Meanwhile modules are of the classes that they had before FSDP2 made ones of its own of them.
+    """Inside the block modules have the classes that they had before fully_shard.
 
-    Code that goes by a class's name, or by the file that it is in, then does as it does without FSDP2.
+    Code that looks at a class's name or file then works as it does without FSDP2.
     """
     kinds = [(m, type(m)) for m in modules if FSDPModule is not None and isinstance(m, FSDPModule)]
     try:
@@ -120,7 +120,7 @@ def without_fsdp2_classes(modules: Iterable[nn.Module]):
 
 
 def _meta_like(tensor: torch.Tensor, blanks: Dict[int, torch.Tensor]) -> torch.Tensor:
-    """One on meta like it, which transformers takes for initialised; the same at each place."""
+    """A tensor on meta like `tensor`, marked as initialised for transformers. Each tensor has one."""
     blank = blanks.get(id(tensor))
     if blank is None:
         blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -140,7 +140,7 @@ def is_persistent(module: nn.Module, buffer: str) -> bool:
 
 
 def counts_batches(module: nn.Module, buffer: str) -> bool:
-    """Whether torch starts this buffer at 0 where a state dict lacks it: it came later."""
+    """Whether torch sets this buffer to 0 if a state dict lacks it, as old state dicts do."""
     return (
         buffer == "num_batches_tracked"
         and isinstance(module, nn.modules.batchnorm._NormBase)
@@ -150,11 +150,11 @@ def counts_batches(module: nn.Module, buffer: str) -> bool:
 
 
 def hooks_before_load(modules: List[Tuple[str, nn.Module]]) -> List[Tuple[str, Callable]]:
-    """(path, what changes a state dict before that module takes its part), torch's own too."""
+    """(path, hook or method that may change a state dict before the module reads it), torch's own included."""
     hooked = [(path, module) for path, module in modules if module._load_state_dict_pre_hooks]
     found = [(p, h) for p, module in hooked for h in module._load_state_dict_pre_hooks.values()]
     found = [(path, getattr(hook, "hook", hook)) for path, hook in found]
-    for kind, path in {type(module): path for path, module in modules}.items():  # fewer than modules
+    for kind, path in {type(module): path for path, module in modules}.items():  # there are fewer classes than modules
         if kind._load_from_state_dict is not nn.Module._load_from_state_dict:
             found.append((path, kind._load_from_state_dict))
     return found
@@ -165,7 +165,7 @@ def hooks_after_load(module: nn.Module) -> Iterable[Callable]:
 
 
 def children_first(module: nn.Module) -> Iterator[nn.Module]:
-    """By every name of a module, in the order in which torch's loading ends with them."""
+    """Modules, once for each of their names, in the order in which torch's loading finishes them."""
     for child in module._modules.values():
         if child is not None:
             yield from children_first(child)
@@ -173,40 +173,39 @@ def children_first(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often torch has changed the tensor, or one of its views, in place."""
+    """How often torch has written the tensor, or a view of it, in place."""
     return tensor._version
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor's own part, not a view of it; a plain tensor itself."""
+    """The local tensor of a DTensor, itself and not a view of it. A plain tensor is returned as it is."""
     return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
 def without_torch_function():
-    """A context in which a tensor's attributes are read as they are stored.
+    """A context in which attributes of tensor subclasses are read without __torch_function__.
 
-    Subclasses, DTensor among them, are else asked first whether they answer themselves, which
-    takes four times as long as the answer.
+    That makes reading an attribute of a DTensor four times as fast.
     """
     return torch._C.DisableTorchFunctionSubclass()
 
 
 @contextlib.contextmanager
 def low_overhead_dispatch():
-    """No autograd, and where this PyTorch offers it no dispatch to its layer either."""
+    """A context without autograd, and without dispatch to its layer if this PyTorch allows that."""
     guard = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
     with torch.no_grad(), guard(), without_torch_function():
         yield
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a strided tensor's own elements are its values: wrappers keep them in other tensors."""
+    """Whether a strided tensor's memory holds its values. Wrapper subclasses keep them in other tensors."""
     is_wrapper = type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
     if not tensor.numel() or (tensor.device.type != "cpu" and not is_wrapper):
         return True
     try:
         return tensor.data_ptr() != 0
-    except RuntimeError:  # some have not even a pointer
+    except RuntimeError:  # some subclasses have no pointer at all
         return False
 
 
@@ -228,7 +227,7 @@ def can_exchange() -> bool:
 
 
 def device_of_mesh(mesh) -> torch.device:
-    """Where this rank's parts over `mesh` are: PyTorch means the current GPU."""
+    """Device of this rank's shards over `mesh`. For "cuda" that is the current GPU, as in PyTorch."""
     if mesh.device_type == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(mesh.device_type)
@@ -243,12 +242,12 @@ def is_fsdp2(module: nn.Module) -> bool:
 
 
 def mesh_of(fsdp):
-    """The mesh by which FSDP2 shards, and copies, a parameter."""
+    """The mesh over which FSDP2 shards and replicates a parameter."""
     return fsdp.mesh_info.mesh
 
 
 def ignored_by_ddp(model: nn.Module) -> set:
-    """Names of what DistributedDataParallel leaves alone in what it wraps."""
+    """Names of tensors that DistributedDataParallel was told to ignore in `model`."""
     return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
 
 
@@ -278,9 +277,9 @@ class Groups:
                 self.params[id(param.sharded_param)] = (param, group)
 
     def reshard(self) -> None:
-        """Puts every group into the sharded state, as between two steps.
+        """Puts every group into the sharded state, in which it is between two steps.
 
-        A gathered group would go on with its gathered, old weights. Raises
+        A group that stays gathered would continue with its old weights. Raises
         FailedPrecondition between a forward and its backward.
         """
         for holder in (*self.states, *self.groups):
@@ -317,7 +316,7 @@ def require(thing, names: Iterable[str], what: str = "FSDP2") -> None:
 
 
 def managed_elsewhere(module: nn.Module, name: str) -> bool:
-    """Whether FSDP2 manages the module's parameter `name`, by the hook it leaves there."""
+    """Whether FSDP2 manages the module's parameter `name`. The hook that it registers there tells."""
     for hook in module._load_state_dict_post_hooks.values():
         if getattr(hook, "__module__", "") != _HOOK_MODULE:
             continue
@@ -328,13 +327,13 @@ def managed_elsewhere(module: nn.Module, name: str) -> bool:
 
 
 def padded_dim(fsdp_param) -> Optional[int]:
-    """The tensor dimension along which FSDP2 pads short shards; None where it cuts none."""
+    """The dimension along which FSDP2 pads short shards; None if it does not shard."""
     shards = 1 if fsdp_param is None else getattr(fsdp_param.mesh_info, "shard_mesh_size", 1)
     return None if shards == 1 else fsdp_param.fsdp_placement.dim
 
 
 def keeps_short_shards() -> bool:
-    """Whether this FSDP2 keeps padded memory put in place; older ones copy short shards out."""
+    """Whether this FSDP2 keeps padded memory that was put in place. Older versions copy short shards."""
     import inspect
 
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
@@ -343,7 +342,7 @@ def keeps_short_shards() -> bool:
 
 
 def subclass_of(param, fsdp_param) -> Optional[str]:
-    """Name of the local tensor's type when it is not a plain one, such as quantised weights."""
+    """Class name of the local tensor if it is a subclass, as for quantised weights; else None."""
     kind = type(param._local_tensor)
     if kind is torch.Tensor and fsdp_param is not None:
         kind = type(fsdp_param._sharded_param_data)
@@ -351,17 +350,17 @@ def subclass_of(param, fsdp_param) -> Optional[str]:
 
 
 def was_used(fsdp_param) -> bool:
-    """Whether a forward has made buffers of the present dtype for it."""
+    """Whether a forward has already allocated buffers of its present dtype."""
     return bool(getattr(fsdp_param, "all_gather_outputs", None))
 
 
 def is_strided_shard(placement) -> bool:
-    """Whether it is what FSDP2 makes of a dimension that tensor parallelism has cut before."""
+    """Whether FSDP2 shards a dimension that tensor parallelism has sharded before."""
     return type(placement).__name__ == "_StridedShard"
 
 
 def spec_of(param):
-    """The DTensorSpec that says how the DTensor `param` lies over its mesh."""
+    """The DTensorSpec of a DTensor: its mesh and placements."""
     return param._spec
 
 
@@ -374,17 +373,17 @@ def spec_with_dtype(spec, dtype: torch.dtype):
 
 def dtensor_over(view: torch.Tensor, spec, requires_grad: bool):
     """A DTensor whose local tensor is `view`."""
-    # Its __init__ does nothing, and takes longer than __new__ to do it.
+    # Its __init__ does nothing but takes longer than __new__.
     return DTensor.__new__(DTensor, view, spec, requires_grad=requires_grad)
 
 
 def set_local_tensor(param, view: torch.Tensor, spec) -> None:
     """Makes `view` the local tensor of the DTensor parameter `param`, keeping the object.
 
-    A wrapper's device and dtype are fixed when it is made, so on a change its
-    implementation is exchanged for that of a new one. Autograd's facts live in
-    the implementation and are carried over. A `param` that is not on meta is where
-    `view` is.
+    A wrapper's device and dtype are fixed at construction. If one of them changes, the
+    implementation of the object is exchanged for that of a new DTensor. Autograd's state is
+    in the implementation and is carried over. A `param` that is not on meta must be on the
+    device of `view`.
     """
     if param.is_meta or param.dtype != view.dtype:
         if spec.tensor_meta.dtype != view.dtype:
@@ -395,19 +394,19 @@ def set_local_tensor(param, view: torch.Tensor, spec) -> None:
 
 
 def is_held(param: torch.Tensor) -> bool:
-    """Whether autograd or a library holds the implementation, and would go on with it after an exchange.
+    """Whether somebody holds the implementation and would miss an exchange.
 
-    A graph that is alive does, and what waits for gradients at the parameter's own node, as
-    DistributedDataParallel; optimizers and hooks hold the object.
+    A live autograd graph does, and so does DistributedDataParallel, which waits for gradients
+    at the parameter's node. Optimizers and hooks hold the object, which stays.
     """
     count = getattr(param, "_use_count", None)
     return count is not None and count() > 1
 
 
 def shares_storage(tensors: Iterable[torch.Tensor]) -> Dict[int, torch.Tensor]:
-    """id of each tensor whose storage another one has, too -> the first one that has it.
+    """id of each tensor that shares its storage -> the first tensor with that storage.
 
-    Without those that nothing can be copied into: sparse, expanded and inference tensors.
+    Sparse, expanded and inference tensors are left out: they cannot be copied into.
     """
     first: Dict[int, torch.Tensor] = {}
     found: Dict[int, torch.Tensor] = {}
@@ -423,12 +422,12 @@ def shares_storage(tensors: Iterable[torch.Tensor]) -> Dict[int, torch.Tensor]:
 
 
 def repeats(tensor: torch.Tensor) -> bool:
-    """Whether elements of a strided tensor lie on each other, as after expand."""
+    """Whether several elements of a strided tensor share memory, as after expand."""
     return any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride()))
 
 
 def put_buffer(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
-    """Makes `view` the memory of a buffer and keeps the object, where that is a plain one; what it is now."""
+    """Makes `view` the memory of a buffer. Returns the buffer, a new object only if it is no plain tensor."""
     plain = type(buffer) is torch.Tensor and buffer.layout is torch.strided
     if not plain or buffer.requires_grad or buffer.is_inference() or not can_exchange():
         return view
@@ -441,7 +440,7 @@ def put_buffer(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
 
 def put_plain(param: nn.Parameter, view: torch.Tensor) -> None:
     """Makes `view` the memory of a plain parameter, keeping the object."""
-    # One that was made in inference mode could never be trained, nor its version be counted.
+    # A parameter made in inference mode could never be trained, and has no version counter.
     if param.device != view.device or param.dtype != view.dtype or param.is_inference():
         exchange(param, torch.Tensor._make_subclass(nn.Parameter, view, param.requires_grad))
     else:
@@ -449,7 +448,7 @@ def put_plain(param: nn.Parameter, view: torch.Tensor) -> None:
 
 
 def announce_storage(fsdp_param, flat: torch.Tensor) -> None:
-    """FSDP2 keeps padded memory that it knows already, instead of copying it out."""
+    """Registers padded memory with FSDP2 beforehand, so that it is not copied."""
     fsdp_param._sharded_param_data = flat
 
 
@@ -462,7 +461,7 @@ def put_storage(fsdp_param, param, flat: torch.Tensor) -> None:
 def exchange(param, made) -> None:
     """Gives `param` the implementation of `made`, keeping hooks, name and object."""
     grad_dtype = param.grad_dtype if _HAS_GRAD_DTYPE else None
-    follows = grad_dtype == param.dtype  # as it does of itself
+    follows = grad_dtype == param.dtype  # PyTorch's default
     hooks, after = param._backward_hooks, getattr(param, "_post_accumulate_grad_hooks", None)
     torch._C._swap_tensor_impl(param, made)
     if hooks is not None:
@@ -474,7 +473,7 @@ def exchange(param, made) -> None:
 
 
 def by_name(model: nn.Module, state):
-    """A state dict, also one by modules, which torch takes as long as it has this function."""
+    """A state dict by names. One by modules is converted as long as torch has that function."""
     from torch.distributed.checkpoint import state_dict
 
     unflatten = getattr(state_dict, "_unflatten_model_state_dict", None)
@@ -483,12 +482,12 @@ def by_name(model: nn.Module, state):
 
 
 def metadata_of(state) -> Optional[dict]:
-    """The versions of modules that torch notes in a state dict; None where it has none."""
+    """Module versions that torch notes in a state dict, or None."""
     return getattr(state, "_metadata", None)
 
 
 class BufferSink:
-    """Takes values where a module would take buffers."""
+    """Stands for a module whose buffers are filled."""
 
     def __init__(self) -> None:
         self.found: Dict[str, torch.Tensor] = {}
@@ -496,18 +495,18 @@ class BufferSink:
 
 
 def default_store():
-    """The key-value store of the default process group: the same object as long as that lives."""
+    """The key-value store of the default process group. The object lives as long as the group."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
 
 
 def in_place_works(param, spec) -> bool:
-    """Tries the exchange on a scratch parameter made like `param`."""
+    """Tries the exchange on a scratch parameter like `param`."""
     try:
         local = param._local_tensor
         scratch = dtensor_over(torch.empty_like(local, device="meta"), spec, False)
-        # Not touched, so it costs nothing.
+        # Never written, so no page is allocated.
         fresh = torch.empty(local.shape, dtype=local.dtype, device="cpu")
         before = id(scratch)
         set_local_tensor(scratch, fresh, spec)
@@ -517,5 +516,5 @@ def in_place_works(param, spec) -> bool:
             and scratch._local_tensor.data_ptr() == fresh.data_ptr()
             and scratch._spec is spec
         )
-    except Exception:  # any failure means: take the public path
+    except Exception:  # after any failure the public path is taken
         return False

@@ -1,7 +1,7 @@
-"""Models whose names and tensors transformers makes of a checkpoint's by converters of its own.
+"""Models that transformers converts when it loads them: names or tensors differ from the checkpoint's.
 
-Mixtral's experts are stacked, gemma3's names are others, gpt_neox's projections are fused: what
-save_pretrained writes then has no tensor of the model's names, and from_pretrained converts it.
+Mixtral's experts are stacked, gemma3's names differ, gpt_neox's projections are fused. A checkpoint
+from save_pretrained then lacks the model's names, and from_pretrained converts it.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _REASONS = ("TENSOR_NOT_FOUND", "UNEXPECTED_TENSORS", "LAYOUT_MISMATCH")
 
 @contextlib.contextmanager
 def explaining(model: nn.Module, names: Callable[[], Iterable[str]]) -> Iterator[None]:
-    """Has errors about names say besides what to do where converters would change one of the source's `names()`."""
+    """Adds advice to errors about names if transformers would convert one of the source's `names()`."""
     try:
         yield
     except Error as error:
@@ -29,7 +29,7 @@ def explaining(model: nn.Module, names: Callable[[], Iterable[str]]) -> Iterator
 
 def _explained(error: Error, kind: str, name: str, new: str) -> Error:
     return type(error)(
-        f"{error.message}; transformers converts what {kind} is loaded from ({name!r} goes into {new!r}), "
+        f"{error.message}; transformers converts checkpoints of {kind} ({name!r} goes into {new!r}), "
         f"and load_into does not: use {kind}.from_pretrained under ckptd.patch(), or with "
         "CKPTD_PATCH=transformers in the environment",
         error.reason,
@@ -38,7 +38,7 @@ def _explained(error: Error, kind: str, name: str, new: str) -> Error:
 
 
 def _first(model: nn.Module, names: Callable[[], Iterable[str]]) -> Optional[Tuple[str, str, str]]:
-    """(class, name in the source, name in the model) of the first one that is converted."""
+    """(class, name in the source, name in the model) of the first converted name."""
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     converters = list(_converters(model))
     for name in names() if converters else ():
@@ -50,7 +50,7 @@ def _first(model: nn.Module, names: Callable[[], Iterable[str]]) -> Optional[Tup
 
 
 def _converters(model: nn.Module) -> Iterator[Tuple[str, Any]]:
-    """(class, converter) of the Hugging Face models in `model`, where this transformers has such."""
+    """(class, converter) of the Hugging Face models in `model`, if this transformers has converters."""
     library = sys.modules.get("transformers.conversion_mapping")
     base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     of = getattr(library, "get_checkpoint_conversion_mapping", None)
@@ -59,7 +59,7 @@ def _converters(model: nn.Module) -> Iterator[Tuple[str, Any]]:
     for module in model.modules():
         if not isinstance(module, base):
             continue
-        # FSDP2 makes classes of its own names.
+        # FSDP2 adds classes with names of its own.
         kinds = [each.__name__ for each in type(module).__mro__ if issubclass(each, base) and each is not base]
         keys = [*kinds, getattr(module.config, "model_type", None)]
         for converter in next(filter(None, map(of, filter(None, keys))), ()):

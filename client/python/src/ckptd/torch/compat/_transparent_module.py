@@ -1,4 +1,4 @@
-"""A module that shows another one as if it were not there, by the private names that torch asks for."""
+"""A wrapper that does not show in names: private methods of torch.nn.Module make it transparent."""
 
 from typing import Any, Dict, Iterator, Optional, Tuple
 
@@ -7,12 +7,12 @@ from torch import nn
 
 
 class Wrapper(nn.Module):
-    """Attributes, what is registered, names in state_dict() and in named_parameters(), and calls are `module`'s."""
+    """Forwards attributes, registrations, calls, and names of tensors to the wrapped `module`."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         super().__setattr__("module", module)
-        del self.__dict__["training"]  # the wrapped module's counts
+        del self.__dict__["training"]  # the wrapped module's is used
         self.register_load_state_dict_post_hook(_name_as_wrapped)
 
     def __getattr__(self, name: str) -> Any:
@@ -20,7 +20,7 @@ class Wrapper(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             if name == "module":
-                raise  # not made yet, as while it is unpickled
+                raise  # not set yet, as during unpickling
         return getattr(self.module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -33,29 +33,29 @@ class Wrapper(nn.Module):
         delattr(self.module, name)
 
     def register_parameter(self, *args: Any, **kwargs: Any) -> None:
-        """With the wrapped module."""
+        """Registers with the wrapped module."""
         self.module.register_parameter(*args, **kwargs)
 
     def register_buffer(self, *args: Any, **kwargs: Any) -> None:
-        """With the wrapped module."""
+        """Registers with the wrapped module."""
         self.module.register_buffer(*args, **kwargs)
 
     def add_module(self, *args: Any, **kwargs: Any) -> None:
-        """To the wrapped module."""
+        """Adds to the wrapped module."""
         self.module.add_module(*args, **kwargs)
 
     def register_module(self, *args: Any, **kwargs: Any) -> None:
-        """With the wrapped module."""
+        """Adds to the wrapped module."""
         self.module.add_module(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped module's."""
+        """Calls the wrapped module."""
         return self.module(*args, **kwargs)
 
     def named_modules(
         self, memo: Optional[set] = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[Tuple[str, nn.Module]]:
-        """This one, then the wrapped module under the same name, and its parts under theirs."""
+        """Yields this module, then the wrapped one under the same name, and its parts."""
         memo = set() if memo is None else memo
         if self not in memo:
             if remove_duplicate:
@@ -64,13 +64,13 @@ class Wrapper(nn.Module):
             yield from self.module.named_modules(memo, prefix, remove_duplicate)
 
     def _fqn_modifiers(self) -> Dict[str, str]:
-        # By it torch's functions, and ours, leave the name of the wrapped module out.
+        # Tells torch's functions, and ours, to leave out the name of the wrapped module.
         return {"": "module"}
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ) -> None:
-        """Where a module around it loads: of torch's, which gives the wrapped module a prefix of its own."""
+        """Adapts names where a surrounding module loads: torch adds a prefix for the wrapped module."""
         for name in [name for name in state_dict if name.startswith(prefix)]:
             state_dict[f"{prefix}module.{name[len(prefix) :]}"] = state_dict.pop(name)
         self.__dict__["loading"] = prefix, error_msgs
@@ -79,22 +79,22 @@ class Wrapper(nn.Module):
         )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Dict[str, Any]:
-        """The wrapped module's, by its names: of a sharded one, this rank's parts."""
+        """The wrapped module's state dict. For a sharded module it has this rank's parts."""
         return self.module.state_dict(*args, **kwargs)
 
     def named_parameters(
         self, *args: Any, **kwargs: Any
     ) -> Iterator[Tuple[str, nn.Parameter]]:
-        """The wrapped module's, by its names."""
+        """The wrapped module's parameters, by its names."""
         return self.module.named_parameters(*args, **kwargs)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[Tuple[str, torch.Tensor]]:
-        """The wrapped module's, by its names."""
+        """The wrapped module's buffers, by its names."""
         return self.module.named_buffers(*args, **kwargs)
 
 
 def _name_as_wrapped(module: Wrapper, keys: Any) -> None:
-    """After torch has loaded it as a part of another one: takes the prefix out of what that says."""
+    """Removes the wrapper's prefix from keys and messages after a surrounding module has loaded."""
     prefix, messages = module.__dict__.pop("loading", ("", []))
     for texts in (*keys, messages):
         texts[:] = [text.replace(f"{prefix}module.", prefix) for text in texts]

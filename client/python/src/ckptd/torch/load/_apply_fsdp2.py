@@ -1,4 +1,4 @@
-"""apply_fsdp2: fully_shard over the parts of a model that are gathered one at a time."""
+"""apply_fsdp2: fully_shard on each layer of a model, and on the model."""
 
 from typing import Any, Dict, Iterable, List, Optional, Union
 
@@ -19,11 +19,11 @@ def apply_fsdp2(
 ) -> nn.Module:
     """Shards `model` over `mesh` with FSDP2, in place: its layers one by one, then the root.
 
-    Layers are modules of `classes` (names), else of the model's own _no_split_modules, by
-    which Hugging Face models name them, else the members of its outermost ModuleLists.
-    The other arguments are fully_shard's, None for its defaults. Modules that are sharded
-    already are left as they are. Returns `model`; nothing is loaded or moved to another
-    rank. Raises ValueError for a class of `classes` that the model has no module of.
+    Layers are modules of `classes` (names), else of the classes that a Hugging Face model lists
+    in _no_split_modules, else the members of the outermost ModuleLists. The other arguments are
+    fully_shard's, None for its defaults. Modules that are sharded already stay as they are.
+    Returns `model`. Nothing is loaded or moved to another rank. Raises ValueError if the model
+    has no module of one of `classes`.
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -41,7 +41,7 @@ def apply_fsdp2(
 
 
 def _layers(model: nn.Module, classes: Optional[Iterable[str]]) -> List[nn.Module]:
-    """Inner ones first, as fully_shard wants them."""
+    """Layers, inner ones first, as fully_shard needs them."""
     own = _hugging_face.layer_classes(model)
     names = set(own if classes is None else classes)
     found = [m for m in model.modules() if m is not model and type(m).__name__ in names]
@@ -55,7 +55,7 @@ def _layers(model: nn.Module, classes: Optional[Iterable[str]]) -> List[nn.Modul
 
 
 def _members(model: nn.Module, in_list: bool = False) -> Iterable[nn.Module]:
-    """Those of outermost ModuleLists; of lists in these, theirs, for a list itself cannot be sharded."""
+    """Members of outermost ModuleLists. A list inside is replaced by its members: it cannot be sharded."""
     for child in model.children():
         is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))
         if in_list and not is_list:

@@ -1,8 +1,7 @@
-"""Buffers that no checkpoint holds, such as rotary frequencies, left on meta.
+"""Buffers on meta that no checkpoint holds, such as rotary frequencies.
 
-They are computed again by whoever knows how: Hugging Face models by their own
-initialisation, other models by the caller's function. Never guessed, and never zeros but for
-batch norms' counts, which torch starts there, too.
+Hugging Face models compute them by their own initialisation, other models by the caller's
+function. They are never guessed. Only batch norms' counts start at zero, as in torch.
 """
 
 from typing import Callable, Container, List, Optional, Sequence, Tuple
@@ -18,7 +17,7 @@ InitBuffers = Callable[[nn.Module, List[str]], None]
 
 
 class _PendingBuffer:
-    """An empty buffer put in place of one on meta, and whether it has been filled."""
+    """An empty buffer in place of one on meta. It knows whether it has been filled."""
 
     def __init__(self, target: Target, device: torch.device):
         self.target = target
@@ -32,13 +31,13 @@ class _PendingBuffer:
     def _renew(self) -> None:
         meta = self.meta
         self.empty = torch.empty(meta.shape, dtype=meta.dtype, device=self.device)
-        # Floats are NaNs by it; so an element that is never written does not go unnoticed.
+        # For floats the pattern is NaN, so that an element that was never written shows.
         self.pattern = 0xFF if meta.is_floating_point() or meta.is_complex() else 0xA5
         _bytes_of(self.empty).fill_(self.pattern)
         self.version = _torch_internals.version_of(self.empty)
 
     def start_again(self, failure: Exception) -> None:
-        """What was written before `failure` may lack what would have been written after it."""
+        """Discards what was written before `failure`: it may be incomplete."""
         self.failure = failure
         self._renew()
         self.place(self.empty)
@@ -48,7 +47,7 @@ class _PendingBuffer:
             _torch_internals.buffers_of(module)[name] = value
 
     def filled(self) -> bool:
-        """Written, or replaced by another real tensor, in every module that holds it."""
+        """Whether every module that holds it has it written, or replaced by another real tensor."""
         for module, name in self.target.slots:
             now = _torch_internals.buffers_of(module).get(name)
             if now is None or now.is_meta or (now is self.empty and not self._written()):
@@ -56,10 +55,10 @@ class _PendingBuffer:
         return True
 
     def _written(self) -> bool:
-        """By the version, else, as a write through .data counts none, by the bytes.
+        """Compares the version and then the bytes, because a write through .data has no version.
 
-        A write through .data of the very pattern counts as none: that is an error without need,
-        where trust in the writer would leave arbitrary values.
+        A write of exactly the pattern through .data is missed. That raises an error without need;
+        assuming a write would leave arbitrary values.
         """
         if self.empty.numel() == 0 or _torch_internals.version_of(self.empty) != self.version:
             return True
@@ -70,7 +69,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-@torch.inference_mode(False)  # in it writes are not counted
+@torch.inference_mode(False)  # inference mode counts no writes
 def recompute(
     model: nn.Module,
     left: List[Target],
@@ -78,10 +77,11 @@ def recompute(
     device: torch.device,
     held: Sequence[Target] = (),
 ) -> Tuple[List[str], List[Target]]:
-    """Fills the buffers of `left` and `held`, all on meta, on `device`.
+    """Computes the buffers of `left` and `held`, all on meta, on `device`.
 
-    Returns the names of those filled, and which of `held`, that the checkpoint holds, nobody
-    can compute: these are back on meta. Those of `left` are, too, and named in the error.
+    held: buffers for which the checkpoint has a value. Returns the names of computed buffers, and
+    those of `held` that could not be computed, which are on meta again. If one of `left` cannot be
+    computed, it is on meta again and named in the error.
     """
     blanks = [_PendingBuffer(target, device) for target in (*left, *held)]
     for blank in blanks:
@@ -99,7 +99,7 @@ def recompute(
             blank.place(blank.meta)
         failures = [blank.failure for blank in unfilled if blank.failure]
         for blank in blanks:
-            blank.failure = None  # whose traceback leads here, and so to the model
+            blank.failure = None  # its traceback would keep the model alive
     spared = {id(target) for target in held}
     lost = [blank for blank in unfilled if id(blank.target) not in spared]
     if lost:
@@ -110,7 +110,7 @@ def recompute(
 
 
 def _left_over(unfilled: List[_PendingBuffer], failures: List[Exception]) -> FailedPrecondition:
-    """The error that says so, caused by the first of `failures`, which it takes out of there."""
+    """The error for buffers that were not computed, caused by the first of `failures`. Clears the list."""
     names = sorted(blank.target.name for blank in unfilled)
     cause = failures[0] if failures else None
     failures.clear()
@@ -133,10 +133,10 @@ def _left_over(unfilled: List[_PendingBuffer], failures: List[Exception]) -> Fai
 def _by_hugging_face(model: nn.Module, blanks: List[_PendingBuffer]) -> None:
     """Lets transformers models compute the open buffers inside of them.
 
-    Only outermost ones are asked, for they know which of the models inside of them initialises
-    which module. What two of them share is left to the first.
+    Only outermost models are asked: they know which inner model initialises which module. A
+    module that two of them share is left to the first.
     """
-    rest = [blank for blank in blanks if not blank.filled()]  # counts are no business of theirs
+    rest = [blank for blank in blanks if not blank.filled()]  # counts are filled already
     reached: set = set()
     for root in _hugging_face.roots(model) if rest else ():
         fresh = {id(module) for module in root.modules()} - reached
@@ -149,10 +149,10 @@ def _by_hugging_face(model: nn.Module, blanks: List[_PendingBuffer]) -> None:
 
 
 def _ask(model: nn.Module, root: nn.Module, own: List[_PendingBuffer], fresh: Container[int]) -> None:
-    """Has `root` fill the buffers `own`, if it can. What it raises is noted in them.
+    """Has `root` fill the buffers `own`, if it can. Notes its error in them.
 
-    fresh: ids of the modules that it may initialise. In older transformers a model initialises
-    those that it is given, so these are the buffers' owners alone.
+    fresh: ids of the modules that it may initialise. Older transformers initialise the modules
+    that they are given: these are the buffers' owners.
     """
     but = {id(blank.empty) for blank in own}
     plain = _torch_internals.without_fsdp2_classes(model.modules())

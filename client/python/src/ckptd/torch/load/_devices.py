@@ -1,4 +1,4 @@
-"""Devices as callers spell them, each with one name."""
+"""Normalises devices, which callers can spell in several ways."""
 
 from typing import Any, Dict, Iterable, Mapping, Union
 
@@ -10,9 +10,9 @@ DISK = "disk"
 
 
 def device_of(given: Device) -> Union[str, torch.device]:
-    """"disk" as it is, else the device: "cpu:0" is the host, a number is a GPU, "cuda" the current one.
+    """The device for a spelling: "cpu:0" is the host, a number is a GPU, "cuda" the current GPU.
 
-    Raises ValueError for what names no device.
+    "disk" is returned as it is. Raises ValueError for text that names no device.
     """
     if isinstance(given, torch.device):
         found = given
@@ -44,14 +44,14 @@ def _parsed(given: Any) -> torch.device:
 
 
 def by_module(device_map: DeviceMap) -> Dict[str, Union[str, torch.device]]:
-    """module name -> device; one device is that of the whole model, ""."""
+    """module name -> device. A single device is returned under "", the whole model."""
     if not isinstance(device_map, Mapping):
         return {"": device_of(device_map)}
     return {module: device_of(device) for module, device in device_map.items()}
 
 
 def as_accelerate_s(modules: Mapping[str, Union[str, torch.device]]) -> Dict[str, Union[int, str]]:
-    """A map in the spelling for which accelerate's code compares devices: numbers are GPUs."""
+    """A map in accelerate's spelling, in which GPUs are numbers."""
     return {
         module: each.index if isinstance(each, torch.device) and each.type == "cuda" else str(each)
         for module, each in modules.items()
@@ -59,9 +59,9 @@ def as_accelerate_s(modules: Mapping[str, Union[str, torch.device]]) -> Dict[str
 
 
 def by_name(names: Iterable[str], device_map: DeviceMap) -> Dict[str, torch.device]:
-    """name of a tensor -> device; the rule is accelerate's, of its load_state_dict.
+    """name of a tensor -> device, by the rule of accelerate's load_state_dict.
 
-    Raises ValueError where all of them would be on disk, as accelerate does.
+    Raises ValueError if all of them would be on disk, as accelerate does.
     """
     modules = by_module(device_map)
     devices = set(modules.values())

@@ -1,4 +1,4 @@
-"""Values that modules put into state dicts by get_extra_state; checkpoints hold those that are tensors."""
+"""Extra states: values from modules' get_extra_state. Checkpoints hold those that are tensors."""
 
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -15,8 +15,8 @@ Extras = List[Tuple[str, nn.Module]]  # (name in state dicts, module), each modu
 
 
 def of(modules: Sequence[Tuple[str, nn.Module]]) -> Extras:
-    """Those of `modules`, (path, module)."""
-    kinds = {type(module) for _, module in modules}  # far fewer than modules, and mostly none of these
+    """Extra states of `modules`, (path, module)."""
+    kinds = {type(module) for _, module in modules}  # far fewer than modules, and mostly without extra state
     kinds = {kind for kind in kinds if kind.get_extra_state is not nn.Module.get_extra_state}
     found: Dict[int, Tuple[str, nn.Module]] = {}
     for path, module in modules if kinds else ():
@@ -26,14 +26,14 @@ def of(modules: Sequence[Tuple[str, nn.Module]]) -> Extras:
 
 
 def read(extras: Extras, shard: Shard) -> Dict[str, torch.Tensor]:
-    """By name what the shard has for them: copies on the host, which the modules may keep."""
+    """name -> the shard's value: copies on the host, which the modules may keep."""
     index = shard.table.index
     held = [name for name, _ in extras if name in index]
     return {name: torch.clone(_memory.whole(shard, index[name]).cpu()) for name in held}
 
 
 def give(extras: Extras, values: Dict[str, Any]) -> None:
-    """Hands each module its value, if there is one."""
+    """Gives each module its value, if there is one."""
     for name, module in extras:
         if name in values:
             module.set_extra_state(values[name])

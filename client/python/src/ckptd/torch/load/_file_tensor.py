@@ -1,4 +1,4 @@
-"""Tensors that are in a checkpoint and nowhere else yet, and what a checkpoint has of them."""
+"""Tensors that are still in the files of a checkpoint, and lists of them."""
 
 import logging
 import os
@@ -19,9 +19,9 @@ _LOG = logging.getLogger("ckptd")
 
 @dataclass(eq=False, **SLOTS)
 class FileTensor:
-    """A tensor of a checkpoint: where it is, what it is, and its value once that has been read.
+    """A tensor of a checkpoint: its place, its type, and its value once that has been read.
 
-    All dicts that hold it have the same value, as they would have the same tensor.
+    All dicts that hold it share its value, as they would share a tensor.
     """
 
     source: str
@@ -29,26 +29,26 @@ class FileTensor:
     dtype: int  # ckptd.v1.Dtype
     shape: Tuple[int, ...]
     nbytes: int
-    identity: str = ""  # Source.identity when its name was read
-    device: Optional[torch.device] = None  # where its value goes; None: where the daemon has it
-    tied: Optional["FileTensor"] = None  # the tensor that this is a further name of
+    identity: str = ""  # Source.identity at the time when its name was read
+    device: Optional[torch.device] = None  # device of its value; None: the daemon's
+    tied: Optional["FileTensor"] = None  # the tensor for which this is a further name
     value: Optional[torch.Tensor] = None
-    version: int = 0  # torch's count of changes, when the value was read
+    version: int = 0  # torch's count of writes when the value was read
 
     @property
     def owner(self) -> "FileTensor":
-        """Who keeps the value: itself, or the tensor that this is another name of."""
+        """The entry that keeps the value: itself, or the tensor for which this is a further name."""
         return self if self.tied is None else self.tied
 
     def put(self, value: torch.Tensor) -> None:
-        """Makes what was read its value, on its device."""
+        """Sets its value, moved to its device."""
         owner = self.owner
         owner.value = value if self.device is None else value.to(self.device)
         owner.version = _torch_internals.version_of(owner.value)
 
     @property
     def untouched(self) -> bool:
-        """Whether torch knows of no change of the value since it was read."""
+        """Whether torch saw no change of the value since it was read."""
         owner = self.owner
         return owner.value is None or _torch_internals.version_of(owner.value) == owner.version
 
@@ -59,7 +59,7 @@ class FileTensor:
 
 
 def now(entry: Any) -> Any:
-    """What a dict has under a name: the value if there is one, else where it is."""
+    """The value of a FileTensor if it has one, else the FileTensor. Other values are returned as they are."""
     if isinstance(entry, FileTensor) and entry.owner.value is not None:
         return entry.owner.value
     return entry
@@ -68,12 +68,12 @@ def now(entry: Any) -> Any:
 def entries_of(
     client: _client.Client, source: Union[str, os.PathLike], deadline: Deadline
 ) -> Dict[str, FileTensor]:
-    """What `source` holds, by name, further names of tied tensors included; in file order."""
+    """name -> tensor of `source`, further names of tied tensors included, in the order of the files."""
     return entries_in(client.inspect(source, timeout=deadline.for_call()))
 
 
 def entries_in(found: Source, devices: Mapping[str, Any] = {}) -> Dict[str, FileTensor]:
-    """The same of a source that is known. devices: name -> where its value goes."""
+    """The same for a Source that is known. devices: name -> device of its value."""
     entries = {name: in_file(found, t, devices.get(name)) for name, t in in_order(found)}
     for alias, name in found.aliases.items():
         entries[alias] = made = in_file(found, found.tensors[name], devices.get(alias), alias)
@@ -83,7 +83,7 @@ def entries_in(found: Source, devices: Mapping[str, Any] = {}) -> Dict[str, File
 
 
 def in_order(found: Source) -> List[Tuple[str, SourceTensor]]:
-    """(name, tensor) in the order of the files, as safetensors gives them."""
+    """(name, tensor) in the order of the files, as in safetensors."""
     return sorted(found.tensors.items(), key=lambda item: (item[1].file, item[1].offset, item[0]))
 
 
@@ -99,7 +99,7 @@ def in_file(
 
 
 def check_unchanged(loaded: Checkpoint, source: str, identity: str) -> None:
-    """Raises Aborted SOURCE_CHANGED when the files are not those whose names were read. "": any are."""
+    """Raises Aborted SOURCE_CHANGED if the files changed since `identity` was read. "" accepts any files."""
     if identity and loaded.source_identity != identity:
         raise changed(source)
 
@@ -110,7 +110,7 @@ def changed(source: str) -> Aborted:
 
 
 def inspect(own: _client.Client, path: str, deadline: Deadline) -> Source:
-    """What `path` holds. Raises as accelerate does for files that it refuses."""
+    """The contents of `path`. Raises accelerate's errors for files that accelerate refuses."""
     try:
         found = own.inspect(path, timeout=deadline.for_call())
     except NotFound as error:

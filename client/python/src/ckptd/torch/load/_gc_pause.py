@@ -1,4 +1,4 @@
-"""The garbage collector, off while tensors are gone through."""
+"""Pauses the garbage collector while code iterates over many tensors."""
 
 import contextlib
 import gc
@@ -7,16 +7,16 @@ import threading
 from typing import Iterator
 
 _lock = threading.Lock()
-_depth = 0  # blocks that are open, of all threads
+_depth = 0  # open blocks of all threads
 _was_on = False
 
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """Keeps the garbage collector from walking a large model again and again meanwhile.
+    """Inside the block the garbage collector does not walk a large model again and again.
 
-    For what computes: whatever waits, or is the caller's, runs outside, as the collector is
-    that of all threads of the process.
+    Only for computations: waits and the caller's code belong outside, because the collector
+    serves all threads of the process.
     """
     global _depth, _was_on
     with _lock:
@@ -28,14 +28,14 @@ def gc_paused() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            # Before it is counted: a child that another thread forks just now sees to it itself.
+            # Before the count changes: a child forked just now by another thread enables it itself.
             if _depth == 1 and _was_on:
                 gc.enable()
             _depth = max(0, _depth - 1)
 
 
 def _after_fork() -> None:
-    """In a child only the thread that forked goes on: no other one would turn it on again."""
+    """Enables the collector in a child, where the threads that would do so do not exist."""
     global _lock, _depth
     _lock = threading.Lock()
     if _depth and _was_on:

@@ -1,4 +1,4 @@
-"""State dicts whose values stay in the checkpoint until somebody asks for them."""
+"""State dicts whose values stay in the checkpoint until they are looked up."""
 
 import collections
 import collections.abc
@@ -16,33 +16,33 @@ from ..compat import _torch_internals
 from . import _devices, _file_tensor, _memory, _rename
 from ._file_tensor import FileTensor
 
-# Bytes of values asked for at once while all are walked through. A larger tensor is a group of its
-# own. Whoever walks holds the last value, and with it its group, while the next one comes.
+# Bytes of values that walk() loads at once. A larger tensor is a group of its own. The caller holds
+# the last value, and with it its whole group, while the next group is loaded.
 _CHUNK = 24 << 20
-_MOST = 1 << 30  # bytes that are read ahead at once: one lease for each such group
-# Of one look-up: a load takes 2 MiB of the daemon's memory at least. Larger tensors cost more to
-# copy than a load of their own does, where look-ups jump about in the file.
-_SMALL = 64 << 10  # bytes of a tensor that brings others along
-_NEAR = 2 << 20  # bytes that are brought
-_LEAST = 4 << 10  # bytes that a tensor counts as: it is an object, and a name in a request
+_MOST = 1 << 30  # bytes read ahead at once, for which one lease is taken
+# Small tensors are loaded together, because each load takes at least 2 MiB of the daemon's memory.
+# For larger ones a load of their own is cheaper than copies, if look-ups jump about in the file.
+_SMALL = 64 << 10  # bytes of a tensor that is loaded with its neighbours
+_NEAR = 2 << 20  # bytes loaded together
+_LEAST = 4 << 10  # bytes that a tensor counts at least, for its object and its name in the request
 
 
 class LazyStateDict(dict):
-    """name -> tensor of a checkpoint: a dict whose values are read when somebody looks at them.
+    """name -> tensor of a checkpoint: a dict whose values are read when they are looked up.
 
-    The functions of this package spread it without its values ever coming here. All else finds
-    the dict of the whole checkpoint that it stands for: a value that was looked up is that value
-    from then on, changes in place included, here and in copies; a pickle has all values.
+    The functions of this package spread it without reading its values into this process. Other
+    code sees an ordinary dict of the whole checkpoint. A value that was looked up stays, changes
+    in place included, here and in copies. A pickle has all values.
 
-    Looking a value up has this rank's daemon load that tensor, whole, into its memory, and
-    gives a torch.Tensor over it that may be written (copy on write). One of up to 64 KiB comes
-    with its small neighbours, up to 2 MiB together, as copies; look-ups in the order of the file
-    are read ahead. walk() goes through all values and keeps none. Names can be removed, renamed,
-    replaced by tensors, and taken over from another one by update(), which reads nothing.
+    A look-up has this rank's daemon load the whole tensor into its memory, and gives a
+    torch.Tensor over it that may be written (copy on write). A tensor of up to 64 KiB is loaded
+    with its small neighbours, up to 2 MiB together, as copies. Look-ups in the order of the file
+    are read ahead. walk() goes through all values and keeps none. Names can be removed, renamed
+    or replaced by tensors. update() takes names over from another LazyStateDict and reads nothing.
 
-    Not thread-safe. Raises ckptd.Error where the daemon does, Aborted SOURCE_CHANGED where the
-    files are others than those whose names were read (values of before and after are never
-    mixed), KeyError for a name that is not there.
+    Not thread-safe. Raises ckptd.Error where the daemon does, KeyError for a name that is not
+    there, and Aborted SOURCE_CHANGED if the files have changed since their names were read:
+    values of before and after are never mixed.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LazyStateDict(dict):
         timeout: float = 600.0,
         devices: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """entries: InFile, or a value. devices: where values go, the daemon's if not named."""
+        """entries: FileTensor, or a value. devices: name -> device of its value, else the daemon's."""
         super().__init__(_raw(entries))
         self._address, self._client, self._timeout = address, client, timeout
         self._order: List[str] = []
@@ -69,7 +69,7 @@ class LazyStateDict(dict):
 
     @property
     def entries(self) -> Mapping[str, Any]:
-        """name -> its value; InFile where nobody has looked yet. As it is now, to be read only."""
+        """name -> its value, or a FileTensor if it was not looked up yet. A read-only view of now."""
         entries = {name: _file_tensor.now(entry) for name, entry in super().items()}
         return types.MappingProxyType(entries)
 
@@ -79,7 +79,7 @@ class LazyStateDict(dict):
         return f"<ckptd.torch.LazyStateDict of {len(self)} names, {len(left)} in {sources}>"
 
     def __iter__(self) -> Iterator[str]:
-        # Python copies a dict past its methods, unless it has an __iter__ of its own.
+        # Without an __iter__ of its own, Python would copy the dict past its methods.
         return super().__iter__()
 
     def __getitem__(self, name: str) -> Any:
@@ -98,7 +98,7 @@ class LazyStateDict(dict):
         return self[name] if name in self else default
 
     def pop(self, name: str, *default: Any) -> Any:
-        """As dict.pop: the value is read, and no name leads to it any more."""
+        """Like dict.pop. The value is read, and the name is removed."""
         if default and name not in self:
             return dict.pop(self, name, *default)
         value = self[name]
@@ -115,17 +115,17 @@ class LazyStateDict(dict):
         return self[name]
 
     def values(self) -> "_Values":
-        """Of all names, each read when one comes to it."""
+        """Values of all names, each read when the iteration comes to it."""
         return _Values(self)
 
     def items(self) -> "_Items":
-        """(name, value) of all, each read when one comes to it."""
+        """(name, value) of all, each read when the iteration comes to it."""
         return _Items(self)
 
     def update(
         self, other: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]] = (), /, **more: Any
     ) -> None:
-        """As dict.update; from another LazyStateDict nothing is read."""
+        """Like dict.update. From another LazyStateDict nothing is read."""
         super().update(_raw(other), **more)
 
     def __or__(self, other: Any) -> Any:
@@ -143,7 +143,7 @@ class LazyStateDict(dict):
         return self
 
     def __eq__(self, other: object) -> Any:
-        """As of dicts; tensors that nobody has looked at are equal where they are the same bytes of a file."""
+        """Like dicts. Tensors that were not looked up are equal if they are the same bytes of a file."""
         if not isinstance(other, dict):
             return NotImplemented
         if self.keys() != other.keys():
@@ -158,34 +158,34 @@ class LazyStateDict(dict):
     __hash__ = None  # type: ignore[assignment]
 
     def copy(self) -> "LazyStateDict":
-        """Another dict of the same values; nothing is read."""
+        """Returns another dict with the same values. Nothing is read."""
         return self.with_entries(_raw(self))
 
     __copy__ = copy
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "LazyStateDict":
-        """Another dict of values of its own; nothing is read."""
+        """Returns another dict with values of its own. Nothing is read."""
         made = memo[id(self)] = self.with_entries({})
         made.update((name, copy.deepcopy(entry, memo)) for name, entry in super().items())
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """An OrderedDict of all values, as state_dict() gives, which may go where there is no daemon."""
+        """Pickles as an OrderedDict of all values, as state_dict() gives: a reader may have no daemon."""
         return collections.OrderedDict, (), None, None, iter(self.items())
 
     def rename(self, rename: _rename.Rename) -> "LazyStateDict":
-        """Another dict of the same values under other names; nothing is read.
+        """Returns another dict with the same values under other names. Nothing is read.
 
         rename: a dict of old names to new ones, a function of a name, or (pattern, replacement)
-        pairs as of re.sub, one after the other. Raises InvalidArgument for two names that become one.
+        pairs for re.sub, applied in turn. Raises InvalidArgument if two names become one.
         """
         names = _rename.renamed(self, rename)
         return self.with_entries({names[name]: entry for name, entry in super().items()})
 
     def identity(self) -> str:
-        """For people and comparisons: its sources, and a digest of all names and own values.
+        """A text for people and comparisons: its sources, and a digest of names and values.
 
-        A tensor of a file that torch has seen no change of counts as that file's, looked up or not.
+        A tensor of a file counts as the file's, looked up or not, as long as torch saw no change.
         """
         digest, sources = hashlib.blake2b(digest_size=8), set()
         for name, entry in sorted(_raw(self).items()):
@@ -202,14 +202,14 @@ class LazyStateDict(dict):
         return f"a LazyStateDict of {', '.join(sorted(sources)) or 'no file'} ({digest.hexdigest()})"
 
     def with_entries(self, entries: Mapping[str, Any]) -> "LazyStateDict":
-        """Others, of the same daemon; nothing is read."""
+        """Returns a dict of other entries, for the same daemon. Nothing is read."""
         own_daemon: Dict[str, Any] = {"address": self._address, "client": self._client}
         return LazyStateDict(entries, timeout=self._timeout, **own_daemon)
 
     def walk(self) -> Iterator[Tuple[str, Any]]:
-        """(name, value) of all, read in groups of up to 24 MiB and not kept.
+        """Yields (name, value) of all, read in groups of up to 24 MiB and not kept.
 
-        What is changed in a value is lost with it, unless it had been looked up before.
+        Changes in a value are lost with it, unless it had been looked up before.
         """
         group: List[Tuple[str, Any]] = []
         size = 0
@@ -228,16 +228,16 @@ class LazyStateDict(dict):
         read = {id(e): value.to(e.device or value.device) for e, value in zip(left, self._read(left))}
         return [(name, read.get(id(entry), _file_tensor.now(entry))) for name, entry in group]
 
-    @torch.inference_mode(False)  # else changes could not be told, and nothing be trained
+    @torch.inference_mode(False)  # tensors of inference mode have no version counter and cannot be trained
     def _bring(self, entries: List[FileTensor], copies: bool = False) -> None:
-        """Gives values to `entries`. copies: views would keep all of them in the daemon's memory."""
+        """Reads values of `entries`. copies: a view of one would keep the memory of all."""
         for entry, value in zip(entries, self._read(entries)):
             entry.put(value.clone() if copies else value)
 
     def _neighbours_of(self, wanted: FileTensor) -> List[FileTensor]:
-        """The small tensor `wanted` and those of its source around it, up to _NEAR bytes.
+        """The small tensor `wanted` and small ones around it in its source, up to _NEAR bytes.
 
-        Which are together does not depend on which is asked for: any order finds most of them there.
+        The groups do not depend on `wanted`, so look-ups in any order find most values there.
         """
         group: List[FileTensor] = []
         size, found = 0, False
@@ -258,7 +258,7 @@ class LazyStateDict(dict):
         return [entry for entry in group if entry.value is None]
 
     def _ahead_of(self, name: str, wanted: FileTensor) -> List[FileTensor]:
-        """`wanted`, and what comes behind it where all were looked up in order so far: twice as much each time."""
+        """`wanted` and, if look-ups were in order so far, the tensors behind it: twice as much each time."""
         if len(self._order) != len(self) or self._order[self._place.get(name, 0)] != name:
             self._order = list(self)
             self._place = {each: i for i, each in enumerate(self._order)}
@@ -280,14 +280,14 @@ class LazyStateDict(dict):
         return group
 
     def _waits(self, name: str) -> Optional[FileTensor]:
-        """The large tensor under `name` if nobody has read it."""
+        """The large tensor under `name` if it has not been read, else None."""
         entry = dict.get(self, name)
         owner = entry.owner if isinstance(entry, FileTensor) else None
         return owner if owner and owner.value is None and not _is_small(owner) else None
 
     @torch.inference_mode(False)
     def _read(self, entries: List[FileTensor]) -> List[torch.Tensor]:
-        """Values of `entries`, in that order; each source is asked once."""
+        """Values of `entries`, in that order. Each source is asked once."""
         wanted: Dict[str, List[FileTensor]] = {}
         for entry in entries:
             wanted.setdefault(entry.source, []).append(entry)
@@ -318,17 +318,17 @@ class LazyStateDict(dict):
 
 
 def _raw(given: Any) -> Any:
-    """What a LazyStateDict has in it, read or not; all else as it is."""
+    """Entries of a LazyStateDict, read or not. Other values are returned as they are."""
     return dict(dict.items(given)) if isinstance(given, LazyStateDict) else given
 
 
 def _is_small(entry: FileTensor) -> bool:
-    # One that no tensor can be made of here comes alone, with its error.
+    # A dtype unknown to this PyTorch is loaded alone, so that its error affects no others.
     return entry.nbytes <= _SMALL and _memory.has_type(entry.dtype)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether it is the same object, or would be if dicts were not lazy."""
+    """Whether both are the same object, or would be in an ordinary dict."""
     one, other = _file_tensor.now(one), _file_tensor.now(other)
     if isinstance(one, FileTensor) and isinstance(other, FileTensor):
         return one.place == other.place
@@ -340,7 +340,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 class _Items(collections.abc.ItemsView):
-    """As dicts have them: they can be gone through from the end, too."""
+    """Items that can also be iterated from the end, like a dict's."""
 
     def __init__(self, owner: LazyStateDict) -> None:
         super().__init__(owner)
@@ -351,7 +351,7 @@ class _Items(collections.abc.ItemsView):
 
 
 class _Values(collections.abc.ValuesView):
-    """As _Items."""
+    """Values that can also be iterated from the end, like a dict's."""
 
     def __init__(self, owner: LazyStateDict) -> None:
         super().__init__(owner)

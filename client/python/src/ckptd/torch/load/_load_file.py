@@ -1,4 +1,4 @@
-"""load_file: whole tensors as a plain dict, as safetensors.torch.load_file gives."""
+"""load_file: whole tensors as a plain dict, like safetensors.torch.load_file."""
 
 import os
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ def load_file(
 ) -> Dict[str, torch.Tensor]:
     """name -> tensor over the daemon's memory, further names of tied tensors included.
 
-    device: where the daemon keeps its shards, "cpu" or "cuda": nothing is moved.
+    device: the kind of memory in which the daemon keeps shards, "cpu" or "cuda". Nothing is moved.
     mode "auto" is "private" in host memory: tensors may be written, the daemon's copy
-    stays as it is. In a GPU's memory it is "shared", where nothing is copied. Under
-    "shared" writing a tensor ends the process with SIGSEGV, or the GPU's context with
+    stays as it is. In GPU memory it is "shared", and nothing is copied. Writing a tensor
+    in mode "shared" ends the process with SIGSEGV, or the GPU's context with
     a fault, because torch has no read-only tensors. With a `layout` of rules each rank
     gets its local parts. Every rank of the daemon's group gets its shard of one load.
     timeout: seconds for everything, waiting for other ranks included.

@@ -1,7 +1,7 @@
-"""Hooks that modules have for load_state_dict, where the daemons' memory takes its place.
+"""Modules' hooks for load_state_dict, where the daemons' memory replaces that function.
 
-Those that run after it are run. What runs before it works on a state dict, which nobody has
-here: it is named in the log. FSDP's, and all others of torch itself, are of neither kind.
+Hooks that run after it are run. Hooks that run before it work on a state dict, which does not
+exist here: the log names them. Hooks of torch itself, FSDP's included, are left out.
 """
 
 import logging
@@ -18,7 +18,7 @@ Modules = List[Tuple[str, nn.Module]]  # (path, module), as _checkpoint_names.mo
 
 
 def _is_users(hook: Callable) -> bool:
-    function = getattr(hook, "func", hook)  # of a functools.partial
+    function = getattr(hook, "func", hook)  # the function of a functools.partial
     return not (getattr(function, "__module__", None) or "").startswith(_NOT_USERS)
 
 
@@ -28,7 +28,7 @@ def _name_of(hook: Callable) -> str:
 
 
 def warn_of_skipped_hooks(doing: str, modules: Modules) -> None:
-    """Warns of hooks before load_state_dict, and of modules that load by code of their own."""
+    """Warns of hooks before load_state_dict, and of modules with loading code of their own."""
     found: Dict[str, List[str]] = {}
     for path, hook in _torch_internals.hooks_before_load(modules):
         if _is_users(hook):
@@ -48,12 +48,12 @@ def warn_of_skipped_hooks(doing: str, modules: Modules) -> None:
 
 
 def run_after(model: nn.Module, modules: Modules, keys: Any, strict: bool) -> None:
-    """Runs hooks after load_state_dict, children's first as torch does.
+    """Runs hooks after load_state_dict, children's first, as torch does.
 
-    keys: its result, which hooks may change; with strict, what they add is the RuntimeError of
-    torch. modules: those of `model`, for a quick look.
+    keys: the result, which hooks may change. With strict, names that they add raise torch's
+    RuntimeError. modules: all of `model`, to see quickly whether there are hooks.
     """
-    for _, module in (("", model), *modules):  # FSDP2 has one for every parameter
+    for _, module in (("", model), *modules):  # FSDP2 has a hook for every parameter
         if any(map(_is_users, _torch_internals.hooks_after_load(module))):
             break
     else:

@@ -1,4 +1,4 @@
-"""load_into: the whole way from a model on meta to a model over the daemon's memory."""
+"""load_into: from a model on meta, or a real one, to a model over the daemon's memory."""
 
 import contextlib
 import functools
@@ -41,7 +41,7 @@ from ._result import LoadResult
 from ._targets import Target
 
 _SHOWN = 5  # names in a sentence
-_LOOK_SECONDS = 5.0  # for what only makes a sentence better
+_LOOK_SECONDS = 5.0  # for a look-up that only improves an error message
 
 
 class StageTimer:
@@ -79,14 +79,14 @@ def load_into(
 ) -> LoadResult:
     """Makes the daemon's memory the storage of every parameter and buffer of `model`.
 
-    Call it once on each rank, after fully_shard (or parallelize_module, or nothing),
-    on a model built on meta or a real one, also a real one inside of DistributedDataParallel;
-    it opens no process group. Parameter and buffer
-    objects stay the same, so optimizers built before keep working. Tied weights
-    stay tied; tensors of a real model that only share storage keep theirs, by a copy. It may be called again between two steps, to go back to the
-    checkpoint: gradients and optimizer state are then those of before. Never call
-    it between a forward and its backward: FSDP2 does not notice and would mix the
-    weights (plain modules raise in backward).
+    Call it once on each rank, after fully_shard (or parallelize_module, or nothing). The model
+    may be on meta or real, also a real one inside of DistributedDataParallel. It opens no
+    process group. Parameter and buffer objects stay the same, so optimizers built before keep
+    working. Tied weights stay tied. Tensors of a real model that only share storage keep their
+    memory and are copied into. It may be called again between two steps, to return to the
+    checkpoint: gradients and optimizer state stay as they are. Never call it between a forward
+    and its backward: FSDP2 does not notice and would mix the weights (plain modules raise in
+    backward).
 
     mode: "private" (training leaves the daemon's weights as they are: copy on write
     in host memory, a copy in a GPU's), "shared" (read-only, for models without
@@ -94,42 +94,41 @@ def load_into(
     process with SIGSEGV, or the GPU's context with a fault), "exclusive" (the
     daemon gives its memory away) or "auto": private in host memory; in a GPU's,
     shared for models without trainable parameters, else exclusive.
-    handle: how the memory is handed over, see Client.load; None is right but for
-    other programs' sake.
+    handle: how the memory is handed over, see Client.load. None is right unless other programs
+    need another kind.
     dtype: for floating tensors, instead of the model's own dtypes: torch.bfloat16,
     "bfloat16" or "BF16".
     strict: missing and unexpected names are an error, as in load_state_dict; names
     are unexpected when no rank's model has them (pipeline stages make up one
-    model). Non-persistent buffers are never missing or unexpected. What modules give by
-    get_extra_state counts, too; a checkpoint holds it where it is a tensor.
-    timeout: seconds for everything, waiting for other ranks, and for memory that others hold,
-    included.
-    init_buffers: function of (model, names) that computes non-persistent buffers
-    on meta, in place or by replacing them; Hugging Face models need none, unless their
-    own initialisation raises, which leaves all of their buffers to it. Of what nobody
-    computes the checkpoint's value is taken, where it has one.
-    tied: names of one tensor that the checkpoint has with different values are an error;
+    model). Non-persistent buffers are never missing or unexpected. Values from get_extra_state
+    count as well; a checkpoint holds them if they are tensors.
+    timeout: seconds for everything, including waits for other ranks and for memory in use.
+    init_buffers: function of (model, names) that computes non-persistent buffers on meta, in
+    place or by replacing them. Hugging Face models need none, unless their own initialisation
+    raises: then it gets all of their buffers. A buffer that is not computed takes the
+    checkpoint's value, if there is one.
+    tied: it is an error if the checkpoint has different values under names of one tensor;
     "first" takes the value of the first of the model's names.
-    source: a file, an index, or a folder, of which the same files are read as transformers
+    source: a file, an index, or a folder. In a folder the files are read that transformers
     reads: model.safetensors, else model.safetensors.index.json, else a numbered series, else
     all .safetensors files but those of adapters and optimizers. variant="fp16" reads
     model.fp16.safetensors, or its index, instead. Also hf://ORG/NAME@REVISION, in the local cache.
-    rename: gives names of the checkpoint those of the model: a dict, a function of a name,
-    or (pattern, replacement) pairs as for re.sub, one after the other. Others stay as they
-    are. result.unexpected and errors about the checkpoint have its own names.
+    rename: maps names of the checkpoint to names of the model: a dict, a function of a name,
+    or (pattern, replacement) pairs for re.sub, applied in turn. Other names stay.
+    result.unexpected and errors about the checkpoint have the checkpoint's names.
     ignore: patterns, as for re.search, of the checkpoint's names that may be unexpected;
-    a Hugging Face model's own (_keys_to_ignore_on_load_unexpected) besides.
-    barrier: return when every rank has placed its weights, and raise what one of them failed
-    of. Give it on all ranks, or on none: a single one that was started again attaches by
-    itself only without.
-    A rank that fails, or whose process ends in the call, ends the calls of the others with its
-    sentence: of those that still wait, and with `barrier` of all.
-    Hooks after load_state_dict are run, when strict errors have been raised already; those
-    before it are named in a warning.
+    the patterns of a Hugging Face model (_keys_to_ignore_on_load_unexpected) count as well.
+    barrier: return when every rank has placed its weights, and raise the failure of any of
+    them. Give it on all ranks, or on none: with it a single restarted rank cannot attach by
+    itself.
+    If a rank fails, or its process ends in the call, ranks that still wait raise its error;
+    with `barrier` all ranks do.
+    Hooks after load_state_dict are run once strict errors have been raised. Hooks before it are
+    not run and named in a warning.
 
-    Returns a LoadResult. Raises ckptd.Error; the model is then as it was, except
-    for BUFFERS_LEFT and what other ranks failed of late, which come after the weights are in.
-    Raises TypeError for what is no module.
+    Returns a LoadResult. Raises ckptd.Error. The model is then as it was, except after
+    BUFFERS_LEFT and late failures of other ranks: the weights are in by then. Raises TypeError
+    for an argument that is no module.
     """
     deadline = Deadline(timeout)
     with _participation(source, barrier, deadline, address, client) as (client, participant):
@@ -157,7 +156,7 @@ def load_into(
 
 @contextlib.contextmanager
 def _participation(source, barrier: bool, deadline: Deadline, address, client):
-    """(client, this rank's part): from before anything can fail here. Alone there is nobody to tell."""
+    """(client, this rank's participation). It begins before anything can fail, to tell other ranks."""
     rank, world_size = rank_and_size()
     if world_size == 1:
         yield client, _participant.NoParticipant()
@@ -168,7 +167,7 @@ def _participation(source, barrier: bool, deadline: Deadline, address, client):
 
 
 def _names_in(source, address, client) -> List[str]:
-    """Names in `source`; none where nobody can say so."""
+    """Names in `source`; empty if the daemon cannot tell."""
     deadline = Deadline(_LOOK_SECONDS)
     try:
         with connected(address, client, deadline, rank_and_size()[0]) as own:
@@ -192,7 +191,7 @@ def _check_arguments(model, source) -> None:
     _source.check_path("filling a model", source)
 
 
-@torch.inference_mode(False)  # else what is placed could never be trained
+@torch.inference_mode(False)  # tensors made in inference mode could never be trained
 def _load_into(
     model,
     source,
@@ -222,7 +221,7 @@ def _load_into(
     with connected(address, client, deadline, rank_and_size()[0]) as own:
         contents = _source_match.SourceContents(own, source, deadline, rename)
         extras = _source_match.extras_of(_extra_state.of(modules), contents)
-        ignored([], ignore)  # refuses what is no list of patterns
+        ignored([], ignore)  # raises if it is no list of patterns
         patterns = [*ignore, *_hugging_face.may_be_unexpected(model)] if strict else []
         how = LoadOptions(mode, handle, digest, participant=participant)
         targets, shard, result = _attach_found(targets, contents, extras, tied, strict, patterns, how, clock)
@@ -257,7 +256,7 @@ def _attach_found(
     how: "LoadOptions",
     clock: StageTimer,
 ) -> Tuple[List[Target], Shard, LoadResult]:
-    """`targets` as the checkpoint has them, and what attach() gives for these."""
+    """(targets by the checkpoint's names, shard, result)."""
     own, source, deadline = contents.own, contents.source, contents.deadline
     targets = _source_match.look_up(targets, contents, strict)
     targets, left_out = _source_match.first_names(targets, contents, tied)
@@ -265,7 +264,7 @@ def _attach_found(
     def layout_of() -> RankLayout:
         shapes = _source_match.shapes_of(extras, contents)
         layout = _targets.rank_layout(targets, *rank_and_size(), strict, shapes)
-        # Else what is found is looked at here.
+        # With patterns, unexpected names are checked here.
         layout.refuse_unexpected = strict and not (patterns or left_out)
         return layout
 
@@ -291,7 +290,7 @@ def _closed_if_refused(shard: Shard):
 
 
 def _fill_buffers(model, left: List[Target], spares, init_buffers, shard: Shard, result) -> None:
-    """Those on meta: by whoever computes them, and else, as far as there is one, from an entry of `spares`."""
+    """Fills buffers on meta: `left` and `spares` are computed; failing that, `spares` are placed."""
     held = [entry.target for entry in spares]
     result.made, unknown = _buffers.recompute(
         model, left, init_buffers, _memory.device_of(shard), held
@@ -302,13 +301,13 @@ def _fill_buffers(model, left: List[Target], spares, init_buffers, shard: Shard,
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How memory is to be had: as load_into's arguments of these names say; progress as Client.load's."""
+    """Arguments of load_into by these names. progress: see Client.load."""
 
     mode: str = "auto"
     handle: Optional[str] = None
     digest: bool = True
     progress: Optional[Callable[[Progress], None]] = None
-    identity: str = ""  # of the files that it has to be: see _file_tensor.check_unchanged
+    identity: str = ""  # required Source.identity: see _file_tensor.check_unchanged
     participant: _participant.NoParticipant = _participant.NoParticipant()
 
 
@@ -321,9 +320,9 @@ def attach(
     deadline: Deadline,
     clock: StageTimer,
 ) -> Tuple[Shard, LoadResult]:
-    """This rank's shard of `source`, and what is known of the load before it is placed.
+    """This rank's shard of `source`, and the result before the tensors are placed.
 
-    layout_of states the targets; it is called when the daemon is known to fit them.
+    layout_of makes the layout. It is called once the daemon is known to fit the targets.
     """
     mode = _settle_mode(how.mode, targets, own, deadline)
     clock.lap("connect")
@@ -344,7 +343,7 @@ def attach(
     )
     _file_tensor.check_unchanged(checkpoint, os.fspath(source), how.identity)
     clock.lap("load")
-    with gc_paused():  # its table has a row for each tensor; a daemon that holds it has no reason to wait
+    with gc_paused():  # the table has a row per tensor; a daemon with the shard does not wait
         shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())
     if layout.source_for_rules is not None:
         with _closed_if_refused(shard):
@@ -366,9 +365,10 @@ def attach(
 
 
 def _name_as_stated(layout: RankLayout, shard: Shard) -> None:
-    """What was loaded by rule, for a process that is no rank of the job, has the source's names.
+    """Adds the layout's names to a shard that has the source's names.
 
-    Raises InvalidArgument (LAYOUT_MISMATCH) for names of one tensor that have different values.
+    A process that is no rank of the job loads by rules and gets such a shard. Raises
+    InvalidArgument (LAYOUT_MISMATCH) for different values under names of one tensor.
     """
     found, table = layout.source_for_rules, shard.table
     table.unexpected += _outside.unexpected(found, layout)
@@ -382,7 +382,7 @@ def _name_as_stated(layout: RankLayout, shard: Shard) -> None:
 
 
 def list_targets(modules: _load_hooks.Modules, dtype: Optional[torch.dtype] = None) -> List[Target]:
-    """Every tensor of a model's `modules`, each once, with the dtype it is to have.
+    """Every tensor of a model's `modules`, each once, with its wanted dtype.
 
     Puts FSDP into the state between two steps. Raises ckptd.Error.
     """
@@ -418,10 +418,10 @@ def _check_mode(mode: str, targets: List[Target]) -> None:
 def _settle_mode(
     mode: str, targets: List[Target], client: _client.Client, deadline: Deadline
 ) -> str:
-    """What "auto" means here. Refuses a daemon in host memory for a model on a GPU before it loads.
+    """The mode for "auto". Refuses a model on a GPU for a daemon in host memory, before the load.
 
-    A model that belongs on the host gets what is right there; where it belongs on no
-    device yet, the daemon's decides.
+    A model on the host gets the mode for host memory. For a model without a device the daemon's
+    memory decides.
     """
     homes = {t.arrangement.device: t for t in _targets.one_per_arrangement(t for t in targets if not t.is_buffer)}
     homes.pop(None, None)
@@ -454,10 +454,10 @@ def _check_devices(targets: List[Target]) -> None:
 def _sort_out(
     targets: List[Target], table
 ) -> Tuple[List[Target], List[Target], List[Target], List[str]]:
-    """(targets that the shard holds, buffers on meta that it holds besides, those left on meta, missing names).
+    """(targets in the shard, spare values of buffers on meta, buffers left on meta, missing names).
 
-    Non-persistent buffers are the model's to compute, as torch has it: what a checkpoint of
-    other days holds of them is for models that cannot.
+    The model computes non-persistent buffers, as in torch. Values that an old checkpoint has of
+    them are spares, for models that cannot compute them.
     """
     held, spare, left, missing = [], [], [], []
     for target in targets:
@@ -475,5 +475,5 @@ def _sort_out(
 
 
 def _fits(target: Target, table) -> bool:
-    """Whether a buffer that need not be loaded has the checkpoint's dtype; others must have it."""
+    """Whether an optional buffer has the checkpoint's dtype. Other tensors are checked later."""
     return table.dtypes[table.index[target.requested_names[0]]].number == _memory.number_of(target.dtype)

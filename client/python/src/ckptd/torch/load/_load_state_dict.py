@@ -29,14 +29,14 @@ def load_state_dict(
 
     On rank 0 (of the process group, or of the launcher's environment) a LazyStateDict of
     a safetensors file, of its index or of a folder; `{}` on other ranks unless every_rank.
-    device_map: the device of all values, or module name -> device as accelerate applies it:
-    one device is that of all, names under none of several go to the host. A device is a
-    torch.device, its text, or the number of a GPU. Other files than safetensors are
-    torch.load's, on the host, as there. variant: as load_into's. fallback="native" has accelerate read where no
-    daemon can be reached.
+    device_map: the device of all values, or module name -> device as accelerate applies it: a
+    single device holds all values; of several, names under none go to the host. A device is a
+    torch.device, its text, or the number of a GPU. Files other than safetensors are read by
+    torch.load on the host, as in accelerate. variant: see load_into. fallback="native" has
+    accelerate read if no daemon can be reached.
 
-    Raises what accelerate does: FileNotFoundError, OSError for a file whose metadata says
-    no format, ValueError for another format than PyTorch's and for no device; else
+    Raises accelerate's errors: FileNotFoundError, OSError for a file whose metadata names no
+    format, ValueError for a format other than PyTorch's and for an unknown device; else
     ckptd.Error.
     """
     path = os.fspath(_source.of_variant(checkpoint_file, variant))
@@ -57,7 +57,7 @@ def load_state_dict(
 
 
 def _accelerates(path: str, devices) -> Dict[str, Any]:
-    """accelerate's, which knows files but neither indices nor folders."""
+    """accelerate's own function, for one file. It knows neither indices nor folders."""
     as_there = None if devices is None else _devices.as_accelerate_s(devices)
     return _native_fallback.original("accelerate.utils.modeling", "load_state_dict")(path, as_there)
 
@@ -69,6 +69,6 @@ def _open(path, devices, rank: int, timeout: float, address, client) -> LazyStat
     names = [*found.tensors, *found.aliases]
     places = {} if devices is None else _devices.by_name(names, devices)
     for device in set(places.values()):
-        torch.empty(0, device=device)  # torch's error for one that is not there, before anybody looks
+        torch.empty(0, device=device)  # raises torch's error for a missing device now, not at a look-up
     entries = _file_tensor.entries_in(found, places)
     return LazyStateDict(entries, address=address, client=client, timeout=timeout)

@@ -1,4 +1,4 @@
-"""Tensors over a shard's memory: one storage each, bounds checked beforehand."""
+"""Tensors over a shard's memory. Each has its own storage; bounds were checked before."""
 
 import functools
 from typing import List, Optional, Union
@@ -19,7 +19,7 @@ _TO_NUMBER = {dtype: number for number, dtype in _FROM_NUMBER.items()}
 
 
 def number_of(dtype: torch.dtype) -> int:
-    """ckptd.v1.Dtype of a torch dtype; 0 when the contract has none."""
+    """ckptd.v1.Dtype of a torch dtype; 0 if the contract has none."""
     return _TO_NUMBER.get(dtype, 0)
 
 
@@ -40,7 +40,7 @@ def dtype_of(number: int, name: str) -> torch.dtype:
 
 
 def parse_dtype(dtype: Union[torch.dtype, str]) -> torch.dtype:
-    """Itself, or the one of that name, torch's or safetensors'. Raises InvalidArgument for what is not cast to."""
+    """A torch dtype from itself or a name of torch or safetensors. Raises InvalidArgument if none can be cast to it."""
     try:
         number = _dtypes.parse(dtype).number
     except ValueError:
@@ -83,7 +83,7 @@ def over_device(memory, dtype: torch.dtype, count: int, offset: int) -> torch.Te
             {"daemon": memory.device},
         )
     row = _dtypes.BY_NUMBER[number_of(dtype)]
-    # PyTorch has 8-bit floats that its DLPack has not: 2.6 to 2.9 refuse the codes of all of them.
+    # The DLPack import of PyTorch 2.6 to 2.9 refuses 8-bit floats, which are passed as bytes.
     has_code = row.exact or row.bits > 8
     sent = row if has_code else _dtypes.BY_NAME["U8"]
     made = torch.utils.dlpack.from_dlpack(
@@ -106,12 +106,12 @@ def flat(shard: Shard, dtype: torch.dtype, count: int, offset: int) -> torch.Ten
 
 
 def device_of(shard: Shard) -> torch.device:
-    """Where torch sees the shard's memory."""
+    """The torch device of the shard's memory."""
     return flat(shard, torch.uint8, 0, 0).device
 
 
 def check_dtype(what: str, dtype: torch.dtype, shard: Shard) -> None:
-    """Refuses a type of which this PyTorch makes no tensors over the shard's memory."""
+    """Refuses a dtype of which this PyTorch makes no tensors over the shard's memory."""
     try:
         flat(shard, dtype, 0, 0)
     except (RuntimeError, BufferError) as error:  # torch's and NumPy's
@@ -150,7 +150,7 @@ def contiguous_strides(shape) -> tuple:
 
 
 def storage_of(shard: Shard, index: int) -> torch.Tensor:
-    """Flat tensor over a table entry's bytes with padding."""
+    """A flat tensor over a table entry's bytes, padding included."""
     table = shard.table
     row = table.dtypes[index]
     dtype = torch_dtype(row, table.names[index])

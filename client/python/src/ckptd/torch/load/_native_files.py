@@ -1,4 +1,4 @@
-"""Checkpoints read by safetensors alone, where a caller allowed it in place of a daemon."""
+"""Reads checkpoints by safetensors, without a daemon, where a caller allowed that."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def load_file(path: str) -> Mapping[str, Any]:
 def read(
     path: str, read_file: Callable[[str], Mapping[str, Any]]
 ) -> Dict[str, Any]:
-    """name -> value of a file, of all files that an index names, or of a folder's."""
+    """name -> value from a file, from all files of an index, or from a folder."""
     found: Dict[str, Any] = {}
     for file in _files_of(path):
         found.update(read_file(file))
@@ -38,7 +38,7 @@ def read(
 
 
 def read_some(files: Iterable[str], names: Container[str]) -> Dict[str, Any]:
-    """name -> tensor, of those of `names` that the safetensors files hold."""
+    """name -> tensor for each of `names` that the safetensors files hold."""
     from safetensors import safe_open
 
     found: Dict[str, Any] = {}
@@ -49,7 +49,7 @@ def read_some(files: Iterable[str], names: Container[str]) -> Dict[str, Any]:
 
 
 def _files_of(path: str) -> List[str]:
-    """Which files make the checkpoint `path`; by the same rules as the daemons find them."""
+    """Files of the checkpoint `path`, chosen by the daemons' rules."""
     if os.path.isdir(path):
         files = [os.path.join(path, name) for name in _folder.choose(path)]
     else:

@@ -1,4 +1,4 @@
-"""Puts shard memory into a model: everything is checked before anything is touched."""
+"""Puts shard memory into a model. Everything is checked before the model is changed."""
 
 import functools
 import math
@@ -22,11 +22,11 @@ class Entry(NamedTuple):
     offset: int
     count: int  # elements, padding included
     local_shape: tuple
-    public: Optional[str] = None  # why torch's public path is taken; None is in place
-    copied: Optional[str] = None  # why the tensor keeps its own memory, into which bytes are copied
+    public: Optional[str] = None  # why torch's public path is taken; None: filled in place
+    copied: Optional[str] = None  # why the tensor keeps its memory and is copied into; None: it does not
 
     def tensors(self, shard: Shard):
-        """(flat storage with padding, its view of the local shape) over the shard's memory, or cast."""
+        """(flat storage with padding, view of the local shape), over the shard's memory or cast."""
         target, offset, count, shape, *_ = self
         flat = _memory.flat(shard, target.dtype, count, offset)
         if target.cast is not None:
@@ -37,10 +37,10 @@ class Entry(NamedTuple):
 
 
 def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
-    """Checks every target against the shard's table. The model is not touched.
+    """Checks every target against the shard's table. The model is not changed.
 
-    Raises DataLoss if the shard is not what was asked for, FailedPrecondition if
-    the model is in no state to take it.
+    Raises DataLoss if the shard differs from the request, FailedPrecondition if the model cannot
+    be filled now.
     """
     _check_devices(targets, shard)
     table, refusals = shard.table, _refusals(targets)
@@ -62,7 +62,7 @@ def _check_devices(targets: List[Target], shard: Shard) -> None:
 
 
 def _refusals(targets: List[Target]) -> Dict[int, Optional[str]]:
-    """id of an arrangement -> why parameters that lie so are left to torch's public path."""
+    """id of an arrangement -> why its parameters take torch's public path, or None."""
     parameters = (target for target in targets if not target.is_buffer)
     return {id(target.arrangement): _refusal(target) for target in one_per_arrangement(parameters)}
 
@@ -92,7 +92,7 @@ def _flat_entry(target: Target, table) -> Entry:
 
 def _entry(target: Target, table, refusals: Dict[int, Optional[str]]) -> Entry:
     index, fsdp = table.index[target.requested_names[0]], target.fsdp
-    if fsdp is not None:  # this rank's part, and the same with padding
+    if fsdp is not None:  # this rank's shape, without and with padding
         local, padded = fsdp.sharded_size, fsdp.padded_sharded_param_size
     else:
         local = padded = _torch_internals.local_of(target.tensor).shape
@@ -100,8 +100,8 @@ def _entry(target: Target, table, refusals: Dict[int, Optional[str]]) -> Entry:
     count = math.prod(padded)
     if row.number != _memory.number_of(target.dtype):
         _raise_mismatch(target, f"{row.name} instead of {target.dtype}")
-    # Without elements any shape is right: torch makes [0, 0] of a part of [2, 0]. A number may
-    # be saved in shape [1].
+    # Without elements any shape is right: torch makes [0, 0] of a part of [2, 0]. A scalar may be
+    # saved in shape [1].
     is_same = shape == local or (shape, local) == ((1,), ()) or not (math.prod(shape) or math.prod(local))
     if not is_same:
         _raise_mismatch(target, f"shape {list(shape)} instead of {list(local)}")
@@ -109,7 +109,7 @@ def _entry(target: Target, table, refusals: Dict[int, Optional[str]]) -> Entry:
         _raise_mismatch(target, f"{room} bytes with padding, fewer than {count} elements need")
     if target.shares_storage_with is not None:
         _check_copy(target)
-    # An empty shape still gets storage: FSDP2 gathers its padding.
+    # An empty tensor gets storage as well: FSDP2 gathers its padding.
     if target.is_buffer:
         _refuse_unknown_buffer(target)
     copied = _copied(target)
@@ -119,7 +119,7 @@ def _entry(target: Target, table, refusals: Dict[int, Optional[str]]) -> Entry:
 
 
 def _copied(target: Target) -> Optional[str]:
-    """Why a tensor keeps its own memory: what holds it, DistributedDataParallel or an optimizer, goes on."""
+    """Why a tensor keeps its memory and is copied into, or None. Holders of it are then not affected."""
     if target.shares_storage_with is not None:
         return f"it shares its storage with {target.shares_storage_with}"
     tensor = target.tensor
@@ -127,9 +127,9 @@ def _copied(target: Target) -> Optional[str]:
     if tensor.is_meta or target.spec is not None or (recast and not target.is_buffer):
         return None
     if _torch_internals.tensor_in_slot(target.slots[0]) is None:
-        return None  # it only tells what is wanted
+        return None  # it only describes a wanted tensor
     if not recast and target.is_buffer and (type(tensor) is not torch.Tensor or tensor.requires_grad):
-        return f"it is a buffer of type {type(tensor).__name__}, with its own ways"
+        return f"it is a buffer of type {type(tensor).__name__}, which may behave differently"
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     if not plain or tensor.is_contiguous() or _torch_internals.repeats(tensor):
         return None
@@ -137,7 +137,7 @@ def _copied(target: Target) -> Optional[str]:
 
 
 def _public(target: Target, refusals: Dict[int, Optional[str]]) -> Optional[str]:
-    """Why this parameter is left to torch's public path. Refuses those that no path can fill."""
+    """Why this parameter takes torch's public path, or None. Refuses parameters that no path can fill."""
     _refuse_subclass(target)
     tensor = target.tensor
     if target.final_dtype != tensor.dtype:
@@ -150,7 +150,7 @@ def _public(target: Target, refusals: Dict[int, Optional[str]]) -> Optional[str]
 
 
 def lacks(name: str) -> DataLoss:
-    """The error for a tensor that the daemon left out without being allowed to."""
+    """The error for a tensor that the daemon left out although it was required."""
     return DataLoss(
         f"filling {name}: the shard lacks it although it was asked for; update the daemon and "
         "this client",
@@ -171,7 +171,7 @@ def _raise_mismatch(target: Target, what: str) -> None:
 def _check_dtype_change(target: Target) -> None:
     learns = target.final_dtype.is_floating_point or target.final_dtype.is_complex
     if target.tensor.requires_grad and not learns:
-        raise RuntimeError(  # as torch
+        raise RuntimeError(  # torch's type and sentence
             f"filling {target.name}: it requires gradients and would become {target.final_dtype}, and "
             "only Tensors of floating point and complex dtype can require gradients; nothing was "
             "loaded"
@@ -237,7 +237,7 @@ def _refuse_kind(target: Target, kind: Optional[str]) -> None:
 
 
 def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
-    """Gives every entry its memory. Does not fail for entries that `prepare` passed."""
+    """Gives every entry its memory. Does not fail for entries that `prepare` accepted."""
     changed = []
     with _torch_internals.low_overhead_dispatch():
         for entry in entries:
@@ -261,7 +261,7 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
                 _torch_internals.set_local_tensor(param, view, target.spec)
                 if target.fsdp is not None:
                     _torch_internals.put_storage(target.fsdp, param, flat)
-    # A graph recorded before now refuses to run backward over exchanged weights.
+    # A graph recorded before then refuses to run backward over exchanged weights.
     torch.autograd.graph.increment_version([one for one in changed if not one.is_inference()])
     for entry in entries:
         if entry.public is not None:
@@ -272,7 +272,7 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
 
 
 def check_filled(targets: Iterable[Target]) -> None:
-    """Raises Internal (LEFT_ON_META) where one of them, asked for and brought, is without memory."""
+    """Raises Internal (LEFT_ON_META) if a target that was loaded is still on meta."""
     for target in targets:
         held = [_torch_internals.tensor_in_slot(slot) for slot in target.slots] or [target.tensor]
         if any(tensor is not None and tensor.is_meta for tensor in held):
@@ -290,7 +290,7 @@ def _copy_into(target: Target, view: torch.Tensor) -> torch.Tensor:
     if target.final_dtype != tensor.dtype:
         _fill_buffer(target, torch.empty_like(tensor, dtype=target.final_dtype, device=view.device).copy_(view))
     else:
-        # PyTorch lets tensors of inference mode be written in that mode alone.
+        # PyTorch allows writes to tensors of inference mode in that mode only.
         with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
             tensor.copy_(view)
     return target.tensor
@@ -299,7 +299,7 @@ def _copy_into(target: Target, view: torch.Tensor) -> torch.Tensor:
 def _fill_buffer(target: Target, view: torch.Tensor) -> None:
     if target.spec is not None:
         view = _torch_internals.dtensor_over(view, target.spec, False)
-    elif _torch_internals.tensor_in_slot(target.slots[0]) is not None:  # else it only tells what is wanted
+    elif _torch_internals.tensor_in_slot(target.slots[0]) is not None:  # else it only describes a wanted tensor
         view = _torch_internals.put_buffer(target.tensor, view)
     for slot in target.slots:
         _torch_internals.set_in_slot(slot, view)
@@ -307,7 +307,7 @@ def _fill_buffer(target: Target, view: torch.Tensor) -> None:
 
 
 def _fill_publicly(entry: Entry, shard: Shard, result: LoadResult) -> None:
-    """torch's own load_state_dict(assign=True), one parameter at a time on its own module."""
+    """Fills one parameter by load_state_dict(assign=True) of its own module."""
     target = entry.target
     flat, value = entry.tensors(shard)
     if target.fsdp is not None:
@@ -345,7 +345,7 @@ def _note_copies(entries: List[Entry], shard: Shard, result: LoadResult) -> None
         elif entry.copied is not None:
             result.copied[target.name] = entry.copied
         elif target.cast is not None:
-            result.copied[target.name] = f"it is made {target.cast} here, of {target.dtype}"
+            result.copied[target.name] = f"it is cast from {target.dtype} to {target.cast} here"
         elif target.flat is not None and target.flat.is_pinned:
             result.copied[target.name] = "FSDP1's CPUOffload copies it into pinned memory"
         elif target.fsdp is not None and not _keeps_short_shards():

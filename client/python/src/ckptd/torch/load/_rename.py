@@ -1,4 +1,4 @@
-"""rename= and ignore=: how names of a checkpoint become those of a model. Pure, without torch."""
+"""rename= and ignore=: maps names of a checkpoint to names of a model. Pure, without torch."""
 
 import re
 from typing import Callable, Dict, Iterable, List, Mapping, Pattern, Tuple, Union
@@ -6,17 +6,17 @@ from typing import Callable, Dict, Iterable, List, Mapping, Pattern, Tuple, Unio
 from ..._errors import InvalidArgument
 
 Regex = Union[str, Pattern[str]]
-# By a checkpoint's name the model's, a function of the one that returns the other, or
-# (pattern, replacement) of re.sub, one pair after the other.
+# A dict from the checkpoint's names to the model's, a function that does the same, or
+# (pattern, replacement) pairs for re.sub, applied in turn.
 Rename = Union[Mapping[str, str], Callable[[str], str], Iterable[Tuple[Regex, str]]]
 
 
 def renamed(names: Iterable[str], rename: Rename) -> Dict[str, str]:
     """Each of a checkpoint's `names` -> the name that `rename` gives it, in their order.
 
-    Names that it does not speak of stay as they are. Raises InvalidArgument (INVALID_REQUEST)
-    for two names that become one, a dict's names that the checkpoint lacks, and what is no
-    renaming. What a function raises is passed on.
+    Other names stay. Raises InvalidArgument (INVALID_REQUEST) if two names become one, if the
+    checkpoint lacks a name of a dict, and for arguments of another kind. Errors of a function are
+    passed on.
     """
     names = list(names)
     rule = _rule_of(rename, names)
@@ -66,9 +66,9 @@ def _pair(pair) -> Tuple[Pattern[str], str]:
 
 
 def ignored(names: Iterable[str], patterns: Iterable[Regex]) -> List[str]:
-    """Those of `names` in which one of `patterns` is found, as re.search finds it.
+    """Names of `names` in which re.search finds one of `patterns`.
 
-    Raises InvalidArgument (INVALID_REQUEST) for what is no list of patterns.
+    Raises InvalidArgument (INVALID_REQUEST) if `patterns` is no list of patterns.
     """
     if isinstance(patterns, (str, bytes)):
         raise _refusal(f"{patterns!r:.200} is no list of patterns; pass [{patterns!r:.200}]", "ignore")

@@ -1,4 +1,4 @@
-"""What a load did."""
+"""The result of a load, and torch's error for missing and unexpected names."""
 
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional
@@ -75,7 +75,7 @@ def _shown(names: List[str]) -> str:
 def raise_as_torch(
     model: nn.Module, missing: List[str], unexpected: List[str], sizes: List[str]
 ) -> None:
-    """Raises RuntimeError as Module.load_state_dict would for these; nothing if there are none."""
+    """Raises the RuntimeError of Module.load_state_dict for these names, if there are any."""
     lines = []
     for what, names in (("Missing", missing), ("Unexpected", unexpected)):
         if names:

@@ -1,6 +1,6 @@
-"""What a checkpoint has for a model's targets: under which names, and in types that daemons do not cast.
+"""Matches a model's targets with a checkpoint: names, and dtypes that daemons do not cast.
 
-All of it needs the checkpoint's list of tensors, which is asked for where something here does.
+The checkpoint's list of tensors is fetched only if something here needs it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _SHOWN = 5  # names in a sentence
 
 
 class SourceContents:
-    """A source as its daemon reads it, looked up once at most. rename: see _rename.Rename."""
+    """The contents of a source, fetched at most once. rename: see _rename.Rename."""
 
     def __init__(
         self, own: _client.Client, source, deadline: Deadline, rename: Optional[Rename] = None
@@ -33,25 +33,26 @@ class SourceContents:
 
     @functools.cached_property
     def names(self) -> Optional[Dict[str, str]]:
-        """Of a renamed checkpoint: a model's name -> the checkpoint's."""
+        """The model's name -> the checkpoint's, for a renamed checkpoint; else None."""
         if self._rename is None:
             return None
         every = (*self.found.tensors, *self.found.aliases)
         return {new: old for old, new in renamed(every, self._rename).items()}
 
     def of(self, name: str) -> Optional[str]:
-        """The checkpoint's name for a model's; None where it has none."""
+        """The checkpoint's name for a name of the model, or None."""
         if self.names is not None:
             return self.names.get(name)
         return name if name in self.found else None
 
 
 def look_up(targets: List[Target], contents: SourceContents, strict: bool) -> List[Target]:
-    """`targets` as the checkpoint has them, where that must be known before they are stated.
+    """`targets` with the checkpoint's names and dtypes, where the layout needs them.
 
-    Names of a renamed checkpoint; flat parameters of FSDP1 that it may lack; real tensors, into
-    which PyTorch copies values of any type. Raises NotFound (TENSOR_NOT_FOUND) for what a renamed
-    checkpoint lacks if strict, FailedPrecondition (MODEL_PART) for parts of flat parameters.
+    That is so for renamed checkpoints, for flat parameters of FSDP1 that may be missing, and for
+    real tensors, into which PyTorch copies values of any dtype. Raises NotFound
+    (TENSOR_NOT_FOUND) if strict and a renamed checkpoint lacks a tensor, and FailedPrecondition
+    (MODEL_PART) for parts of flat parameters.
     """
     if contents.names is not None:
         targets = [_named(target, contents) for target in targets]
@@ -59,7 +60,7 @@ def look_up(targets: List[Target], contents: SourceContents, strict: bool) -> Li
     elif not strict and any(target.flat is not None for target in targets):
         targets = [_named(t, contents) if t.flat is not None else t for t in targets]
     if any(target.persistent and not target.tensor.is_meta for target in targets):
-        with contextlib.suppress(Error):  # a rank that sees no files hears of them by the load
+        with contextlib.suppress(Error):  # a rank that does not see the files gets their error from the load
             targets = [_local_cast_of(target, contents.found) for target in targets]
     return targets
 
@@ -75,7 +76,7 @@ def _named(target: Target, contents: SourceContents) -> Target:
 def first_names(
     targets: List[Target], contents: SourceContents, tied: Optional[str]
 ) -> Tuple[List[Target], List[str]]:
-    """`targets` as `tied` has them, and names of the checkpoint that they leave out for that."""
+    """(targets with the names that `tied` selects, names of the checkpoint left out for that)."""
     if tied != "first":
         return targets, []
     if contents.names is None:
@@ -97,9 +98,9 @@ def _check_found(targets: List[Target], strict: bool) -> None:
 
 
 def all_members_or_none(doing: str, target: Target, held: List[List[str]]) -> List[List[str]]:
-    """`held`, the names of each part of a target that there are; none if it has no part.
+    """`held`, the existing names of each member of a target; empty if there is no member.
 
-    Raises FailedPrecondition (MODEL_PART) where it has some members of a flat parameter alone.
+    Raises FailedPrecondition (MODEL_PART) if only some members of a flat parameter exist.
     """
     lacks = [names[0] for (names, _), found in zip(checkpoint_tensors(target), held) if not found]
     if lacks and len(lacks) < len(held):
@@ -113,7 +114,7 @@ def all_members_or_none(doing: str, target: Target, held: List[List[str]]) -> Li
 
 
 def _local_cast_of(target: Target, found: Source) -> Target:
-    """With the type that the checkpoint has, if it is cast on this side alone."""
+    """`target` with the checkpoint's dtype, if the daemons do not cast it."""
     if target.flat is not None or not target.persistent or target.tensor.is_meta:
         return target
     entry = next(filter(None, map(found.find, target.requested_names)), None)
@@ -124,7 +125,7 @@ def _local_cast_of(target: Target, found: Source) -> Target:
 
 
 def with_local_cast(target: Target, source) -> Target:
-    """`target`, asked for as `source`, its torch.dtype in the checkpoint, where daemons do not cast that."""
+    """`target` requested in `source`, its dtype in the checkpoint, if the daemons do not cast it."""
     wish = target.dtype
     if wish == source or (_memory.is_castable(wish) and _memory.is_castable(source)):
         return target
@@ -132,20 +133,20 @@ def with_local_cast(target: Target, source) -> Target:
 
 
 def shapes_of(extras: _extra_state.Extras, contents: SourceContents) -> List[Tuple[str, Sequence[int]]]:
-    """(name, shape) of modules' own values: of any shape, so the checkpoint's is stated; () if it lacks one."""
+    """(name, shape) of modules' extra states. Any shape is right, so it is the checkpoint's, or () if missing."""
     held = ((name, contents.found.find(name)) for name, _ in extras)
     return [(name, () if entry is None else entry.shape) for name, entry in held]
 
 
 def extras_of(extras: _extra_state.Extras, contents: SourceContents) -> _extra_state.Extras:
-    """By the checkpoint's names."""
+    """`extras` under the checkpoint's names."""
     if not extras or contents.names is None:
         return extras
     return [(contents.names.get(name, name), module) for name, module in extras]
 
 
 def check_counts(targets: List[Target], contents: SourceContents, held: Container[str]) -> None:
-    """Refuses batch norms' counts of another shape, which the daemon left out like missing ones."""
+    """Refuses batch norms' counts of another shape: the daemon treats them as missing."""
     counts = (t for t in targets if t.optional and t.requested_names and t.requested_names[0] not in held)
     for name in (name for target in counts for name in target.requested_names):
         entry = contents.found.find(name)
@@ -160,7 +161,7 @@ def check_counts(targets: List[Target], contents: SourceContents, held: Containe
 
 
 def check_unexpected(names: List[str], source, patterns: Sequence[Regex]) -> None:
-    """Refuses what no rank asks for and no pattern fits, where the daemons were not to do so."""
+    """Refuses names that no rank requests and no pattern matches, if the daemons did not check that."""
     left = sorted(set(names) - set(ignored(names, patterns)))
     if left:
         raise InvalidArgument(
@@ -176,7 +177,7 @@ def _shown(names: List[str]) -> str:
 
 
 def advised(error: Error, targets: Iterable[Target], contents: SourceContents) -> Error:
-    """The error of a load, with what helps in load_into: rename=, or a model that is not on meta."""
+    """The error of a load, with advice for load_into: rename=, or a model that is not on meta."""
     name = error.facts.get("tensor", "")
     target = next((t for t in targets if name in t.names), None)
     advice = None

@@ -1,7 +1,6 @@
-"""Lists a model's tensors and states them as a rank's layout.
+"""Lists a model's tensors, and describes them as a rank's layout.
 
-Only states mesh and placements as the model has them; where that puts bytes is
-the daemon's business.
+The layout repeats mesh and placements of the model. The daemon computes where bytes go.
 """
 
 import sys
@@ -17,36 +16,35 @@ from ..compat import _fsdp1_internals, _torch_internals
 from ..compat._checkpoint_names import as_saved, clean
 from . import _memory
 
-# There are as many of some objects as tensors: fewer dictionaries are fewer pages of memory.
+# Some classes have an object per tensor: without dictionaries they take less memory.
 SLOTS = {"slots": True} if sys.version_info >= (3, 10) else {}
 _CPU = torch.device("cpu")
 
 
 class Arrangement:
-    """What targets that lie alike have in common, so that it is found out once and not for each.
+    """Facts that targets with the same mesh, placements and FSDP2 group share, found out once.
 
-    Those of one FSDP2 group, or of none, with the same mesh and placements. spec and fsdp, a
-    DTensorSpec and an FSDPParam or None, are the first one's: in what else decides how memory
-    is had (padded dimension, offloading) they are all like it.
+    spec (a DTensorSpec) and fsdp (an FSDPParam) are the first target's, or None. All targets of
+    the arrangement have the same padded dimension and offloading as the first.
     """
 
     __slots__ = ("spec", "fsdp", "device")
 
     def __init__(self, spec, fsdp, device: Optional[torch.device]):
         self.spec, self.fsdp = spec, fsdp
-        self.device = device  # where their memory must be; None: anywhere
+        self.device = device  # device on which their memory must be; None: any
 
 
 class Arrangements:
-    """Those of a model, each once."""
+    """All arrangements of a model, each once."""
 
     def __init__(self):
         self._found: Dict[object, Arrangement] = {}
-        # By identity, which takes no hashing of placements; they live as long as the arrangement.
+        # Keyed by identity, to avoid hashing placements. They live as long as the arrangement.
         self._known: Dict[Tuple[int, int, int], Tuple[Arrangement, object]] = {}
 
     def plain(self, tensor: torch.Tensor) -> Arrangement:
-        """Of a tensor that is whole on this rank; on meta it belongs nowhere yet."""
+        """The arrangement of a tensor that is whole on this rank. On meta it has no device yet."""
         device = None if tensor.is_meta else tensor.device
         found = self._found.get(device)
         if found is None:
@@ -71,30 +69,30 @@ class Arrangements:
 
 @dataclass(**SLOTS)
 class Target:
-    """One tensor of the model, under all its names; tied ones are one target.
+    """One tensor of the model, under all its names. Tied tensors are one target.
 
-    A flat parameter of FSDP1 is one under a name of its own; its members have those that
-    checkpoints have.
+    A flat parameter of FSDP1 is one target under a name of its own. Its members have the names
+    of checkpoints.
     """
 
     names: List[str]
     tensor: torch.Tensor
-    # Modules that hold it, and under which name: of a parameter these first, for it may be
-    # registered as a buffer, too.
+    # (module, name) of each place that holds it. Places as a parameter come first, because a
+    # parameter may be registered as a buffer as well.
     slots: List[Tuple[nn.Module, str]]
-    is_buffer: bool  # and nowhere a parameter
+    is_buffer: bool  # and no parameter anywhere
     persistent: bool
     arrangement: Arrangement
     fsdp: Optional[object] = None  # its FSDPParam
     spec: Optional[object] = None  # its DTensorSpec
-    dtype: Optional[torch.dtype] = None  # wanted
+    dtype: Optional[torch.dtype] = None  # the wanted one
     flat: Optional[_fsdp1_internals.Flat] = None
-    # Starts at zero where the checkpoint lacks it.
+    # The checkpoint may lack it: it then starts at zero.
     optional: bool = False
-    cast: Optional[torch.dtype] = None  # to which it is cast when it is placed, by a copy
-    # Another tensor of the model in the same storage: its memory stays, and is copied into.
+    cast: Optional[torch.dtype] = None  # dtype to which it is cast, by a copy, when it is placed
+    # Name of another tensor in the same storage: this one keeps its memory and is copied into.
     shares_storage_with: Optional[str] = None
-    stored_names: Optional[List[str]] = None  # the checkpoint's names for it, where these were looked up
+    stored_names: Optional[List[str]] = None  # the checkpoint's names for it, if they were looked up
 
     @property
     def name(self) -> str:
@@ -102,27 +100,27 @@ class Target:
 
     @property
     def requested_names(self) -> List[str]:
-        """The names under which it is asked for: none if the checkpoint is known to lack it."""
+        """Names under which it is requested; empty if the checkpoint is known to lack it."""
         return self.names if self.stored_names is None else self.stored_names
 
     @property
     def final_dtype(self) -> Optional[torch.dtype]:
-        """The type that it has in the end."""
+        """Its dtype after loading."""
         return self.cast or self.dtype
 
     @property
     def device(self) -> Optional[torch.device]:
-        """Where its memory must be; None for a plain tensor on meta, which may be anywhere."""
+        """Device on which its memory must be; None for a plain tensor on meta, which may be on any."""
         return self.arrangement.device
 
 
 def one_per_arrangement(targets: Iterable[Target]) -> Iterable[Target]:
-    """One of `targets` for each way in which they lie."""
+    """One of `targets` per arrangement."""
     return {id(target.arrangement): target for target in targets}.values()
 
 
 def checkpoint_tensors(target: Target) -> List[Tuple[List[str], torch.Size]]:
-    """(names, global shape) of what checkpoints hold for a target: a flat parameter's members."""
+    """(names, global shape) of a target's tensors in checkpoints. A flat parameter has its members."""
     if target.flat is None:
         return [(target.names, target.tensor.shape)]
     return [(member.names, member.shape) for member in target.flat.members]
@@ -157,7 +155,7 @@ def collect(
         if not parameters and not buffers:
             continue
         path = f"{path}." if path else ""
-        # A model's own state dict has compiled modules in its names, which other checkpoints lack.
+        # A model's own state dict has prefixes of compiled modules, which other checkpoints lack.
         prefixes = list(dict.fromkeys((clean(path), as_saved(path))))
         for name, param in parameters.items():
             if param is not None and id(param) not in in_flats:
@@ -187,7 +185,7 @@ def _of_flat(flat: _fsdp1_internals.Flat) -> Target:
 
 
 def _attribute(full_name: str, tensor, slot, groups: _torch_internals.Groups, arrangements: Arrangements):
-    """(its FSDPParam, its DTensorSpec, how it lies); None for what it has not."""
+    """(its FSDPParam or None, its DTensorSpec or None, its arrangement)."""
     if not _torch_internals.is_dtensor(tensor):
         _check_not_flattened(full_name, tensor)
         return None, None, arrangements.plain(tensor)
@@ -232,10 +230,10 @@ def _check_all_managed(reached: Dict[int, Target], groups: _torch_internals.Grou
 def choose_dtypes(
     targets: List[Target], dtype: Optional[torch.dtype], before: Dict[int, torch.dtype]
 ) -> None:
-    """The model's own dtypes, or `dtype`, a castable one, for floating tensors a checkpoint may hold.
+    """Sets the model's own dtypes, or `dtype` for persistent tensors that can be cast.
 
-    before: of buffers that FSDP1 has cast since; they are stated as they were, so that a
-    second load asks for the same, and cast again when they are placed.
+    before: original dtypes of buffers that FSDP1 has cast. They are requested with these, so
+    that a second load makes the same request, and cast again when they are placed.
     """
     for target in targets:
         held = target.tensor.dtype
@@ -255,8 +253,11 @@ def choose_dtypes(
 
 
 def _check_order(mesh, name: str) -> None:
-    """FSDP2 cuts and gathers by ranks in process groups, which torch sorts; shards are stated by
-    places in the mesh. Where these differ, each rank would get another one's rows."""
+    """Refuses meshes with ranks in another order than their process groups, which torch sorts.
+
+    FSDP2 shards by rank in the group, layouts by place in the mesh. If these differed, each rank
+    would get the rows of another one.
+    """
     for dim, place in enumerate(mesh.get_coordinate() or ()):
         if place != torch.distributed.get_rank(mesh.get_group(dim)):
             raise Unimplemented(
@@ -270,21 +271,21 @@ def _check_order(mesh, name: str) -> None:
 
 @dataclass
 class _LayoutBuilder:
-    """Meshes and shardings stated so far, each once."""
+    """Adds targets to a layout, meshes and shardings each once."""
 
     layout: RankLayout
     meshes: Dict[int, int] = field(default_factory=dict)
     shardings: Dict[int, int] = field(default_factory=dict)
 
     def sharding(self, target: Target) -> int:
-        key = id(target.arrangement)  # which its targets keep
+        key = id(target.arrangement)  # its targets keep it alive
         index = self.shardings.get(key)
         if index is None:
             index = self.shardings[key] = self._add(self._sharding(target))
         return index
 
     def plain(self) -> int:
-        """Of what is whole on every rank."""
+        """The sharding of a tensor that is whole on every rank."""
         return self._add(Sharding())
 
     def _sharding(self, target: Target) -> Sharding:
@@ -305,7 +306,7 @@ class _LayoutBuilder:
         return self._add(Sharding(self.layout.meshes.index(mesh), ((SHARD, 0, 1),), 0))
 
     def add_flat(self, target: Target) -> None:
-        """States a flat parameter by its members, at the places where FSDP1 has them."""
+        """Adds a flat parameter, with its members at the places where FSDP1 has them."""
         flat, plain, members = target.flat, self.plain(), []
         for member in flat.members:
             members.append((len(self.layout.names), member.begin))
@@ -322,8 +323,8 @@ class _LayoutBuilder:
         )
 
     def _add(self, sharding: Sharding) -> int:
-        # Equal ones reached by different objects are one: the daemon's digest of
-        # the layout must not depend on object identity.
+        # Equal shardings are merged: the daemon's digest of the layout must not depend on the
+        # identity of objects.
         if sharding in self.layout.shardings:
             return self.layout.shardings.index(sharding)
         self.layout.shardings.append(sharding)
@@ -367,10 +368,10 @@ def rank_layout(
     strict: bool,
     extras: Iterable[Tuple[str, Sequence[int]]] = (),
 ) -> RankLayout:
-    """The layout of this rank: every target, sorted by name, and (name, shape) of what else is to be had.
+    """The layout of this rank: every target, sorted by name, and `extras`, (name, shape).
 
-    It says the same for a model on meta and a filled one, so that a trainer is
-    matched with what it loaded before.
+    It is equal for a model on meta and a filled one, so that a restarted trainer finds the
+    checkpoint that it loaded before.
     """
     layout = RankLayout(rank, world_size, skip_missing=not strict, refuse_unexpected=strict)
     builder = _LayoutBuilder(layout)

@@ -1,7 +1,7 @@
-"""Names that share one tensor in a model, where a state dict has several of them.
+"""Tied weights: names of one tensor of a model, of which a state dict has several.
 
-One rule for all functions: they must be equal there, or the caller says tied="first", which
-takes the value of the first of the model's names. Torch takes the last one's, accelerate the first's.
+All functions follow one rule: the values must be equal, or the caller passes tied="first", which
+takes the value of the first of the model's names. Torch takes the last one, accelerate the first.
 """
 
 import copy
@@ -29,16 +29,17 @@ def check(tied: Optional[str]) -> None:
 
 
 def describe(tied: Optional[str]) -> str:
-    """What ranks must pass alike."""
+    """Text that must be equal on all ranks."""
     return f"tied={tied!r}" if tied else ""
 
 
 def names_of(
     doing: str, names: Sequence[str], entries: Mapping[str, Any], tied: Optional[str], read: Read
 ) -> List[str]:
-    """Under which of a tensor's `names` to load it: one, and others that daemons are to compare with it.
+    """Names under which to load a tensor: one, and others for the daemons to compare with it.
 
-    Empty where `entries` has none. Raises InvalidArgument LAYOUT_MISMATCH for different values.
+    Empty if `entries` has none of `names`. Raises InvalidArgument LAYOUT_MISMATCH for different
+    values.
     """
     found = [name for name in names if name in entries]
     if tied == "first" or len(found) < 2:
@@ -57,7 +58,7 @@ def names_of(
 
 
 def only_first(targets: List[Target], held: Container[str]) -> Tuple[List[Target], List[str]]:
-    """`targets` with one name each, of which `held` has some; and the other names that it has."""
+    """(targets with the first of their names that `held` has, other names that `held` has)."""
     found, left_out = [], []
     for target in targets:
         lists = [[name for name in names if name in held] or names for names, _ in checkpoint_tensors(target)]
@@ -74,9 +75,9 @@ def only_first(targets: List[Target], held: Container[str]) -> Tuple[List[Target
 def resolve_conflicts(
     doing: str, model: nn.Module, entries: Mapping[str, Dict[str, Any]], tied: Optional[str], read: Read
 ) -> Dict[str, str]:
-    """The same for files whose names another library takes one by one: file -> its entries, which are changed.
+    """Applies the rule to `entries`, file -> its entries, for a library that takes names one by one.
 
-    Returns, for those that were given the value of another name, that name.
+    Changes `entries`. Returns name -> the name whose value it was given.
     """
     chosen = {}
     home = {_checkpoint_names.clean(name): (held, name) for held in entries.values() for name in held}
@@ -97,7 +98,7 @@ def resolve_conflicts(
 
 
 def in_dict(doing: str, model: nn.Module, whole: Any, tied: Optional[str]) -> Any:
-    """The same for a state dict that torch or accelerate take: `whole`, or a copy where it is to differ."""
+    """Applies the rule to a state dict for torch or accelerate. Returns `whole`, or a changed copy."""
     if not isinstance(whole, Mapping):
         return whole
     held = dict(whole)
@@ -111,7 +112,7 @@ def in_dict(doing: str, model: nn.Module, whole: Any, tied: Optional[str]) -> An
 
 
 def shared_names(model: nn.Module) -> List[List[str]]:
-    """Names of each tensor that has several, in the model's order, as checkpoints have them."""
+    """Checkpoint names of each tensor that has several, in the model's order."""
     named: Dict[int, List[str]] = {}
     for each in (model.named_parameters, model.named_buffers):
         for name, tensor in each(remove_duplicate=False):
@@ -120,7 +121,7 @@ def shared_names(model: nn.Module) -> List[List[str]]:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether it needs no comparison: one tensor, or one of a file, or the same view of one memory."""
+    """Whether no comparison is needed: one tensor, one place in a file, or one view of one memory."""
     if isinstance(one, FileTensor) and isinstance(other, FileTensor):
         return one.place == other.place
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
@@ -142,7 +143,7 @@ def _has_bytes_of(one: Any, other: Any) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if one.is_meta or other.is_meta:
-        return True  # of no bytes: whoever takes them says so
+        return True  # there are no bytes; placing them raises the error
     flat = [t.cpu().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]
     return torch.equal(*flat)
 

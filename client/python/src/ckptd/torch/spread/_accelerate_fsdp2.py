@@ -1,4 +1,4 @@
-"""accelerate's functions for FSDP2, fed by the daemons. accelerate is imported by calls alone."""
+"""accelerate's functions for FSDP2, fed by the daemons. Only calls import accelerate."""
 
 import os
 from typing import Any, Callable, List, Mapping, Optional, Tuple
@@ -35,18 +35,19 @@ def fsdp2_load_full_state_dict(
 ) -> nn.Module:
     """accelerate's function of this name: rank 0's full state dict into a sharded model.
 
-    full_sd: on rank 0 a state dict, a LazyStateDict, or the path of a checkpoint; what
-    other ranks pass does not count. cpu_offload: for a model with CPUOffloadPolicy, whose
-    parameters belong on the host anyway. allow_rank0_values: give all ranks rank 0's values
-    also of parameters that FSDP was told to ignore, or shards over part of the ranks; else
-    these are refused by name (RANK_UNIQUE). timeout, digest, address, client: see load_into.
+    full_sd: on rank 0 a state dict, a LazyStateDict, or the path of a checkpoint; other ranks'
+    arguments do not count. cpu_offload: for a model with CPUOffloadPolicy, whose parameters are
+    on the host anyway. allow_rank0_values: give all ranks rank 0's values also for parameters
+    that FSDP was told to ignore, or shards over part of the ranks; by default these are refused
+    by name (RANK_UNIQUE). timeout, digest, address, client: see load_into. tied: see
+    set_model_state_dict.
 
-    As there: floating tensors take the model's types (float8_e4m3fn and integers keep
-    theirs), names that the model lacks are ignored, KeyError for one that full_sd lacks;
-    returns `model`. tied: as of set_model_state_dict. Other than there: buffers and plain parameters are filled as well, tied
-    ones stay tied and need but one of their names, parameters stay the same objects, and
-    an error comes on every rank. fallback="native" calls accelerate's function when no
-    daemon can be reached, with what safetensors reads on rank 0 if full_sd is a path.
+    As in accelerate: floating tensors take the model's dtypes (float8_e4m3fn and integers keep
+    theirs), names that the model lacks are ignored, a name that full_sd lacks is a KeyError, and
+    it returns `model`. Unlike accelerate: buffers and plain parameters are filled as well, tied
+    ones stay tied and need only one of their names, parameters stay the same objects, and an
+    error comes on every rank. fallback="native" calls accelerate's function if no daemon can be
+    reached; safetensors reads a path on rank 0.
     Raises RuntimeError for tensors of another shape and for models that differ between
     ranks, ckptd.Error.
     """
@@ -65,7 +66,7 @@ def fsdp2_load_full_state_dict(
 
 
 def _native_dict(model: nn.Module, given: StateSource, options: SpreadOptions) -> Any:
-    """What accelerate gets: of a file in the model's types, or its ranks wait for ever."""
+    """Input for accelerate. Values of a file get the model's dtypes, or its ranks would wait for ever."""
     whole = _spread_module.dict_for_original(_LOAD, model, given, options)
     if not isinstance(given, (str, os.PathLike)):
         return whole
@@ -130,7 +131,7 @@ def fsdp2_switch_optimizer_parameters(
         if lost:
             raise KeyError(
                 f"switching the optimizer to sharded parameters: {len(lost)} of its parameters "
-                "have none, or are on meta where all have one address, and it would go on with "
+                "have none, or are on meta where all have one address, so it would continue with "
                 "memory that no model uses; build the optimizer from the parameters of the very "
                 "model that is prepared, or of a model on meta once it has been"
             )
@@ -140,7 +141,7 @@ def fsdp2_switch_optimizer_parameters(
 
 
 def _is_mapped(pointer: int, mapping: Mapping[int, nn.Parameter]) -> bool:
-    # Without elements there is no address either: of these any one will do.
+    # A tensor without elements has address 0. Any empty parameter may stand for another one.
     return pointer in mapping and (pointer != 0 or _torch_internals.local_of(mapping[0]).numel() == 0)
 
 
@@ -164,10 +165,10 @@ def fsdp2_prepare_model(
     cpu_ram_efficient_loading, rank 0's weights go to the other ranks by
     fsdp2_load_full_state_dict of this package; without it nothing needs to be spread.
 
-    source: the weights instead of those in rank 0's model, which may then be on meta on
-    every rank, rank 0 included: a path, a LazyStateDict or a state dict. Buffers that no
-    checkpoint holds are then computed first, as load_into does with init_buffers.
-    allow_rank0_values: see fsdp2_load_full_state_dict.
+    source: weights that replace those of rank 0's model: a path, a LazyStateDict or a state
+    dict. The model may then be on meta on every rank. Buffers that no checkpoint holds are
+    computed first, as load_into does with init_buffers. allow_rank0_values: see
+    fsdp2_load_full_state_dict.
     Returns the model. Raises what accelerate's does, and fsdp2_load_full_state_dict.
     """
     options = {"timeout": timeout, "digest": digest, "address": address, "client": client}
@@ -181,7 +182,11 @@ def fsdp2_prepare_model(
 
     spreads = accelerator.state.fsdp_plugin.cpu_ram_efficient_loading
     own_daemon = _agreement.OwnDaemon(address, client)
-    with _agreement.collective_call(_LOAD, own_daemon) if spreads else _agreement.local_preparation("fsdp2_prepare_model", own_daemon):
+    if spreads:
+        reporting = _agreement.collective_call(_LOAD, own_daemon)
+    else:
+        reporting = _agreement.local_preparation("fsdp2_prepare_model", own_daemon)
+    with reporting:
         _native_fallback.check(fallback)
         if source is not None:
             _prepare_meta(accelerator, model, init_buffers)
@@ -203,7 +208,7 @@ def _prepare_meta(accelerator: Any, model: nn.Module, init_buffers) -> None:
             "enable_fsdp_ram_efficient_loading() before the Accelerator is made",
             "INVALID_REQUEST",
         )
-    # accelerate keeps these aside before it moves the model to meta.
+    # accelerate saves these buffers before it moves the model to meta.
     targets = _load_into.list_targets(_checkpoint_names.modules_of(model))
     left = [t for t in targets if not t.persistent and t.tensor.is_meta]
     if left:

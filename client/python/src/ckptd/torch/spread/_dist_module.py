@@ -16,18 +16,18 @@ from ._spread import Available, RequestedTensors, SpreadOptions, StateSource
 
 
 def own_dtype(target: Target, source: torch.dtype) -> torch.dtype:
-    """The receiving side says what it wants; the daemons cast."""
+    """The receiver's dtype. The daemons cast."""
     return target.tensor.dtype
 
 
 class DistModule(_transparent_module.Wrapper):
-    """A module whose state dict needs to be there on rank 0 only.
+    """A module whose state dict is needed on rank 0 only.
 
-    Wraps `module`: attributes, what is registered, names in state_dict() and in
-    named_parameters(), also of modules around it, and calls are the wrapped module's.
-    allow_rank0_values: see fsdp2_load_full_state_dict. timeout, digest, address, client:
-    see load_into. fallback="native": torch's set_model_state_dict when no daemon can be
-    reached. tied: as of set_model_state_dict.
+    Wraps `module` and forwards to it: attributes, registrations, calls, and names in
+    state_dict() and named_parameters(), also for modules around it. allow_rank0_values: see
+    fsdp2_load_full_state_dict. timeout, digest, address, client: see load_into.
+    fallback="native": torch's set_model_state_dict if no daemon can be reached. tied: see
+    set_model_state_dict.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class DistModule(_transparent_module.Wrapper):
     def load_state_dict(self, state_dict: StateSource, strict: bool = True, assign: bool = False) -> Any:
         """Spreads parameters and persistent buffers of rank 0's `state_dict` over all ranks.
 
-        Other ranks may pass `{}`. state_dict may be a LazyStateDict or the path of a
-        checkpoint as well. Types are the module's. `assign` changes nothing: parameters
-        stay the same objects in any case, and their memory becomes the daemon's.
+        Other ranks may pass `{}`. state_dict may also be a LazyStateDict or the path of a
+        checkpoint. Dtypes are the module's. `assign` has no effect: parameters stay the same
+        objects in any case, and their memory becomes the daemon's.
 
-        Returns missing and unexpected keys, on every rank alike; with strict they are a
-        RuntimeError, on every rank, as in Module.load_state_dict. Raises ckptd.Error.
+        Returns missing and unexpected keys, equal on every rank. With strict they are a
+        RuntimeError on every rank, as in Module.load_state_dict. Raises ckptd.Error.
         """
         own, fallback = self.spread_options
         doing = "DistModule.load_state_dict"
@@ -86,7 +86,7 @@ def _fill(module: nn.Module, given: StateSource, strict: bool, options: SpreadOp
 def _native_fill(module: nn.Module, given: StateSource, strict: bool, own: SpreadOptions) -> Any:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-    together = _daemon.rank_and_size()[1] > 1  # a process that is alone may have no process group
+    together = _daemon.rank_and_size()[1] > 1  # a single process may have no process group
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=together, strict=strict)
     where = ("torch.distributed.checkpoint.state_dict", "set_model_state_dict")
     whole = _spread_module.dict_for_original("DistModule.load_state_dict", module, given, own)

@@ -1,6 +1,6 @@
-"""What torch's and accelerate's own functions get where ckptd takes more than they do.
+"""Input for the original functions of torch and accelerate, which take dicts only.
 
-They take dicts alone: a path is read here, by safetensors, without any daemon.
+A path is read here by safetensors, without a daemon.
 """
 
 import os
@@ -19,11 +19,11 @@ def as_dict(
     every_rank: bool = False,
     look: Callable[[Any], Any] = lambda whole: whole,
 ) -> Any:
-    """`given` as the original function takes it: on rank 0, `{}` on the others unless every_rank.
+    """`given` as a dict for the original function. Other ranks than 0 get `{}` unless every_rank.
 
-    To be called by every rank. What went wrong on one of them is raised on every one, since
-    the original would wait for it in a collective. look: called with the dict, on every rank, which
-    may raise, and returns what the original gets.
+    Every rank must call it. An error on one rank is raised on all, because the original function
+    would wait for that rank in a collective. look: called with the dict on every rank; it may
+    raise, and returns the dict for the original function.
     """
     with _agreement.agree(f"{doing} by the original function", Deadline(timeout)) as group:
         whole = look(_dict_of(doing, given) if group.rank == 0 or every_rank else {})

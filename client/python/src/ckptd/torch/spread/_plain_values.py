@@ -1,7 +1,7 @@
-"""Values of state dicts that are no tensors of the model, as text: plain data, and exactly their types.
+"""Encodes values of state dicts that are no tensors of the model: plain data, with exact types.
 
-What a module's get_extra_state gave on rank 0 reaches other ranks so. Nothing that is read here can
-run anything: each kind of value is made by its own line below.
+Extra states of rank 0 reach other ranks this way. Decoding cannot run code: each kind of value
+is built by its own line below.
 """
 
 import base64
@@ -15,20 +15,20 @@ import torch
 from ..._errors import Unimplemented
 from ..compat import _torch_internals
 
-_DEEPEST = 100  # lists in lists
+_DEEPEST = 100  # nested lists
 _MOST = 64 << 20  # bytes of one value
-_LONGEST = 10_000  # bits of an int: Python itself reads no much longer ones
+_LONGEST = 10_000  # bits of an int; Python limits the conversion of longer ones
 
-# A value that JSON has not is [tag, what it is made of]; so are lists.
+# Lists, and values that JSON does not know, are encoded as [tag, content].
 
 
 def encode(name: str, value: Any) -> Any:
-    """`value` as JSON has it. Raises Unimplemented (VALUE_UNSUPPORTED) for what is no plain data."""
+    """`value` for JSON. Raises Unimplemented (VALUE_UNSUPPORTED) if it is no plain data."""
     return _Writer(name).write(value, _DEEPEST)
 
 
 def decode(data: Any) -> Any:
-    """What encode() was given. Raises ValueError for anything else."""
+    """The inverse of encode(). Raises ValueError for other data."""
     if data is None or type(data) in (bool, int, str):
         return data
     if type(data) is not list or len(data) != 2 or type(data[0]) is not str:
@@ -86,11 +86,11 @@ class _Writer:
 
     def _refused(self, what: str) -> Unimplemented:
         return Unimplemented(
-            f"spreading {self._name}: what the state dict has under that name holds {what}; from rank to "
-            "rank go None, bool, int, float, complex, str, bytes, io.BytesIO, lists, tuples, sets and "
-            "dicts of these, torch.Size, torch.dtype, torch.device, and tensors in host memory, all "
-            f"together up to {_MOST >> 20} MiB; have get_extra_state give such, or load that module's "
-            "state on each rank",
+            f"spreading {self._name}: its value in the state dict holds {what}; only None, bool, int, "
+            "float, complex, str, bytes, io.BytesIO, lists, tuples, sets and dicts of these, torch.Size, "
+            "torch.dtype, torch.device, and tensors in host memory can be sent to other ranks, together "
+            f"up to {_MOST >> 20} MiB; have get_extra_state give such values, or load that module's state "
+            "on each rank",
             "VALUE_UNSUPPORTED",
             {"tensor": self._name},
         )

@@ -1,8 +1,8 @@
-"""Tensors of which each rank may have values of its own, although all have them under one name.
+"""Finds tensors of which each rank may have its own values, although their names are equal.
 
-Experts that a rank keeps for itself are such. Values cannot tell: ranks that started from one
-seed have equal ones, and models on meta have none. How a model is wrapped does: whoever has FSDP or
-DistributedDataParallel leave a parameter out keeps it equal on all ranks himself, or does not.
+Experts that a rank keeps for itself are an example. Values cannot tell: ranks that started from
+one seed have equal values, and models on meta have none. Wrapping tells: if FSDP or
+DistributedDataParallel ignores a parameter, nothing keeps it equal on all ranks.
 """
 
 from typing import List
@@ -18,7 +18,7 @@ _SHOWN = 5
 
 
 def refuse(doing: str, model: nn.Module, modules: _load_hooks.Modules, targets: List[Target]) -> None:
-    """Raises FailedPrecondition (RANK_UNIQUE) for tensors that rank 0's values may be wrong for."""
+    """Raises FailedPrecondition (RANK_UNIQUE) for tensors that may need other values than rank 0's."""
     found = _left_out(model, modules, targets) + _on_part_of_the_ranks(targets)
     if not found:
         return
@@ -35,7 +35,7 @@ def refuse(doing: str, model: nn.Module, modules: _load_hooks.Modules, targets: 
 
 
 def _left_out(model: nn.Module, modules: _load_hooks.Modules, targets: List[Target]) -> List[Target]:
-    """Plain parameters inside of what FSDP shards, or that DDP ignores, and buffers beside them."""
+    """Plain parameters inside FSDP modules or ignored by DDP, and buffers of the same modules."""
     inside, ignored = set(), _torch_internals.ignored_by_ddp(model)
     for _, module in modules:
         if id(module) not in inside and (_torch_internals.is_fsdp2(module) or _fsdp1_internals.is_unit(module)):
@@ -53,9 +53,9 @@ def _left_out(model: nn.Module, modules: _load_hooks.Modules, targets: List[Targ
 
 
 def _on_part_of_the_ranks(targets: List[Target]) -> List[Target]:
-    """Those whose whole mesh has fewer ranks than the mesh by which FSDP2 shards others.
+    """Targets with fewer ranks in their whole mesh than the largest mesh over which FSDP2 shards.
 
-    With tensor parallelism all have the mesh that is left for FSDP2, or a larger one.
+    Under tensor parallelism all targets have the mesh that remains for FSDP2, or a larger one.
     """
     managed = [target for target in targets if target.fsdp is not None]
     largest = max((_torch_internals.mesh_of(target.fsdp).size() for target in managed), default=0)

@@ -37,19 +37,19 @@ def set_model_state_dict(
 
     With options.full_state_dict and broadcast_from_rank0, rank 0's `model_state_dict` (a
     state dict, a LazyStateDict, or the path of a checkpoint) is spread over `model` by the
-    daemons; other ranks may pass `{}`. So is, without broadcast_from_rank0, a path or a
-    LazyStateDict that every rank passes: these are always full, so options may be left
-    out. Everything else is torch's own function.
+    daemons; other ranks may pass `{}`. Without broadcast_from_rank0, a path or a LazyStateDict
+    that every rank passes is spread in the same way. These are always full, so options may be
+    left out. All other calls go to torch's own function.
 
-    As there: tensors on meta take the checkpoint's types, others keep theirs; returns
-    missing and unexpected keys, RuntimeError with strict, ValueError for
-    broadcast_from_rank0 without full_state_dict. Other than there: errors come on every
-    rank, parameters stay the same objects and tied ones tied, memory is the daemon's, and
-    the dict is left as it is. allow_rank0_values: see fsdp2_load_full_state_dict. timeout, digest,
-    address, client: see load_into.
-    tied: names of one tensor with different values are an error, "first" takes the value of
-    the first of the model's names (torch: the last). fallback="native" calls torch's function
-    when no daemon can be reached, with what safetensors reads if a path was passed. Raises ckptd.Error besides.
+    As in torch: tensors on meta take the checkpoint's dtypes, others keep theirs. It returns
+    missing and unexpected keys, raises RuntimeError with strict, and ValueError for
+    broadcast_from_rank0 without full_state_dict. Unlike torch: errors come on every rank,
+    parameters stay the same objects, tied ones stay tied, memory is the daemon's, and the dict
+    is not changed. allow_rank0_values: see fsdp2_load_full_state_dict. timeout, digest, address,
+    client: see load_into. tied: different values under names of one tensor are an error; "first"
+    takes the value of the first of the model's names (torch takes the last). fallback="native"
+    calls torch's function if no daemon can be reached; safetensors reads a path. Also raises
+    ckptd.Error.
     """
     lazy = isinstance(model_state_dict, (str, _lazy_state_dict.LazyStateDict)) or hasattr(
         model_state_dict, "__fspath__"
@@ -64,11 +64,12 @@ def set_model_state_dict(
                 "no options"
             )
         if not (wish.full_state_dict and (lazy or wish.broadcast_from_rank0)):
-            # Its ValueError, too: of options that have no room for any full one.
+            # It also raises the ValueError for options that contradict each other.
             return original(model, {} if lazy else model_state_dict, options=options)
         if not lazy:
             model_state_dict = _torch_internals.by_name(model, model_state_dict)
-        must_match = _native_fallback.named(fallback, must_match_of(model_state_dict, wish), _tied_weights.describe(tied))
+        parts = must_match_of(model_state_dict, wish), _tied_weights.describe(tied)
+        must_match = _native_fallback.named(fallback, *parts)
         _tied_weights.check(tied)
         own = SpreadOptions(timeout, address, client, digest, must_match, allow_rank0_values, tied)
         return _native_fallback.stand_in(
@@ -86,9 +87,10 @@ def set_model_state_dict(
 
 
 def _outside(lazy: bool, given: Any, options: Any, own_daemon: _agreement.OwnDaemon) -> ContextManager[None]:
-    """Of a failure before the round: what this rank alone may load by torch is no part of one.
+    """How a failure before the round is reported: by a call of all ranks, or of this one alone.
 
-    Nobody loads an empty one by torch: somebody has forgotten the options.
+    A rank may load its own dict by torch alone. An empty dict is part of a call of all ranks, in
+    which the options were forgotten.
     """
     together = options is not None and getattr(options, "broadcast_from_rank0", True)
     part = lazy or together or not given
@@ -102,7 +104,7 @@ def _native_options(full_state_dict: bool) -> Any:
 
 
 def must_match_of(given: Any, wish: Any) -> str:
-    """What must be the same on all ranks, where each of them passes it."""
+    """Text for the source that must be equal on all ranks; "" if only rank 0 passes one."""
     if wish.broadcast_from_rank0:
         return ""
     if isinstance(given, _lazy_state_dict.LazyStateDict):
@@ -111,7 +113,7 @@ def must_match_of(given: Any, wish: Any) -> str:
 
 
 def spread_over(model: nn.Module, given: StateQuery, wish: Any, options: SpreadOptions) -> Any:
-    """set_model_state_dict by the daemons; wish: its options. Returns what that returns."""
+    """set_model_state_dict by the daemons. wish: its options. Returns its result."""
     whole, model = model, _checkpoint_names.without_ddp(model)
 
     def check(available: Mapping[str, Available], wanted: RequestedTensors) -> Tuple[List[str], List[str]]:
@@ -121,30 +123,30 @@ def spread_over(model: nn.Module, given: StateQuery, wish: Any, options: SpreadO
                 "model's checkpoint, or strict=False"
             )
         missing, unexpected = _spread_module.compare_names(available, wanted)
-        # Where every rank has the dict, torch keeps what it lacks without a word.
+        # If every rank has the dict, torch silently keeps tensors that the dict lacks.
         lacks = missing if wish.strict and wish.broadcast_from_rank0 else []
         sizes = _spread_module.shape_mismatches(available, wanted.targets)
         _result.raise_as_torch(model, lacks, unexpected if wish.strict else [], sizes)
         return missing, unexpected
 
-    if not wish.broadcast_from_rank0:  # every rank passes the same, for itself
+    if not wish.broadcast_from_rank0:  # every rank passes its own values
         options = replace(options, allow_rank0_values=True)
     made = _spread_module.spread_over(_FUNCTION, model, given, check, _dtypes, options)
-    # Torch's result: what the model keeps counts as there, and rank 0 alone knows the dict.
+    # As in torch's result: kept tensors do not count as missing, and only rank 0 knows the dict.
     knows = _daemon.rank_and_size()[0] == 0 or not wish.broadcast_from_rank0
     keys = _spread_module.incompatible([], made.unexpected if knows else [])
-    with torch.no_grad():  # as torch's
+    with torch.no_grad():  # as in torch
         return _spread_module.finish(whole, keys, wish.strict)
 
 
 def _refuses_none(wish: Any) -> bool:
-    """Whether torch's function raises for a state dict of nothing."""
+    """Whether torch's function raises for an empty state dict."""
     lenient = ("broadcast_from_rank0", "cpu_offload", "ignore_frozen_params")
     return wish.strict and not any(getattr(wish, option, False) for option in lenient)
 
 
 def _dtypes(wanted: RequestedTensors) -> DtypeFor:
-    """Torch's rule: with anything on meta it assigns, and only real DTensors are copied into."""
+    """Torch's rule: if a tensor is on meta it assigns all, and copies only into real DTensors."""
     assigns = any(t.tensor.is_meta and t.tensor.dim() > 0 for t in wanted.targets)
 
     def dtype_for(target: Target, source: torch.dtype) -> torch.dtype:

@@ -29,13 +29,13 @@ def broadcast_and_shard_state_dict(
     client: Optional[_client.Client] = None,
     fallback: Optional[str] = None,
 ) -> None:
-    """Rank 0's side of sharding `state_dict` over all ranks; the others call
+    """Rank 0's side of sharding `state_dict` over all ranks. The other ranks call
     shard_broadcasted_state_dict at the same time.
 
-    meta_sharded_state_dict: name -> DTensor, or plain tensor, that tells shape, type, mesh
-    and placements, such as state_dict() of a sharded model on meta; of the same names on
-    every rank. sharded_state_dict gets this rank's part of each, over the daemon's
-    memory, in that order, for load_state_dict(assign=True).
+    meta_sharded_state_dict: name -> DTensor or plain tensor that gives shape, dtype, mesh and
+    placements, such as state_dict() of a sharded model on meta. Names must be equal on every
+    rank. sharded_state_dict gets this rank's part of each tensor, over the daemon's memory, in
+    that order, for load_state_dict(assign=True).
 
     Raises ValueError on other ranks than 0, KeyError on all ranks for a name that
     state_dict lacks, RuntimeError for another shape, ckptd.Error.
@@ -87,7 +87,8 @@ def _shard_by_daemons(given: StateSource, meta, options: SpreadOptions) -> Dict[
 
     def plan() -> Tuple[RequestedTensors, DtypeFor]:
         known = Arrangements()
-        return RequestedTensors([_target(name, like, sink, known) for name, like in meta.items()]), _dist_module.own_dtype
+        targets = [_target(name, like, sink, known) for name, like in meta.items()]
+        return RequestedTensors(targets), _dist_module.own_dtype
 
     def check(available: Mapping[str, Available], wanted: RequestedTensors) -> Tuple[List[str], List[str]]:
         missing, unexpected = _spread_module.compare_names(available, wanted)
@@ -118,7 +119,7 @@ def _target(name: str, like: torch.Tensor, sink: _torch_internals.BufferSink, kn
 
 
 def _shard_by_broadcast(given: StateSource, meta, options: SpreadOptions) -> Dict[str, torch.Tensor]:
-    """With torch alone: whole tensors go to every rank, which keeps its part."""
+    """Shards by torch alone: broadcasts whole tensors, of which each rank keeps its part."""
     from torch.distributed.tensor import distribute_tensor
 
     state = _native_input.as_dict("broadcast_and_shard_state_dict", given, options.timeout)

@@ -1,9 +1,8 @@
-"""Spreads what rank 0 gives over the tensors of all ranks, by way of the daemons.
+"""Spreads rank 0's state dict over the tensors of all ranks, through the daemons.
 
-Rank 0 alone needs the values: the path of a checkpoint, a LazyStateDict, or a dict of
-tensors. It tells the others where each tensor is; every daemon then gets its rank's
-slices. All ranks succeed, or all raise what the first one that failed raised, before
-any of them has touched its model.
+Only rank 0 needs the values: the path of a checkpoint, a LazyStateDict, or a dict of tensors.
+It announces where each tensor is, and every daemon reads its rank's slices. All ranks succeed,
+or all raise the error of the first rank that failed, before any of them has changed its model.
 """
 
 import contextlib
@@ -40,21 +39,20 @@ from ..load._result import LoadResult
 from ..load._targets import Target
 from . import _plain_values, _staging
 
-# What a caller may pass for rank 0's state: a path, a LazyStateDict, a mapping of tensors.
+# Rank 0's state as a caller passes it: a path, a LazyStateDict, or a mapping of tensors.
 StateSource = Union[str, os.PathLike, Mapping[str, Any]]
-# Within this package also a function that has rank 0's daemon say it: name -> InFile.
+# Within this package also a function that asks rank 0's daemon: it gives name -> FileTensor.
 StateQuery = Union[StateSource, Callable[[_client.Client], Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
 class SpreadOptions:
-    """What every function that spreads takes besides the arguments of the one it stands in for.
+    """Arguments of every function that spreads, besides those of the original function.
 
-    timeout: seconds for everything, waiting for other ranks included. address, client:
-    the daemon of this rank, as in load_into. digest: have the daemons compute digests. must_match:
-    what all ranks must pass alike, besides the model. allow_rank0_values: also for tensors of
-    which each rank may have its own; see _rank_unique. tied: "first" takes the value of a tied
-    tensor's first name where they differ.
+    timeout: seconds for everything, waits for other ranks included. address, client: the daemon
+    of this rank, as in load_into. digest: have the daemons compute digests. must_match: text that
+    must be equal on all ranks. allow_rank0_values: spread also tensors of which each rank may have
+    its own values; see _rank_unique. tied: "first" takes the value of a tied tensor's first name.
     """
 
     timeout: float = 600.0
@@ -68,16 +66,16 @@ class SpreadOptions:
 
 @dataclass(frozen=True)
 class Available:
-    """What rank 0 has under a name: a tensor of this type (0: some other value) and shape."""
+    """A value that rank 0 has: a tensor with its dtype and shape, or some other value (dtype 0)."""
 
     dtype: int
     shape: Tuple[int, ...]
-    kind: str = ""  # of some other value, its Python type
+    kind: str = ""  # Python type of some other value
 
 
 @dataclass
 class SpreadResult:
-    """Of one call: what is ready to be placed, and what rank 0's names came to."""
+    """Result of one call: parts that are ready to be placed, and missing and unexpected names."""
 
     objects: Dict[str, Any]  # values that are no tensors
     missing: List[str]
@@ -86,7 +84,7 @@ class SpreadResult:
 
     @torch.inference_mode(False)  # else what is placed could never be trained
     def fill(self) -> None:
-        """Puts all of it into the model the targets are of."""
+        """Places all parts in the model of the targets."""
         for entries, shard, result in self.parts:
             _place_tensors.fill(entries, shard, result)
 
@@ -95,15 +93,15 @@ class SpreadResult:
             shard.close()
 
 
-# Of rank 0: (name -> what it has, names wanted) -> (missing, unexpected), or raises.
+# Check on rank 0: (name -> available value, requested tensors) -> (missing, unexpected). May raise.
 NameCheck = Callable[[Mapping[str, Available], "RequestedTensors"], Tuple[List[str], List[str]]]
-# The type a target is to have, when rank 0 has it as the other one.
+# (target, rank 0's dtype) -> the dtype that the target gets.
 DtypeFor = Callable[[Target, torch.dtype], torch.dtype]
 
 
 @dataclass(frozen=True)
 class RequestedTensors:
-    """What a model or dict takes: tensors, and names of values that are no tensors."""
+    """Tensors that a model or dict requests, and names of values that are no tensors."""
 
     targets: List[Target]
     objects: Tuple[str, ...] = ()
@@ -122,12 +120,12 @@ def spread(
     check: NameCheck,
     options: SpreadOptions,
 ) -> SpreadResult:
-    """The tensors that plan() wants, over the daemons' memory, ready to be placed on every rank.
+    """The tensors that plan() requests, over the daemons' memory, ready to be placed.
 
-    To be called by every rank of the process group, and to want the same names, types,
-    shapes and placements there; `given` and `check` count on rank 0. Targets that rank 0
-    has nothing for are left out. Raises on all ranks alike: what plan() or check() raised
-    on one of them, RuntimeError for ranks that want different things, ckptd.Error.
+    Every rank of the process group must call it and request the same names, dtypes, shapes and
+    placements. Only rank 0's `given` and `check` count. Targets without a value on rank 0 are left
+    out. All ranks raise the same: an error of plan() or check(), RuntimeError for ranks that
+    request different things, ckptd.Error.
     """
     deadline = Deadline(options.timeout)
     if not (dist.is_available() and dist.is_initialized()) and _address.world_size() > 1:
@@ -143,7 +141,8 @@ def spread(
         client = group.client or options.client
         with _daemon.connected(options.address, client, deadline, group.rank) as own:
             with contextlib.closing(_RankZeroSource(wanted, own, deadline)) as source:
-                announcement = json.loads(group.announcement(lambda: source.announcement(doing, given, check, options.tied)))
+                make = functools.partial(source.announcement, doing, given, check, options.tied)
+                announcement = json.loads(group.announcement(make))
                 _compare(doing, announcement, wanted)
                 group.vote(1)
                 group.forget_announcement()
@@ -160,19 +159,19 @@ def spread(
 
 
 class _RankZeroSource:
-    """Rank 0's part: names what is to be read, and holds what had to be copied for it."""
+    """Rank 0's side: announces what is to be read, and holds memory that the daemons read."""
 
     def __init__(self, wanted: RequestedTensors, own: _client.Client, deadline: Deadline):
         self._wanted, self._own, self._deadline = wanted, own, deadline
         self._staged: Union[None, _staging.OfferedMemory, _staging.MemoryFile] = None
-        self.identities: Dict[str, str] = {}  # source -> that of its files when names were read
+        self.identities: Dict[str, str] = {}  # source -> Source.identity when its names were read
 
     def close(self) -> None:
         if self._staged is not None:
             self._staged.close()
 
     def announcement(self, doing: str, given: StateQuery, check: NameCheck, tied: Optional[str]) -> str:
-        """What the others have to know, as JSON."""
+        """The announcement to other ranks, as JSON."""
         entries = {_checkpoint_names.clean(n): e for n, e in _entries(given, self._own, self._deadline).items()}
         taken = self._wanted.names - set(self._wanted.objects)
         available = {n: _available_of(n, e, n in taken) for n, e in entries.items()}
@@ -213,7 +212,7 @@ class _RankZeroSource:
         return json.dumps(said)
 
     def _bring_together(self, names: List[str], entries: Dict[str, Any]) -> None:
-        """Reads what is in a file where others of `names` are in memory: one load brings them all."""
+        """Reads tensors of files if others of `names` are in memory: one load must bring all of them."""
         if any(isinstance(entries[name], torch.Tensor) for name in names):
             for name in names:
                 if isinstance(entries[name], FileTensor):
@@ -227,9 +226,9 @@ class _RankZeroSource:
         return _lazy_state_dict.LazyStateDict({entry.name: entry}, **own_daemon)[entry.name]
 
     def _objects(self, entries: Mapping[str, Any]) -> Dict[str, Any]:
-        """Values that are no tensors of the model, as JSON has them."""
+        """Values that are no tensors of the model, encoded for JSON."""
         objects = {n: entries[n] for n in self._wanted.objects if n in entries}
-        # Of a checkpoint they are tensors; others than rank 0 may not even see its files.
+        # In a checkpoint they are tensors. Rank 0 reads them, as other ranks may not see its files.
         on_host = dict.fromkeys(objects, "cpu")
         own_daemon = {"client": self._own, "timeout": self._deadline.for_call()}
         objects = dict(_lazy_state_dict.LazyStateDict(objects, devices=on_host, **own_daemon).items())
@@ -244,7 +243,7 @@ def _no_tensor(doing: str, name: str, entry: Any) -> TypeError:
 def _names_of(
     doing: str, target: Target, entries: Mapping[str, Any], tied: Optional[str], read: _tied_weights.Read
 ) -> List[List[str]]:
-    """The names under which rank 0 has a target; none, or those of each member of a flat parameter."""
+    """Rank 0's names for a target, one list per member of a flat parameter; empty if it has none."""
     parts = _targets.checkpoint_tensors(target)
     found = [_tied_weights.names_of(doing, names, entries, tied, read) for names, _ in parts]
     return _source_match.all_members_or_none(doing, target, found)
@@ -253,7 +252,7 @@ def _names_of(
 def _part_of(
     doing: str, target: Target, parts: Dict[Tuple[str, int], set], entries: List[FileTensor]
 ) -> int:
-    """Number of the load that brings `entries`: a load states each name of its source once."""
+    """Number of the load that brings `entries`. A load can request each name of its source only once."""
     source, names, again = entries[0].source, {entry.name for entry in entries}, 0
     if any(entry.source != source for entry in entries):
         raise Unimplemented(
@@ -269,14 +268,14 @@ def _part_of(
 
 
 def _entries(given: StateQuery, own: _client.Client, deadline: Deadline) -> Mapping[str, Any]:
-    """name -> InFile, tensor or other value."""
+    """name -> FileTensor, tensor or other value."""
     if isinstance(given, (str, os.PathLike)):
         return _file_tensor.entries_of(own, given, deadline)
     if callable(given):
         return given(own)
     if isinstance(given, _lazy_state_dict.LazyStateDict):
         return given.entries
-    if not isinstance(given, Mapping):  # torch's sentence
+    if not isinstance(given, Mapping):  # as torch
         raise TypeError(f"Expected state_dict to be dict-like, or a path, got {type(given)}.")
     odd = next((name for name in given if not isinstance(name, str)), None)
     if odd is not None:
@@ -300,7 +299,7 @@ def _values_of(announcement: dict) -> Dict[str, Any]:
 
 
 def _signature(wanted: RequestedTensors) -> List[list]:
-    """What must be the same on all ranks, by name."""
+    """Facts that must be equal on all ranks, by name."""
     found = []
     for target in wanted.targets:
         lies = "whole" if target.spec is None else str(target.spec.placements)
@@ -312,7 +311,7 @@ def _signature(wanted: RequestedTensors) -> List[list]:
 
 
 def _compare(doing: str, announcement: dict, wanted: RequestedTensors) -> None:
-    """Raises RuntimeError when this rank's model is not rank 0's, which would never end well."""
+    """Raises RuntimeError if this rank's model differs from rank 0's."""
     if announcement["doing"] != doing:
         raise RuntimeError(
             f"{doing}: rank 0 is at another call, {announcement['doing']}; all ranks must make the same "
@@ -339,10 +338,10 @@ def _load_all(
     look: Callable[[], None],
     identities: Mapping[str, str],
 ) -> None:
-    """Has the daemons load each part, and checks this rank's shard of it against the model.
+    """Has the daemons load each part, and checks this rank's shard against the model.
 
-    look: raises when another rank has failed; called while the daemons are waited for.
-    identities: source -> that of the files whose names rank 0 has read.
+    look: raises if another rank has failed; called during waits for the daemons. identities:
+    source -> Source.identity when rank 0 read its names.
     """
     rank, size = _daemon.rank_and_size()
     for number, (source, in_memory) in enumerate(announcement["parts"]):
@@ -361,8 +360,8 @@ def _load_all(
             targets.append(_source_match.with_local_cast(found, source_dtype))
         with gc_paused():
             layout = _targets.rank_layout(targets, rank, size, strict=True)
-        layout.refuse_unexpected = False  # of the source: its names were agreed upon already
-        # A copy of rank 0's memory is of use to nobody else: the daemon keeps nothing of it.
+        layout.refuse_unexpected = False  # the ranks have agreed on the names already
+        # A copy of rank 0's memory is useless to others, so the daemon keeps none.
         mode = "exclusive" if in_memory else "auto"
         how = _load_into.LoadOptions(mode, None, options.digest, progress=lambda _: look())
         how = replace(how, identity="" if in_memory else identities.get(source, ""))

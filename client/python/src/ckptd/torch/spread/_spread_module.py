@@ -1,4 +1,4 @@
-"""Spreading over a module: what it takes, and the errors torch's own loading has for it."""
+"""Spreads over a module: its tensors, and torch's errors for names and shapes."""
 
 from typing import Any, Callable, Iterable, List, Mapping, Optional, Tuple
 
@@ -24,7 +24,7 @@ from ._spread import (
 
 
 def wanted_of(model: nn.Module, modules: _load_hooks.Modules) -> RequestedTensors:
-    """What a state dict of `model` holds. Puts FSDP2 between two steps. Raises ckptd.Error."""
+    """Tensors and extra states in a state dict of `model`. Reshards FSDP2 modules. Raises ckptd.Error."""
     targets = [target for target in _load_into.list_targets(modules) if target.persistent]
     return RequestedTensors(targets, tuple(name for name, _ in _extra_state.of(modules)))
 
@@ -37,10 +37,10 @@ def spread_over(
     dtype_for: Callable[[RequestedTensors], DtypeFor],
     options: SpreadOptions,
 ) -> SpreadResult:
-    """Spreads `given` of rank 0 over `model` and puts it in place on every rank.
+    """Spreads rank 0's `given` over `model` and places it on every rank.
 
-    dtype_for: from what the model takes, to the rule for its types. See _spread.spread.
-    Hooks after load_state_dict are the caller's to run: by finish.
+    dtype_for: requested tensors -> rule for their dtypes. See _spread.spread. The caller runs
+    hooks after load_state_dict, by finish().
     """
     modules, counts = _checkpoint_names.modules_of(model), []
     _load_hooks.warn_of_skipped_hooks(doing, modules)
@@ -62,7 +62,7 @@ def spread_over(
 def dict_for_original(
     doing: str, model: nn.Module, given: StateSource, options: SpreadOptions, every_rank: bool = False
 ) -> Any:
-    """See _native_input.as_dict. Refuses what the daemons' way refuses, and torch's or accelerate's would not."""
+    """See _native_input.as_dict. Refuses inputs that spread() refuses, though the original would not."""
 
     def look(whole: Any) -> Any:
         if not (every_rank or options.allow_rank0_values):
@@ -74,13 +74,13 @@ def dict_for_original(
 
 
 def finish(model: nn.Module, keys: Any, strict: bool) -> Any:
-    """Runs hooks after load_state_dict, wrappers' too. Returns the keys as they leave them."""
+    """Runs hooks after load_state_dict, wrappers' included. Returns the keys, which hooks may change."""
     _load_hooks.run_after(model, _checkpoint_names.modules_of(_checkpoint_names.without_ddp(model)), keys, strict)
     return keys
 
 
 def _start_counts(model: nn.Module, counts: List[Target], made: SpreadResult) -> None:
-    """Batch norms' counts that rank 0 had no value for: torch starts those on meta at zero."""
+    """Sets batch norms' counts on meta to zero where rank 0 had no value, as torch does."""
     left = [t for t in counts if t.tensor.is_meta and _torch_internals.is_buffer_on_meta(*t.slots[0])]
     if left:
         device = _memory.device_of(made.parts[0][1]) if made.parts else torch.device("cpu")
@@ -90,10 +90,10 @@ def _start_counts(model: nn.Module, counts: List[Target], made: SpreadResult) ->
 def compare_names(
     available: Mapping[str, Available], wanted: RequestedTensors, metadata: Optional[Mapping[str, Any]] = None
 ) -> Tuple[List[str], List[str]]:
-    """(missing, unexpected). A tied tensor is there under any of its names.
+    """(missing, unexpected). A tied tensor exists if one of its names does.
 
-    Batch norms' counts, which torch came to have later, are not missing, unless the state
-    dict's `metadata` has the versions of modules and says that it was made since.
+    Old state dicts lack batch norms' counts. So these are missing only if the state dict's
+    `metadata` says that it was made by a version that has them.
     """
     missing = [
         names[0]
@@ -108,13 +108,13 @@ def compare_names(
 
 
 def _is_old(count: str, metadata: Optional[Mapping[str, Any]]) -> bool:
-    """Whether a state dict may be from before there was such a count, by torch's rule."""
+    """Whether a state dict may be older than batch norms' counts, by torch's rule."""
     version = (metadata or {}).get(count.rpartition(".")[0], {}).get("version")
     return version is None or version < 2
 
 
 def shape_mismatches(available: Mapping[str, Available], targets: Iterable[Target]) -> List[str]:
-    """Torch's sentence for each tensor of another shape, and each value that is none."""
+    """Torch's sentence for each tensor of another shape, and for each value that is no tensor."""
     found = []
     for names, size in (part for target in targets for part in checkpoint_tensors(target)):
         name = next((n for n in names if n in available), None)
@@ -134,11 +134,11 @@ def shape_mismatches(available: Mapping[str, Available], targets: Iterable[Targe
 
 
 def shown(names: List[str]) -> str:
-    """For sentences: the first few, and how many more."""
+    """The first names and the number of others, for sentences."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(f"{name!r:.200}" for name in names[:3]) + more
 
 
 def incompatible(missing: List[str], unexpected: List[str]) -> Any:
-    """What Module.load_state_dict returns."""
+    """The result of Module.load_state_dict."""
     return _torch_internals.IncompatibleKeys(missing, unexpected)

@@ -1,11 +1,10 @@
-"""Tensors of this process as a safetensors file in memory, for the daemons to read.
+"""Offers tensors of this process to the daemons, as a safetensors file in memory.
 
-Best where they are: OfferedMemory says where, and copies nothing. Where the daemon may not
-read this process's memory, MemoryFile has one copy, made by write() so that it never counts
-as memory mapped by this process. Neither has a name: both are gone when they are closed, or
-with the process, however that ends. In a folder that CKPTD_STAGE_DIR names the copy has one,
-as the daemon reaches this process by nothing else: what a killed process left there, the next
-one removes.
+OfferedMemory describes where tensors are and copies nothing. If the daemon may not read this
+process's memory, MemoryFile makes one copy, by write(), so that it never counts as memory
+mapped by this process. Neither has a name, so both go when they are closed or the process
+ends, however it ends. If CKPTD_STAGE_DIR names a folder, the copy is a named file there, for
+daemons that cannot reach this process otherwise. A later process removes files of killed ones.
 """
 
 import contextlib
@@ -31,8 +30,8 @@ from ..._rpc import Deadline
 from ..compat import _torch_internals
 from ..load import _memory
 
-_BLOCK = 16 << 20  # bytes written, or copied to be in row-major order, at once
-_SPARE = 64 << 20  # what must remain beside the file
+_BLOCK = 16 << 20  # bytes written, or copied into row-major order, at once
+_SPARE = 64 << 20  # bytes of memory that must remain free
 _FOLDER = "CKPTD_STAGE_DIR"
 _LEFT_PREFIX = "ckptd-stage-"
 _LEFT = re.compile(re.escape(_LEFT_PREFIX) + r"[a-z0-9_]{8}\.safetensors")
@@ -42,7 +41,7 @@ _RANGE = struct.Struct("<QQ")  # address and bytes
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 _PR_SET_PTRACER = 0x59616D61
 _ANYBODY, _NOBODY = -1, 0
-_PATIENCE = 5.0  # seconds for a daemon that is busy with other files
+_PATIENCE = 5.0  # seconds for a busy daemon to answer
 _COPY_AFTER = ("SOURCE_UNREADABLE", "SOURCE_INVALID", "SOURCE_NOT_FOUND", "DEADLINE")
 _LOG = logging.getLogger("ckptd")
 
@@ -56,12 +55,13 @@ class _Image(NamedTuple):
 
 
 def _image(tensors: Dict[str, torch.Tensor]) -> _Image:
-    """Tensors that are the same memory are in it once; its metadata calls the others by their
-    further names, as safetensors' save_model does. Raises Unimplemented (DTYPE_UNSUPPORTED)
-    and FailedPrecondition (NO_VALUES) by tensor.
+    """The file for `tensors`. Tensors with the same memory are in it once.
+
+    Its metadata lists their further names, as safetensors' save_model does. Raises Unimplemented
+    (DTYPE_UNSUPPORTED) and FailedPrecondition (NO_VALUES) for a tensor that cannot be offered.
     """
     kept, aliases = _without_repeats({n: _plain(n, t) for n, t in tensors.items()})
-    # Wider types first, so that each lies on a multiple of its own size.
+    # Wider dtypes first, so that each offset is a multiple of the element size.
     order = sorted(kept, key=lambda name: (-kept[name].element_size(), name))
     header, places, end = {"__metadata__": {"format": "pt", **aliases}}, [], 0
     for name in order:
@@ -82,7 +82,7 @@ def _image(tensors: Dict[str, torch.Tensor]) -> _Image:
 def staged(
     tensors: Dict[str, torch.Tensor], own: _client.Client, deadline: Deadline
 ) -> Union["OfferedMemory", "MemoryFile"]:
-    """What the daemon of `own`, and those of its host, read `tensors` from until close()."""
+    """A file from which the daemons of this host read `tensors` until close()."""
     image = _image(tensors)
     if os.environ.get(_FOLDER):
         return MemoryFile(image)
@@ -99,14 +99,14 @@ def staged(
 
 
 class OfferedMemory:
-    """Tensors that the daemons read out of this process, at `path`, until close().
+    """Tensors that the daemons read from this process's memory, at `path`, until close().
 
-    Tensors on the host in row-major order stay where they are; of others it has copies.
-    They must not change meanwhile. Linux's Yama, where it is in force, is told that others
-    of this user may read this process until close(). Not thread-safe. Raises
-    ResourceExhausted (NO_MEMORY) when there is no room for the copies.
+    Tensors on the host in row-major order stay where they are. Others are copied. They must not
+    change before close(). If Linux's Yama is in force, it is told to let other processes of this
+    user read this one until close(). Not thread-safe. Raises ResourceExhausted (NO_MEMORY) if
+    there is no room for the copies.
 
-    The format is that of common/checkpoint/process_memory.h.
+    The format is described in common/checkpoint/process_memory.h.
     """
 
     def __init__(self, image: _Image):
@@ -114,7 +114,7 @@ class OfferedMemory:
         copied = sum(t.numel() * t.element_size() for t in tensors if not _lies_flat(t))
         if copied:
             _check_room(copied)
-        # Held here: nothing else may keep a copy, and a caller might drop the original.
+        # Held here, because nothing else keeps the copies, and a caller might drop the originals.
         self._tensors = [t if _lies_flat(t) else t.cpu().contiguous() for t in tensors]
         ranges = [(t.data_ptr(), t.numel() * t.element_size()) for t in self._tensors]
         start = _MAGIC + struct.pack("<Q", len(ranges)) + b"".join(_RANGE.pack(*r) for r in ranges)
@@ -130,11 +130,11 @@ class OfferedMemory:
 
     @property
     def path(self) -> str:
-        """Where a process of the same user and process-id namespace opens it."""
+        """Path at which processes of the same user and process-id namespace open it."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def close(self) -> None:
-        """Takes the offer back. Whoever still reads gets an error, or what is there then."""
+        """Ends the offer. A daemon that still reads gets an error, or later contents of the memory."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             _let_read(_NOBODY)
@@ -147,29 +147,28 @@ def _lies_flat(tensor: torch.Tensor) -> bool:
 
 
 def _let_read(whom: int) -> None:
-    """Tells Yama, where it is in force, who may read this process's memory besides its parents."""
+    """Tells Yama, if it is in force, which processes besides ancestors may read this one's memory."""
     try:
         with open(_YAMA) as file:
             if file.read().strip() != "1":
                 return
     except OSError:  # a kernel without it
         return
-    # If it fails, the daemon says that it cannot read.
+    # If this fails, the daemon will report that it cannot read.
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(whom & (2**64 - 1)), 0, 0, 0)
 
 
 class MemoryFile:
     """A safetensors file over copies of tensors, readable at `path` until close().
 
-    Tensors may be on any device and in any memory order; they must not change meanwhile.
-    Not thread-safe. Raises ResourceExhausted (NO_MEMORY) before it writes anything when
-    there is no room.
+    Tensors may be on any device and in any memory order. They must not change before close().
+    Not thread-safe. Raises ResourceExhausted (NO_MEMORY), before it writes, if there is no room.
     """
 
     def __init__(self, image: _Image):
         self.nbytes = len(image.header) + image.nbytes
         if os.environ.get(_FOLDER):
-            _remove_left(os.environ[_FOLDER])  # before room is looked for
+            _remove_left(os.environ[_FOLDER])  # before the room is checked
         _check_room(self.nbytes)
         self._named: Optional[str] = None
         self._fd = self._create()
@@ -190,7 +189,7 @@ class MemoryFile:
 
     def _fill(self, places: List[Tuple[torch.Tensor, int]], base: int) -> None:
         jobs = ((block, base + at + offset) for t, at in places for block, offset in _blocks(t))
-        # write() lets go of the interpreter: a few at once fill memory faster than one.
+        # write() releases the interpreter lock, so several threads fill memory faster.
         with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as pool:
             waiting: list = []
             for block, at in jobs:
@@ -204,29 +203,29 @@ class MemoryFile:
 
     @property
     def path(self) -> str:
-        """Where a process of the same user and process-id namespace opens it."""
+        """Path at which processes of the same user and process-id namespace open it."""
         return self._named or f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def close(self) -> None:
-        """Frees the memory once nobody reads it any more; does not wait for that."""
+        """Frees the memory once no reader has it open. Does not wait for that."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
         if self._named:
-            with contextlib.suppress(FileNotFoundError):  # somebody cleared the folder
+            with contextlib.suppress(FileNotFoundError):  # the folder was cleared meanwhile
                 os.unlink(self._named)
         try:
-            # The kernel takes a second for 10 GB.
+            # In a thread, because the kernel takes a second for 10 GB.
             threading.Thread(target=os.close, args=(fd,), daemon=True).start()
         except RuntimeError:  # no more threads, or the interpreter is ending
             os.close(fd)
 
 
 def _create_locked(folder: str) -> Tuple[int, str]:
-    """A new file that is locked as long as it is open here. Under its name it is never without its lock."""
+    """A new file that is locked as long as it is open here. It gets its final name only when locked."""
     fd, part = tempfile.mkstemp(".part", _LEFT_PREFIX, folder)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks, where nothing is removed
+        with contextlib.suppress(OSError):  # a file system without locks; nothing is removed there
             fcntl.flock(fd, fcntl.LOCK_EX)
         named = part[: -len(".part")] + ".safetensors"
         os.rename(part, named)
@@ -239,14 +238,14 @@ def _create_locked(folder: str) -> Tuple[int, str]:
 
 
 def _remove_left(folder: str) -> None:
-    """Removes files of _create_locked whose processes have ended without."""
+    """Removes files of _create_locked that ended processes left behind."""
     names = []
-    with contextlib.suppress(OSError):  # who writes there says so
+    with contextlib.suppress(OSError):  # writing there will raise the error
         names = os.listdir(folder)
     for name in filter(_LEFT.fullmatch, names):
         path = os.path.join(folder, name)
-        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
-            # Not waiting: anybody may put a pipe there.
+        with contextlib.suppress(OSError):  # of another user, or gone meanwhile
+            # O_NONBLOCK, because another program may have put a pipe there.
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 found = os.fstat(fd)
@@ -259,7 +258,7 @@ def _remove_left(folder: str) -> None:
 
 
 def unseen(path: str) -> str:
-    """What to add to a daemon's error that it cannot open `path`."""
+    """Advice for a daemon's error that it cannot open `path`."""
     return (
         f"the daemon of rank 0 must see {path}, which is memory of the trainer: run both as one "
         f"user and in one process-id namespace, or set {_FOLDER} in the trainer to a folder in "
@@ -268,7 +267,7 @@ def unseen(path: str) -> str:
 
 
 def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor whose bytes are the value of `tensor`."""
+    """A tensor whose bytes in memory are the value of `tensor`."""
     if _torch_internals.is_dtensor(tensor):
         if not all(placement.is_replicate() for placement in tensor.placements):
             raise FailedPrecondition(
@@ -297,7 +296,7 @@ def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_other_than_memory(name: str, tensor: torch.Tensor) -> None:
-    """Raises FailedPrecondition for a tensor whose values are not its elements in memory."""
+    """Raises FailedPrecondition for a tensor whose values are not in its own memory."""
     kind, instead = type(tensor).__name__, "what it wraps as a plain tensor, such as .dequantize() gives"
     if nn.parameter.is_lazy(tensor):
         raise FailedPrecondition(
@@ -330,7 +329,7 @@ def refuse_other_than_memory(name: str, tensor: torch.Tensor) -> None:
 
 
 def _without_repeats(tensors: Dict[str, torch.Tensor]):
-    """(tensors each once, further name -> name), by where they lie and how."""
+    """(tensors without repetition, further name -> name). Equal memory and layout count as repetition."""
     kept: Dict[str, torch.Tensor] = {}
     seen: Dict[tuple, str] = {}
     aliases: Dict[str, str] = {}
@@ -345,7 +344,7 @@ def _without_repeats(tensors: Dict[str, torch.Tensor]):
 
 
 def _blocks(tensor: torch.Tensor) -> Iterator[Tuple[torch.Tensor, int]]:
-    """(row-major pieces on the host of about _BLOCK bytes, byte offset of each)."""
+    """Yields (row-major piece on the host of about _BLOCK bytes, its byte offset)."""
     if tensor.numel() == 0:
         return
     if tensor.is_contiguous():
@@ -375,7 +374,7 @@ def _write_all(fd: int, data, at: int) -> None:
 
 
 def available_bytes() -> int:
-    """Memory that may be had: what the system has available, and within the cgroup's limit."""
+    """Bytes of memory available in the system, within the cgroup's limit."""
     with open("/proc/meminfo") as file:
         fields = dict(line.split(":", 1) for line in file)
     found = int(fields["MemAvailable"].split()[0]) * 1024

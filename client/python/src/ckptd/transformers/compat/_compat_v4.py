@@ -1,9 +1,9 @@
-"""The seams of transformers 4: where its from_pretrained meets the files.
+"""Patch points of transformers 4: functions through which its from_pretrained reads files.
 
-Tried with 4.57. `_load_state_dict_into_meta_model` opens one file and takes, casts and
-places its tensors one by one. It is run twice: over probes, which leave the model on meta
-and only note what this rank needs, and then over the daemon's memory. Each file is a load
-of its own, for transformers goes from file to file.
+Tried with 4.57. `_load_state_dict_into_meta_model` opens one file and takes, casts and places
+its tensors one by one. It is run twice: over probes, which leave the model on meta and only note
+what this rank needs, and then over the daemon's memory. Each file is a load of its own, because
+transformers goes from file to file.
 """
 
 import contextvars
@@ -22,7 +22,7 @@ _pass: contextvars.ContextVar = contextvars.ContextVar("ckptd_pass", default=Non
 
 
 def patch_points(files: Files) -> List[PatchPoint]:
-    """(module, or module:class, name, function from the original to what replaces it)."""
+    """(module, or module:class, name, function from the original to its replacement)."""
     return [
         (MODELING, "safe_open", lambda original: _opener(files.opener(original, by_index=False))),
         (MODELING, "load_state_dict", lambda original: files.refuser(original)),
@@ -34,11 +34,11 @@ def patch_points(files: Files) -> List[PatchPoint]:
 
 
 class _Pass:
-    """One of the two runs over a file; of one thread."""
+    """One of the two runs over a file, in one thread."""
 
     def __init__(self, feed: _deferred_load.DeferredLoad, noting: bool):
         self.feed, self.noting = feed, noting
-        self.dtype: Optional[torch.dtype] = None  # that of the tensor at hand
+        self.dtype: Optional[torch.dtype] = None  # dtype of the current tensor
 
     def stand_in(self, part: Slice):
         if not self.noting:
@@ -51,7 +51,7 @@ class _Pass:
 
 
 class _Opened(safe_open):
-    """An open file whose slices belong to the run that goes on in this thread, if any."""
+    """An open file whose slices belong to the current run in this thread, if there is one."""
 
     def get_slice(self, name: str):
         part, run = super().get_slice(name), _pass.get()
@@ -61,7 +61,7 @@ class _Opened(safe_open):
 def _opener(open_: Callable) -> Callable:
     @functools.wraps(open_)
     def opened(filename, framework="pt", device="cpu"):
-        # Of a run over probes the device is meta, where safetensors itself reads nothing.
+        # The run over probes passes the device meta, which safetensors does not know.
         file = open_(filename, framework, "cpu" if device == "meta" else device)
         return _Opened.over(file.file) if isinstance(file, safe_open) else file
 
@@ -69,7 +69,7 @@ def _opener(open_: Callable) -> Callable:
 
 
 def _counting(original: classmethod) -> classmethod:
-    """Each file is a round of the ranks."""
+    """Counts rounds: each file is a round of the ranks."""
     function = original.__func__
 
     @functools.wraps(function)
@@ -121,7 +121,7 @@ def _run_twice(original: Callable, files: Files) -> Callable:
 
 
 def _one_by_one(arguments: dict) -> bool:
-    """Whether tensors must be taken at once: quantisers keep what they are given."""
+    """Whether tensors must be read at once: quantisers keep the tensors that they get."""
     from transformers.integrations import is_fsdp_enabled
 
     return arguments.get("hf_quantizer") is not None or is_fsdp_enabled()

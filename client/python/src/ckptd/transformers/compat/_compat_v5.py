@@ -1,10 +1,9 @@
-"""The seams of transformers 5: where its from_pretrained meets the files.
+"""Patch points of transformers 5: functions through which its from_pretrained reads files.
 
-Tried with 5.23. `_load_pretrained_model` opens each file by `safe_open` and takes a lazy
-slice of every tensor; `convert_and_load_state_dict_in_model` hands each to
-`spawn_materialize` together with this rank's sharding and dtype, and only when all are
-handed over touches values. The conversions after that (renames, stacked and fused
-experts) are transformers' own and run unchanged.
+Tried with 5.23. `_load_pretrained_model` opens each file by `safe_open` and takes a lazy slice
+of every tensor. `convert_and_load_state_dict_in_model` passes each slice to `spawn_materialize`
+with this rank's sharding and dtype, and reads values only when all are passed. Later conversions
+(renames, stacked and fused experts) are transformers' own and run unchanged.
 """
 
 import functools
@@ -23,7 +22,7 @@ LOADING = "transformers.core_model_loading"
 
 
 def patch_points(files: Files) -> List[PatchPoint]:
-    """(module, or module:class, name, function from the original to what replaces it)."""
+    """(module, or module:class, name, function from the original to its replacement)."""
     return [
         (MODELING, "safe_open", lambda original: files.opener(original)),
         (MODELING, "_is_on_hf_mount", lambda original: functools.wraps(original)(_never)),
@@ -36,18 +35,18 @@ def patch_points(files: Files) -> List[PatchPoint]:
 
 
 def from_pretrained(files: Files) -> PatchPoint:
-    """That of models. Automatic classes call it, when they have found the configuration."""
+    """The patch point from_pretrained of models. Automatic classes call it as well."""
     how = files.address, files.timeout, files.fallback
     return MODEL, "from_pretrained", lambda found: _collective_choice.wrapped(found, *how)
 
 
 def _never(path) -> bool:
-    """No file is mapped here, so none needs to be read around a mapping."""
+    """Replaces _is_on_hf_mount: no file is mapped here, so no mapping must be avoided."""
     return False
 
 
 def _with_deferred_load(original: Callable, files: Files) -> Callable:
-    """One Feed for each model."""
+    """Makes one DeferredLoad for each model."""
     parameters = inspect.signature(original)
 
     @functools.wraps(original)
@@ -81,12 +80,12 @@ def _spawner(original: Callable) -> Callable:
 
         def wish(probe):
             if sharding_op is None:
-                probe.want_all()  # what the original does then, and quicker
+                probe.want_all()  # same effect as the original, but quicker
             else:
                 ask(probe, "meta")
 
         if not feed.note(tensor, wish, dtype, device):
-            return lambda: None  # another rank's
+            return lambda: None  # a part of another rank
         return lambda: ask(_deferred_load.LoadedSlice(tensor, feed), device)
 
     return spawn_materialize
