@@ -159,6 +159,20 @@ void Follower::NotJoined(const absl::Status& why, uint64_t since) {
   changed_.NotifyAll();
 }
 
+// A leader that is the same and did not know this rank had given it up.
+void Follower::EndWhatTheLeaderForgot(bool restarted, uint64_t since) {
+  if (restarted && parts_.participants != nullptr) {
+    parts_.participants->EndBarriers(RankLost(
+        0, "it was restarted, and does not know which ranks have placed what they loaded"));
+  }
+  parts_.catalog.FailAllLoading(
+      restarted ? RankLost(0, "it was restarted")
+                : RankLost(identity_.rank, "rank 0 had heard nothing of it for too long"),
+      since);
+  // Another leader, or one that had given us up, has no mapping of our memory.
+  parts_.backend.OnWriterRestart();
+}
+
 bool Follower::Join() {
   const uint64_t since = parts_.catalog.Tick();
   auto reply = parts_.leader->Join(identity_, parts_.catalog.Residents(),
@@ -175,18 +189,7 @@ bool Follower::Join() {
     return false;
   }
   if (!leader_incarnation_.empty()) {
-    // A leader that has not changed and did not know this rank had given it up.
-    const bool restarted = leader_incarnation_ != reply->incarnation;
-    if (restarted && parts_.participants != nullptr) {
-      parts_.participants->EndBarriers(RankLost(
-          0, "it was restarted, and does not know which ranks have placed what they loaded"));
-    }
-    parts_.catalog.FailAllLoading(
-        restarted ? RankLost(0, "it was restarted")
-                  : RankLost(identity_.rank, "rank 0 had heard nothing of it for too long"),
-        since);
-    // Another leader, or one that had given us up, has no mapping of our memory.
-    parts_.backend.OnWriterRestart();
+    EndWhatTheLeaderForgot(leader_incarnation_ != reply->incarnation, since);
   }
   leader_incarnation_ = reply->incarnation;
   members_epoch_ = 0;

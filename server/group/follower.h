@@ -80,6 +80,7 @@ class Follower {
  private:
   void Loop();
   bool Join();
+  void EndWhatTheLeaderForgot(bool restarted, uint64_t since);
   void NotJoined(const absl::Status& why, uint64_t since);
   // False when the leader no longer knows us, or is silent for too long.
   bool Beat();

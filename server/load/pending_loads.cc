@@ -78,7 +78,7 @@ bool PendingLoads::Accepts(const std::string& name, const PendingLoad& pending, 
   if (pending.load_key != proposal.load_key || pending.doomed) return false;
   if (!IsRankForm(proposal.request)) return true;
   // What they state may be alike, and yet one job's ranks want what the other's do not.
-  if (!pending.running && AreOfTwoJobs(pending.request, proposal.request)) return false;
+  if (AreOfTwoJobs(pending.request, proposal.request)) return false;
   const uint32_t rank = proposal.rank;
   // A rank that already stated something else belongs to a later pending load.
   if (pending.digests[rank] != 0) return pending.digests[rank] == proposal.digest;

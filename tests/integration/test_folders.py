@@ -276,7 +276,7 @@ def test_home_variables_and_names_of_the_hub_are_served(group, tmp_path, monkeyp
         group.environment[name] = str(value)  # ckptctl's
     right = load_file(snapshot / "model.safetensors")
     names = ("org/tiny", "org/tiny@0123abcd", "hf://org/tiny", "hf://org/tiny@main/", "hf://org/tiny/model.safetensors",
-             "hf://org/tiny@refs/pr/1", "org/tiny@refs/pr/1/model.safetensors", "org/tiny@feature%2Fx",
+             "hf://org/tiny@refs/pr/1", "org/tiny@refs/pr/1", "org/tiny@feature%2Fx",
              "~/cache/models--org--tiny/snapshots/0123abcd", "$WHERE", "${WHERE}/model.safetensors")
     for source in names:
         assert not differing(ckptd.torch.load_file(source, address=group.address(0)), right), source

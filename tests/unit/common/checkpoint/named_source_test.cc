@@ -70,7 +70,7 @@ TEST_F(NamedSource, IsARevisionOfTheHubWithSlashes) {
   cached("refs/pr/1", "aaa");
   cached("feature/x", "bbb");
   EXPECT_EQ(*AbsolutePath("hf://me/two@refs/pr/1"), model / "snapshots/aaa");
-  EXPECT_EQ(*AbsolutePath("me/two@refs/pr/1/sub"), model / "snapshots/aaa/sub");
+  EXPECT_EQ(*AbsolutePath("hf://me/two@refs/pr/1/sub"), model / "snapshots/aaa/sub");
   EXPECT_EQ(*AbsolutePath("hf://me/two@feature%2Fx"), model / "snapshots/bbb");
   const auto cut = AbsolutePath("hf://me/two@feature/x");
   EXPECT_THAT(cut, FailsWith(absl::StatusCode::kNotFound, reason::kSourceNotFound));

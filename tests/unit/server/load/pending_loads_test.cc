@@ -78,7 +78,8 @@ TEST_F(PendingLoadsTest, RanksOfTwoJobsMakeTwoLoads) {
   const std::vector<ReadyLoad> ready = pending_.TakeReady();
   ASSERT_THAT(ready, SizeIs(1));
   EXPECT_EQ(ready[0].name, other);
-  EXPECT_EQ(state(2, ""), one) << "a job that is not known may be any";
+  EXPECT_EQ(state(2, "a"), one) << "also while the other one runs";
+  EXPECT_EQ(state(1, ""), other) << "a job that is not known may be any: the newest";
 }
 
 TEST_F(PendingLoadsTest, NobodyJoinsALoadThatFails) {
