@@ -213,7 +213,7 @@ def _run(call: _Call) -> None:
         # Called late, when accelerate has checked its arguments.
         with call.connected() as own:
             found = _file_tensor.inspect(own, call.files.source, call.deadline)
-            held = _file_entries.entries(own, found, call.files, _box_requests(call), call.digest, call.deadline)
+            held = _file_entries.entries(own, found, call.files, _rules_of(call), call.digest, call.deadline)
         chosen.update(_tied_weights.resolve_conflicts(f"loading {call.checkpoint}", call.model, held, call.tied, read))
         return held
 
@@ -236,7 +236,7 @@ def _run(call: _Call) -> None:
     )(call.model, checkpoint, **call.arguments)
 
 
-def _box_requests(call: _Call) -> DtypeRules:
+def _rules_of(call: _Call) -> DtypeRules:
     names = ("device_map", "dtype", "offload_state_dict", "offload_buffers", "strict")
     return DtypeRules.of(
         call.model,
