@@ -73,7 +73,7 @@ def load_checkpoint_in_model(
     digest, address, client: see load_into. fallback="native": accelerate reads if no daemon can
     be reached.
     """
-    modules = None if device_map is None else _devices.as_accelerate_s(_devices.by_module(device_map))
+    modules = None if device_map is None else _devices.for_accelerate(_devices.by_module(device_map))
     arguments: Dict[str, Any] = {
         "device_map": modules,
         "offload_folder": offload_folder,
@@ -189,7 +189,7 @@ def _spread(call: _Call, wrong: Optional[Exception]) -> None:
     how = SpreadOptions(digest=call.digest, must_match=must_match, **more, **call.options())
     result = _set_model_state_dict.spread_over(call.model, names, wish, how)
     if result.unexpected_keys and not call.arguments["strict"]:
-        left_out = _spread_module.shown(sorted(result.unexpected_keys))
+        left_out = _spread_module.first_of(sorted(result.unexpected_keys))
         kind = type(call.model).__name__
         _LOG.warning("%s has tensors that %s lacks, left out: %s", call.checkpoint, kind, left_out)
 
