@@ -37,8 +37,8 @@ def when_waited_for():
     """Returns when rank 0 has come to a call that this process has not, and waits."""
     deadline = time.monotonic() + 30
     while True:
-        shared = _agreement._current_state()
-        if any(not shared.store.check([f"{function}/{times}/2"]) for function, times in shared.ahead()):
+        state = _agreement._current_state()
+        if any(not state.store.check([f"{function}/{times}/2"]) for function, times in state.calls_ahead()):
             return
         assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -183,4 +183,4 @@ def test_what_is_no_device_is_a_value_error(lazy, tmp_path, daemon, given, why):
     (0, 0), ("0", 0), ("cuda:0", 0), (torch.device("cuda", 1), 1), ("cpu", "cpu"), (torch.device("cpu", 0), "cpu"),
     ("cpu:0", "cpu"), ("disk", "disk"), ("meta", "meta"), (torch.device("meta"), "meta")], ids=repr)
 def test_accelerate_gets_each_device_as_it_compares_them(given, same):
-    assert _devices.as_accelerate_s(_devices.by_module({"a": given})) == {"a": same}
+    assert _devices.for_accelerate(_devices.by_module({"a": given})) == {"a": same}

@@ -74,9 +74,9 @@ def test_what_was_asked_for_and_is_still_on_meta_is_an_error(make, monkeypatch, 
         pass
 
     if way == "in place":
-        monkeypatch.setattr(_torch_internals, "put_plain", forgets)
+        monkeypatch.setattr(_torch_internals, "set_parameter_memory", forgets)
     else:
-        monkeypatch.setattr(_torch_internals, "can_exchange", lambda: False)
+        monkeypatch.setattr(_torch_internals, "can_swap_implementation", lambda: False)
         monkeypatch.setattr(_place_tensors, "_fill_publicly", forgets)
     with pytest.raises(ckptd.Internal, match="filling weight: it was loaded and is still on meta") as raised:
         make.load(on_meta(lambda: nn.Linear(2, 2, bias=False)), {"weight": torch.ones(2, 2)})

@@ -70,7 +70,7 @@ def test_every_wanted_box_is_found_again_in_what_was_stated(corners):
     wish = BoxRequest(boxes, (8, 6))
     local = torch.cat([cut(tensor, stated) for stated in wish.boxes])
     for box in boxes:
-        assert torch.equal(local[wish.inside(box)], cut(tensor, box))
+        assert torch.equal(local[wish.index_of(box)], cut(tensor, box))
 
 
 def test_boxes_that_overlap_or_differ_in_width_become_one_around_them():

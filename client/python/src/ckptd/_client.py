@@ -195,7 +195,7 @@ class Client:
                         progress(checkpoint.progress)
             except Error as error:
                 if participant.failure is not None:
-                    checkpoint = self._end_with(checkpoint, participant)
+                    checkpoint = self._ended_checkpoint(checkpoint, participant)
                     break
                 if deadline.passed():
                     raise deadline.exceeded(doing, checkpoint.waits_for) from None
@@ -215,7 +215,7 @@ class Client:
         check_active(checkpoint, doing)
         return checkpoint
 
-    def _end_with(self, checkpoint: Checkpoint, participant: NoParticipant) -> Checkpoint:
+    def _ended_checkpoint(self, checkpoint: Checkpoint, participant: NoParticipant) -> Checkpoint:
         """The ended load. Raises another rank's failure if the load has not ended."""
         # If the load failed for the same cause, the daemon's error is equal on each rank.
         now = self.get(checkpoint)

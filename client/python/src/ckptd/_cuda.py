@@ -123,7 +123,7 @@ def _drop_postponed() -> None:
         _deferred_free.drop(_free_postponed)
 
 
-class _Held:
+class _HeldMemory:
     """Resources of a DeviceMemory, freed in order when nothing uses them any more."""
 
     def __init__(self, context: Context, allocation, needs_lease: bool):
@@ -131,7 +131,7 @@ class _Held:
         self.needs_lease = needs_lease
         self.pid = os.getpid()
 
-    def give_back(self) -> None:
+    def free_later(self) -> None:
         """Frees the memory, from any thread, without a wait for the GPU.
 
         While the thread records a graph, the next mapping or drop frees it.
@@ -171,7 +171,7 @@ class _Held:
             _kept.append(self.lease)
 
 
-def check_figures(allocation_bytes: int, slab_bytes: int) -> None:
+def check_sizes(allocation_bytes: int, slab_bytes: int) -> None:
     """Refuses sizes that cannot describe a slab, before they are used."""
     if allocation_bytes > MAX_SLAB_BYTES or allocation_bytes < slab_bytes:
         raise DataLoss(
@@ -190,7 +190,7 @@ class DeviceMemory:
     """
 
     def __init__(self, device_uuid: str, allocation_bytes: int, slab_bytes: int, mode: str):
-        check_figures(allocation_bytes, slab_bytes)
+        check_sizes(allocation_bytes, slab_bytes)
         self._device = find_device(device_uuid)
         self.mode = mode
         self.nbytes = slab_bytes
@@ -200,7 +200,7 @@ class DeviceMemory:
         # fault, or block for good.
         self.copying = False
         self._allocation_bytes = allocation_bytes
-        self._held: Optional[_Held] = None
+        self._held: Optional[_HeldMemory] = None
         self._pid = os.getpid()
         self._check_granularity()
 
@@ -265,11 +265,11 @@ class DeviceMemory:
             if not self.copying:
                 context.release()
             raise
-        self._held = _Held(context, allocation, self.needs_lease)
+        self._held = _HeldMemory(context, allocation, self.needs_lease)
         # At exit other libraries may still use the memory; the driver frees it then.
-        weakref.finalize(self, self._held.give_back).atexit = False
+        weakref.finalize(self, self._held.free_later).atexit = False
 
-    def _lend(self, context: Context, source):
+    def _import_memory(self, context: Context, source):
         lent = _Allocation(context, self._allocation_bytes)
         try:
             lent.import_from(source)
@@ -279,11 +279,11 @@ class DeviceMemory:
             raise
         return lent
 
-    def _fresh(self, context: Context):
+    def _new_memory(self, context: Context):
         return _Allocation(context, self._allocation_bytes)
 
     def _attach(self, context: Context, source):
-        lent = self._lend(context, source)
+        lent = self._import_memory(context, source)
         if self.mode != "private":
             lent.allow_peer_access(self.writable)
             return lent
@@ -296,7 +296,7 @@ class DeviceMemory:
     def _copy_of(self, lent, context: Context):
         """Copies into memory of this process, on a stream that does not wait for other streams."""
         cu, ask = driver(), context.ask
-        own = self._fresh(context)
+        own = self._new_memory(context)
         _deferred_free.drain(_PATIENCE)  # memory that this process has dropped may be the room for it
         try:
             own.create()

@@ -142,10 +142,10 @@ class OpenedMemory(DeviceMemory):
     def _check_granularity(self) -> None:
         """Does nothing: the driver tells the size once the handle is open."""
 
-    def _lend(self, context: Context, source: bytes):
+    def _import_memory(self, context: Context, source: bytes):
         return _Opened(context, source, self._allocation_bytes)
 
-    def _fresh(self, context: Context) -> _Plain:
+    def _new_memory(self, context: Context) -> _Plain:
         return _Plain(context, self._allocation_bytes)
 
     @property

@@ -47,7 +47,7 @@ def capsule(array, dtype: _dtypes.Dtype, options: dict):
     return made
 
 
-class _Span:
+class _ForeignMemory:
     """Describes memory outside of the host for NumPy. The array holds it."""
 
     __slots__ = ("__array_interface__", "owner")
@@ -61,7 +61,7 @@ def device_capsule(
 
     if dtype.dlpack is None:
         raise BufferError(f"{dtype.name} cannot be exchanged by DLPack")
-    span = _Span()
+    span = _ForeignMemory()
     span.owner = memory
     span.__array_interface__ = {
         "version": 3,

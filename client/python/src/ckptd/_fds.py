@@ -51,7 +51,7 @@ class Lease:
         return self._connection.fileno() >= 0
 
 
-def _garbled(path: str, what: str) -> DataLoss:
+def _malformed(path: str, what: str) -> DataLoss:
     return DataLoss(
         f"receiving memory from the daemon's fd socket {path}: {what}; the daemon and this client "
         "do not fit together, update both",
@@ -60,7 +60,7 @@ def _garbled(path: str, what: str) -> DataLoss:
     )
 
 
-def _silent(path: str) -> Exception:
+def _no_answer(path: str) -> Exception:
     return make(
         14,
         f"receiving memory from the daemon's fd socket {path}: it has not answered for "
@@ -75,7 +75,7 @@ def _read_exactly(connection: socket.socket, count: int, path: str) -> bytes:
     while len(data) < count:
         part = connection.recv(count - len(data))
         if not part:
-            raise _garbled(path, f"it closed the connection after {len(data)} of {count} bytes")
+            raise _malformed(path, f"it closed the connection after {len(data)} of {count} bytes")
         data += part
     return data
 
@@ -91,7 +91,7 @@ def _receive_message(connection: socket.socket, path: str):
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     try:
         if flags & socket.MSG_CTRUNC and len(fds) >= _MAX_PER_MESSAGE:
-            raise _garbled(path, f"more than {_MAX_PER_MESSAGE} descriptors came in one message")
+            raise _malformed(path, f"more than {_MAX_PER_MESSAGE} descriptors came in one message")
         if flags & socket.MSG_CTRUNC:
             raise ResourceExhausted(
                 f"fetching a shard's memory at {path}: this process has no room for the "
@@ -99,11 +99,11 @@ def _receive_message(connection: socket.socket, path: str):
                 "NO_MEMORY",
             )
         if not data:
-            raise _garbled(path, "it closed the connection without an answer")
+            raise _malformed(path, "it closed the connection without an answer")
         data += _read_exactly(connection, _HEADER.size - len(data), path)
         magic, status, count, remaining = _HEADER.unpack(data)
         if magic != b"CKP1":
-            raise _garbled(path, f"its answer starts with {magic!r}")
+            raise _malformed(path, f"its answer starts with {magic!r}")
         if status:
             (length,) = struct.unpack("<I", _read_exactly(connection, 4, path))
             sentence = _read_exactly(connection, min(length, _MAX_SENTENCE), path)
@@ -111,7 +111,7 @@ def _receive_message(connection: socket.socket, path: str):
                 status, sentence.decode("utf-8", "replace"), "TOKEN_INVALID" if status == 16 else ""
             )
         if count != len(fds):
-            raise _garbled(path, f"it announced {count} descriptors and sent {len(fds)}")
+            raise _malformed(path, f"it announced {count} descriptors and sent {len(fds)}")
     except BaseException:
         for fd in fds:
             os.close(fd)
@@ -129,7 +129,7 @@ def _receive_all(
         remaining -= len(fds)
         try:
             if announced != remaining:
-                raise _garbled(
+                raise _malformed(
                     path,
                     f"{received + len(fds) + announced} descriptors are announced "
                     f"for {count} segments",
@@ -143,7 +143,7 @@ def _receive_all(
         if remaining == 0:
             return
         if not fds:
-            raise _garbled(path, "a message carried no descriptors while some are still due")
+            raise _malformed(path, "a message carried no descriptors while some are still due")
 
 
 def receive(
@@ -169,7 +169,7 @@ def receive(
     except socket.timeout:
         connection.close()
         if not deadline.passed():
-            raise _silent(path) from None
+            raise _no_answer(path) from None
         raise deadline.exceeded(
             "receiving a shard's memory", f"the daemon's fd socket {path}"
         ) from None

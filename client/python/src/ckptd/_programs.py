@@ -21,7 +21,7 @@ def path(name: str) -> str:
     return found
 
 
-def _become(name: str) -> None:
+def _exec_program(name: str) -> None:
     """Replaces this process by the program. Its pid, signals and descriptors stay."""
     try:
         program = path(name)
@@ -31,8 +31,8 @@ def _become(name: str) -> None:
 
 
 def ckptd() -> None:
-    _become("ckptd")
+    _exec_program("ckptd")
 
 
 def ckptctl() -> None:
-    _become("ckptctl")
+    _exec_program("ckptctl")

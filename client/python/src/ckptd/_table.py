@@ -47,7 +47,7 @@ class Table:
         ) not in (0, count):
             self._refuse("its columns have different lengths")
         shapes = _types.shapes_of(ranks, list(page.dims), self._what)
-        if not self._sound(dtypes, shapes, offsets, sizes, padded):
+        if not self._columns_are_valid(dtypes, shapes, offsets, sizes, padded):
             for entry in zip(names, dtypes, shapes, offsets, sizes, padded):
                 self._check(*entry)
         self.names += names
@@ -77,7 +77,7 @@ class Table:
                 self._refuse(f"flat parameter {name!r} lies outside of the slab")
             self.flats[name] = (row, offset, elements)
 
-    def _sound(self, dtypes, shapes, offsets, sizes, padded) -> bool:
+    def _columns_are_valid(self, dtypes, shapes, offsets, sizes, padded) -> bool:
         """Whether `_check` accepts every row. Checks columns, which is faster for many equal rows."""
         for dtype, shape, size, all_of_it in set(zip(dtypes, shapes, sizes, padded)):
             row = _dtypes.BY_NUMBER.get(dtype)

@@ -73,7 +73,7 @@ def load_checkpoint_in_model(
     digest, address, client: see load_into. fallback="native": accelerate reads if no daemon can
     be reached.
     """
-    modules = None if device_map is None else _devices.as_accelerate_s(_devices.by_module(device_map))
+    modules = None if device_map is None else _devices.for_accelerate(_devices.by_module(device_map))
     arguments: Dict[str, Any] = {
         "device_map": modules,
         "offload_folder": offload_folder,
@@ -189,7 +189,7 @@ def _spread(call: _Call, wrong: Optional[Exception]) -> None:
     how = SpreadOptions(digest=call.digest, must_match=must_match, **more, **call.options())
     result = _set_model_state_dict.spread_over(call.model, names, wish, how)
     if result.unexpected_keys and not call.arguments["strict"]:
-        left_out = _spread_module.shown(sorted(result.unexpected_keys))
+        left_out = _spread_module.first_of(sorted(result.unexpected_keys))
         kind = type(call.model).__name__
         _LOG.warning("%s has tensors that %s lacks, left out: %s", call.checkpoint, kind, left_out)
 
@@ -213,7 +213,7 @@ def _run(call: _Call) -> None:
         # Called late, when accelerate has checked its arguments.
         with call.connected() as own:
             found = _file_tensor.inspect(own, call.files.source, call.deadline)
-            held = _file_entries.entries(own, found, call.files, _box_requests(call), call.digest, call.deadline)
+            held = _file_entries.entries(own, found, call.files, _rules_of(call), call.digest, call.deadline)
         chosen.update(_tied_weights.resolve_conflicts(f"loading {call.checkpoint}", call.model, held, call.tied, read))
         return held
 
@@ -236,7 +236,7 @@ def _run(call: _Call) -> None:
     )(call.model, checkpoint, **call.arguments)
 
 
-def _box_requests(call: _Call) -> DtypeRules:
+def _rules_of(call: _Call) -> DtypeRules:
     names = ("device_map", "dtype", "offload_state_dict", "offload_buffers", "strict")
     return DtypeRules.of(
         call.model,

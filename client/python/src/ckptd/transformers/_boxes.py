@@ -20,8 +20,8 @@ def part_of(key, shape: Sequence[int]) -> Part:
     """The smallest box that contains the selection of `key`; the whole tensor for unusual keys."""
     if key is Ellipsis:
         return Part(whole(shape), (key,))
-    found = _spelled_out(key, len(shape))
-    parts = None if found is None else [_along(item, size) for item, size in zip(found, shape)]
+    found = _expanded_key(key, len(shape))
+    parts = None if found is None else [_range_of(item, size) for item, size in zip(found, shape)]
     if parts is None or None in parts:
         return Part(whole(shape), key if isinstance(key, tuple) else (key,))
     offsets, extents, keys = zip(*parts) if parts else ((), (), ())
@@ -32,7 +32,7 @@ def whole(shape: Sequence[int]) -> Box:
     return (0,) * len(shape), tuple(shape)
 
 
-def _spelled_out(key, dims: int) -> Optional[list]:
+def _expanded_key(key, dims: int) -> Optional[list]:
     """One item per dimension; None if `key` is more than integers, slices and one list."""
     items = list(key) if isinstance(key, tuple) else [key]
     if any(not isinstance(item, (int, slice, list, type(...))) for item in items):
@@ -51,7 +51,7 @@ def _spelled_out(key, dims: int) -> Optional[list]:
     return items[:at] + filling + items[at + 1 :]
 
 
-def _along(item, size: int) -> Optional[Tuple[int, int, object]]:
+def _range_of(item, size: int) -> Optional[Tuple[int, int, object]]:
     """(offset, extent, index within) along one dimension; None if the item is no range."""
     if isinstance(item, slice):
         if any(end is not None and not isinstance(end, int) for end in (item.start, item.stop)):
@@ -82,7 +82,7 @@ class BoxRequest:
         self.boxes: List[Box] = unique if _can_be_joined(unique) else [_hull(unique)]
         self.is_whole = self.boxes == [whole(shape)]
 
-    def inside(self, box: Box) -> tuple:
+    def index_of(self, box: Box) -> tuple:
         """The index of `box` in the local tensor that consists of `boxes`."""
         row = 0
         for stated in self.boxes:

@@ -43,10 +43,10 @@ class Probe:
     def get_dtype(self) -> str:
         return self._part.get_dtype()
 
-    def want_all(self) -> None:
+    def request_all(self) -> None:
         self._note(_boxes.whole(self._part.info.shape))
 
-    def want(self, box: _boxes.Box) -> None:
+    def request_box(self, box: _boxes.Box) -> None:
         """Requests a box."""
         self._note(box)
 
@@ -159,7 +159,7 @@ class DeferredLoad:
         local = _memory.storage_of(shard, index).as_strided(
             shape, _memory.contiguous_strides(shape)
         )
-        return local if wish.boxes == [box] else local[wish.inside(box)]
+        return local if wish.boxes == [box] else local[wish.index_of(box)]
 
     def _load(self, part: Slice) -> None:
         """Loads all requests for the part's source; in a distributed call, for all sources."""

@@ -65,7 +65,7 @@ class Files:
         def load_state_dict(checkpoint_file, *arguments, **named):
             path = os.fspath(checkpoint_file)
             if not path.endswith(".safetensors"):
-                self._go_past(
+                self._refuse_or_warn(
                     f"loading {path}: the daemons read safetensors files only; convert it, for "
                     "example by save_pretrained, or allow fallback='native'",
                     "FORMAT_UNSUPPORTED",
@@ -81,7 +81,7 @@ class Files:
 
         @functools.wraps(original)
         def load(data):
-            self._go_past(
+            self._refuse_or_warn(
                 "loading a checkpoint with disable_mmap=True: that reads files in this process, "
                 "past the daemons; leave it out, for with daemons no file is mapped here",
                 "NOT_FROM_DAEMONS",
@@ -90,7 +90,7 @@ class Files:
 
         return load
 
-    def _go_past(self, sentence: str, reason: str) -> None:
+    def _refuse_or_warn(self, sentence: str, reason: str) -> None:
         """Raises an error for bytes that would not come from the daemons, unless fallback allows them."""
         error = Unimplemented(sentence, reason)
         if self.fallback is None:

@@ -98,7 +98,7 @@ class Flat:
             for name, shape, begin in zip(flat._fqns, flat._shapes, begins)
         ]
 
-    def under(self, names: List[List[str]]) -> "Flat":
+    def with_names(self, names: List[List[str]]) -> "Flat":
         """A copy with other names for each member."""
         other = copy.copy(self)
         other.members = [m._replace(names=each) for m, each in zip(self.members, names)]
@@ -153,7 +153,8 @@ class Flat:
         if writable:
             self._write_padding(view)
         if flat.device != view.device:
-            _torch_internals.exchange(flat, torch.Tensor._make_subclass(nn.Parameter, view, flat.requires_grad))
+            made = torch.Tensor._make_subclass(nn.Parameter, view, flat.requires_grad)
+            _torch_internals.swap_implementation(flat, made)
         else:
             flat.data = view
         if self.was_used:

@@ -222,7 +222,7 @@ def walk(model: nn.Module) -> List[Tuple[str, nn.Module]]:
     return found
 
 
-def can_exchange() -> bool:
+def can_swap_implementation() -> bool:
     return hasattr(torch._C, "_swap_tensor_impl")
 
 
@@ -388,12 +388,12 @@ def set_local_tensor(param, view: torch.Tensor, spec) -> None:
     if param.is_meta or param.dtype != view.dtype:
         if spec.tensor_meta.dtype != view.dtype:
             spec = spec_with_dtype(spec, view.dtype)
-        exchange(param, dtensor_over(view, spec, param.requires_grad))
+        swap_implementation(param, dtensor_over(view, spec, param.requires_grad))
         param._spec = spec
     param._local_tensor = view
 
 
-def is_held(param: torch.Tensor) -> bool:
+def is_referenced(param: torch.Tensor) -> bool:
     """Whether somebody holds the implementation and would miss an exchange.
 
     A live autograd graph does, and so does DistributedDataParallel, which waits for gradients
@@ -413,7 +413,7 @@ def shares_storage(tensors: Iterable[torch.Tensor]) -> Dict[int, torch.Tensor]:
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_inference():
             continue
-        if repeats(tensor):
+        if has_repeated_elements(tensor):
             continue
         other = first.setdefault(tensor.untyped_storage()._cdata, tensor)
         if other is not tensor:
@@ -421,28 +421,28 @@ def shares_storage(tensors: Iterable[torch.Tensor]) -> Dict[int, torch.Tensor]:
     return found
 
 
-def repeats(tensor: torch.Tensor) -> bool:
+def has_repeated_elements(tensor: torch.Tensor) -> bool:
     """Whether several elements of a strided tensor share memory, as after expand."""
     return any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride()))
 
 
-def put_buffer(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+def set_buffer_memory(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
     """Makes `view` the memory of a buffer. Returns the buffer, a new object only if it is no plain tensor."""
     plain = type(buffer) is torch.Tensor and buffer.layout is torch.strided
-    if not plain or buffer.requires_grad or buffer.is_inference() or not can_exchange():
+    if not plain or buffer.requires_grad or buffer.is_inference() or not can_swap_implementation():
         return view
     if buffer.device != view.device or buffer.dtype != view.dtype:
-        exchange(buffer, view)
+        swap_implementation(buffer, view)
     else:
         buffer.data = view
     return buffer
 
 
-def put_plain(param: nn.Parameter, view: torch.Tensor) -> None:
+def set_parameter_memory(param: nn.Parameter, view: torch.Tensor) -> None:
     """Makes `view` the memory of a plain parameter, keeping the object."""
     # A parameter made in inference mode could never be trained, and has no version counter.
     if param.device != view.device or param.dtype != view.dtype or param.is_inference():
-        exchange(param, torch.Tensor._make_subclass(nn.Parameter, view, param.requires_grad))
+        swap_implementation(param, torch.Tensor._make_subclass(nn.Parameter, view, param.requires_grad))
     else:
         param.data = view
 
@@ -452,13 +452,13 @@ def announce_storage(fsdp_param, flat: torch.Tensor) -> None:
     fsdp_param._sharded_param_data = flat
 
 
-def put_storage(fsdp_param, param, flat: torch.Tensor) -> None:
+def set_padded_storage(fsdp_param, param, flat: torch.Tensor) -> None:
     """Tells FSDP2 that `flat`, padding included, is the memory of its sharded `param`."""
     fsdp_param._sharded_param_data = flat
     fsdp_param._sharding_spec = param._spec
 
 
-def exchange(param, made) -> None:
+def swap_implementation(param, made) -> None:
     """Gives `param` the implementation of `made`, keeping hooks, name and object."""
     grad_dtype = param.grad_dtype if _HAS_GRAD_DTYPE else None
     follows = grad_dtype == param.dtype  # PyTorch's default

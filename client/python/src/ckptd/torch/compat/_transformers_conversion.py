@@ -16,7 +16,7 @@ _REASONS = ("TENSOR_NOT_FOUND", "UNEXPECTED_TENSORS", "LAYOUT_MISMATCH")
 
 
 @contextlib.contextmanager
-def explaining(model: nn.Module, names: Callable[[], Iterable[str]]) -> Iterator[None]:
+def with_conversion_advice(model: nn.Module, names: Callable[[], Iterable[str]]) -> Iterator[None]:
     """Adds advice to errors about names if transformers would convert one of the source's `names()`."""
     try:
         yield

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 
-class Wrapper(nn.Module):
+class TransparentModule(nn.Module):
     """Forwards attributes, registrations, calls, and names of tensors to the wrapped `module`."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -93,7 +93,7 @@ class Wrapper(nn.Module):
         return self.module.named_buffers(*args, **kwargs)
 
 
-def _name_as_wrapped(module: Wrapper, keys: Any) -> None:
+def _name_as_wrapped(module: TransparentModule, keys: Any) -> None:
     """Removes the wrapper's prefix from keys and messages after a surrounding module has loaded."""
     prefix, messages = module.__dict__.pop("loading", ("", []))
     for texts in (*keys, messages):

@@ -103,13 +103,13 @@ def recompute(
     spared = {id(target) for target in held}
     lost = [blank for blank in unfilled if id(blank.target) not in spared]
     if lost:
-        raise _left_over(lost, failures)
+        raise _not_computed(lost, failures)
     open_ones = {id(blank) for blank in unfilled}
     made = sorted(blank.target.name for blank in blanks if id(blank) not in open_ones)
     return made, [blank.target for blank in unfilled]
 
 
-def _left_over(unfilled: List[_PendingBuffer], failures: List[Exception]) -> FailedPrecondition:
+def _not_computed(unfilled: List[_PendingBuffer], failures: List[Exception]) -> FailedPrecondition:
     """The error for buffers that were not computed, caused by the first of `failures`. Clears the list."""
     names = sorted(blank.target.name for blank in unfilled)
     cause = failures[0] if failures else None

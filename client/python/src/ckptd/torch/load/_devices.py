@@ -50,7 +50,7 @@ def by_module(device_map: DeviceMap) -> Dict[str, Union[str, torch.device]]:
     return {module: device_of(device) for module, device in device_map.items()}
 
 
-def as_accelerate_s(modules: Mapping[str, Union[str, torch.device]]) -> Dict[str, Union[int, str]]:
+def for_accelerate(modules: Mapping[str, Union[str, torch.device]]) -> Dict[str, Union[int, str]]:
     """A map in accelerate's spelling, in which GPUs are numbers."""
     return {
         module: each.index if isinstance(each, torch.device) and each.type == "cuda" else str(each)

@@ -40,7 +40,7 @@ class FileTensor:
         """The entry that keeps the value: itself, or the tensor for which this is a further name."""
         return self if self.tied is None else self.tied
 
-    def put(self, value: torch.Tensor) -> None:
+    def set_value(self, value: torch.Tensor) -> None:
         """Sets its value, moved to its device."""
         owner = self.owner
         owner.value = value if self.device is None else value.to(self.device)
@@ -53,12 +53,12 @@ class FileTensor:
         return owner.value is None or _torch_internals.version_of(owner.value) == owner.version
 
     @property
-    def place(self) -> Tuple[str, str, str]:
+    def location(self) -> Tuple[str, str, str]:
         """Equal for the same bytes of the same files."""
         return self.source, self.identity, self.owner.name
 
 
-def now(entry: Any) -> Any:
+def current_value(entry: Any) -> Any:
     """The value of a FileTensor if it has one, else the FileTensor. Other values are returned as they are."""
     if isinstance(entry, FileTensor) and entry.owner.value is not None:
         return entry.owner.value

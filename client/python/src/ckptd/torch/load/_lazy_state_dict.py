@@ -55,7 +55,7 @@ class LazyStateDict(dict):
         devices: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """entries: FileTensor, or a value. devices: name -> device of its value, else the daemon's."""
-        super().__init__(_raw(entries))
+        super().__init__(_raw_entries(entries))
         self._address, self._client, self._timeout = address, client, timeout
         self._order: List[str] = []
         self._place: Dict[str, int] = {}
@@ -70,7 +70,7 @@ class LazyStateDict(dict):
     @property
     def entries(self) -> Mapping[str, Any]:
         """name -> its value, or a FileTensor if it was not looked up yet. A read-only view of now."""
-        entries = {name: _file_tensor.now(entry) for name, entry in super().items()}
+        entries = {name: _file_tensor.current_value(entry) for name, entry in super().items()}
         return types.MappingProxyType(entries)
 
     def __repr__(self) -> str:
@@ -89,9 +89,9 @@ class LazyStateDict(dict):
         owner = entry.owner
         if owner.value is None:
             if _is_small(owner):
-                self._bring(self._neighbours_of(owner), copies=True)
+                self._read_values(self._small_neighbours(owner), copies=True)
             else:
-                self._bring(self._ahead_of(name, owner))
+                self._read_values(self._read_ahead(name, owner))
         return owner.value
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -126,17 +126,17 @@ class LazyStateDict(dict):
         self, other: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]] = (), /, **more: Any
     ) -> None:
         """Like dict.update. From another LazyStateDict nothing is read."""
-        super().update(_raw(other), **more)
+        super().update(_raw_entries(other), **more)
 
     def __or__(self, other: Any) -> Any:
         if not isinstance(other, dict):
             return NotImplemented
-        return self.with_entries({**_raw(self), **_raw(other)})
+        return self.with_entries({**_raw_entries(self), **_raw_entries(other)})
 
     def __ror__(self, other: Any) -> Any:
         if not isinstance(other, dict):
             return NotImplemented
-        return self.with_entries({**_raw(other), **_raw(self)})
+        return self.with_entries({**_raw_entries(other), **_raw_entries(self)})
 
     def __ior__(self, other: Any) -> "LazyStateDict":
         self.update(other)
@@ -148,7 +148,7 @@ class LazyStateDict(dict):
             return NotImplemented
         if self.keys() != other.keys():
             return False
-        mine, theirs = _raw(self), _raw(other)
+        mine, theirs = _raw_entries(self), _raw_entries(other)
         return all(_same(mine[n], theirs[n]) or _equal(self[n], other[n]) for n in mine)
 
     def __ne__(self, other: object) -> Any:
@@ -159,7 +159,7 @@ class LazyStateDict(dict):
 
     def copy(self) -> "LazyStateDict":
         """Returns another dict with the same values. Nothing is read."""
-        return self.with_entries(_raw(self))
+        return self.with_entries(_raw_entries(self))
 
     __copy__ = copy
 
@@ -188,8 +188,8 @@ class LazyStateDict(dict):
         A tensor of a file counts as the file's, looked up or not, as long as torch saw no change.
         """
         digest, sources = hashlib.blake2b(digest_size=8), set()
-        for name, entry in sorted(_raw(self).items()):
-            what = value = _file_tensor.now(entry)
+        for name, entry in sorted(_raw_entries(self).items()):
+            what = value = _file_tensor.current_value(entry)
             if isinstance(entry, FileTensor):
                 sources.add(entry.source)
             if isinstance(entry, FileTensor) and entry.untouched:
@@ -226,15 +226,15 @@ class LazyStateDict(dict):
     def _values_of(self, group: List[Tuple[str, Any]]) -> List[Tuple[str, Any]]:
         left = [e for _, e in group if isinstance(e, FileTensor) and e.owner.value is None]
         read = {id(e): value.to(e.device or value.device) for e, value in zip(left, self._read(left))}
-        return [(name, read.get(id(entry), _file_tensor.now(entry))) for name, entry in group]
+        return [(name, read.get(id(entry), _file_tensor.current_value(entry))) for name, entry in group]
 
     @torch.inference_mode(False)  # tensors of inference mode have no version counter and cannot be trained
-    def _bring(self, entries: List[FileTensor], copies: bool = False) -> None:
+    def _read_values(self, entries: List[FileTensor], copies: bool = False) -> None:
         """Reads values of `entries`. copies: a view of one would keep the memory of all."""
         for entry, value in zip(entries, self._read(entries)):
-            entry.put(value.clone() if copies else value)
+            entry.set_value(value.clone() if copies else value)
 
-    def _neighbours_of(self, wanted: FileTensor) -> List[FileTensor]:
+    def _small_neighbours(self, wanted: FileTensor) -> List[FileTensor]:
         """The small tensor `wanted` and small ones around it in its source, up to _NEAR bytes.
 
         The groups do not depend on `wanted`, so look-ups in any order find most values there.
@@ -257,7 +257,7 @@ class LazyStateDict(dict):
             found = found or entry is wanted
         return [entry for entry in group if entry.value is None]
 
-    def _ahead_of(self, name: str, wanted: FileTensor) -> List[FileTensor]:
+    def _read_ahead(self, name: str, wanted: FileTensor) -> List[FileTensor]:
         """`wanted` and, if look-ups were in order so far, the tensors behind it: twice as much each time."""
         if len(self._order) != len(self) or self._order[self._place.get(name, 0)] != name:
             self._order = list(self)
@@ -265,12 +265,12 @@ class LazyStateDict(dict):
             self._next = self._ahead = 0
         at = self._place[name]
         large = (self._order[i] for i in range(self._next, at))
-        in_order = self._ahead and self._next <= at and not any(map(self._waits, large))
+        in_order = self._ahead and self._next <= at and not any(map(self._unread_large, large))
         group, size = [wanted], wanted.nbytes
         room = min(max(2 * self._ahead, _CHUNK), _MOST) if in_order else 0
         while at + 1 < len(self._order) and size <= room:
             at += 1
-            entry = self._waits(self._order[at])
+            entry = self._unread_large(self._order[at])
             if entry is None or entry.source != wanted.source:
                 continue
             size += entry.nbytes
@@ -279,7 +279,7 @@ class LazyStateDict(dict):
         self._next, self._ahead = at, sum(entry.nbytes for entry in group)
         return group
 
-    def _waits(self, name: str) -> Optional[FileTensor]:
+    def _unread_large(self, name: str) -> Optional[FileTensor]:
         """The large tensor under `name` if it has not been read, else None."""
         entry = dict.get(self, name)
         owner = entry.owner if isinstance(entry, FileTensor) else None
@@ -317,7 +317,7 @@ class LazyStateDict(dict):
             return own.acquire(checkpoint, "private", timeout=deadline.for_call())
 
 
-def _raw(given: Any) -> Any:
+def _raw_entries(given: Any) -> Any:
     """Entries of a LazyStateDict, read or not. Other values are returned as they are."""
     return dict(dict.items(given)) if isinstance(given, LazyStateDict) else given
 
@@ -329,9 +329,9 @@ def _is_small(entry: FileTensor) -> bool:
 
 def _same(one: Any, other: Any) -> bool:
     """Whether both are the same object, or would be in an ordinary dict."""
-    one, other = _file_tensor.now(one), _file_tensor.now(other)
+    one, other = _file_tensor.current_value(one), _file_tensor.current_value(other)
     if isinstance(one, FileTensor) and isinstance(other, FileTensor):
-        return one.place == other.place
+        return one.location == other.location
     return one is other
 
 

@@ -85,7 +85,7 @@ def _attach(source, how: _LoadOptions, timeout: float, address, client) -> Shard
 def _tensors(shard: Shard) -> Dict[str, torch.Tensor]:
     table = shard.table
     with _torch_internals.low_overhead_dispatch():
-        tensors = dict(zip(table.names, _memory.wholes(shard)))
+        tensors = dict(zip(table.names, _memory.whole_tensors(shard)))
     for alias, index in table.aliases.items():
         tensors[alias] = tensors[table.names[index]]
     return tensors

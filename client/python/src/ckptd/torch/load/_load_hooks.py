@@ -17,7 +17,7 @@ _NOT_USERS = ("torch.", "ckptd.")
 Modules = List[Tuple[str, nn.Module]]  # (path, module), as _checkpoint_names.modules_of gives them
 
 
-def _is_users(hook: Callable) -> bool:
+def _is_user_hook(hook: Callable) -> bool:
     function = getattr(hook, "func", hook)  # the function of a functools.partial
     return not (getattr(function, "__module__", None) or "").startswith(_NOT_USERS)
 
@@ -31,7 +31,7 @@ def warn_of_skipped_hooks(doing: str, modules: Modules) -> None:
     """Warns of hooks before load_state_dict, and of modules with loading code of their own."""
     found: Dict[str, List[str]] = {}
     for path, hook in _torch_internals.hooks_before_load(modules):
-        if _is_users(hook):
+        if _is_user_hook(hook):
             found.setdefault(_name_of(hook), []).append(path)
     for name, paths in found.items():
         more = f" and of {len(paths) - 1} more" if len(paths) > 1 else ""
@@ -54,13 +54,13 @@ def run_after(model: nn.Module, modules: Modules, keys: Any, strict: bool) -> No
     RuntimeError. modules: all of `model`, to see quickly whether there are hooks.
     """
     for _, module in (("", model), *modules):  # FSDP2 has a hook for every parameter
-        if any(map(_is_users, _torch_internals.hooks_after_load(module))):
+        if any(map(_is_user_hook, _torch_internals.hooks_after_load(module))):
             break
     else:
         return
     before = [list(names) for names in keys]
     for module in _torch_internals.children_first(model):
-        for hook in filter(_is_users, _torch_internals.hooks_after_load(module)):
+        for hook in filter(_is_user_hook, _torch_internals.hooks_after_load(module)):
             if hook(module, keys) is not None:
                 raise AssertionError(
                     f"the hook {_name_of(hook)!r} after load_state_dict returned a value; it may "

@@ -134,7 +134,8 @@ def load_into(
     with _participation(source, barrier, deadline, address, client) as (client, participant):
         _check_arguments(model, source)
         source = _source.of_variant(source, variant)
-        with _transformers_conversion.explaining(model, functools.partial(_names_in, source, address, client)):
+        names = functools.partial(_names_in, source, address, client)
+        with _transformers_conversion.with_conversion_advice(model, names):
             return _load_into(
                 model,
                 source,
@@ -226,7 +227,7 @@ def _load_into(
         how = LoadOptions(mode, handle, digest, participant=participant)
         targets, shard, result = _attach_found(targets, contents, extras, tied, strict, patterns, how, clock)
     with gc_paused():
-        held, spare, left, result.missing = _sort_out(targets, shard.table)
+        held, spare, left, result.missing = _classify(targets, shard.table)
         result.missing += [name for name, _ in extras if name not in shard.table.index]
         with _closed_if_refused(shard):
             if strict and result.missing:
@@ -271,7 +272,7 @@ def _attach_found(
     try:
         shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
     except Error as error:
-        raise _source_match.advised(error, targets, contents) from None
+        raise _source_match.with_advice(error, targets, contents) from None
     with _closed_if_refused(shard):
         _source_match.check_counts(targets, contents, shard.table.index)
         result.unexpected = [name for name in result.unexpected if name not in left_out]
@@ -347,7 +348,7 @@ def attach(
         shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())
     if layout.source_for_rules is not None:
         with _closed_if_refused(shard):
-            _name_as_stated(layout, shard)
+            _add_layout_names(layout, shard)
     clock.lap("acquire")
     return shard, LoadResult(
         checkpoint.served_from or checkpoint.name,
@@ -364,7 +365,7 @@ def attach(
     )
 
 
-def _name_as_stated(layout: RankLayout, shard: Shard) -> None:
+def _add_layout_names(layout: RankLayout, shard: Shard) -> None:
     """Adds the layout's names to a shard that has the source's names.
 
     A process that is no rank of the job loads by rules and gets such a shard. Raises
@@ -451,7 +452,7 @@ def _check_devices(targets: List[Target]) -> None:
             )
 
 
-def _sort_out(
+def _classify(
     targets: List[Target], table
 ) -> Tuple[List[Target], List[Target], List[Target], List[str]]:
     """(targets in the shard, spare values of buffers on meta, buffers left on meta, missing names).

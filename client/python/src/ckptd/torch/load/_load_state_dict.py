@@ -51,14 +51,14 @@ def load_state_dict(
         return _native_fallback.stand_in(
             "load_state_dict",
             lambda: _open(path, devices, rank, timeout, address, client),
-            lambda: _native_files.read(path, lambda file: _accelerates(file, devices)),
+            lambda: _native_files.read(path, lambda file: _load_by_accelerate(file, devices)),
             fallback,
         )
 
 
-def _accelerates(path: str, devices) -> Dict[str, Any]:
+def _load_by_accelerate(path: str, devices) -> Dict[str, Any]:
     """accelerate's own function, for one file. It knows neither indices nor folders."""
-    as_there = None if devices is None else _devices.as_accelerate_s(devices)
+    as_there = None if devices is None else _devices.for_accelerate(devices)
     return _native_fallback.original("accelerate.utils.modeling", "load_state_dict")(path, as_there)
 
 

@@ -157,7 +157,7 @@ def storage_of(shard: Shard, index: int) -> torch.Tensor:
     return flat(shard, dtype, table.padded_nbytes[index] * 8 // row.bits, table.offsets[index])
 
 
-def wholes(shard: Shard) -> List[torch.Tensor]:
+def whole_tensors(shard: Shard) -> List[torch.Tensor]:
     """`whole` of every row of the table."""
     table, made = shard.table, []
     columns = (table.names, table.dtypes, table.shapes, table.offsets, table.padded_nbytes)

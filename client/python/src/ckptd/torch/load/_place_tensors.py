@@ -22,7 +22,7 @@ class Entry(NamedTuple):
     offset: int
     count: int  # elements, padding included
     local_shape: tuple
-    public: Optional[str] = None  # why torch's public path is taken; None: filled in place
+    public_path_reason: Optional[str] = None  # why torch's public path is taken; None: filled in place
     copied: Optional[str] = None  # why the tensor keeps its memory and is copied into; None: it does not
 
     def tensors(self, shard: Shard):
@@ -43,7 +43,7 @@ def prepare(targets: List[Target], shard: Shard) -> List[Entry]:
     be filled now.
     """
     _check_devices(targets, shard)
-    table, refusals = shard.table, _refusals(targets)
+    table, refusals = shard.table, _arrangement_reasons(targets)
     with _torch_internals.without_torch_function():
         entries = [
             _entry(target, table, refusals) if target.flat is None else _flat_entry(target, table)
@@ -61,14 +61,14 @@ def _check_devices(targets: List[Target], shard: Shard) -> None:
             _memory.check_device(target.name, target.device, have, shard.device)
 
 
-def _refusals(targets: List[Target]) -> Dict[int, Optional[str]]:
+def _arrangement_reasons(targets: List[Target]) -> Dict[int, Optional[str]]:
     """id of an arrangement -> why its parameters take torch's public path, or None."""
     parameters = (target for target in targets if not target.is_buffer)
-    return {id(target.arrangement): _refusal(target) for target in one_per_arrangement(parameters)}
+    return {id(target.arrangement): _arrangement_reason(target) for target in one_per_arrangement(parameters)}
 
 
-def _refusal(target: Target) -> Optional[str]:
-    if not _torch_internals.can_exchange():
+def _arrangement_reason(target: Target) -> Optional[str]:
+    if not _torch_internals.can_swap_implementation():
         return f"PyTorch {torch.__version__} cannot exchange a parameter's memory"
     if target.fsdp is not None and target.fsdp.pin_memory:
         return "CPUOffloadPolicy pins memory; CPUOffloadPolicy(pin_memory=False) keeps the daemon's"
@@ -112,13 +112,13 @@ def _entry(target: Target, table, refusals: Dict[int, Optional[str]]) -> Entry:
     # An empty tensor gets storage as well: FSDP2 gathers its padding.
     if target.is_buffer:
         _refuse_unknown_buffer(target)
-    copied = _copied(target)
+    copied = _copy_reason(target)
     kept = target.is_buffer or copied is not None
-    public = None if kept else _public(target, refusals)
-    return Entry(target, table.offsets[index], count, local, public, copied)
+    public_path_reason = None if kept else _public_path_reason(target, refusals)
+    return Entry(target, table.offsets[index], count, local, public_path_reason, copied)
 
 
-def _copied(target: Target) -> Optional[str]:
+def _copy_reason(target: Target) -> Optional[str]:
     """Why a tensor keeps its memory and is copied into, or None. Holders of it are then not affected."""
     if target.shares_storage_with is not None:
         return f"it shares its storage with {target.shares_storage_with}"
@@ -131,12 +131,12 @@ def _copied(target: Target) -> Optional[str]:
     if not recast and target.is_buffer and (type(tensor) is not torch.Tensor or tensor.requires_grad):
         return f"it is a buffer of type {type(tensor).__name__}, which may behave differently"
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
-    if not plain or tensor.is_contiguous() or _torch_internals.repeats(tensor):
+    if not plain or tensor.is_contiguous() or _torch_internals.has_repeated_elements(tensor):
         return None
     return "its memory order is not row-major"
 
 
-def _public(target: Target, refusals: Dict[int, Optional[str]]) -> Optional[str]:
+def _public_path_reason(target: Target, refusals: Dict[int, Optional[str]]) -> Optional[str]:
     """Why this parameter takes torch's public path, or None. Refuses parameters that no path can fill."""
     _refuse_subclass(target)
     tensor = target.tensor
@@ -191,7 +191,7 @@ def _check_dtype_change(target: Target) -> None:
 
 
 def _check_not_held(target: Target) -> None:
-    if _torch_internals.is_held(target.tensor):
+    if _torch_internals.is_referenced(target.tensor):
         now = "on meta" if target.tensor.is_meta else str(target.tensor.dtype)
         raise FailedPrecondition(
             f"filling {target.name}: it is {now}, becomes {target.final_dtype} in memory, and a wrapper such "
@@ -251,20 +251,20 @@ def fill(entries: List[Entry], shard: Shard, result: LoadResult) -> None:
                 _fill_buffer(target, view)
             elif target.flat is not None:
                 changed += target.flat.put(view, result.mode != "shared")
-            elif entry.public is None:
+            elif entry.public_path_reason is None:
                 param = target.tensor
                 if not param.is_meta:
                     changed.append(param)
                 if target.spec is None:
-                    _torch_internals.put_plain(param, view)
+                    _torch_internals.set_parameter_memory(param, view)
                     continue
                 _torch_internals.set_local_tensor(param, view, target.spec)
                 if target.fsdp is not None:
-                    _torch_internals.put_storage(target.fsdp, param, flat)
+                    _torch_internals.set_padded_storage(target.fsdp, param, flat)
     # A graph recorded before then refuses to run backward over exchanged weights.
     torch.autograd.graph.increment_version([one for one in changed if not one.is_inference()])
     for entry in entries:
-        if entry.public is not None:
+        if entry.public_path_reason is not None:
             _fill_publicly(entry, shard, result)
     with _torch_internals.without_torch_function():
         check_filled(entry.target for entry in entries)
@@ -300,7 +300,7 @@ def _fill_buffer(target: Target, view: torch.Tensor) -> None:
     if target.spec is not None:
         view = _torch_internals.dtensor_over(view, target.spec, False)
     elif _torch_internals.tensor_in_slot(target.slots[0]) is not None:  # else it only describes a wanted tensor
-        view = _torch_internals.put_buffer(target.tensor, view)
+        view = _torch_internals.set_buffer_memory(target.tensor, view)
     for slot in target.slots:
         _torch_internals.set_in_slot(slot, view)
     target.tensor = view
@@ -329,7 +329,7 @@ def _fill_publicly(entry: Entry, shard: Shard, result: LoadResult) -> None:
     for slot in target.slots[1:]:
         _torch_internals.set_in_slot(slot, param)
     if param is not before:
-        result.replaced[target.name] = entry.public
+        result.replaced[target.name] = entry.public_path_reason
     target.tensor = param
 
 
@@ -338,10 +338,10 @@ def _note_copies(entries: List[Entry], shard: Shard, result: LoadResult) -> None
     high = low + shard.mapping.nbytes
     for entry in entries:
         target = entry.target
-        if entry.public is not None:
+        if entry.public_path_reason is not None:
             local = _torch_internals.local_of(target.tensor)
             if local.numel() and not low <= local.data_ptr() < high:
-                result.copied[target.name] = entry.public
+                result.copied[target.name] = entry.public_path_reason
         elif entry.copied is not None:
             result.copied[target.name] = entry.copied
         elif target.cast is not None:

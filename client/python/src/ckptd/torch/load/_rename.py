@@ -25,9 +25,9 @@ def renamed(names: Iterable[str], rename: Rename) -> Dict[str, str]:
     for name in names:
         new = rule(name)
         if not isinstance(new, str):
-            raise _refusal(f"it made {new!r:.200} of {name!r}; return a name, {name!r} itself to keep it")
+            raise _arrangement_reason(f"it made {new!r:.200} of {name!r}; return a name, {name!r} itself to keep it")
         if new in first:
-            raise _refusal(f"it makes {new!r} of both {first[new]!r} and {name!r}; give each its own name")
+            raise _arrangement_reason(f"it makes {new!r} of both {first[new]!r} and {name!r}; give each its own name")
         found[name], first[new] = new, name
     return found
 
@@ -36,7 +36,7 @@ def _rule_of(rename: Rename, names: List[str]) -> Callable[[str], str]:
     if isinstance(rename, Mapping):
         lacking = sorted(set(rename) - set(names), key=str)
         if lacking:
-            raise _refusal(
+            raise _arrangement_reason(
                 f"the checkpoint has no {lacking[0]!r:.200}, the name that is to become "
                 f"{rename[lacking[0]]!r:.200}; keys are names of the checkpoint, values those of the model"
             )
@@ -55,13 +55,13 @@ def _rule_of(rename: Rename, names: List[str]) -> Callable[[str], str]:
 
 def _listed(rename: Iterable) -> List:
     if isinstance(rename, (str, bytes)) or not isinstance(rename, Iterable):
-        raise _refusal(f"{rename!r:.200} is none; {_FORMS}")
+        raise _arrangement_reason(f"{rename!r:.200} is none; {_FORMS}")
     return list(rename)
 
 
 def _pair(pair) -> Tuple[Pattern[str], str]:
     if isinstance(pair, (str, bytes)) or not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise _refusal(f"{pair!r:.200} is no pair; {_FORMS}")
+        raise _arrangement_reason(f"{pair!r:.200} is no pair; {_FORMS}")
     return _compiled(pair[0], "rename"), pair[1]
 
 
@@ -71,7 +71,7 @@ def ignored(names: Iterable[str], patterns: Iterable[Regex]) -> List[str]:
     Raises InvalidArgument (INVALID_REQUEST) if `patterns` is no list of patterns.
     """
     if isinstance(patterns, (str, bytes)):
-        raise _refusal(f"{patterns!r:.200} is no list of patterns; pass [{patterns!r:.200}]", "ignore")
+        raise _arrangement_reason(f"{patterns!r:.200} is no list of patterns; pass [{patterns!r:.200}]", "ignore")
     compiled = [_compiled(pattern, "ignore") for pattern in patterns]
     return [name for name in names if any(pattern.search(name) for pattern in compiled)]
 
@@ -80,7 +80,7 @@ def _compiled(pattern: Regex, argument: str) -> Pattern[str]:
     try:
         return re.compile(pattern)
     except (re.error, TypeError) as error:
-        raise _refusal(f"{pattern!r:.200} is no regular expression: {error}", argument) from None
+        raise _arrangement_reason(f"{pattern!r:.200} is no regular expression: {error}", argument) from None
 
 
 _FORMS = (
@@ -89,5 +89,5 @@ _FORMS = (
 )
 
 
-def _refusal(what: str, argument: str = "rename") -> InvalidArgument:
+def _arrangement_reason(what: str, argument: str = "rename") -> InvalidArgument:
     return InvalidArgument(f"reading {argument}=: {what}", "INVALID_REQUEST")

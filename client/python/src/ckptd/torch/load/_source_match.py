@@ -70,7 +70,7 @@ def _named(target: Target, contents: SourceContents) -> Target:
     if target.flat is None:
         return replace(target, stored_names=held[0])
     named = all_members_or_none("filling a model", target, held)
-    return replace(target, stored_names=sum(named, []), flat=target.flat.under(named) if named else target.flat)
+    return replace(target, stored_names=sum(named, []), flat=target.flat.with_names(named) if named else target.flat)
 
 
 def first_names(
@@ -176,7 +176,7 @@ def _shown(names: List[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
-def advised(error: Error, targets: Iterable[Target], contents: SourceContents) -> Error:
+def with_advice(error: Error, targets: Iterable[Target], contents: SourceContents) -> Error:
     """The error of a load, with advice for load_into: rename=, or a model that is not on meta."""
     name = error.facts.get("tensor", "")
     target = next((t for t in targets if name in t.names), None)

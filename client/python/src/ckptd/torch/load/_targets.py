@@ -137,7 +137,7 @@ def collect(
     def note(tensor, names: List[str], slot, is_buffer: bool, persistent: bool) -> None:
         target, full_name = found.get(id(tensor)), names[0]
         if target is None:
-            fsdp, spec, arrangement = _attribute(full_name, tensor, slot, groups, arrangements)
+            fsdp, spec, arrangement = _arrangement_of(full_name, tensor, slot, groups, arrangements)
             found[id(tensor)] = Target(
                 names, tensor, [slot], is_buffer, persistent, arrangement, fsdp, spec
             )
@@ -169,7 +169,7 @@ def collect(
                 target.optional = counts and (target.optional or len(target.slots) == 1)
     _check_all_managed(found, groups)
     _note_shared_storage(found)
-    return list(found.values()) + [_of_flat(flat) for flat in flats]
+    return list(found.values()) + [_flat_target(flat) for flat in flats]
 
 
 def _note_shared_storage(found: Dict[int, Target]) -> None:
@@ -179,12 +179,12 @@ def _note_shared_storage(found: Dict[int, Target]) -> None:
         found[key].shares_storage_with = names[0] if key != id(other) else "others"
 
 
-def _of_flat(flat: _fsdp1_internals.Flat) -> Target:
+def _flat_target(flat: _fsdp1_internals.Flat) -> Target:
     arrangement = Arrangement(None, None, flat.device)
     return Target([flat.name], flat.parameter, [], False, True, arrangement, flat=flat)
 
 
-def _attribute(full_name: str, tensor, slot, groups: _torch_internals.Groups, arrangements: Arrangements):
+def _arrangement_of(full_name: str, tensor, slot, groups: _torch_internals.Groups, arrangements: Arrangements):
     """(its FSDPParam or None, its DTensorSpec or None, its arrangement)."""
     if not _torch_internals.is_dtensor(tensor):
         _check_not_flattened(full_name, tensor)

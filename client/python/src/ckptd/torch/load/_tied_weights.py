@@ -52,7 +52,7 @@ def names_of(
             continue
         if isinstance(first, FileTensor) and isinstance(other, FileTensor) and first.source == other.source:
             for_daemons.append(name)
-        elif not _has_bytes_of(*(read(e) if isinstance(e, FileTensor) else e for e in (first, other))):
+        elif not _have_equal_bytes(*(read(e) if isinstance(e, FileTensor) else e for e in (first, other))):
             raise _values_differ(doing, found[0], name)
     return for_daemons
 
@@ -66,7 +66,7 @@ def only_first(targets: List[Target], held: Container[str]) -> Tuple[List[Target
         left_out += [n for names, keep in zip(lists, kept) for n in names if n not in keep]
         flat = target.flat
         if flat is not None:
-            found.append(replace(target, flat=flat.under(kept)))
+            found.append(replace(target, flat=flat.with_names(kept)))
         else:
             found.append(replace(target, names=kept[0]))
     return found, left_out
@@ -90,7 +90,7 @@ def resolve_conflicts(
                 held, own = home[name]
                 held[own] = one
                 chosen[own] = home[found[0]][1]
-            elif not _is_same(one, other) and not _has_bytes_of(
+            elif not _is_same(one, other) and not _have_equal_bytes(
                 *(read(e) if isinstance(e, FileTensor) else e for e in (one, other))
             ):
                 raise _values_differ(doing, found[0], name)
@@ -123,7 +123,7 @@ def shared_names(model: nn.Module) -> List[List[str]]:
 def _is_same(one: Any, other: Any) -> bool:
     """Whether no comparison is needed: one tensor, one place in a file, or one view of one memory."""
     if isinstance(one, FileTensor) and isinstance(other, FileTensor):
-        return one.place == other.place
+        return one.location == other.location
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
         return one is other
     if one is other or one.is_meta or other.is_meta or one.layout != other.layout != torch.strided:
@@ -136,7 +136,7 @@ def _view(tensor: torch.Tensor) -> Any:
     return local.device, local.data_ptr(), tuple(local.shape), local.stride(), tuple(tensor.shape)
 
 
-def _has_bytes_of(one: Any, other: Any) -> bool:
+def _have_equal_bytes(one: Any, other: Any) -> bool:
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
         return False
     one, other = _torch_internals.local_of(one).detach(), _torch_internals.local_of(other).detach()

@@ -83,7 +83,7 @@ def _spread(model: nn.Module, given: StateSource, cpu_offload: bool, options: Sp
         missing, unexpected = _spread_module.compare_names(available, wanted)
         if missing:
             raise KeyError(
-                f"loading a full state dict: it lacks the model's {_spread_module.shown(missing)}; it has "
+                f"loading a full state dict: it lacks the model's {_spread_module.first_of(missing)}; it has "
                 f"{len(available)} names and the model {len(wanted.targets)} tensors: pass that of the same model"
             )
         _result.raise_as_torch(model, [], [], _spread_module.shape_mismatches(available, wanted.targets))

@@ -20,7 +20,7 @@ def own_dtype(target: Target, source: torch.dtype) -> torch.dtype:
     return target.tensor.dtype
 
 
-class DistModule(_transparent_module.Wrapper):
+class DistModule(_transparent_module.TransparentModule):
     """A module whose state dict is needed on rank 0 only.
 
     Wraps `module` and forwards to it: attributes, registrations, calls, and names in

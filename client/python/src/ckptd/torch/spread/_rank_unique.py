@@ -19,7 +19,7 @@ _SHOWN = 5
 
 def refuse(doing: str, model: nn.Module, modules: _load_hooks.Modules, targets: List[Target]) -> None:
     """Raises FailedPrecondition (RANK_UNIQUE) for tensors that may need other values than rank 0's."""
-    found = _left_out(model, modules, targets) + _on_part_of_the_ranks(targets)
+    found = _left_out(model, modules, targets) + _on_fewer_ranks(targets)
     if not found:
         return
     names = sorted({target.name for target in found})
@@ -52,7 +52,7 @@ def _left_out(model: nn.Module, modules: _load_hooks.Modules, targets: List[Targ
     return own + beside
 
 
-def _on_part_of_the_ranks(targets: List[Target]) -> List[Target]:
+def _on_fewer_ranks(targets: List[Target]) -> List[Target]:
     """Targets with fewer ranks in their whole mesh than the largest mesh over which FSDP2 shards.
 
     Under tensor parallelism all targets have the mesh that remains for FSDP2, or a larger one.

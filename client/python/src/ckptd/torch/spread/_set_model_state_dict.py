@@ -117,7 +117,7 @@ def spread_over(model: nn.Module, given: StateQuery, wish: Any, options: SpreadO
     whole, model = model, _checkpoint_names.without_ddp(model)
 
     def check(available: Mapping[str, Available], wanted: RequestedTensors) -> Tuple[List[str], List[str]]:
-        if not available and _refuses_none(wish):
+        if not available and _refuses_empty(wish):
             raise RuntimeError(
                 f"{_FUNCTION}: the state dict has no tensors, and strict=True asks for all; pass the "
                 "model's checkpoint, or strict=False"
@@ -139,7 +139,7 @@ def spread_over(model: nn.Module, given: StateQuery, wish: Any, options: SpreadO
         return _spread_module.finish(whole, keys, wish.strict)
 
 
-def _refuses_none(wish: Any) -> bool:
+def _refuses_empty(wish: Any) -> bool:
     """Whether torch's function raises for an empty state dict."""
     lenient = ("broadcast_from_rank0", "cpu_offload", "ignore_frozen_params")
     return wish.strict and not any(getattr(wish, option, False) for option in lenient)

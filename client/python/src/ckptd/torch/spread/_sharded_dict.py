@@ -94,7 +94,7 @@ def _shard_by_daemons(given: StateSource, meta, options: SpreadOptions) -> Dict[
         missing, unexpected = _spread_module.compare_names(available, wanted)
         if missing:
             raise KeyError(
-                f"sharding rank 0's state dict: it lacks {_spread_module.shown(missing)}, which the "
+                f"sharding rank 0's state dict: it lacks {_spread_module.first_of(missing)}, which the "
                 "sharded one has; pass the state dict of the same model"
             )
         sizes = _spread_module.shape_mismatches(available, wanted.targets)

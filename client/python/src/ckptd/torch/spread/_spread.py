@@ -288,7 +288,7 @@ def _available_of(name: str, entry: Any, taken: bool) -> Available:
         return Available(entry.dtype, tuple(entry.shape))
     if isinstance(entry, torch.Tensor):
         if taken and not _torch_internals.is_dtensor(entry):
-            _staging.refuse_other_than_memory(name, entry)
+            _staging.require_values_in_memory(name, entry)
         has_shape = not (entry.is_nested or torch.nn.parameter.is_lazy(entry))
         return Available(_memory.number_of(entry.dtype), tuple(entry.shape) if has_shape else ())
     return Available(0, (), str(type(entry)))
@@ -351,7 +351,7 @@ def _load_all(
             if part != number:
                 continue
             if target.flat is not None:
-                flat = target.flat.under(names)
+                flat = target.flat.with_names(names)
                 targets.append(replace(target, flat=flat, dtype=target.tensor.dtype))
                 continue
             source_dtype = _memory.dtype_of(dtype, names[0][0])
@@ -373,7 +373,7 @@ def _load_all(
             unopened = error.code in ("NOT_FOUND", "PERMISSION_DENIED")
             if in_memory and unopened and error.reason != "TENSOR_NOT_FOUND":
                 raise type(error)(
-                    f"{error.message}; {_staging.unseen(source)}", error.reason, error.facts
+                    f"{error.message}; {_staging.not_visible_advice(source)}", error.reason, error.facts
                 ) from None
             raise
         spread.parts.append(([], shard, result))

@@ -55,7 +55,7 @@ def spread_over(
     made = spread(doing, plan, given, check, options)
     made.fill()
     _extra_state.give(_extra_state.of(modules), made.objects)
-    _start_counts(model, counts, made)
+    _zero_counts(model, counts, made)
     return made
 
 
@@ -79,7 +79,7 @@ def finish(model: nn.Module, keys: Any, strict: bool) -> Any:
     return keys
 
 
-def _start_counts(model: nn.Module, counts: List[Target], made: SpreadResult) -> None:
+def _zero_counts(model: nn.Module, counts: List[Target], made: SpreadResult) -> None:
     """Sets batch norms' counts on meta to zero where rank 0 had no value, as torch does."""
     left = [t for t in counts if t.tensor.is_meta and _torch_internals.is_buffer_on_meta(*t.slots[0])]
     if left:
@@ -133,7 +133,7 @@ def shape_mismatches(available: Mapping[str, Available], targets: Iterable[Targe
     return found
 
 
-def shown(names: List[str]) -> str:
+def first_of(names: List[str]) -> str:
     """The first names and the number of others, for sentences."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(f"{name!r:.200}" for name in names[:3]) + more

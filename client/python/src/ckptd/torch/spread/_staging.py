@@ -111,11 +111,11 @@ class OfferedMemory:
 
     def __init__(self, image: _Image):
         tensors = [tensor for tensor, _ in image.places if tensor.numel()]
-        copied = sum(t.numel() * t.element_size() for t in tensors if not _lies_flat(t))
+        copied = sum(t.numel() * t.element_size() for t in tensors if not _is_host_contiguous(t))
         if copied:
             _check_room(copied)
         # Held here, because nothing else keeps the copies, and a caller might drop the originals.
-        self._tensors = [t if _lies_flat(t) else t.cpu().contiguous() for t in tensors]
+        self._tensors = [t if _is_host_contiguous(t) else t.cpu().contiguous() for t in tensors]
         ranges = [(t.data_ptr(), t.numel() * t.element_size()) for t in self._tensors]
         start = _MAGIC + struct.pack("<Q", len(ranges)) + b"".join(_RANGE.pack(*r) for r in ranges)
         self._fd = os.memfd_create("ckptd-state-dict", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -126,7 +126,7 @@ class OfferedMemory:
         except BaseException:
             os.close(self._fd)
             raise
-        _let_read(_ANYBODY)
+        _allow_ptrace(_ANYBODY)
 
     @property
     def path(self) -> str:
@@ -137,16 +137,16 @@ class OfferedMemory:
         """Ends the offer. A daemon that still reads gets an error, or later contents of the memory."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            _let_read(_NOBODY)
+            _allow_ptrace(_NOBODY)
             os.close(fd)
             self._tensors = []
 
 
-def _lies_flat(tensor: torch.Tensor) -> bool:
+def _is_host_contiguous(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
-def _let_read(whom: int) -> None:
+def _allow_ptrace(whom: int) -> None:
     """Tells Yama, if it is in force, which processes besides ancestors may read this one's memory."""
     try:
         with open(_YAMA) as file:
@@ -168,7 +168,7 @@ class MemoryFile:
     def __init__(self, image: _Image):
         self.nbytes = len(image.header) + image.nbytes
         if os.environ.get(_FOLDER):
-            _remove_left(os.environ[_FOLDER])  # before the room is checked
+            _remove_stale_files(os.environ[_FOLDER])  # before the room is checked
         _check_room(self.nbytes)
         self._named: Optional[str] = None
         self._fd = self._create()
@@ -237,7 +237,7 @@ def _create_locked(folder: str) -> Tuple[int, str]:
     return fd, named
 
 
-def _remove_left(folder: str) -> None:
+def _remove_stale_files(folder: str) -> None:
     """Removes files of _create_locked that ended processes left behind."""
     names = []
     with contextlib.suppress(OSError):  # writing there will raise the error
@@ -257,7 +257,7 @@ def _remove_left(folder: str) -> None:
                 os.close(fd)
 
 
-def unseen(path: str) -> str:
+def not_visible_advice(path: str) -> str:
     """Advice for a daemon's error that it cannot open `path`."""
     return (
         f"the daemon of rank 0 must see {path}, which is memory of the trainer: run both as one "
@@ -278,7 +278,7 @@ def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
                 {"tensor": name},
             )
         tensor = _torch_internals.local_of(tensor)
-    refuse_other_than_memory(name, tensor)
+    require_values_in_memory(name, tensor)
     if tensor.is_meta:
         raise FailedPrecondition(
             f"spreading {name}: on rank 0 it is on meta and has no values; pass a state dict that "
@@ -295,7 +295,7 @@ def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg()
 
 
-def refuse_other_than_memory(name: str, tensor: torch.Tensor) -> None:
+def require_values_in_memory(name: str, tensor: torch.Tensor) -> None:
     """Raises FailedPrecondition for a tensor whose values are not in its own memory."""
     kind, instead = type(tensor).__name__, "what it wraps as a plain tensor, such as .dequantize() gives"
     if nn.parameter.is_lazy(tensor):

@@ -27,7 +27,7 @@ def patch_points(files: Files) -> List[PatchPoint]:
         (MODELING, "safe_open", lambda original: _opener(files.opener(original, by_index=False))),
         (MODELING, "load_state_dict", lambda original: files.refuser(original)),
         from_pretrained(files),
-        (MODEL, "_load_pretrained_model", _counting),
+        (MODEL, "_load_pretrained_model", _counting_rounds),
         (MODELING, "_infer_parameter_dtype", _noting_dtypes),
         (MODELING, "_load_state_dict_into_meta_model", lambda original: _run_twice(original, files)),
     ]
@@ -45,7 +45,7 @@ class _Pass:
             return _deferred_load.LoadedSlice(part, self.feed)
 
         def note(box) -> None:
-            self.feed.note(part, lambda probe: probe.want(box), self.dtype)
+            self.feed.note(part, lambda probe: probe.request_box(box), self.dtype)
 
         return _deferred_load.Probe(part, note)
 
@@ -68,7 +68,7 @@ def _opener(open_: Callable) -> Callable:
     return opened
 
 
-def _counting(original: classmethod) -> classmethod:
+def _counting_rounds(original: classmethod) -> classmethod:
     """Counts rounds: each file is a round of the ranks."""
     function = original.__func__
 
@@ -107,7 +107,7 @@ def _run_twice(original: Callable, files: Files) -> Callable:
     @functools.wraps(original)
     def _load_state_dict_into_meta_model(*given, **named):
         arguments = parameters.bind(*given, **named).arguments
-        if not arguments["shard_file"].endswith(".safetensors") or _one_by_one(arguments):
+        if not arguments["shard_file"].endswith(".safetensors") or _reads_immediately(arguments):
             return original(**arguments)
         distributed = arguments.get("device_mesh") is not None
         distributed_call = _collective_choice.current.get() if distributed else None
@@ -120,7 +120,7 @@ def _run_twice(original: Callable, files: Files) -> Callable:
     return _load_state_dict_into_meta_model
 
 
-def _one_by_one(arguments: dict) -> bool:
+def _reads_immediately(arguments: dict) -> bool:
     """Whether tensors must be read at once: quantisers keep the tensors that they get."""
     from transformers.integrations import is_fsdp_enabled
 

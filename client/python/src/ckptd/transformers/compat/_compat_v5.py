@@ -25,12 +25,12 @@ def patch_points(files: Files) -> List[PatchPoint]:
     """(module, or module:class, name, function from the original to its replacement)."""
     return [
         (MODELING, "safe_open", lambda original: files.opener(original)),
-        (MODELING, "_is_on_hf_mount", lambda original: functools.wraps(original)(_never)),
+        (MODELING, "_is_on_hf_mount", lambda original: functools.wraps(original)(_return_false)),
         (MODELING, "load_state_dict", lambda original: files.refuser(original)),
         (MODELING, "_safe_load_bytes", lambda original: files.bytes_refuser(original)),
         (MODELING, "convert_and_load_state_dict_in_model", lambda original: _with_deferred_load(original, files)),
         from_pretrained(files),
-        (LOADING, "spawn_materialize", _spawner),
+        (LOADING, "spawn_materialize", _deferring_spawn),
     ]
 
 
@@ -40,7 +40,7 @@ def from_pretrained(files: Files) -> PatchPoint:
     return MODEL, "from_pretrained", lambda found: _collective_choice.wrapped(found, *how)
 
 
-def _never(path) -> bool:
+def _return_false(path) -> bool:
     """Replaces _is_on_hf_mount: no file is mapped here, so no mapping must be avoided."""
     return False
 
@@ -66,7 +66,7 @@ def _with_deferred_load(original: Callable, files: Files) -> Callable:
     return convert_and_load_state_dict_in_model
 
 
-def _spawner(original: Callable) -> Callable:
+def _deferring_spawn(original: Callable) -> Callable:
     @functools.wraps(original)
     def spawn_materialize(
         thread_pool, tensor, device=None, dtype=None, sharding_op=None, tensor_idx=None
@@ -80,7 +80,7 @@ def _spawner(original: Callable) -> Callable:
 
         def wish(probe):
             if sharding_op is None:
-                probe.want_all()  # same effect as the original, but quicker
+                probe.request_all()  # same effect as the original, but quicker
             else:
                 ask(probe, "meta")
 
