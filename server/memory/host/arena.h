@@ -9,8 +9,8 @@
 // goes when the last client lets go of it).
 //
 // The background fill gives way: to loads of this daemon, which help to make the segment it is
-// at if they need it, and end it if they do not; to other processes, for which it leaves a reserve; and to clients
-// that were given memory for good (Forget): that counts as filled, up to the target, until
+// at if they need it, and end it if they do not; to other processes, for which it leaves a
+// reserve; and to clients that were given memory for good (Forget): that counts as filled, up to the target, until
 // loads have made as much anew themselves. They need it beside what they were given, and
 // nobody asked for more.
 //

@@ -93,7 +93,7 @@ absl::StatusOr<uint64_t> Populate(int fd, std::span<std::byte> memory,
                                  "machine or raise the memory limit of its container",
                                  memory.size(), std::strerror(error)));
   }
-  if (work->next_ < memory.size()) {
+  if (work->error_ == 0 && work->next_ < memory.size()) {
     return absl::CancelledError("faulting in host memory: something else goes first");
   }
   return work->huge_bytes_.load();

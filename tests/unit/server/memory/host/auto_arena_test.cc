@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -340,6 +341,15 @@ TEST_F(PopulateTest, WhoJoinsInAfterwardsTouchesNothing) {
   ASSERT_OK(Populate(fd_.get(), mapping_.span(), options));
   mapping_.Reset();  // would be a fault
   late->Join(2);
+}
+
+// A read-only mapping has the error that kernels before 5.14 have for any.
+TEST_F(PopulateTest, HasTheFileTakeItsPagesWhereTheKernelCannotFaultThemIn) {
+  ASSERT_EQ(::mprotect(mapping_.data(), kBytes, PROT_READ), 0);
+  ASSERT_OK(Populate(fd_.get(), mapping_.span(), {}));
+  struct stat file = {};
+  ASSERT_EQ(::fstat(fd_.get(), &file), 0);
+  EXPECT_EQ(static_cast<uint64_t>(file.st_blocks) * 512, kBytes);
 }
 
 TEST_F(PopulateTest, EndsEarlyWhenItIsCancelled) {
