@@ -24,8 +24,9 @@ from group import wait_until
 WORKING = ["OPENING", "PLANNING", "ALLOCATING", "TRANSFERRING", "PUBLISHING"]
 # Longer than a busy machine keeps a process from running, and well within the 10 s in which all ranks hear.
 HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "3")
-# Longest that anybody may wait once something has died.
-LIMIT = 10
+# Longest that a test waits for anybody once something has died. The daemons' and clients' own deadlines
+# are below 10 s; on a busy machine a process may get to run later. The table at the end has the times.
+LIMIT = 30
 
 
 # (bytes to allocate and read, tensors to open and plan) that make a stage last.
