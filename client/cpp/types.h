@@ -53,7 +53,7 @@ struct LoadProgress {
   double bytes_per_second = 0;         // 0 before the transfer began
   int32_t slowest_rank = -1;           // -1 when unknown
   std::vector<int32_t> waiting_ranks;  // a gathering load waits for these
-  std::string elsewhere;               // what one of them loads instead, for people
+  std::string conflict;                // what one of them loads instead, for people
   std::string no_memory;               // kWaitingForMemory: who holds what, for people
   uint64_t storage_bytes = 0;
   uint64_t mapped_bytes = 0;  // of these, read through a mapping of the page cache

@@ -44,27 +44,23 @@ void Catalog::Touch(Entry& entry) {
   changed_.NotifyAll();
 }
 
-std::optional<Catalog::Match> Catalog::FindMatch(const LoadRequest& request) const {
-  const uint64_t digest = RequestDigest(request);
-  // Who needs no digests is served by a checkpoint that has them.
-  LoadRequest richer = request;
-  richer.digests = true;
-  const uint64_t richer_digest = request.digests ? digest : RequestDigest(richer);
+std::optional<Catalog::Match> Catalog::FindMatch(const IdentifiedRequest& asked) const {
+  const bool exclusive = asked.request.intended == AttachMode::kExclusive;
   MutexLock lock(mutex_);
   const Entry* best = nullptr;
   for (const auto& [name, entry] : entries_) {
     const bool active = entry.info.state == CheckpointState::kActive;
-    if (entry.request_digest != digest && (!active || entry.request_digest != richer_digest)) {
-      continue;
-    }
+    // A request without digests is served by an ACTIVE checkpoint that has them.
+    const uint64_t has = entry.asked.digest;
+    if (has != asked.digest && (!active || has != asked.digest_with_digests)) continue;
     if (!active && entry.info.state != CheckpointState::kLoading) continue;
     // Memory that has been lent to readers cannot be handed over any more.
-    if (active && request.intended == AttachMode::kExclusive && entry.memory->sealed()) continue;
+    if (active && exclusive && entry.memory->sealed()) continue;
     if (best == nullptr || entry.info.created > best->info.created) best = &entry;
   }
   if (best == nullptr) return std::nullopt;
   return Match{best->info.name, best->info.state == CheckpointState::kActive, best->files,
-               Gathers(*best), best->request.statement, best->request};
+               Gathers(*best), best->asked};
 }
 
 std::vector<std::string> Catalog::NearMiss(const LoadRequest& request) const {
@@ -73,12 +69,12 @@ std::vector<std::string> Catalog::NearMiss(const LoadRequest& request) const {
     MutexLock lock(mutex_);
     const Entry* best = nullptr;
     for (const auto& [name, entry] : entries_) {
-      if (entry.request.source != request.source) continue;
+      if (entry.asked.request.source != request.source) continue;
       if (entry.info.state != CheckpointState::kActive) continue;
       if (best == nullptr || entry.info.created > best->info.created) best = &entry;
     }
     if (best == nullptr) return {};
-    nearest = best->request;
+    nearest = best->asked.request;
   }
   std::vector<std::string> fields = DifferingFields(request, nearest);
   if (fields.empty()) fields.emplace_back("files");
@@ -90,8 +86,8 @@ uint64_t Catalog::Tick() const {
   return ticks_;
 }
 
-void Catalog::Begin(const std::string& name, const LoadRequest& request, uint64_t since) {
-  const uint64_t digest = RequestDigest(request);  // of many tensors, which takes long
+void Catalog::Begin(const std::string& name, const IdentifiedRequest& asked, uint64_t since) {
+  const LoadRequest& request = asked.request;
   MutexLock lock(mutex_);
   const Entry* existing = Find(name);
   if (existing != nullptr) {
@@ -109,9 +105,7 @@ void Catalog::Begin(const std::string& name, const LoadRequest& request, uint64_
   entry.info.digests = request.digests;
   entry.info.created = std::chrono::system_clock::now();
   entry.info.layout = DescribeLayout(request);
-  entry.request = request;
-  entry.request_digest = digest;
-  entry.load_key = LoadKey(request);
+  entry.asked = asked;
   entry.generation = ++ticks_;
   if (const auto aborted = aborted_.find(name); aborted != aborted_.end()) {
     if (aborted->second.tick > since) {

@@ -19,6 +19,7 @@
 #include "server/catalog/shard_memory.h"
 #include "server/memory/memory.h"
 #include "server/protocol/domain.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 
@@ -37,13 +38,11 @@ class Catalog {
     std::string name;
     bool active = false;
     std::vector<SourceFile> files;
-    // While it waits for the group, where each who asks may give it longer: with the statement
-    // that it was begun with.
-    bool gathering = false;
-    std::string statement = {};
-    LoadRequest request = {};  // what it was loaded for: with digests, where that had them
+    bool gathering = false;  // it waits for the group
+    // It was loaded for this: with digests, where that had them.
+    IdentifiedRequest asked = {};
   };
-  std::optional<Match> FindMatch(const LoadRequest& request) const;
+  std::optional<Match> FindMatch(const IdentifiedRequest& asked) const;
   // Fields in which the newest resident checkpoint of the same source differs;
   // empty when there is none.
   std::vector<std::string> NearMiss(const LoadRequest& request) const;
@@ -54,7 +53,7 @@ class Catalog {
   // Makes a LOADING entry; nothing when one of that name is LOADING or ACTIVE. A
   // load that has failed here after the moment `since` stays FAILED: its end may
   // overtake the answer that tells us its name.
-  void Begin(const std::string& name, const LoadRequest& request, uint64_t since = kNow);
+  void Begin(const std::string& name, const IdentifiedRequest& asked, uint64_t since = kNow);
   void UpdateProgress(const std::string& name, const Progress& progress);
 
   // One that is ACTIVE here is to be filled on ranks that lack it: until that load has ended,
@@ -132,7 +131,7 @@ class Catalog {
 
   // A client begins to watch the entry, and ends. While a load waits for the group, a
   // rank's statement counts as long as its client watches: one that has watched and is gone
-  // for kAwayForGood has ended.
+  // for timing::kAbandoned has ended.
   // Returns the generation, for WatcherLeft.
   uint64_t AddWatcher(const std::string& name);
   void WatcherLeft(const std::string& name, uint64_t generation, Clock::time_point now);
@@ -140,8 +139,7 @@ class Catalog {
   void WasPolled(const std::string& name);
   // A client was told this name, and has yet to watch it.
   void ExtendGrace(const std::string& name, Clock::time_point now);
-  static constexpr std::chrono::seconds kAwayForGood{2};
-  // LOADING -> FAILED for those whose clients are gone; their statements.
+  // LOADING -> FAILED for those whose clients are gone; their proposal ids.
   std::vector<std::string> ReapAbandoned(Clock::time_point now);
 
   // Waits until the entry is no longer LOADING, is gone, or the deadline.
@@ -164,14 +162,13 @@ class Catalog {
   absl::StatusOr<Held> Hold(const std::string& name, AttachMode mode,
                             const std::string& request_id = "");
   // The client of that request waits for it, and will acquire it: it is not evicted until then,
-  // nor for kKept after it has become ACTIVE. Of more requests than kMostKept, the first ones
+  // nor for timing::kKeptForClient after it has become ACTIVE. Of more requests than kMostKept, the first ones
   // count. False where there is no such checkpoint.
   bool KeepFor(const std::string& name, const std::string& request_id);
   // That client has gone.
   void KeepNoMore(const std::string& name, const std::string& request_id);
-  // Instead of kKept. Set before the catalog is used.
+  // Instead of timing::kKeptForClient. Set before the catalog is used.
   void SetKept(std::chrono::nanoseconds kept) { kept_ = kept; }
-  static constexpr std::chrono::seconds kKept{10};
   static constexpr size_t kMostKept = 1024;
   void Release(const std::string& name, uint64_t generation);
   // The shard without a lease, for verifying it.
@@ -194,9 +191,7 @@ class Catalog {
  private:
   struct Entry {
     CheckpointInfo info;
-    LoadRequest request;
-    uint64_t request_digest = 0;
-    uint64_t load_key = 0;
+    IdentifiedRequest asked;
     std::vector<SourceFile> files;
     std::vector<uint64_t> request_digests;
     std::shared_ptr<ShardMemory> memory;
@@ -309,7 +304,7 @@ class Catalog {
   MemoryBackend& backend_;
   Holders holders_ = [](const std::string&) { return std::vector<int32_t>(); };
   Later later_ = nullptr;
-  std::chrono::nanoseconds kept_ = kKept;
+  std::chrono::nanoseconds kept_ = timing::kKeptForClient;
   const uint32_t rank_;
   const uint32_t world_size_;
   mutable Mutex mutex_;

@@ -40,16 +40,16 @@ bool Catalog::Gathers(const Entry& entry) {
 }
 
 bool Catalog::Abandoned(const Entry& entry, Clock::time_point now) {
-  return Gathers(entry) && IsRankForm(entry.request) && entry.watchers == 0 && !entry.polled &&
-         entry.unwatched.has_value() && now - *entry.unwatched >= kAwayForGood;
+  return Gathers(entry) && IsRankForm(entry.asked.request) && entry.watchers == 0 && !entry.polled &&
+         entry.unwatched.has_value() && now - *entry.unwatched >= timing::kAbandoned;
 }
 
 std::vector<std::string> Catalog::ReapAbandoned(Clock::time_point now) {
-  std::vector<std::string> statements;
+  std::vector<std::string> proposals;
   MutexLock lock(mutex_);
   for (auto& [name, entry] : entries_) {
     if (!Abandoned(entry, now)) continue;
-    statements.push_back(std::move(entry.request.statement));
+    proposals.push_back(std::move(entry.asked.request.proposal_id));
     entry.info.state = CheckpointState::kFailed;
     entry.info.failure =
         MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
@@ -61,11 +61,11 @@ std::vector<std::string> Catalog::ReapAbandoned(Clock::time_point now) {
     Touch(entry);
     Log(LogLevel::kWarn, "{}: {}", name, MessageOf(entry.info.failure));
   }
-  return statements;
+  return proposals;
 }
 
 void Catalog::KeepWhatIsShown(Entry& entry) {
-  entry.request = {};
+  entry.asked = {};
   entry.shard = nullptr;
   entry.wanted.reset();
 }

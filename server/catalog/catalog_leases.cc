@@ -162,7 +162,7 @@ absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force, bo
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
                      fmt::format("unloading {} as idle: a client that has loaded it has yet to "
                                  "acquire it; try again in {} s, or unload it by name",
-                                 name, kKept.count()),
+                                 name, timing::kKeptForClient.count()),
                      {{"checkpoint", name}});
   }
   const uint64_t bytes = entry->memory == nullptr ? 0 : entry->info.slab_bytes;
@@ -224,7 +224,7 @@ std::vector<ResidentCheckpoint> Catalog::Residents() const {
   std::vector<ResidentCheckpoint> residents;
   for (const auto& [name, entry] : entries_) {
     if (entry.info.state != CheckpointState::kActive) continue;
-    residents.push_back({name, entry.load_key, entry.files, entry.request_digests});
+    residents.push_back({name, entry.asked.load_key, entry.files, entry.request_digests});
   }
   return residents;
 }

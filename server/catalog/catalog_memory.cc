@@ -161,7 +161,7 @@ void Catalog::NotePlan(const PrepareCall& call, Shard shard, Entry& entry) {
   entry.info.plan_digest = call.plan_digest;
   entry.info.epoch = call.epoch;
   entry.info.source_identity = IdentityOf(call.index->files);
-  std::vector<uint64_t> facts = {entry.request_digest, entry.info.source_identity};
+  std::vector<uint64_t> facts = {entry.asked.digest, entry.info.source_identity};
   for (const SourceFile& file : call.index->files) facts.push_back(file.device);
   entry.info.identity = CombineDigests(facts);
   entry.files = call.index->files;

@@ -61,7 +61,7 @@ std::vector<Catalog::Resident> Catalog::MayServe(const PrepareCall& call) const 
     MutexLock lock(mutex_);
     for (const auto& [name, entry] : entries_) {
       if (!Serves(entry, call)) continue;
-      found.push_back({entry.info.created, {name, entry.generation, entry.request, entry.shard}});
+      found.push_back({entry.info.created, {name, entry.generation, entry.asked.request, entry.shard}});
     }
   }
   std::sort(found.begin(), found.end(),

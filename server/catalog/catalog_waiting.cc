@@ -41,7 +41,7 @@ Catalog::Occupied Catalog::FindOccupied() const {
                                     ? "needed until other ranks are filled"
                                     : fmt::format("kept for who waited for it, which is to acquire "
                                                   "it within {} s",
-                                                  kKept.count()));
+                                                  timing::kKeptForClient.count()));
     }
   }
   return out;

@@ -8,6 +8,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 
@@ -22,7 +23,7 @@ absl::StatusOr<LeaseTable::Ticket> LeaseTable::Open(const std::string& checkpoin
   lease.info.mode = mode;
   lease.info.created = std::chrono::system_clock::now();
   lease.token = RandomHex(kTokenLength / 2);
-  lease.token_expiry = Clock::now() + kTokenLifetime;
+  lease.token_expiry = Clock::now() + timing::kTokenLifetime;
   lease.memory = held.memory;
   lease.generation = held.generation;
   Ticket ticket{lease.info.name, lease.token, std::move(held)};

@@ -29,7 +29,6 @@ struct LeaseInfo {
 
 class LeaseTable {
  public:
-  static constexpr std::chrono::seconds kTokenLifetime{30};
   static constexpr size_t kTokenLength = 32;  // hex digits
 
   explicit LeaseTable(Catalog& catalog) : catalog_(catalog) {}

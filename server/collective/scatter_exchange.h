@@ -22,6 +22,7 @@
 #include "server/memory/transit.h"
 #include "server/protocol/domain.h"
 #include "server/protocol/scatter_call.h"
+#include "server/protocol/timing.h"
 #include "server/transfer/slab_spans.h"
 #include "server/transfer/step_user.h"
 #include "server/transfer/transfer_types.h"
@@ -33,13 +34,9 @@ class ScatterExchange final : public StepUser {
  public:
   // Steps of a reader that are filled while others are sent.
   static constexpr size_t kViews = 2;
-  // How long the others may take for one exchange. Ranks that have not exchanged anything with
-  // each other before connect in it: so much more for each rank.
-  static constexpr std::chrono::seconds kStepPatience{8};
-  static constexpr std::chrono::milliseconds kConnectPatience{10};
   // For an exchange in which ranks of a communicator of so many may connect.
   static std::chrono::nanoseconds PatienceWith(size_t ranks) {
-    return kStepPatience + kConnectPatience * ranks;
+    return timing::kScatterStep + timing::kScatterConnect * ranks;
   }
 
   // What this rank receives. Null plan: nothing, it has its shard.

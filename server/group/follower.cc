@@ -10,17 +10,10 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/group/membership.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 namespace {
-
-constexpr std::chrono::seconds kJoinDeadline{3};
-constexpr std::chrono::seconds kProposeDeadline{8};
-constexpr std::chrono::milliseconds kFirstRetry{50};
-constexpr std::chrono::seconds kLastRetry{1};
-constexpr std::chrono::nanoseconds kOften = std::chrono::milliseconds(100);
-// Of the leader's time, for each member: thousands would leave it none.
-constexpr std::chrono::nanoseconds kBetweenMembers = std::chrono::microseconds(250);
 
 // The transfer itself reports more often, through Execute, but only until the leader
 // has read its own share.
@@ -76,7 +69,7 @@ bool Follower::IsCurrent(uint64_t epoch) const {
   MutexLock lock(mutex_);
   if (epoch >= state_.epoch) return true;
   // A leader that has just taken this rank in may call before its answer has been read here.
-  changed_.WaitUntil(mutex_, Clock::now() + kJoinDeadline,
+  changed_.WaitUntil(mutex_, Clock::now() + timing::kJoin,
                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
                        return state_.joined || stopping_;
                      });
@@ -107,7 +100,7 @@ absl::StatusOr<std::string> Follower::Propose(const LoadRequest& request, Deadli
   }
   // A leader that stands still is not waited for as long as one that is still to come.
   return parts_.leader->Propose(identity_.rank, request,
-                                std::min(deadline, Clock::now() + kProposeDeadline));
+                                std::min(deadline, Clock::now() + timing::kProposalCall));
 }
 
 bool Follower::Pause(std::chrono::nanoseconds duration) {
@@ -127,24 +120,24 @@ bool Follower::HasNews() const {
 }
 
 void Follower::Loop() {
-  std::chrono::nanoseconds retry = kFirstRetry;
+  std::chrono::nanoseconds retry = timing::kFirstJoinRetry;
   while (true) {
     while (!Join()) {
       if (!Pause(retry)) return;
-      retry = std::min<std::chrono::nanoseconds>(retry * 2, kLastRetry);
+      retry = std::min<std::chrono::nanoseconds>(retry * 2, timing::kLastJoinRetry);
     }
-    retry = kFirstRetry;
+    retry = timing::kFirstJoinRetry;
     last_answer_ = Clock::now();
     while (Beat()) {
       if (!Pause(BeatPause(interval_, HasNews(), identity_.world_size))) return;
     }
-    if (!Pause(kFirstRetry)) return;
+    if (!Pause(timing::kFirstJoinRetry)) return;
   }
 }
 
 std::chrono::nanoseconds Follower::BeatPause(std::chrono::nanoseconds interval, bool often,
                                              uint32_t world_size) {
-  return often ? std::min(interval, std::max(kOften, world_size * kBetweenMembers)) : interval;
+  return often ? std::min(interval, std::max(timing::kOftenHeartbeat, world_size * timing::kHeartbeatShare)) : interval;
 }
 
 void Follower::NotJoined(const absl::Status& why, uint64_t since) {
@@ -176,7 +169,7 @@ void Follower::EndWhatTheLeaderForgot(bool restarted, uint64_t since) {
 bool Follower::Join() {
   const uint64_t since = parts_.catalog.Tick();
   auto reply = parts_.leader->Join(identity_, parts_.catalog.Residents(),
-                                   Clock::now() + kJoinDeadline);
+                                   Clock::now() + timing::kJoin);
   if (reply.ok() && reply->version != identity_.version) {
     reply = MakeError(absl::StatusCode::kFailedPrecondition, reason::kJoinRefused,
                       fmt::format("joining the group: the leader runs ckptd {}, rank {} runs {}; "
@@ -222,8 +215,8 @@ bool Follower::Beat() {
   const auto begun = Clock::now();
   const auto deadline = begun + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
   const uint64_t since = parts_.catalog.Tick();
-  for (std::string& statement : parts_.catalog.ReapAbandoned(Clock::now())) {
-    abandoned_.push_back(std::move(statement));
+  for (std::string& proposal : parts_.catalog.ReapAbandoned(Clock::now())) {
+    abandoned_.push_back(std::move(proposal));
   }
   const std::optional<ReadingNow> reading = parts_.reading.Now();
   std::vector<Participant> participants;

@@ -9,6 +9,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 namespace {
@@ -16,7 +17,6 @@ namespace {
 using State = Participant::State;
 
 constexpr size_t kMostFailures = 256;  // remembered
-constexpr std::chrono::seconds kForgotten{60};  // when nobody can hear of them any more
 constexpr size_t kMostNamed = 16;      // ranks in a sentence
 
 bool SameLoad(const Participant& a, const Participant& b) {
@@ -59,7 +59,7 @@ std::vector<Verdict> GroupParticipants::Update(uint32_t rank, const std::vector<
                                                Clock::time_point now) {
   MutexLock lock(mutex_);
   if (rank >= calls_.size()) return {};
-  while (!failed_.empty() && now - failed_.front().when > kForgotten) failed_.pop_front();
+  while (!failed_.empty() && now - failed_.front().when > timing::kFailureKept) failed_.pop_front();
   Calls& calls = calls_[rank];
   std::set<std::string> told;
   for (const Participant& participant : all) {
@@ -183,12 +183,12 @@ void GroupParticipants::HearOfOthers(Call& call, Clock::time_point now) {
     if (OfDifferentJobs(call.participant.job, failed.participant.job)) continue;
     const bool outlived = failed.over || call.process_began > failed.when ||
                           failed.heard.count({call.rank, call.participant.pid}) > 0;
-    if (failed.rank == call.rank || outlived || call.joined - failed.when > kHeardFor) continue;
+    if (failed.rank == call.rank || outlived || call.joined - failed.when > timing::kFailureHeardFor) continue;
     const bool same = SameLoad(call.participant, failed.participant);
     // The rank may have come again, and its daemon not have said so yet.
     const auto waited = now - std::max(call.began, failed.told);
-    const bool away = waited >= kStaysAway && !IsInACall(failed.rank, failed.participant.job);
-    if (same ? waited >= kComesAgain : away) Hear(call, failed);
+    const bool away = waited >= timing::kStaysAway && !IsInACall(failed.rank, failed.participant.job);
+    if (same ? waited >= timing::kComesAgain : away) Hear(call, failed);
   }
 }
 

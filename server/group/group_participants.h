@@ -4,7 +4,7 @@
 //
 // A failure belongs to one call of one rank. The others of that load hear of it: those in it at
 // once, and those who come within kHeardFor and whose processes lived then, unless that rank makes
-// its next call first: it has kComesAgain for that. A process hears a failure once, and nobody
+// its next call first: it has timing::kComesAgain for that. A process hears a failure once, and nobody
 // does after that rank's next call: what has failed once never ends a later load. When it failed
 // counts, not when the leader is told: that may be long after, where there was no leader.
 //
@@ -49,12 +49,6 @@ class GroupParticipants {
   std::vector<Ended> TakeEnded();
   // Whose clients are in a load of `source` at that rank; an empty one where it is not known.
   std::set<std::string> JobsOf(uint32_t rank, const std::string& source) const;
-
-  static constexpr std::chrono::seconds kHeardFor = kFailureHeardFor;
-  static constexpr std::chrono::seconds kComesAgain{2};
-  // A rank that has failed in another load and makes no further call in that time will not come:
-  // those who wait for it hear of that failure, too.
-  static constexpr std::chrono::seconds kStaysAway{5};
 
  private:
   struct Call {

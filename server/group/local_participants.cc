@@ -8,6 +8,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 namespace {
@@ -15,7 +16,6 @@ namespace {
 using State = Participant::State;
 
 constexpr size_t kMostLeaving = 16;  // each holds one of the server's threads
-constexpr std::chrono::seconds kOvertaken{1};
 constexpr size_t kMostIdBytes = 128;
 
 absl::Status BrokenOff(const Participant& participant) {
@@ -71,7 +71,7 @@ void LocalParticipants::Leave(const std::string& id, const absl::Status& outcome
     const bool waits = leaving_ < kMostLeaving;
     const auto known = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return entries_.count(id) > 0; };
     ++leaving_;
-    if (waits) changed_.WaitUntil(mutex_, std::min(deadline, Clock::now() + kOvertaken), known);
+    if (waits) changed_.WaitUntil(mutex_, std::min(deadline, Clock::now() + timing::kOvertaken), known);
     --leaving_;
     const auto at = entries_.find(id);
     // One that was answered has nothing more to say.
@@ -120,7 +120,7 @@ void LocalParticipants::EndBarriers(const absl::Status& why) {
 
 void LocalParticipants::DropOld(Clock::time_point now) {
   const size_t dropped = std::erase_if(entries_, [now](const auto& one) {
-    return one.second.answer == nullptr && now - one.second.ended > kFailureHeardFor;
+    return one.second.answer == nullptr && now - one.second.ended > timing::kFailureHeardFor;
   });
   if (dropped > 0) changed_.NotifyAll();
 }

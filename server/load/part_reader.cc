@@ -9,12 +9,11 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/collective/scatter_reader.h"
+#include "server/protocol/timing.h"
 #include "server/transfer/transfer.h"
 
 namespace ckptd {
 namespace {
-
-constexpr std::chrono::seconds kMapDeadline{8};
 
 // Pages are made for what a rank announces, so it may announce what its shard takes.
 absl::Status CheckAnnounced(const ReadTarget& target) {
@@ -117,7 +116,7 @@ absl::Status PartReader::ConnectOne(const ReadTarget& target, TransferTarget& re
   auto view = parts_.peers.memory.Map(
       {target.who.rank, target.who.incarnation, target.prepared.memory_endpoint, target.who.host,
        target.prepared.device, target.prepared.segments},
-      std::min<Deadline>(load_.deadline, Clock::now() + kMapDeadline));
+      std::min<Deadline>(load_.deadline, Clock::now() + timing::kMapSlab));
   CKPTD_RETURN_IF_ERROR(view.status());
   reached.slab = *std::move(view);
   return absl::OkStatus();

@@ -157,7 +157,7 @@ class Node {
  private:
   // Its digests beside what the memory has now. TAKEN when a client took it meanwhile.
   static absl::StatusOr<Verification> Compare(const std::string& name, const Catalog::Held& held);
-  absl::StatusOr<std::string> Propose(LoadRequest request);
+  absl::StatusOr<std::string> Propose(IdentifiedRequest asked);
   // The checkpoint that `request` leads to, and whether it was there: on all ranks, where it is
   // for all.
   struct Found {
@@ -165,12 +165,12 @@ class Node {
     bool resident = false;
     std::vector<std::string> differs = {};
   };
-  absl::StatusOr<Found> FindOrLoad(const LoadRequest& request);
+  absl::StatusOr<Found> FindOrLoad(const IdentifiedRequest& asked);
   // By rule: has the ranks filled that do not hold their shard of what matches here.
   absl::StatusOr<Found> FillMissing(const Catalog::Match& match, const LoadRequest& request);
   // The resident checkpoint that answers the request, if its files are unchanged.
-  absl::StatusOr<std::optional<Catalog::Match>> FindResident(const LoadRequest& request);
-  absl::Status ClaimRequestId(const std::string& request_id, const LoadRequest& request,
+  absl::StatusOr<std::optional<Catalog::Match>> FindResident(const IdentifiedRequest& asked);
+  absl::Status ClaimRequestId(const std::string& request_id, const IdentifiedRequest& asked,
                               std::string& known_name);
   absl::Status CheckGroupEpoch(uint64_t epoch);
   // Whether that has ended the load; it may have become ACTIVE before.

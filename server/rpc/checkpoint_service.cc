@@ -9,6 +9,7 @@
 #include "common/base/status.h"
 #include "common/checkpoint/path_text.h"
 #include "server/load/check_request.h"
+#include "server/protocol/timing.h"
 #include "server/rpc/call.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
@@ -19,22 +20,13 @@
 namespace ckptd {
 namespace {
 
-constexpr std::chrono::minutes kLongCall{10};
-constexpr std::chrono::milliseconds kWatchPoll{500};
-constexpr std::chrono::milliseconds kWatchPeriod{100};
-// So that who watches can tell a load that waits from a daemon that stands still.
-constexpr std::chrono::seconds kWatchSilence{2};
-// Ranks hear one after the other that a load has ended: for one that asks at once.
-constexpr std::chrono::seconds kEndTravels{1};
-// For the leader to hear of a failure before its client goes on.
-constexpr std::chrono::seconds kFailureTravels{2};
 constexpr int kMaxAwaitingEnd = 16;  // each holds one of the server's threads
 // A watch holds a server thread.
 constexpr int kMaxWatchers = 64;
 
 // A client that has gone waits for nothing.
 CallContext AskerOf(const grpc::ServerContext& context) {
-  return {DeadlineOf(context, kLongCall), [&context] { return context.IsCancelled(); }};
+  return {DeadlineOf(context, timing::kLongestClientCall), [&context] { return context.IsCancelled(); }};
 }
 
 v1::PlanLoadResponse PlanReply(const GroupPlan& plan) {
@@ -171,10 +163,10 @@ absl::Status CheckpointServiceImpl::Watch(
   Clock::time_point sent_at;
   while (!context->IsCancelled()) {
     CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info,
-                           node_.catalog().Watch(name, seen, Clock::now() + kWatchPoll));
+                           node_.catalog().Watch(name, seen, Clock::now() + timing::kWatchPoll));
     const bool ended = info.state != CheckpointState::kLoading;
     const Clock::time_point now = Clock::now();
-    if (seen != sent || now - sent_at >= kWatchSilence) {
+    if (seen != sent || now - sent_at >= timing::kWatchSilence) {
       v1::WatchCheckpointResponse response;
       *response.mutable_checkpoint() = ToProto(info);
       if (!writer->Write(response)) return absl::OkStatus();
@@ -184,7 +176,7 @@ absl::Status CheckpointServiceImpl::Watch(
     if (ended) return absl::OkStatus();
     CKPTD_RETURN_IF_ERROR(node_.CheckNotDraining());
     // At most ten messages a second; the end is told at once.
-    node_.catalog().WatchEnd(name, Clock::now() + kWatchPeriod);
+    node_.catalog().WatchEnd(name, Clock::now() + timing::kWatchPeriod);
   }
   return absl::OkStatus();
 }
@@ -284,7 +276,7 @@ void CheckpointServiceImpl::FillHandle(const ShardMemory& memory, AttachMode mod
 void CheckpointServiceImpl::AwaitEnd(const std::string& name) {
   if (node_.catalog().Look(name).ok()) return;
   if (++awaiting_end_ <= kMaxAwaitingEnd) {
-    node_.catalog().WatchEnd(name, Clock::now() + kEndTravels);
+    node_.catalog().WatchEnd(name, Clock::now() + timing::kEndTravels);
   }
   --awaiting_end_;
 }
@@ -303,7 +295,7 @@ absl::Status CheckpointServiceImpl::Acquire(const grpc::ServerContext& context,
   const Shard& shard = *ticket.held.shard;
   response->set_lease(ticket.lease);
   response->set_token(ticket.token);
-  *response->mutable_token_lifetime() = ToProto(LeaseTable::kTokenLifetime);
+  *response->mutable_token_lifetime() = ToProto(timing::kTokenLifetime);
   response->set_mode(ToProto(mode));
   response->set_slab_bytes(shard.plan.slab_bytes);
   response->set_tensor_count(shard.plan.tensors.size());
@@ -373,7 +365,7 @@ grpc::Status CheckpointServiceImpl::LeaveLoad(grpc::ServerContext*,
   const absl::Status outcome = request->has_failure()
                                    ? FailureFrom(request->failure(), request->facts())
                                    : absl::OkStatus();
-  node_.participants().Leave(request->participant(), outcome, Clock::now() + kFailureTravels);
+  node_.participants().Leave(request->participant(), outcome, Clock::now() + timing::kFailureTravels);
   return grpc::Status::OK;
 }
 

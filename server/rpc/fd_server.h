@@ -22,7 +22,6 @@ class FdServer {
   // Connections that have not shown a token yet: the oldest one goes when there
   // are more, or more than a quarter of the limit of descriptors.
   static constexpr size_t kMaxUnproven = 256;
-  static constexpr std::chrono::seconds kTokenPatience{5};
 
   // `leases` outlives the server. Errors: those of UnixListener::Open.
   static absl::StatusOr<std::unique_ptr<FdServer>> Start(const std::string& path,

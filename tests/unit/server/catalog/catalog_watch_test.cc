@@ -39,7 +39,7 @@ TEST_F(CatalogWatchTest, WatchingReturnsAtOnceWithTheFirstVersion) {
 class CatalogClientTest : public CatalogWatchTest {
  protected:
   CatalogClientTest() {
-    stated_.statement = "s";
+    stated_.proposal_id = "s";
     catalog_.Begin("checkpoints/a", stated_);
   }
   std::vector<std::string> AbandonedAfter(Clock::duration away) {
@@ -58,7 +58,7 @@ TEST_F(CatalogClientTest, IsAbandonedWhenWhoWatchedItHasGoneForGood) {
   Leave(watcher);
   EXPECT_THAT(AbandonedAfter(Clock::duration(0)), IsEmpty());
   EXPECT_EQ(State(), CheckpointState::kLoading);
-  EXPECT_THAT(AbandonedAfter(Catalog::kAwayForGood), ElementsAre("s"));
+  EXPECT_THAT(AbandonedAfter(timing::kAbandoned), ElementsAre("s"));
   EXPECT_EQ(State(), CheckpointState::kFailed);
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());  // it was said
 }
@@ -78,9 +78,9 @@ TEST_F(CatalogClientTest, IsNotAbandonedByAClientThatPollsWhoeverElseStopsToWatc
 
 TEST_F(CatalogClientTest, IsNotAbandonedBetweenTheAnswerToItsNextClientAndItsWatch) {
   Leave(catalog_.AddWatcher("checkpoints/a"));
-  catalog_.ExtendGrace("checkpoints/a", now_ + Catalog::kAwayForGood);
-  EXPECT_THAT(AbandonedAfter(Catalog::kAwayForGood), IsEmpty());
-  EXPECT_THAT(AbandonedAfter(2 * Catalog::kAwayForGood), ElementsAre("s"));
+  catalog_.ExtendGrace("checkpoints/a", now_ + timing::kAbandoned);
+  EXPECT_THAT(AbandonedAfter(timing::kAbandoned), IsEmpty());
+  EXPECT_THAT(AbandonedAfter(2 * timing::kAbandoned), ElementsAre("s"));
 }
 
 TEST_F(CatalogClientTest, AWatcherOfAnEntryThatWasMadeAnewIsNotItsOwn) {

@@ -136,7 +136,7 @@ TEST_F(LocalParticipantsTest, WhatEndedLongAgoIsNotToldAndTakesNoRoom) {
   EXPECT_GE(failed.age, after);
   EXPECT_GE(failed.ended_age, std::chrono::seconds(5));
   EXPECT_LE(failed.ended_age, after);
-  EXPECT_EQ(local_.Snapshot(now_ + after + kFailureHeardFor).size(), 1u) << "the one that loads";
+  EXPECT_EQ(local_.Snapshot(now_ + after + timing::kFailureHeardFor).size(), 1u) << "the one that loads";
   EXPECT_TRUE(Join("again").ok());
 }
 

@@ -181,7 +181,7 @@ TEST_F(ExecuteFanoutTest, ACauseIsToldThoughWhatFollowsFromItCameFirst) {
   const absl::Status cause =
       MakeError(absl::StatusCode::kUnavailable, reason::kDeviceFailed, "an Xid");
   progress_ = [this, &cause, begun = Clock::now(), ended = false]() mutable {
-    const bool late = Clock::now() - begun > kPrimaryErrorPatience / 4;
+    const bool late = Clock::now() - begun > timing::kPrimaryError / 4;
     if (late && !std::exchange(ended, true)) second_.aborted.set_value(cause);
     return Progress();
   };

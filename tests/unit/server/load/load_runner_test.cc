@@ -41,7 +41,7 @@ class LoadRunnerTest : public ::testing::Test {
     for (uint32_t rank = 0; rank < wanted.size(); ++rank) {
       const LoadRequest one = RankRequest(rank, group_.size(), wanted[rank]);
       const auto layout = std::get<std::shared_ptr<const RankLayout>>(one.layout);
-      load.stated.push_back(wanted[rank].empty() ? nullptr : layout);
+      load.layouts.push_back(wanted[rank].empty() ? nullptr : layout);
       if (!wanted[rank].empty()) load.request.layout = layout;
     }
     return load;
@@ -417,11 +417,11 @@ TEST_F(LoadRunnerTest, ATensorThatIsNotThereNamesTheRankThatWantsIt) {
 }
 
 ReadyLoad Strict(ReadyLoad load) {
-  for (auto& stated : load.stated) {
-    if (stated == nullptr) continue;
-    RankLayout layout = *stated;
+  for (auto& shared : load.layouts) {
+    if (shared == nullptr) continue;
+    RankLayout layout = *shared;
     layout.refuse_unexpected = true;
-    stated = std::make_shared<const RankLayout>(std::move(layout));
+    shared = std::make_shared<const RankLayout>(std::move(layout));
   }
   return load;
 }

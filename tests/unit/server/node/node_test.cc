@@ -283,7 +283,7 @@ TEST_F(NodeTest, AMemberTellsTheLeaderOfEachClientThatWaitsButStatesItsTensorsOn
   }
   ASSERT_EQ(leader->proposals.size(), 2u);
   EXPECT_EQ(leader->proposals[1].timeout, std::chrono::seconds(60));
-  EXPECT_EQ(leader->proposals[1].statement, leader->proposals[0].statement);
+  EXPECT_EQ(leader->proposals[1].proposal_id, leader->proposals[0].proposal_id);
   Progress begun;
   begun.stage = Stage::kTransferring;
   member.catalog().UpdateProgress("checkpoints/a", begun);

@@ -200,7 +200,7 @@ TEST_F(FdServerTest, MuteConnectionsDelayNobody) {
   const UniqueFd socket = Connect();
   Send(socket, Token());
   ASSERT_EQ(Receive(socket).status, 0u);
-  EXPECT_LT(Clock::now() - before, FdServer::kTokenPatience);
+  EXPECT_LT(Clock::now() - before, timing::kTokenPatience);
 }
 
 TEST_F(FdServerTest, PastTheLimitTheOldestMuteConnectionGoes) {
@@ -209,7 +209,7 @@ TEST_F(FdServerTest, PastTheLimitTheOldestMuteConnectionGoes) {
   const auto before = Clock::now();
   for (size_t i = 0; i < FdServer::kMaxUnproven; ++i) mute.push_back(Connect());
   EXPECT_EQ(Rest(oldest), "");
-  EXPECT_LT(Clock::now() - before, FdServer::kTokenPatience);
+  EXPECT_LT(Clock::now() - before, timing::kTokenPatience);
 }
 
 TEST_F(FdServerTest, ExclusiveMemoryLeavesTheDaemonOnceItIsHandedOver) {
