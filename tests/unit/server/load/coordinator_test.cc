@@ -1,13 +1,18 @@
 #include "server/load/coordinator.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <future>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "common/base/mutex.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
@@ -20,12 +25,44 @@
 namespace ckptd {
 namespace {
 
+// What an observer hears of loads, in its order.
+class LoadRecorder final : public LoadObserver {
+ public:
+  void OnProgress(const std::string& name, const Progress& progress) override {
+    Note(name, std::string(NameOf(progress.stage)));
+  }
+  void OnEnded(const std::string& name, const absl::Status& status, const Progress&) override {
+    Note(name, status.ok() ? "loaded" : ReasonOf(status));
+  }
+  // Waits for that line.
+  std::vector<std::string> LinesUntil(const std::string& name, const std::string& last) {
+    MutexLock lock(mutex_);
+    EXPECT_TRUE(changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      const auto& lines = lines_[name];
+      return !lines.empty() && lines.back() == last;
+    }));
+    return lines_[name];
+  }
+
+ private:
+  void Note(const std::string& name, const std::string& line) {
+    MutexLock lock(mutex_);
+    auto& lines = lines_[name];
+    if (lines.empty() || lines.back() != line) lines.push_back(line);
+    changed_.NotifyAll();
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<std::string, std::vector<std::string>> lines_ ABSL_GUARDED_BY(mutex_);
+};
+
 class CoordinatorTest : public ::testing::Test {
  protected:
   std::unique_ptr<Coordinator> Start(ReaderPolicy reader = ReaderPolicy::kRank0) {
-    return std::make_unique<Coordinator>(
-        Coordinator::Parts{group_.rank(0).catalog, group_.membership(), group_.peers(),
-                           load_worker_, lookups_, {.threads = 1}, reader});
+    return std::make_unique<Coordinator>(Coordinator::Parts{
+        group_.rank(0).catalog, group_.membership(), group_.peers(), load_worker_, lookups_,
+        {.threads = 1}, reader, nullptr, nullptr, {&recorder_}});
   }
   LoadRequest Rules() { return RuleRequest("fsdp:2", source_.path()); }
   LoadRequest Statement(uint32_t rank, const std::string& tensor = "a") {
@@ -59,6 +96,7 @@ class CoordinatorTest : public ::testing::Test {
 
   std::promise<void> prepares_;
   std::promise<void> go_on_;
+  LoadRecorder recorder_;
   SmallSource source_;
   GroupInProcess group_{2};
   SourceChecker lookups_{[](const CheckpointIndex& index) {
@@ -72,6 +110,23 @@ TEST_F(CoordinatorTest, OneProposalOfRulesLoadsEveryRank) {
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
   EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
   EXPECT_EQ(EndOf(1, name).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, ObserversHearOfEveryStageAndOnceOfTheEnd) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  const std::vector<std::string> lines = recorder_.LinesUntil(name, "loaded");
+  // The pending load may be seen before it is taken.
+  EXPECT_THAT(std::vector(std::find(lines.begin(), lines.end(), "queued"), lines.end()),
+              ::testing::ElementsAre("queued", "opening", "planning", "allocating", "transferring",
+                                     "publishing", "loaded"));
+}
+
+TEST_F(CoordinatorTest, ObserversHearWhyALoadHasFailed) {
+  group_.rank(1).link->on_commit = [] {
+    return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch, "a flipped bit");
+  };
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  recorder_.LinesUntil(name, reason::kDigestMismatch);
 }
 
 TEST_F(CoordinatorTest, AskedWhoLacksAShardItAsksAllRanksNow) {
@@ -380,7 +435,7 @@ TEST_F(CoordinatorTest, DestructionAbortsAndWaitsForTheLoadThatRuns) {
 }
 
 TEST_F(CoordinatorTest, RefusesAProposalOfARankThatIsNotInTheGroup) {
-  EXPECT_THAT(coordinator_->Propose(7, Rules()),
+  EXPECT_THAT(coordinator_->ProposeForMember(7, Rules()),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kWrongRank));
 }
 
