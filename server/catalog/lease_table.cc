@@ -16,7 +16,7 @@ absl::StatusOr<LeaseTable::Ticket> LeaseTable::Open(const std::string& checkpoin
                                                     AttachMode mode,
                                                     const std::string& request_id) {
   ExpireTokens();
-  CKPTD_ASSIGN_OR_RETURN(Catalog::Held held, catalog_.Hold(checkpoint, mode, request_id));
+  CKPTD_ASSIGN_OR_RETURN(ShardLeases::Held held, catalog_.leases().Hold(checkpoint, mode, request_id));
   Lease lease;
   lease.info.name = checkpoint + "/leases/" + RandomHex(8);
   lease.info.checkpoint = held.name;
@@ -78,7 +78,7 @@ void LeaseTable::HandedOver(const std::string& lease) {
     generation = at->second.generation;
   }
   memory->TransferOwnership();
-  catalog_.MarkTaken(checkpoint, generation);
+  catalog_.leases().MarkTaken(checkpoint, generation);
   Log(LogLevel::kInfo, "{}: taken by an EXCLUSIVE client", checkpoint);
 }
 
@@ -98,7 +98,7 @@ void LeaseTable::End(const std::string& lease) {
     changed_.NotifyAll();
   }
   Log(LogLevel::kDebug, "{}: ended", lease);
-  catalog_.Release(checkpoint, generation);
+  catalog_.leases().Release(checkpoint, generation);
 }
 
 absl::Status LeaseTable::Release(const std::string& lease) {

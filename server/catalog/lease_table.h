@@ -36,7 +36,7 @@ class LeaseTable {
   struct Ticket {
     std::string lease;
     std::string token;
-    Catalog::Held held;
+    ShardLeases::Held held;
   };
   // `request_id`: as Catalog::Hold takes it. Errors: those of Catalog::Hold.
   absl::StatusOr<Ticket> Open(const std::string& checkpoint, AttachMode mode,

@@ -115,7 +115,7 @@ bool Follower::Pause(std::chrono::nanoseconds duration) {
 bool Follower::HasNews() const {
   // Until the group is complete, and while others wait for our part.
   if (!state().missing_ranks.empty() || parts_.reading.Now().has_value()) return true;
-  if (parts_.catalog.AnyWaiting()) return true;
+  if (parts_.catalog.eviction().AnyWaiting()) return true;
   return parts_.participants != nullptr && !parts_.participants->Empty();
 }
 
@@ -215,7 +215,7 @@ bool Follower::Beat() {
   const auto begun = Clock::now();
   const auto deadline = begun + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
   const uint64_t since = parts_.catalog.Tick();
-  for (std::string& proposal : parts_.catalog.ReapAbandoned(Clock::now())) {
+  for (std::string& proposal : parts_.catalog.watchers().ReapAbandoned(Clock::now())) {
     abandoned_.push_back(std::move(proposal));
   }
   const std::optional<ReadingNow> reading = parts_.reading.Now();
@@ -223,7 +223,7 @@ bool Follower::Beat() {
   if (parts_.participants != nullptr) participants = parts_.participants->Snapshot(begun);
   auto reply = parts_.leader->Heartbeat({identity_.rank, identity_.incarnation, members_epoch_,
                                          reading, abandoned_, parts_.catalog.ActiveNames(),
-                                         parts_.catalog.MakeRoomForWaiting(), participants},
+                                         parts_.catalog.eviction().MakeRoomForWaiting(), participants},
                                         deadline);
   if (!reply.ok()) return StillKnown(reply.status(), begun);
   if (reading.has_value()) parts_.reading.Told(*reading);

@@ -233,7 +233,7 @@ void Coordinator::Tick() {
   parts_.membership.DropSilent();
   ForgetDeparted();
   TellOfParticipants();
-  pending_.Withdraw(0, parts_.catalog.ReapAbandoned(Clock::now()), Clock::now());
+  pending_.Withdraw(0, parts_.catalog.watchers().ReapAbandoned(Clock::now()), Clock::now());
   pending_.EndConflicts(Clock::now(), [this](uint32_t rank, const std::string& source) {
     return participants_.JobsOf(rank, source);
   });
@@ -257,7 +257,7 @@ std::set<std::string> Coordinator::Loading() const {
 }
 
 void Coordinator::NoteOwn() {
-  pending_.NoteRoom(0, parts_.catalog.MakeRoomForWaiting(), Clock::now());
+  pending_.NoteRoom(0, parts_.catalog.eviction().MakeRoomForWaiting(), Clock::now());
   holdings_.Set(0, parts_.catalog.ActiveNames());
   for (const auto& [name, ranks] : holdings_.Count(0, Loading())) {
     parts_.catalog.NoteResidence(name, ranks);

@@ -249,7 +249,7 @@ bool LoadRunner::WaitsForMemory(const absl::Status& prepared) {
     const absl::Status& status = participant.prepared.status();
     if (status.ok()) continue;
     if (ReasonOf(status) != reason::kNoMemory) return false;
-    if (FactsOf(status).count(Catalog::kHeldBy) == 0) return false;
+    if (FactsOf(status).count(Eviction::kHeldBy) == 0) return false;
     refused_by.insert(participant.rank);
   }
   refused_by_ = std::move(refused_by);

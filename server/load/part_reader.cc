@@ -171,7 +171,7 @@ absl::StatusOr<TransferResult> PartReader::Scatter(const TransferOptions& option
   ScatterReader::Parts parts{parts_.peers.backend, parts_.peers.comms, load_.name, load_.deadline,
                              *load_.plan,
                              [this](uint64_t bytes, const absl::Status& refused) {
-                               return parts_.catalog.MakeRoom(bytes, refused);
+                               return parts_.catalog.eviction().MakeRoom(bytes, refused);
                              }};
   ScatterReader reader(std::move(parts), call);
   for (size_t i = 0; i < targets_.size(); ++i) {

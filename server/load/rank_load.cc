@@ -117,7 +117,7 @@ absl::StatusOr<PrepareReply> RankLoad::Prepare(const PrepareCall& call, uint64_t
   reply.memory_endpoint = options_.memory_endpoint;
   reply.resident = HoldsUntilOthersDo(call, since);
   if (reply.resident) return reply;
-  catalog_.GiveBack(call.name);  // of an attempt before
+  catalog_.eviction().GiveBack(call.name);  // of an attempt before
   ForgetOver();  // what a failed load still holds of its memory, this one may need
   NoteReaders(call);
   catalog_.Begin(call.name, call.request, since);
@@ -125,7 +125,7 @@ absl::StatusOr<PrepareReply> RankLoad::Prepare(const PrepareCall& call, uint64_t
   CKPTD_ASSIGN_OR_RETURN(reply.resident, ServeResident(call, shard));
   if (reply.resident) return reply;
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,
-                         catalog_.Allocate(call, shard));
+                         catalog_.eviction().Allocate(call, shard));
   if (const SlabView view = memory->View(); view.staged != nullptr) {
     CKPTD_RETURN_IF_ERROR(ZeroPadding(shard.plan, view));
   }
@@ -228,7 +228,7 @@ absl::StatusOr<std::shared_ptr<PreparedLoad>> RankLoad::Receive(uint64_t epoch,
 }
 
 void RankLoad::GiveBack(const std::string& name) {
-  catalog_.GiveBack(name);
+  catalog_.eviction().GiveBack(name);
   ForgetOver();
 }
 

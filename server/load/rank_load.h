@@ -51,7 +51,7 @@ class RankLoad {
   // theirs. Errors: Internal COVERAGE when readers placed another
   // number of bytes than the plan has, those of receiving.
   absl::Status Commit(const CommitCall& call);
-  bool Holds(const std::string& name) const { return catalog_.Look(name).ok(); }
+  bool Holds(const std::string& name) const { return catalog_.leases().Look(name).ok(); }
   void Abort(const std::string& name, const absl::Status& why) { catalog_.Fail(name, why); }
 
  private:

@@ -35,7 +35,7 @@ absl::Status TakenMeanwhile(const std::string& name) {
 
 // Where tensors begin behind which what is to be zero is not. By the table of all that lies in the
 // memory: what one view leaves out of it are tensors of its owner.
-absl::StatusOr<std::set<uint64_t>> DirtyOffsets(const Catalog::Held& held, const SlabView& view) {
+absl::StatusOr<std::set<uint64_t>> DirtyOffsets(const ShardLeases::Held& held, const SlabView& view) {
   const RankPlan& plan = held.whole->plan;
   CKPTD_ASSIGN_OR_RETURN(const std::set<uint32_t> dirty, DirtyPadding(plan, view));
   std::set<uint64_t> offsets;
@@ -72,8 +72,8 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
       lookups_([](const CheckpointIndex& index) {
         return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
       }) {
-  catalog_.SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
-  catalog_.SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
+  catalog_.eviction().SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
+  catalog_.eviction().SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
         Membership::Options{options_.identity, std::make_shared<LocalLink>(rank_side_),
@@ -161,14 +161,14 @@ absl::Status Node::ClaimRequestId(const std::string& request_id, const Identifie
 
 absl::StatusOr<std::optional<Catalog::Match>> Node::FindResident(const IdentifiedRequest& asked) {
   // Memory that nobody uses goes to who waits for it, before somebody uses it again.
-  catalog_.MakeRoomForWaiting();
+  catalog_.eviction().MakeRoomForWaiting();
   const auto match = catalog_.FindMatch(asked);
   if (!match.has_value()) return match;
   if (!match->active) {
     if (coordinator_ != nullptr && coordinator_->IsOutOfDate(match->name)) {
       return std::optional<Catalog::Match>();
     }
-    catalog_.ExtendGrace(match->name, Clock::now());
+    catalog_.watchers().ExtendGrace(match->name, Clock::now());
     return match;
   }
   const absl::Status status =
@@ -249,20 +249,20 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   CKPTD_RETURN_IF_ERROR(CheckNotDraining());
   CKPTD_RETURN_IF_ERROR(
       CheckRequest(request, options_.identity.rank, options_.identity.world_size));
-  CKPTD_RETURN_IF_ERROR(catalog_.CheckKind(request));
+  CKPTD_RETURN_IF_ERROR(catalog_.eviction().CheckKind(request));
   const IdentifiedRequest asked(std::move(request));
   LoadReply reply;
   Found found;
   CKPTD_RETURN_IF_ERROR(ClaimRequestId(request_id, asked, found.name));
   if (!found.name.empty()) {
-    if (hold) catalog_.KeepFor(found.name, request_id);
+    if (hold) catalog_.leases().KeepFor(found.name, request_id);
     const auto info = catalog_.Get(found.name);
     if (info.ok()) return LoadReply{*info, true, {}};
   }
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     CKPTD_ASSIGN_OR_RETURN(found, FindOrLoad(asked));
     // What was found may have been evicted meanwhile.
-    if (!hold || catalog_.KeepFor(found.name, request_id)) break;
+    if (!hold || catalog_.leases().KeepFor(found.name, request_id)) break;
   }
   if (!request_id.empty()) {
     MutexLock lock(requests_mutex_);
@@ -296,7 +296,7 @@ absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, const Call
 }
 
 absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
-                                                 const Catalog::Held& held) {
+                                                 const ShardLeases::Held& held) {
   const std::shared_ptr<const SlabView> view = held.memory->Read();
   if (view == nullptr) return TakenMeanwhile(name);
   Verification result;
@@ -323,7 +323,7 @@ absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
 }
 
 absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, const CallContext& asker) {
-  CKPTD_ASSIGN_OR_RETURN(const Catalog::Held held, catalog_.Look(name));
+  CKPTD_ASSIGN_OR_RETURN(const ShardLeases::Held held, catalog_.leases().Look(name));
   if (held.shard->digests.empty() && !held.shard->plan.tensors.empty()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDigests,
                      fmt::format("verifying {}: it was loaded without digests; load it with them",
@@ -339,7 +339,7 @@ absl::StatusOr<bool> Node::CancelLoad(const std::string& name) {
   CKPTD_RETURN_IF_ERROR(coordinator_ != nullptr
                             ? coordinator_->CancelFor(options_.identity.rank, name)
                             : follower_->CancelLoad(name, deadline));
-  catalog_.WatchEnd(name, deadline);
+  catalog_.watchers().WatchEnd(name, deadline);
   CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info, catalog_.Get(name));
   if (info.state != CheckpointState::kLoading) return info.state == CheckpointState::kFailed;
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,

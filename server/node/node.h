@@ -156,7 +156,7 @@ class Node {
 
  private:
   // Its digests beside what the memory has now. TAKEN when a client took it meanwhile.
-  static absl::StatusOr<Verification> Compare(const std::string& name, const Catalog::Held& held);
+  static absl::StatusOr<Verification> Compare(const std::string& name, const ShardLeases::Held& held);
   absl::StatusOr<std::string> Propose(IdentifiedRequest asked);
   // The checkpoint that `request` leads to, and whether it was there: on all ranks, where it is
   // for all.

@@ -163,7 +163,7 @@ absl::Status CheckpointServiceImpl::Watch(
   Clock::time_point sent_at;
   while (!context->IsCancelled()) {
     CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info,
-                           node_.catalog().Watch(name, seen, Clock::now() + timing::kWatchPoll));
+                           node_.catalog().watchers().Watch(name, seen, Clock::now() + timing::kWatchPoll));
     const bool ended = info.state != CheckpointState::kLoading;
     const Clock::time_point now = Clock::now();
     if (seen != sent || now - sent_at >= timing::kWatchSilence) {
@@ -176,7 +176,7 @@ absl::Status CheckpointServiceImpl::Watch(
     if (ended) return absl::OkStatus();
     CKPTD_RETURN_IF_ERROR(node_.CheckNotDraining());
     // At most ten messages a second; the end is told at once.
-    node_.catalog().WatchEnd(name, Clock::now() + timing::kWatchPeriod);
+    node_.catalog().watchers().WatchEnd(name, Clock::now() + timing::kWatchPeriod);
   }
   return absl::OkStatus();
 }
@@ -195,13 +195,13 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
                                         request->name(), kMaxWatchers)));
   }
   Catalog& catalog = node_.catalog();
-  if (!load.empty()) catalog.KeepFor(request->name(), load);
-  const uint64_t generation = catalog.AddWatcher(request->name());
+  if (!load.empty()) catalog.leases().KeepFor(request->name(), load);
+  const uint64_t generation = catalog.watchers().Add(request->name());
   const absl::Status status = Watch(context, request->name(), writer);
-  catalog.WatcherLeft(request->name(), generation, Clock::now());
+  catalog.watchers().Left(request->name(), generation, Clock::now());
   const auto info = catalog.Get(request->name());
   const bool loading = info.ok() && info->state == CheckpointState::kLoading;
-  if (loading && context->IsCancelled()) catalog.KeepNoMore(request->name(), load);
+  if (loading && context->IsCancelled()) catalog.leases().KeepNoMore(request->name(), load);
   --watchers_;
   return ToGrpc(status);
 }
@@ -209,7 +209,7 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
 grpc::Status CheckpointServiceImpl::GetCheckpoint(grpc::ServerContext*,
                                                   const v1::GetCheckpointRequest* request,
                                                   v1::GetCheckpointResponse* response) {
-  node_.catalog().WasPolled(request->name());
+  node_.catalog().watchers().WasPolled(request->name());
   const auto info = node_.catalog().Get(request->name());
   if (!info.ok()) return ToGrpc(info.status());
   *response->mutable_checkpoint() = ToProto(*info);
@@ -274,9 +274,9 @@ void CheckpointServiceImpl::FillHandle(const ShardMemory& memory, AttachMode mod
 }
 
 void CheckpointServiceImpl::AwaitEnd(const std::string& name) {
-  if (node_.catalog().Look(name).ok()) return;
+  if (node_.catalog().leases().Look(name).ok()) return;
   if (++awaiting_end_ <= kMaxAwaitingEnd) {
-    node_.catalog().WatchEnd(name, Clock::now() + timing::kEndTravels);
+    node_.catalog().watchers().WatchEnd(name, Clock::now() + timing::kEndTravels);
   }
   --awaiting_end_;
 }
@@ -315,7 +315,7 @@ grpc::Status CheckpointServiceImpl::AcquireShard(grpc::ServerContext* context,
 grpc::Status CheckpointServiceImpl::ListShardTensors(grpc::ServerContext*,
                                                      const v1::ListShardTensorsRequest* request,
                                                      v1::ListShardTensorsResponse* response) {
-  const auto shard = node_.catalog().Table(request->name());
+  const auto shard = node_.catalog().leases().Table(request->name());
   if (!shard.ok()) return ToGrpc(shard.status());
   const auto begin = PositionFrom(request->page_token(), TableRows(**shard));
   if (!begin.ok()) return ToGrpc(begin.status());

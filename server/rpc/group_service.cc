@@ -197,7 +197,7 @@ grpc::Status GroupServiceImpl::Execute(grpc::ServerContext* context,
   if (!finished) {
     // The leader drops its streams, then aborts with the reason, which may be another
     // rank; only where nothing comes is the leader itself the one that was lost.
-    (*node)->catalog().WatchEnd(call.name, Clock::now() + timing::kAbortArrives);
+    (*node)->catalog().watchers().WatchEnd(call.name, Clock::now() + timing::kAbortArrives);
     (*node)->LeaderLost(call.name, call.deadline);
   }
   if (work.valid()) report = work.get();
@@ -224,7 +224,7 @@ grpc::Status GroupServiceImpl::Holds(grpc::ServerContext*, const v1::HoldsReques
                                      v1::HoldsResponse* response) {
   const auto node = Ready();
   if (!node.ok()) return ToGrpc(node.status());
-  response->set_resident((*node)->catalog().Look(request->name()).ok());
+  response->set_resident((*node)->catalog().leases().Look(request->name()).ok());
   return grpc::Status::OK;
 }
 

@@ -72,7 +72,7 @@ class CoordinatorTest : public ::testing::Test {
   }
   // The state in which the load ends on `rank`. Its catalog must know the name.
   CheckpointInfo EndOf(uint32_t rank, const std::string& name) {
-    group_.rank(rank).catalog.WatchEnd(name, Soon());
+    group_.rank(rank).catalog.watchers().WatchEnd(name, Soon());
     return group_.rank(rank).catalog.Get(name).value();
   }
 
@@ -199,7 +199,7 @@ TEST_F(CoordinatorTest, ALoadThatWaitsForAnotherOneIsShownAsQueued) {
   Stage stage = Stage::kUnspecified;
   uint64_t seen = 0;
   for (const Deadline end = Soon(); stage != Stage::kQueued && Clock::now() < end;) {
-    stage = group_.rank(0).catalog.Watch(name, seen, end).value().progress.stage;
+    stage = group_.rank(0).catalog.watchers().Watch(name, seen, end).value().progress.stage;
   }
   EXPECT_EQ(stage, Stage::kQueued);
   go_on.set_value();
@@ -229,7 +229,7 @@ TEST_F(CoordinatorTest, WhatAMemberHasReadIsSeenBeforeItIsDone) {
     uint64_t seen = 0;
     uint64_t shown = 0;
     for (const Deadline end = Soon(); shown < kFar && Clock::now() < end;) {
-      shown = leaders.Watch(call.name, seen, end).value().progress.storage_bytes;
+      shown = leaders.watchers().Watch(call.name, seen, end).value().progress.storage_bytes;
     }
     EXPECT_GE(shown, kFar);
     return read(call);
@@ -265,7 +265,7 @@ TEST_F(CoordinatorTest, ACancelledLoadThatIsQueuedTouchesNoRank) {
   load_worker_.Post([held = go_on.get_future().share()] { held.wait(); });
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
   uint64_t seen = 0;
-  while (group_.rank(0).catalog.Watch(name, seen, Soon()).value().progress.stage != Stage::kQueued) {
+  while (group_.rank(0).catalog.watchers().Watch(name, seen, Soon()).value().progress.stage != Stage::kQueued) {
   }
   ASSERT_OK(coordinator_->CancelFor(0, name));
   EXPECT_THAT(EndOf(0, name).failure,

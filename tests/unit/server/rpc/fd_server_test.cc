@@ -224,7 +224,7 @@ TEST_F(FdServerTest, ExclusiveMemoryLeavesTheDaemonOnceItIsHandedOver) {
   uint64_t seen = 0;
   CheckpointInfo info;
   while (info.state != CheckpointState::kTaken) {
-    info = catalog_.Watch(kName, seen, Soon()).value();
+    info = catalog_.watchers().Watch(kName, seen, Soon()).value();
   }
   EXPECT_EQ(memory_->Usage().used, 0u);
 }
