@@ -10,7 +10,7 @@ namespace ckptd {
 
 struct PeerAccess {
   PeerMemory& memory;       // mapped here
-  MemoryBackend& backend;   // own, for what passes through
+  TransitAllocator& transit;  // own
   CommunicatorCache& comms;
 };
 

@@ -21,7 +21,7 @@ namespace ckptd {
 class ScatterReader {
  public:
   struct Parts {
-    MemoryBackend& backend;
+    TransitAllocator& transit;
     CommunicatorCache& comms;
     std::string name;  // of the checkpoint
     Deadline deadline;

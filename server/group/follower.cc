@@ -163,7 +163,7 @@ void Follower::EndWhatTheLeaderForgot(bool restarted, uint64_t since) {
                 : RankLost(identity_.rank, "rank 0 had heard nothing of it for too long"),
       since);
   // Another leader, or one that had given us up, has no mapping of our memory.
-  parts_.backend.OnWriterRestart();
+  parts_.memory.OnWriterRestart();
 }
 
 bool Follower::Join() {

@@ -168,7 +168,7 @@ absl::StatusOr<ReadReport> PartReader::Read(const TransferOptions& options,
 absl::StatusOr<TransferResult> PartReader::Scatter(const TransferOptions& options,
                                                    const ScatterCall& call,
                                                    TransferProgress& progress) {
-  ScatterReader::Parts parts{parts_.peers.backend, parts_.peers.comms, load_.name, load_.deadline,
+  ScatterReader::Parts parts{parts_.peers.transit, parts_.peers.comms, load_.name, load_.deadline,
                              *load_.plan,
                              [this](uint64_t bytes, const absl::Status& refused) {
                                return parts_.catalog.eviction().MakeRoom(bytes, refused);

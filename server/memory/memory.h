@@ -64,11 +64,11 @@ struct SlabHandle {
   bool writable = false;
 };
 
-// Thread-safe.
-class MemoryBackend {
+// The memory of shards: allocate, seal, hand out, give up. Thread-safe.
+class SlabAllocator {
  public:
-  virtual ~MemoryBackend() = default;
-  // How this memory can be handed out, what it prefers first.
+  virtual ~SlabAllocator() = default;
+  // How this memory can be handed out; the kind that it prefers is first.
   virtual std::vector<HandleKind> kinds() const = 0;
   // Memory of unspecified content (see ZeroPadding of transfer.h) for `bytes` > 0, and zeros
   // behind them, to be handed out as `kind`, one of kinds(). kExclusive takes only memory
@@ -80,8 +80,8 @@ class MemoryBackend {
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended) {
     return Allocate(bytes, intended, kinds().front());
   }
-  // Whoever filled the slab has ended, and it is complete: what only filling needs may go.
-  // Its view can still be read.
+  // The slab is complete, and nobody fills it any more: what only filling needs may go. Its view
+  // can still be read.
   virtual void ReleaseStaging(Slab& slab) { (void)slab; }
   // Makes the slab immutable for clients; called once, before the first Export
   // with kShared or kPrivate. Idempotent.
@@ -90,21 +90,33 @@ class MemoryBackend {
   // kind than kCudaIpc: FailedPrecondition HANDLE_KIND. A kCudaIpc slab must outlive what
   // clients open; the others need not.
   virtual absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) = 0;
-  // The memory now belongs to a client: forget it (it leaves the budget) and
-  // never reuse it. The slab is consumed.
+  // The memory now belongs to a client: it leaves the budget and is never reused. The slab is
+  // consumed.
   virtual void TransferOwnership(std::unique_ptr<Slab> slab) = 0;
   // Another daemon process now fills our slabs (a restarted leader): it cannot
   // map sealed memory for writing, so memory sealed before this call is never
   // reused.
   virtual void OnWriterRestart() = 0;
-  // Memory of its device that counts to its budget. Errors: FailedPrecondition where slabs
-  // are not in a device's memory.
+  // Ids of all segments this allocator still owns.
+  virtual std::vector<uint64_t> OwnedSegments() const = 0;
+  virtual MemoryUsage Usage() const = 0;
+};
+
+// Memory of a device that only passes slabs of other ranks on. Thread-safe.
+class TransitAllocator {
+ public:
+  virtual ~TransitAllocator() = default;
+  // It counts to the budget of its device. Errors: FailedPrecondition where slabs are not in a
+  // device's memory.
   virtual absl::StatusOr<std::unique_ptr<TransitMemory>> MakeTransit() {
     return absl::FailedPreconditionError("passing slabs on: this memory is no device's");
   }
-  // Ids of all segments this backend still owns.
-  virtual std::vector<uint64_t> OwnedSegments() const = 0;
-  virtual MemoryUsage Usage() const = 0;
+};
+
+// What the memory is, and whether it works. Thread-safe.
+class MemoryHealth {
+ public:
+  virtual ~MemoryHealth() = default;
   // "host" or "cuda", and its main facts, for people.
   virtual std::string tier() const = 0;
   // UUID of the GPU whose memory this is; empty: host memory.
@@ -112,6 +124,10 @@ class MemoryBackend {
   // An error when this process must be started again to allocate or fill memory.
   virtual absl::Status Health() const { return absl::OkStatus(); }
 };
+
+// One kind of memory, as the daemon picks it at its start (daemon/memory_tier.h). Parts that need
+// less take one of the three.
+class MemoryBackend : public SlabAllocator, public TransitAllocator, public MemoryHealth {};
 
 }  // namespace ckptd
 

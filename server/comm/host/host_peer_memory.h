@@ -39,7 +39,7 @@ class HostPeerMemory final : public PeerMemory {
   // Segments that were mapped before, for the same incarnation of that daemon,
   // cost nothing. Besides PeerMemory's errors: FailedPrecondition RANK_FAILED
   // when a segment was sealed before we could map it (that daemon must replace
-  // its memory: MemoryBackend::OnWriterRestart), InvalidArgument for a description
+  // its memory: SlabAllocator::OnWriterRestart), InvalidArgument for a description
   // that cannot be. Each names the rank; nothing of a failed call is kept.
   absl::StatusOr<SlabView> Map(const PeerSlab& slab,
                                std::chrono::steady_clock::time_point deadline) override;
