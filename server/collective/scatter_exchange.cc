@@ -50,11 +50,11 @@ void ScatterExchange::SetJoining(bool joining) {
 absl::Status ScatterExchange::SetOwn(Own own) {
   own_ = std::move(own);
   if (own_.plan == nullptr) return absl::OkStatus();
-  CKPTD_ASSIGN_OR_RETURN(own_spans_, SlabSpans::Of(*own_.plan, [this](const CopyOp& op) {
+  CKPTD_ASSIGN_OR_RETURN(own_spans_, SlabSpans::Make(*own_.plan, [this](const CopyOp& op) {
                            return !whole_.Has(op);
                          }));
   if (whole_.empty()) return absl::OkStatus();
-  CKPTD_ASSIGN_OR_RETURN(whole_spans_, SlabSpans::Of(*own_.plan, [this](const CopyOp& op) {
+  CKPTD_ASSIGN_OR_RETURN(whole_spans_, SlabSpans::Make(*own_.plan, [this](const CopyOp& op) {
                            return whole_.Has(op);
                          }));
   return absl::OkStatus();
@@ -95,10 +95,11 @@ std::vector<size_t> ScatterExchange::OwnSteps() const {
 absl::Status ScatterExchange::Plan(size_t step, std::span<const RankPlan* const> plans) {
   Reading reading;
   for (const Stream& stream : out_buffers_) {
-    CKPTD_ASSIGN_OR_RETURN(const SlabSpans spans, SlabSpans::Of(*plans[stream.outlet.target]));
+    CKPTD_ASSIGN_OR_RETURN(const SlabSpans spans, SlabSpans::Make(*plans[stream.outlet.target]));
     const size_t number = step * call_.readers.size() + *turn_of_;
     const ScatterStep& bounds = order_.steps[number];
-    reading.shares.push_back(stream.outlet.whole ? spans.ApartIn(bounds) : spans.In(bounds));
+    reading.shares.push_back(stream.outlet.whole ? spans.ReceivedPerCopy(bounds)
+                                                 : spans.Received(bounds));
   }
   MutexLock lock(mutex_);
   CKPTD_RETURN_IF_ERROR(error_);
@@ -233,7 +234,7 @@ std::optional<size_t> ScatterExchange::ArrivingStep(size_t reader, size_t turn,
 uint64_t ScatterExchange::AddWhole(size_t reader, size_t turn, std::vector<P2POp>& passings) {
   const std::optional<size_t> step = ArrivingStep(reader, turn, 0);
   if (!whole_spans_.has_value() || !step.has_value()) return 0;
-  StepShare share = whole_spans_->ApartIn(order_.steps[*step]);
+  StepShare share = whole_spans_->ReceivedPerCopy(order_.steps[*step]);
   P2POp passing;
   passing.memory = own_.slab;
   passing.spans = std::move(share.spans);
@@ -252,7 +253,7 @@ uint64_t ScatterExchange::AddOthersStep(size_t reader, size_t turn,
   }
   const std::optional<size_t> step = ArrivingStep(reader, turn, delays_[reader]);
   if (!own_spans_.has_value() || !step.has_value()) return whole_bytes;
-  StepShare share = own_spans_->In(order_.steps[*step]);
+  StepShare share = own_spans_->Received(order_.steps[*step]);
   P2POp passing;
   passing.memory = own_.slab;
   passing.spans = std::move(share.spans);

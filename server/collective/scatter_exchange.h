@@ -66,7 +66,7 @@ class ScatterExchange final : public StepUser {
   }
   // While all wait for each other to join: where the leader knows who reads, nobody is busy then.
   void SetJoining(bool joining);
-  // Before Run: what it receives, and from where it broadcasts. Errors: SlabSpans::Of's.
+  // Before Run: what it receives, and from where it broadcasts. Errors: SlabSpans::Make's.
   absl::Status SetOwn(Own own);
   // Makes room for so many bytes that were refused, or gives the error to tell.
   using MakeRoom = std::function<absl::Status(uint64_t bytes, const absl::Status& refused)>;

@@ -82,7 +82,7 @@ Node::Options Daemon::NodeOptions() {
                       RandomHex(8), peer_address_, host_, static_cast<int32_t>(::getpid())};
   options.memory_endpoint = paths_.memory;
   options.reading.threads = config_.reader_threads;
-  options.reading.way = ParseReadWay(config_.read).value();  // checked
+  options.reading.io_mode = ParseReadWay(config_.read).value();  // checked
   options.reader = ParseReaderPolicy(config_.reader).value();  // checked
   options.heartbeat_interval = Seconds(config_.heartbeat_interval);
   options.heartbeat_timeout = Seconds(config_.heartbeat_timeout);

@@ -1,4 +1,4 @@
-// A transfer whose targets lie elsewhere: frames are cut, sent and placed.
+// A transfer to ranks whose memory is not mapped: frames are cut, sent and placed.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -18,7 +18,7 @@ namespace {
 constexpr uint64_t kMiB = 1 << 20;
 constexpr std::chrono::seconds kPatience{5};
 
-// Three ranks; those in `remote` get their bytes in frames.
+// Three ranks. Those in `remote` get their bytes in frames.
 class Elsewhere {
  public:
   Elsewhere(uint64_t seed, const std::vector<size_t>& remote, bool digests = true) {
@@ -95,7 +95,7 @@ class HostileFrame : public ::testing::Test {
                     .value();
   }
 
-  // Elements [first, last), right in every way.
+  // A valid frame with elements [first, last).
   FrameHeader Header(uint64_t first, uint64_t last) const {
     const auto bytes = Payload(first, last);
     return {0, offset_ + 4 * first, offset_ + 4 * last, Xxh3(bytes)};
