@@ -53,7 +53,7 @@ absl::StatusOr<GroupComm*> CommunicatorCache::Join(GroupCommOptions options,
     held_->Interrupt(std::move(options.interrupted));
     return held_.get();
   }
-  held_.reset();  // of another group, or one that others have given up
+  held_.reset();  // belongs to another group, or others may have dropped theirs
   id_ = options.id;
   auto joined = comms_->Join(std::move(options), deadline);
   failed_ = !joined.ok();

@@ -25,7 +25,7 @@ bool BlockPlacer::SuitsDevice(const ItemCopies::Active& active) const {
   if (!widens && !short_runs) return false;
   const auto& to = copies_.DestinationsOf(active);
   return std::all_of(to.begin(), to.end(), [this](const Destination& where) {
-    return slabs_.TakesBlocks(where.target);
+    return slabs_.CanCopyFromBlocks(where.target);
   });
 }
 
@@ -50,7 +50,7 @@ void BlockPlacer::AddDeviceCopies(const ItemCopies::Active& active) {
 }
 
 bool BlockPlacer::Place(uint64_t offset, std::span<const std::byte> data) {
-  const bool fits = data.size() >= kMinBlockBytes && data.size() <= StagingLane::kMostBlockBytes;
+  const bool fits = data.size() >= kMinBlockBytes && data.size() <= StagingLane::kMaxBlockBytes;
   if (slab_copies_.empty() || !fits) return false;
   const uint64_t end = offset + data.size();
   uint64_t taken = 0;
@@ -63,7 +63,7 @@ bool BlockPlacer::Place(uint64_t offset, std::span<const std::byte> data) {
   const std::span<std::byte> room = slabs_.StageBlock(offset, data.size());
   if (room.empty()) return false;
   StreamCopy(room.data(), data.data(), data.size());
-  for (const SlabCopy& to : slab_copies_) slabs_.Take(to.slab, to.copy);
+  for (const SlabCopy& to : slab_copies_) slabs_.CopyFromBlock(to.slab, to.copy);
   return true;
 }
 

@@ -49,14 +49,16 @@ class SlabWriter {
   }
 
   // Whether the slab's device can copy out of staged blocks; see StagingLane.
-  bool TakesBlocks(size_t slab) const {
+  bool CanCopyFromBlocks(size_t slab) const {
     const StagedMemory* const memory = slabs_[slab].staged();
-    return memory != nullptr && lane_->TakesBlocks(*memory);
+    return memory != nullptr && lane_->CanCopyFromBlocks(*memory);
   }
   std::span<std::byte> StageBlock(uint64_t begin, size_t bytes) {
     return lane_->StageBlock(begin, bytes);
   }
-  void Take(size_t slab, const BlockCopy& copy) { lane_->Take(*slabs_[slab].staged(), copy); }
+  void CopyFromBlock(size_t slab, const BlockCopy& copy) {
+    lane_->CopyFromBlock(*slabs_[slab].staged(), copy);
+  }
 
   // Returns when all bytes are in place. Errors: StagingLane::Finish's.
   absl::Status Finish() { return lane_ == nullptr ? absl::OkStatus() : lane_->Finish(); }

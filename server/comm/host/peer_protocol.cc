@@ -41,7 +41,7 @@ std::span<const std::byte> BytesOf(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-// One T and up to `max_fds` descriptors from the socket.
+// Receives one T and up to `max_fds` descriptors.
 template <typename T>
 absl::StatusOr<T> Receive(int socket, size_t max_fds, std::vector<UniqueFd>& fds,
                           Deadline deadline) {
@@ -137,7 +137,7 @@ absl::Status SendRequest(int socket, const std::string& secret, std::span<const 
   return SendWithFds(socket, std::as_bytes(ids), {}, deadline);
 }
 
-// The error that the other side answered with.
+// Receives the rest of an error answer, and returns it as a status.
 absl::Status ReceiveError(int socket, uint32_t status, Deadline deadline) {
   std::vector<UniqueFd> none;
   CKPTD_ASSIGN_OR_RETURN(const auto length, Receive<uint32_t>(socket, 0, none, deadline));
@@ -148,8 +148,8 @@ absl::Status ReceiveError(int socket, uint32_t status, Deadline deadline) {
   }
   CKPTD_ASSIGN_OR_RETURN(const Received text, RecvExactly(socket, length, 0, deadline));
   const std::string sentence(reinterpret_cast<const char*>(text.bytes.data()), text.bytes.size());
-  // What it has told us that it owns: it let go of that with the load, as those do who have
-  // given up a leader that stood still.
+  // The peer has described this segment before. If it does not own it any more, it has ended the
+  // load, as members do that have given up a leader.
   if (code == absl::StatusCode::kNotFound) {
     return MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
                      sentence + ": its daemon has given this load up; load again");
@@ -174,8 +174,7 @@ absl::StatusOr<std::vector<UniqueFd>> FetchPeerSegments(const std::string& path,
 absl::StatusOr<std::vector<UniqueFd>> AskPeer(int socket, const std::string& secret,
                                               std::span<const uint64_t> ids, Deadline deadline) {
   CKPTD_RETURN_IF_ERROR(CheckQuestion(secret, ids));
-  // A refusal may come before all ids are sent: what was answered says more than
-  // the broken pipe.
+  // The peer may refuse before all ids are sent. Its answer then says more than the broken pipe.
   const absl::Status sent = SendRequest(socket, secret, ids, deadline);
   std::vector<UniqueFd> fds;
   do {
@@ -203,7 +202,7 @@ absl::Status AnswerPeer(int socket, const std::string& secret, const SegmentLook
   }
   const absl::StatusOr<std::vector<uint64_t>> ids = ReceiveRequest(socket, secret, deadline);
   if (!ids.ok()) {
-    // Only who speaks the protocol gets a sentence.
+    // Only a caller that speaks the protocol gets a sentence.
     if (ids.status().code() == absl::StatusCode::kUnauthenticated) {
       CKPTD_RETURN_IF_ERROR(SendError(socket, ids.status(), deadline));
     }

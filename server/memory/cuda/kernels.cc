@@ -17,7 +17,7 @@ absl::Status NoKernels(const CudaDevice& device, std::string_view why) {
                    {{"device", device.info().uuid}});
 }
 
-// What drivers say of code that a newer toolkit made or compressed.
+// Results of drivers for code that a newer toolkit made or compressed.
 bool CannotRead(CUresult result) {
   return result == CUDA_ERROR_INVALID_IMAGE || result == CUDA_ERROR_INVALID_PTX ||
          result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||

@@ -29,14 +29,16 @@ class NotingLane final : public StagingLane {
     room_.resize(bytes);
     return room_;
   }
-  bool TakesBlocks(const StagedMemory&) const override { return notes_.takes_blocks; }
+  bool CanCopyFromBlocks(const StagedMemory&) const override { return notes_.takes_blocks; }
   std::span<std::byte> StageBlock(uint64_t begin, size_t bytes) override {
     if (notes_.failed) return {};
     notes_.begin = begin;
     notes_.block.assign(bytes, std::byte{0});
     return notes_.block;
   }
-  void Take(StagedMemory&, const BlockCopy& copy) override { notes_.copies.push_back(copy); }
+  void CopyFromBlock(StagedMemory&, const BlockCopy& copy) override {
+    notes_.copies.push_back(copy);
+  }
   absl::Status Finish() override { return absl::OkStatus(); }
 
  private:

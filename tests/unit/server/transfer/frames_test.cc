@@ -19,9 +19,9 @@ constexpr uint64_t kMiB = 1 << 20;
 constexpr std::chrono::seconds kPatience{5};
 
 // Three ranks. Those in `remote` get their bytes in frames.
-class Elsewhere {
+class RemoteRanks {
  public:
-  Elsewhere(uint64_t seed, const std::vector<size_t>& remote, bool digests = true) {
+  RemoteRanks(uint64_t seed, const std::vector<size_t>& remote, bool digests = true) {
     FillAtRandom(world, seed, 5 * kMiB);
     world.Finish(3 * 4096);
     const auto index = std::make_shared<const CheckpointIndex>(world.index);
@@ -57,14 +57,14 @@ class Elsewhere {
 
 class Frames : public ::testing::TestWithParam<uint64_t> {};
 
-TEST_P(Frames, FillTheSlabsOfRanksElsewhereBesideMemoryThatIsHere) {
-  Elsewhere world(GetParam(), {1, 2});
+TEST_P(Frames, FillTheSlabsOfRemoteAndOfLocalRanks) {
+  RemoteRanks world(GetParam(), {1, 2});
   ASSERT_OK(RunTransfer(world.world.index, world.targets, world.options, world.progress));
   world.ExpectAllPlaced();
 }
 
 TEST_P(Frames, CarryWhatTheirRankNeedsAndNoMore) {
-  Elsewhere world(GetParam(), {0, 1, 2}, false);
+  RemoteRanks world(GetParam(), {0, 1, 2}, false);
   ASSERT_OK_AND_ASSIGN(const TransferResult result, RunTransfer(world.world.index, world.targets,
                                                                 world.options, world.progress));
   EXPECT_EQ(result.storage_bytes, world.world.NeededBytes());
@@ -198,7 +198,7 @@ TEST_F(HostileFrame, ThatNeverCameLeavesNoDigest) {
 }
 
 TEST(Sink, ThatFailsEndsTheTransferWithItsError) {
-  Elsewhere world(7, {1});
+  RemoteRanks world(7, {1});
   world.sinks[1]->on_send = [](const Frame&) {
     return MakeError(absl::StatusCode::kUnavailable, reason::kRankLost, "rank 1 is gone");
   };
