@@ -15,8 +15,8 @@
 namespace ckptd {
 namespace {
 
-// Rules may be for any number of ranks: neither memory nor the worker's time grows
-// with what a caller writes there.
+// Rules may be for any number of ranks, so the caller must not decide how much memory and time
+// this takes.
 absl::Status CheckSize(const LoadRequest& request, GroupPlan::Size size, Deadline deadline,
                        size_t max_copies) {
   if (size.ranks + size.copies > max_copies) {

@@ -36,7 +36,7 @@ google::protobuf::Duration ToProto(std::chrono::nanoseconds duration) {
 }
 
 std::chrono::nanoseconds FromProto(const google::protobuf::Duration& duration) {
-  // Before the sum, so that a hostile value does not overflow; and after it, because
+  // Checked before the sum, so that a hostile value does not overflow, and after it, because
   // hostile nanoseconds make whole seconds.
   constexpr std::chrono::seconds kMost{1'000'000'000};
   const std::chrono::seconds seconds(
@@ -178,7 +178,7 @@ v1::HandleKind ToProto(std::optional<HandleKind> kind) {
 
 namespace {
 
-// What any message says of what is to be planned.
+// The fields that all messages about planning share.
 template <typename Message>
 absl::StatusOr<LoadRequest> Planned(const Message& request) {
   LoadRequest out;
@@ -188,7 +188,7 @@ absl::StatusOr<LoadRequest> Planned(const Message& request) {
   return out;
 }
 
-// What any message says of a load.
+// The fields that all messages about loading share.
 template <typename Message>
 absl::StatusOr<LoadRequest> Requested(const Message& request) {
   CKPTD_ASSIGN_OR_RETURN(LoadRequest out, Planned(request));

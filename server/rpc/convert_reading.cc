@@ -12,7 +12,7 @@
 namespace ckptd {
 namespace {
 
-// As many readers as ranks, far more than any group has.
+// More readers than any group has ranks.
 constexpr uint32_t kMaxParts = 1 << 20;
 
 }  // namespace

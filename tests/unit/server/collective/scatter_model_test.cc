@@ -132,22 +132,22 @@ class Load {
 
   // Marks all that this rank reads as filled.
   void Fill(uint32_t rank, ScatterExchange& exchange) const {
-    std::vector<ScatterExchange::OutBuffer> outlets;
+    std::vector<ScatterExchange::OutBuffer> out_buffers;
     std::vector<const RankPlan*> plans;
     for (const ReplicaSet& set : sets_) {
-      ScatterExchange::OutBuffer outlet;
-      outlet.replicas = set.ranks;
-      outlet.target = plans.size();
-      outlet.slab_bytes = set.plan->slab_bytes;
-      outlet.own = std::binary_search(set.ranks.begin(), set.ranks.end(), rank);
-      outlets.push_back(std::move(outlet));
+      ScatterExchange::OutBuffer out_buffer;
+      out_buffer.replicas = set.ranks;
+      out_buffer.target = plans.size();
+      out_buffer.slab_bytes = set.plan->slab_bytes;
+      out_buffer.own = std::binary_search(set.ranks.begin(), set.ranks.end(), rank);
+      out_buffers.push_back(std::move(out_buffer));
       plans.push_back(&plans_[set.ranks.front()]);
     }
     std::vector<std::unique_ptr<TransitMemory>> transit;
     for (size_t view = 0; view < ScatterExchange::kViews; ++view) {
       transit.push_back(std::make_unique<TransitInProcess>());
     }
-    exchange.SetOutBuffers(std::move(outlets), std::move(transit),
+    exchange.SetOutBuffers(std::move(out_buffers), std::move(transit),
                         [](uint64_t, const absl::Status& refused) { return refused; });
     for (size_t step = 0; step < exchange.OwnSteps().size(); ++step) {
       EXPECT_OK(exchange.Plan(step, plans));
@@ -185,7 +185,8 @@ class Simulation {
   // Whether all ranks have finished.
   bool Done() const {
     for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-      if (ranks_[rank].pipeline_step != load_.asked[rank].size() || ranks_[rank].open > 0) return false;
+      const Rank& one = ranks_[rank];
+      if (one.pipeline_step != load_.asked[rank].size() || one.open > 0) return false;
     }
     return true;
   }

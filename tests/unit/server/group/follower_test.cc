@@ -330,14 +330,15 @@ TEST_F(FollowerTest, TellsTheLeaderThatItHasReadItsPart) {
   EXPECT_TRUE(leader_->read_to_the_end());
 }
 
-TEST(BeatPause, LeavesTheLeaderTimeForThousandsOfMembers) {
+TEST(HeartbeatPause, LeavesTheLeaderTimeForThousandsOfMembers) {
   using std::chrono::milliseconds;
   const milliseconds interval(1000);
-  EXPECT_EQ(Follower::BeatPause(interval, true, 8), milliseconds(100));
-  EXPECT_EQ(Follower::BeatPause(interval, true, 2048), milliseconds(512));
-  EXPECT_EQ(Follower::BeatPause(interval, true, 8192), interval) << "never less often than without news";
-  EXPECT_EQ(Follower::BeatPause(milliseconds(20), true, 8), milliseconds(20));
-  EXPECT_EQ(Follower::BeatPause(interval, false, 8), interval);
+  EXPECT_EQ(Follower::HeartbeatPause(interval, true, 8), milliseconds(100));
+  EXPECT_EQ(Follower::HeartbeatPause(interval, true, 2048), milliseconds(512));
+  EXPECT_EQ(Follower::HeartbeatPause(interval, true, 8192), interval)
+      << "never less often than without news";
+  EXPECT_EQ(Follower::HeartbeatPause(milliseconds(20), true, 8), milliseconds(20));
+  EXPECT_EQ(Follower::HeartbeatPause(interval, false, 8), interval);
 }
 
 TEST_F(FollowerTest, HearsThatTheProcessOfARankIsGone) {
