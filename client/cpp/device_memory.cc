@@ -89,7 +89,7 @@ void CloseWhenIdle(CudaDevice& device, UniqueFd lease) {
   // Functions can be copied, descriptors cannot.
   const auto held = std::make_shared<const UniqueFd>(std::move(lease));
   // Idle: nobody keeps the lease, and what was kept before it may still be there.
-  if (!device.Keep([held](const CudaDriver&) {})) device.FreeKept();
+  if (!device.DeferFree([held](const CudaDriver&) {})) device.FreeDeferred();
 }
 
 }  // namespace
@@ -108,7 +108,7 @@ struct DeviceMemory::Impl {
       impl->memory = std::make_shared<const CudaAllocation>(std::move(copy));
       impl->copied = impl->memory->bytes();
     }
-    impl->memory->LetPeersIn(mode != AttachMode::kShared);
+    impl->memory->AllowPeerAccess(mode != AttachMode::kShared);
     return impl;
   }
 };

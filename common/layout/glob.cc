@@ -10,12 +10,12 @@
 namespace ckptd {
 namespace {
 
-// False once `left`, which each step takes one from, is 0.
+// Each step takes one from `left`. False once that is 0.
 bool Match(std::string_view pattern, std::string_view text, uint64_t& left) {
   size_t p = 0;
   size_t t = 0;
-  // Only the latest star can need more characters: earlier ones have already
-  // found the earliest place where what follows them fits.
+  // Only the latest star can need more characters. Earlier ones have already found the earliest
+  // match of what follows them.
   size_t star = std::string_view::npos;
   size_t star_text = 0;
   while (t < text.size()) {

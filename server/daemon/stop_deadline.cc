@@ -15,7 +15,7 @@ StopDeadline::StopDeadline(std::chrono::milliseconds patience) {
     thread_ = *std::move(thread);
     return;
   }
-  // The kernel's clock ends the process then, without a word in the log.
+  // Without a thread the kernel's alarm ends the process at that time, without a log line.
   Log(LogLevel::kWarn, "{}", MessageOf(thread.status()));
   ::alarm(static_cast<unsigned>(std::chrono::ceil<std::chrono::seconds>(patience).count()));
 }

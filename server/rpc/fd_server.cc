@@ -81,7 +81,7 @@ FdServer::FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake)
     : leases_(leases),
       listener_(std::move(listener)),
       wake_(std::move(wake)),
-      max_unproven_(MostStrangers(kMaxUnproven)),
+      max_unproven_(MaxUnprovenConnections(kMaxUnproven)),
       thread_([this] { Loop(); }) {}
 
 FdServer::~FdServer() {

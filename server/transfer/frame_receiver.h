@@ -26,7 +26,7 @@ namespace ckptd {
 
 class ItemCopies;
 
-// A load that this rank has prepared owns one. Thread-safe. It owns its plan. The slab must live
+// The streams of a prepared load share one. Thread-safe. It owns its plan. The slab must live
 // while Take or Digests runs.
 class FrameReceiver {
  public:

@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<PeerSocket>> PeerSocket::Start(PeerSocketOptions 
   CKPTD_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Open(options.path, kSocketMode));
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus(errno, "making an eventfd");
-  options.max_connections = MostStrangers(options.max_connections);
+  options.max_connections = MaxUnprovenConnections(options.max_connections);
   std::unique_ptr<PeerSocket> server(new PeerSocket(std::move(options), std::move(lookup),
                                                     std::move(listener), std::move(wake)));
   try {

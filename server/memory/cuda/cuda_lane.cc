@@ -199,7 +199,7 @@ absl::Status CudaLane::Finish() {
   for (const auto& [device, stream] : streams_) {
     absl::Status status =
         stream.Wait(std::max<std::chrono::nanoseconds>(deadline - Clock::now(), {}));
-    if (absl::IsDeadlineExceeded(status)) status = DeviceStandsStill(*device, StagingPool::kPatience);
+    if (absl::IsDeadlineExceeded(status)) status = DeviceStalled(*device, StagingPool::kPatience);
     if (!status.ok()) Fail(std::move(status));
   }
   return error_;

@@ -177,7 +177,7 @@ absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, Attac
   }
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaEngine> engine, source_->Get());
   const CudaGpu& gpu = engine->home();
-  gpu.device->FreeKept();
+  gpu.device->FreeDeferred();
   CKPTD_ASSIGN_OR_RETURN(
       const uint64_t taken,
       CudaAllocation::TakenFor(*gpu.device, bytes, kind == HandleKind::kCudaIpc));
@@ -309,7 +309,7 @@ absl::StatusOr<std::shared_ptr<StagedMemory>> CudaMemory::ImportPeer(
     const std::string& device_uuid, const UniqueFd& fd, uint64_t bytes) {
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaEngine> engine, source_->Get());
   CKPTD_ASSIGN_OR_RETURN(const CudaGpu gpu, engine->GpuOf(device_uuid));
-  gpu.device->FreeKept();
+  gpu.device->FreeDeferred();
   CKPTD_ASSIGN_OR_RETURN(CudaAllocation memory,
                          CudaAllocation::Import(gpu.device, fd.get(), bytes, true));
   return std::make_shared<CudaSlabBytes>(std::move(engine), gpu, std::move(memory));

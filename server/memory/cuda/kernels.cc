@@ -69,7 +69,7 @@ absl::Status CudaKernels::Find(const char* name, CUfunction& function) const {
 CudaKernels::~CudaKernels() {
   if (module_ == nullptr) return;
   const auto unload = [module = module_](const CudaDriver& driver) { driver.ModuleUnload(module); };
-  if (device_->Keep(unload)) return;
+  if (device_->DeferFree(unload)) return;
   const CudaScope scope(*device_);
   unload(device_->driver());
 }

@@ -31,7 +31,7 @@ void FreeWhenIdle(std::vector<std::shared_ptr<CudaDevice>> users, std::byte* mem
     }
   };
   // the device frees it later, because the driver would wait for that work
-  if (device->Keep(free)) return;
+  if (device->DeferFree(free)) return;
   const CudaScope scope(*device);
   free(device->driver());
 }
@@ -115,7 +115,7 @@ StagingPool::Slot* StagingPool::TakeFree(const void* user) {
 absl::Status StagingPool::Stalled() {
   MutexLock lock(mutex_);
   if (!in_flight_.empty() && !in_flight_.front()->recorded_.empty()) {
-    return DeviceStandsStill(*in_flight_.front()->recorded_.back(), patience_);
+    return DeviceStalled(*in_flight_.front()->recorded_.back(), patience_);
   }
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("taking staging memory: threads that read storage have held all "

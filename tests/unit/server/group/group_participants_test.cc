@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-// Three ranks; each case says who is in which call, by `calls`, and what each hears.
+// Three ranks. Each test says which call each rank is in, and what each is notified of.
 class GroupParticipantsTest : public ::testing::Test {
  protected:
   static Participant In(const std::string& id, const std::string& source = "/m") {
@@ -45,13 +45,13 @@ class GroupParticipantsTest : public ::testing::Test {
     participant.job = job;
     return participant;
   }
-  // As its daemon says after a while: how long ago it joined and ended.
+  // As its daemon reports it later: how long ago it joined and ended.
   static Participant Aged(Participant participant, seconds joined, seconds ended = seconds(0)) {
     participant.age = joined;
     participant.ended_age = ended;
     return participant;
   }
-  // The sentence that this call of the rank has ended with: "in it" if it has not, "" if well.
+  // The message with which this call of the rank has ended: "in it" if it has not, "" if OK.
   std::string Hears(uint32_t rank, const Participant& participant) {
     for (const Verdict& verdict : group_.Update(rank, {participant}, now_)) {
       if (verdict.id == participant.id) return MessageOf(verdict.status);
@@ -244,7 +244,7 @@ TEST_F(GroupParticipantsTest, ABarrierTakesNobodysPlaceOfTheOneBefore) {
     EXPECT_EQ(Hears(0, a), "in it");
     EXPECT_EQ(Hears(2, c), "in it");
     EXPECT_EQ(Hears(1, b), "");
-    // Rank 1 is released, and comes again before the others have notified.
+    // Rank 1 is released, and makes its next call before the others have reported.
     EXPECT_EQ(Hears(1, Waiting(In("next of b" + call))), "in it");
     EXPECT_EQ(Hears(0, a), "");
     EXPECT_EQ(Hears(2, c), "");

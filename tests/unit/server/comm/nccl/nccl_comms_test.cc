@@ -71,7 +71,7 @@ TEST(NcclComms, WhereNcclNeverLetsGoItsMemoryIsKept) {
     while (self.rank == 1 && self.device->Busy() && std::chrono::steady_clock::now() < end) {
       std::this_thread::yield();
     }
-    if (self.rank == 1) self.device->FreeKept();
+    if (self.rank == 1) self.device->FreeDeferred();
     EXPECT_EQ(self.device->Busy(), self.rank == 0);
     EXPECT_EQ(self.device->FreeBytes().value() < before, self.rank == 0);
   });

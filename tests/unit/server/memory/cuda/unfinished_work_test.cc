@@ -58,7 +58,7 @@ TEST_P(MemoryUnderWork, IsFreedWhenTheWorkHasEnded) {
     GetStuck(memory.address(), kBytes);
   }
   EXPECT_TRUE(device_->Busy());
-  device_->FreeKept();
+  device_->FreeDeferred();
   EXPECT_EQ(device_->FreeBytes().value(), before - kBytes);
   work_->End();
   EXPECT_TRUE(Comes([&] { return device_->FreeBytes().value() == before; }));
@@ -166,7 +166,7 @@ TEST_F(UnfinishedWorkTest, WhatSomebodyElseMayUseAtAnyTimeIsKeptAsLong) {
     ASSERT_OK_AND_ASSIGN(const CudaStream stream, CudaStream::Make(device_));
   }
   EXPECT_TRUE(device_->Busy());
-  device_->FreeKept();
+  device_->FreeDeferred();
   EXPECT_EQ(device_->FreeBytes().value(), before - kBytes);
   EXPECT_EQ(CudaTraced("\"cuStreamDestroy\""), 0);
   claim.reset();
