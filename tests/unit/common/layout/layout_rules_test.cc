@@ -210,7 +210,7 @@ TEST(JsonLayout, AppliesRulesToAliasesByTheirOwnName) {
   const RankLayout first = For(rules, source, 0);
   ASSERT_THAT(NamesOf(first), ElementsAre("a.head.weight"));
   EXPECT_THAT(first.targets[0].aliases, ElementsAre("embed.weight"));
-  // Another rule, but the same placement: still one tensor with three names.
+  // Another rule with the same placement: still one tensor with three names.
   const RankLayout second = For(rules, source, 1);
   ASSERT_THAT(NamesOf(second), ElementsAre("a.head.weight"));
   EXPECT_THAT(second.targets[0].aliases, ElementsAre("embed.weight", "z.head.weight"));
