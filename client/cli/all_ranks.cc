@@ -99,7 +99,8 @@ absl::StatusOr<std::vector<uint32_t>> ChosenRanks(const Context& context) {
     }
   }
   if (elsewhere > 0) {
-    context.Note(fmt::format("{} of {} ranks have their sockets on other hosts: call it there, too",
+    context.Note(fmt::format("{} of {} ranks have their sockets on other hosts: run "
+                             "this there, too",
                              elsewhere, info.world_size));
   }
   return meant;

@@ -75,7 +75,7 @@ absl::StatusOr<UniqueFd> CreateBeside(const fs::path& path, std::string& name) {
   for (int i = 0; i < kMostNames && error == EEXIST; ++i) {
     uint64_t random = 0;
     if (::getrandom(&random, sizeof random, 0) != sizeof random) {
-      return ErrnoStatus(errno, "naming a file beside " + path.string());
+      return ErrnoStatus(errno, "naming a file next to " + path.string());
     }
     name = (FolderAt(path) / fmt::format(".ckptd-manifest-{:016x}", random)).string();
     UniqueFd fd(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kMode));

@@ -122,7 +122,7 @@ absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
   }
   CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenNamed(options.target));
   CKPTD_ASSIGN_OR_RETURN(const Manifest now, MakeManifest(opened.index));
-  Verified out{options.target, "digests of all bytes, beside " + options.manifest,
+  Verified out{options.target, "digests of all bytes, compared with " + options.manifest,
                CountsOf(opened.index), Compare(*kept, now), true, 1, opened.remarks};
   for (const ManifestDifference& difference : out.differences) {
     out.result.mismatched.push_back(difference.tensor.empty() ? difference.file
@@ -207,8 +207,8 @@ absl::Status Mismatch(const Verified& verified) {
   if (!first.tensor.empty()) facts["tensor"] = first.tensor;
   if (rank < 0) {
     return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
-                     fmt::format("verifying {}: it is not what its manifest says: {}; copy or "
-                                 "download it again, or keep a new manifest if this was meant",
+                     fmt::format("verifying {}: it differs from its manifest: {}; copy or download "
+                                 "it again, or keep a new manifest if this was meant",
                                  verified.what, Listed(texts)),
                      facts);
   }
@@ -238,7 +238,7 @@ void Print(const Verified& verified, Context& context) {
                                          HumanBytes(result.bytes), verified.how,
                                          verified.compared ? " are right" : "",
                                          verified.how == kFilesAlone
-                                             ? "; bytes are compared beside a --manifest"
+                                             ? "; --manifest compares the bytes"
                                              : "",
                                          OtherRanks(verified.world_size)))
                    << '\n';

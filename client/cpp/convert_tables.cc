@@ -216,7 +216,7 @@ absl::Status TakeDevice(const Handle& handle, const v1::AcquireShardResponse& re
   if (out.device_uuid.empty()) return BadAnswer("it offers device memory and names no device");
   if (handle.allocation_bytes() < response.slab_bytes() ||
       (handle.allocation_bytes() > 0 && response.slab_bytes() == 0)) {
-    return BadAnswer("the allocation is no place for the slab");
+    return BadAnswer("the allocation does not fit the slab");
   }
   if (response.slab_bytes() > 0) out.segment_bytes = {handle.allocation_bytes()};
   return absl::OkStatus();
@@ -229,7 +229,7 @@ absl::Status TakeCudaIpc(const v1::AcquireShardResponse& response, AttachRequest
   if (out.ipc_handle.size() == (response.slab_bytes() > 0 ? kHandleBytes : 0)) {
     return absl::OkStatus();
   }
-  return BadAnswer(fmt::format("it names device memory by {} bytes", out.ipc_handle.size()));
+  return BadAnswer(fmt::format("its handle of device memory has {} bytes", out.ipc_handle.size()));
 }
 
 absl::Status TakeHandle(const v1::AcquireShardResponse& response, AttachRequest& out) {

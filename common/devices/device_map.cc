@@ -23,8 +23,8 @@ namespace {
 
 absl::Status TooManyTies() {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   "planning devices: so many tied tensors, of names so long or in modules that are "
-                   "taken apart, take too long; keep their modules in one piece with --no-split, or "
+                   "planning devices: there are too many tied tensors, with long names or in "
+                   "modules that are split; keep their modules in one piece with --no-split, or "
                    "leave ties out");
 }
 
@@ -246,7 +246,7 @@ class Placer {
   std::vector<bool> is_left_;                       // per node
   std::vector<std::list<size_t>::iterator> list_position_;  // in left_, per node that is left
   std::set<std::pair<int64_t, size_t>> layers_;  // of left_
-  std::set<size_t> removed_layers_;  // Not in layers_ any more, but still counted.
+  std::set<size_t> removed_layers_;  // not in layers_ any more, but still counted
   int64_t largest_ = 0;                          // of layers_ or removed_layers_
   int64_t largest_layer_ = 0;
   size_t device_ = 0;

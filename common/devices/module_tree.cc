@@ -93,7 +93,7 @@ class Builder {
     size_t depth = 0;
     for (size_t begin = 0; begin <= name.size();) {
       const size_t end = std::min(name.find('.', begin), name.size());
-      if (end == begin) return Refuse(name, "has an empty part, as no module's name has");
+      if (end == begin) return Refuse(name, "has an empty part, which no module's name may have");
       if (++depth > kMaxDepth) return Refuse(name, "is nested too deeply to be a module's");
       if (at->is_tensor) return Refuse(name, "is inside of another tensor, by its name");
       auto& child = at->below[name.substr(begin, end - begin)];

@@ -60,8 +60,8 @@ std::vector<std::string> CountedGlobs::UnusedWarnings(std::string_view what) con
   std::vector<std::string> warnings;
   for (size_t i = 0; i < size(); ++i) {
     if (used_[i]) continue;
-    warnings.push_back(fmt::format("{}: {} describes no name, or none that a pattern before it does "
-                                   "not",
+    warnings.push_back(fmt::format("{}: {} matches no name that the patterns before it "
+                                   "do not match",
                                    what, patterns_[i].substr(0, 200)));
   }
   return warnings;

@@ -144,8 +144,8 @@ absl::Status LayoutRulesParser::ReadWorldSize(const JsonObject& top) {
     return LayoutTextError(fmt::format("it has more than {} ranks", LayoutRules::kMaxWorldSize));
   }
   if (world_size == 0) {
-    return LayoutTextError("it says nothing about ranks; add \"mesh\", \"meshes\" or "
-                           "\"world_size\"");
+    return LayoutTextError("it does not say which ranks; add \"mesh\", "
+                           "\"meshes\" or \"world_size\"");
   }
   if (world_size < needed) {
     return LayoutTextError(fmt::format("\"world_size\" is {} but a mesh holds rank {}", world_size,

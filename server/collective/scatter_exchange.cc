@@ -114,7 +114,7 @@ absl::Status ScatterExchange::Reserve(TransitMemory& transit, uint64_t room) con
     const absl::Status refused = transit.Reserve(room);
     if (refused.ok()) return refused;
     CKPTD_RETURN_IF_ERROR(WithContext(make_room_(room, refused),
-                                      "taking memory to send from (--comm host needs none)"));
+                                      "allocating memory to send from (--comm host needs none)"));
   }
 }
 

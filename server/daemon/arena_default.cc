@@ -57,7 +57,7 @@ ArenaSize DefaultArena(const ArenaFacts& facts) {
     const uint64_t daemons = std::max(facts.daemons, 1U);
     size.bytes = std::min(facts.available / kShare, kMostUnknown) / daemons;
     size.why = fmt::format("a quarter of the memory that was available at start, at most {} GiB, "
-                           "divided among {} daemon{}; the first load says how much is needed",
+                           "divided among {} daemon{}; the first load shows how much is needed",
                            kMostUnknown >> 30, daemons, daemons == 1 ? "" : "s");
   }
   if (size.bytes > facts.budget) {
@@ -98,7 +98,7 @@ std::optional<uint64_t> LastLoaded(const Config& config) {
   if (text.status().code() == absl::StatusCode::kNotFound) return std::nullopt;
   const auto loaded = text.ok() ? ParseLoaded(*text, LinePrefix(config)) : std::nullopt;
   if (!loaded.has_value()) {
-    Log(LogLevel::kInfo, "memory: {} says nothing of a job of this size and is not used", path);
+    Log(LogLevel::kInfo, "memory: {} is not about a job of this size, so it is not used", path);
   }
   return loaded;
 }

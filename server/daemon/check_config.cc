@@ -144,8 +144,8 @@ absl::Status CheckPreload(const Config& config) {
                            : config.ready_when == "loaded" ? "--ready-when loaded"
                                                              : nullptr;
   if (flag == nullptr) return absl::OkStatus();
-  return Invalid(fmt::format("checking {}: it is about what is loaded at the start; name that with "
-                             "--load, or leave it out",
+  return Invalid(fmt::format("checking {}: it applies to what is loaded at the start; name that "
+                             "with --load, or leave it out",
                              flag));
 }
 
@@ -157,7 +157,7 @@ absl::Status CheckHostMemory(const Config& config) {
   }
   CKPTD_ASSIGN_OR_RETURN(const uint64_t host_tier, ParseShare(config.host_tier, 100));
   if (host_tier == 0) return absl::OkStatus();
-  return Invalid("checking --host-tier: it lies behind a GPU's memory, and --memory is host; "
+  return Invalid("checking --host-tier: it is for shards in a GPU's memory, and --memory is host; "
                  "leave one of the two out");
 }
 

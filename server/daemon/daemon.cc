@@ -194,7 +194,7 @@ void Daemon::AnnounceReady(const std::function<bool()>& stop) {
 
 void Daemon::WriteReadyFd(char state) const {
   if (config_.ready_fd < 0 || ::write(config_.ready_fd, &state, 1) == 1) return;
-  Log(LogLevel::kWarn, "telling --ready-fd {}: {}", config_.ready_fd, std::strerror(errno));
+  Log(LogLevel::kWarn, "writing to --ready-fd {}: {}", config_.ready_fd, std::strerror(errno));
 }
 
 absl::Status Daemon::LoadFirst(const std::function<bool()>& stop) {
@@ -202,7 +202,7 @@ absl::Status Daemon::LoadFirst(const std::function<bool()>& stop) {
   const absl::Status loaded = request.ok() ? Preload(*node_, *request, stop) : request.status();
   if (!loaded.ok() && !absl::IsCancelled(loaded)) {
     Log(LogLevel::kError,
-        "loading {} at the start failed, and trainers that need it ask for it again: {} ({})",
+        "loading {} at the start failed; trainers that need it request it again: {} ({})",
         config_.load, MessageOf(loaded), ReasonOf(loaded));
   }
   return loaded;

@@ -134,8 +134,8 @@ absl::StatusOr<PeerSecurity> SecurityOfGroupKey(const std::string& key) {
     return security;
   }
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
-                   "making a certificate of the group key: this system's OpenSSL makes no Ed25519 "
-                   "keys; give every daemon --tls-cert, --tls-key and --tls-ca instead");
+                   "making a certificate of the group key: this system's OpenSSL cannot make "
+                   "Ed25519 keys; give every daemon --tls-cert, --tls-key and --tls-ca instead");
 }
 
 }  // namespace ckptd

@@ -265,8 +265,8 @@ class Launcher {
                                  "look at its lines above{}",
                                  slot.rank, slot.restarts - 1, what,
                                  command_ < 0 ? ""
-                                              : "; the command goes on, without that daemon until "
-                                                "it stays again"));
+                                              : "; the command goes on without that daemon, which "
+                                                "is still tried again"));
   }
 
   void Fail(const absl::Status& status) {
@@ -286,8 +286,8 @@ class Launcher {
         OnLastEnd(slot, end->second);
       } else if (slot.pid > 0) {
         Log(LogLevel::kWarn,
-            "rank {} (pid {}) does not even end by SIGKILL, as one whose storage hangs; look at "
-            "its state (ps -o stat,wchan)",
+            "rank {} (pid {}) has not ended after SIGKILL, as if its storage hangs; look at its "
+            "state (ps -o stat,wchan)",
             slot.rank, slot.pid);
         if (options_.command.empty() && exit_code_ == kExitOk) exit_code_ = kExitFailed;
       }
@@ -358,9 +358,10 @@ absl::Status CheckOptions(const Config& config, const LaunchOptions& options) {
     return invalid("launching: --start-timeout is not a number of seconds; give it one");
   }
   if (options.node_rank >= options.nnodes) {
-    return invalid(fmt::format("launching on node {}: a job of {} node{} has none of that number, "
-                               "which counts from 0; give --node-rank and --nnodes (GROUP_RANK, "
-                               "GROUP_WORLD_SIZE and Slurm's variables are their defaults)",
+    return invalid(fmt::format("launching on node {}: a job of {} node{} has no node of that "
+                               "number, which counts from 0; give --node-rank and --nnodes "
+                               "(GROUP_RANK, GROUP_WORLD_SIZE and Slurm's variables are their "
+                               "defaults)",
                                options.node_rank, options.nnodes, options.nnodes == 1 ? "" : "s"));
   }
   if (options.nnodes > 1 && !options.rendezvous_given && config.rendezvous.rfind("127.", 0) == 0) {

@@ -67,7 +67,7 @@ AutoArena MakeAutoArena(const Config& config) {
   automatic.remember = [config](uint64_t bytes) {
     const absl::Status written = RememberLoaded(config, bytes);
     if (!written.ok()) {
-      Log(LogLevel::kInfo, "memory: how much this job loads is not remembered: {}",
+      Log(LogLevel::kInfo, "memory: the size of this job's shards could not be stored: {}",
           MessageOf(written));
     }
   };
@@ -77,7 +77,7 @@ AutoArena MakeAutoArena(const Config& config) {
 absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason) {
   CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
   CKPTD_ASSIGN_OR_RETURN(const uint64_t behind, ParseShare(config.host_tier, available));
-  if (behind > 0) Log(LogLevel::kWarn, "--host-tier has no use: shards live in host memory");
+  if (behind > 0) Log(LogLevel::kWarn, "--host-tier is not used: shards live in host memory");
   HostMemoryOptions options;
   CKPTD_ASSIGN_OR_RETURN(options.budget_bytes,
                          ParseShare(config.memory_budget, available / config.local_size));
@@ -296,7 +296,7 @@ absl::StatusOr<Choice> ChooseTier(const Config& config) {
   if (asked) {
     return WithContext(driver.status(), "using --memory cuda (--memory host needs no GPU)");
   }
-  return Choice{false, "no GPU to be seen: " + MessageOf(driver.status())};
+  return Choice{false, "no GPU is visible: " + MessageOf(driver.status())};
 #else
   if (config.memory == "cuda") {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDevice,

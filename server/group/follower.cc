@@ -168,7 +168,7 @@ void Follower::EndLoadsUnknownToLeader(bool restarted, uint64_t since) {
   }
   parts_.catalog.FailAllLoading(
       restarted ? RankLost(0, "it was restarted")
-                : RankLost(identity_.rank, "rank 0 had heard nothing of it for too long"),
+                : RankLost(identity_.rank, "rank 0 had no heartbeat of it for too long"),
       since);
   // Another leader, or one that had dropped this rank, has no mapping of our memory.
   parts_.backend.OnWriterRestart();

@@ -42,7 +42,7 @@ absl::Status LocalParticipants::Join(Participant participant, Answer answer,
     if (id.empty() || id.size() > kMaxIdBytes || entries_.count(id) > 0) {
       return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                        fmt::format("joining the load of {}: its participant is empty, longer than "
-                                   "{} bytes, or there already; name it by a new UUID",
+                                   "{} bytes, or in use; name it by a new UUID",
                                    participant.source, kMaxIdBytes));
     }
     entries_[id] = {std::move(participant), now, ++joined_, std::move(answer)};

@@ -99,7 +99,7 @@ class MemoryBackend {
   // Memory of the slabs' device. It counts in the budget. Errors: FailedPrecondition if slabs are
   // not in a device's memory.
   virtual absl::StatusOr<std::unique_ptr<TransitMemory>> MakeTransit() {
-    return absl::FailedPreconditionError("passing slabs on: this memory is no device's");
+    return absl::FailedPreconditionError("making transit memory: slabs are not in device memory");
   }
   // Ids of all segments that this backend still owns.
   virtual std::vector<uint64_t> OwnedSegments() const = 0;

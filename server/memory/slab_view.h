@@ -79,7 +79,7 @@ class StagedMemory {
   // memory that may not be cleared.
   virtual absl::Status Zero(std::span<const SlabSpan> spans) {
     (void)spans;
-    return absl::UnimplementedError("clearing a slab: this memory is not written");
+    return absl::UnimplementedError("clearing a slab: this memory cannot be written");
   }
   // The device address of offset 0, for a communicator of that device. 0: it has none.
   virtual uint64_t address() const { return 0; }

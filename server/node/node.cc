@@ -213,7 +213,7 @@ absl::StatusOr<Node::Found> Node::FillMissing(const Catalog::Match& match,
     catalog_.Complete(match.name);
     return Found{match.name, true};
   }
-  Log(LogLevel::kInfo, "{}: rank {} has no shard of it and is to be filled again", match.name,
+  Log(LogLevel::kInfo, "{}: rank {} has no shard of it and is filled again", match.name,
       fmt::join(missing, ", "));
   LoadRequest again = match.request;
   again.timeout = request.timeout;
@@ -338,7 +338,7 @@ absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, const C
 
 absl::StatusOr<bool> Node::CancelLoad(const std::string& name) {
   const Deadline deadline = Clock::now() + kCancelDeadline;
-  Log(LogLevel::kInfo, "{}: its load is to be cancelled, on every rank", name);
+  Log(LogLevel::kInfo, "{}: its load is being cancelled on every rank", name);
   CKPTD_RETURN_IF_ERROR(coordinator_ != nullptr
                             ? coordinator_->CancelFor(options_.identity.rank, name)
                             : follower_->CancelLoad(name, deadline));

@@ -164,7 +164,8 @@ bool Acceptor::MayKeep(const UniqueFd& connection) {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return true;
   const rlim_t most = limit.rlim_cur - limit.rlim_cur / 4;
   if (static_cast<rlim_t>(connection.get()) < most) return true;
-  Warn(fmt::format("connections are closed, for {} of {} descriptors are open", connection.get(),
+  Warn(fmt::format("connections are closed, because {} of {} "
+                   "descriptors are open", connection.get(),
                    limit.rlim_cur));
   return false;
 }

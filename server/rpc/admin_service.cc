@@ -136,7 +136,7 @@ grpc::Status AdminServiceImpl::DrainDaemon(grpc::ServerContext* context,
                                            const v1::DrainDaemonRequest* request,
                                            v1::DrainDaemonResponse* response) {
   node_.Drain();
-  Log(LogLevel::kInfo, "draining: nothing new is taken");
+  Log(LogLevel::kInfo, "draining: no new work is accepted");
   size_t left = node_.leases().List().size();
   if (request->has_timeout()) {
     const auto longest = std::min<std::chrono::nanoseconds>(FromProto(request->timeout()),

@@ -156,7 +156,7 @@ absl::StatusOr<AttachMode> FromProto(v1::AttachMode mode) {
   if (mode == v1::ATTACH_MODE_UNSPECIFIED) return AttachMode::kShared;
   if (v1::AttachMode_IsValid(mode)) return static_cast<AttachMode>(mode);
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   fmt::format("reading the attach mode: {} is none; use SHARED, PRIVATE or "
+                   fmt::format("reading the attach mode: {} is unknown; use SHARED, PRIVATE or "
                                "EXCLUSIVE",
                                static_cast<int>(mode)));
 }
@@ -167,7 +167,7 @@ absl::StatusOr<std::optional<HandleKind>> FromProto(v1::HandleKind kind) {
   if (kind == v1::HANDLE_KIND_UNSPECIFIED) return std::nullopt;
   if (v1::HandleKind_IsValid(kind)) return static_cast<HandleKind>(kind);
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   fmt::format("reading the kind of handle: {} is none that this daemon knows; use "
+                   fmt::format("reading the kind of handle: {} is unknown to this daemon; use "
                                "MEMFD, VMM_FD or CUDA_IPC, or leave it out",
                                static_cast<int>(kind)));
 }

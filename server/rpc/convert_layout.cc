@@ -59,8 +59,8 @@ absl::Status ReadFlats(const v1::RankLayout& in, RankLayout& out) {
     const auto number = static_cast<uint32_t>(out.flats.size());
     for (int i = 0; i < flat.tensors_size(); ++i) {
       if (flat.tensors(i) >= out.targets.size() || out.targets[flat.tensors(i)].flat.has_value()) {
-        return Invalid(fmt::format("flat parameter {} names tensor {} of {}, which is none or a "
-                                   "member already",
+        return Invalid(fmt::format("flat parameter {} names tensor {} of {}, which does not exist "
+                                   "or is a member already",
                                    flat.name(), flat.tensors(i), out.targets.size()));
       }
       out.targets[flat.tensors(i)].flat = {number, flat.begins(i)};
@@ -192,8 +192,8 @@ absl::StatusOr<LayoutRequest> FromProto(const v1::Layout& layout) {
       return LayoutRequest(std::make_shared<const RankLayout>(std::move(stated)));
     }
     default:
-      return Invalid("it has none; say fsdp:N, hsdp:RxS, replicate:N, layout rules as JSON, or "
-                     "state the tensors of the calling rank");
+      return Invalid("it has none; give fsdp:N, hsdp:RxS, replicate:N, layout rules as JSON, or "
+                     "the tensors of the calling rank");
   }
 }
 

@@ -105,7 +105,7 @@ absl::Status BlockReader::WithMappedBlock(uint64_t offset, size_t bytes,
   const std::span<std::byte> buffer(buffer_.get(), bytes);
   CKPTD_RETURN_IF_ERROR(source_->file.Read(offset, buffer, files_.path(item_.file)));
   return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
-                   fmt::format("reading {}: bytes at {} went away and came back; let the writer "
+                   fmt::format("reading {}: bytes at {} vanished and came back; let the writer "
                                "finish and load again",
                                files_.path(item_.file), offset),
                    {{"file", files_.path(item_.file)}});

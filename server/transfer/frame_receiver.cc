@@ -120,7 +120,7 @@ absl::Status FrameReceiver::Corrupt(const FrameHeader& header, const ItemCopies&
   return MakeError(absl::StatusCode::kDataLoss, reason::kTransferCorrupt,
                    fmt::format("receiving bytes {} to {} of {} for rank {} ({}): their checksum is "
                                "not the sender's; nothing was published, load again, and if it "
-                               "stays look at the network and memory of both hosts",
+                               "happens again look at the network and memory of both hosts",
                                header.begin, header.end, facts.at("file"), facts.at("rank"),
                                first == last ? "tensor " + first
                                              : fmt::format("tensors {} to {}", first, last)),
@@ -131,10 +131,10 @@ absl::Status FrameReceiver::Check(const FrameHeader& header, uint64_t bytes) con
   const auto& files = parts_->index->files;
   if (header.file >= files.size()) return Refuse(header, "the source has no such file");
   if (header.begin >= header.end || header.end > files[header.file].bytes) {
-    return Refuse(header, "no such range lies in the file");
+    return Refuse(header, "the file has no such range");
   }
   if (bytes == 0 || bytes > kMaxFrameBytes) {
-    return Refuse(header, fmt::format("a frame of {} bytes is none", bytes));
+    return Refuse(header, fmt::format("a frame cannot have {} bytes", bytes));
   }
   return absl::OkStatus();
 }
@@ -170,7 +170,7 @@ absl::Status FrameReceiver::Take(const FrameHeader& header,
   std::unique_ptr<Lane> lane;
   {
     MutexLock lock(mutex_);
-    if (closed_ || !error_.ok()) return Refuse(header, "this load takes no more bytes");
+    if (closed_ || !error_.ok()) return Refuse(header, "this load accepts no more bytes");
     if (status.ok()) status = Claim(header);
     if (!status.ok()) {
       error_ = status;
@@ -209,7 +209,7 @@ absl::Status FrameReceiver::Place(Lane& lane, const FrameHeader& header,
   uint64_t bytes = 0;
   for (const auto& piece : pieces) bytes += piece.size();
   if (copies.needed_bytes() != bytes) {
-    return Refuse(header, fmt::format("{} bytes came, the plan needs {} of them", bytes,
+    return Refuse(header, fmt::format("{} bytes came, and the plan needs {}", bytes,
                                       copies.needed_bytes()));
   }
   if (!copies.CutsNoElement()) return Refuse(header, "an element is cut");

@@ -30,7 +30,8 @@ absl::Status SetElement(const CopyOp& op, Geometry& g) {
   g.from = op.from;
   g.to = op.to;
   if (!op.casts()) return absl::OkStatus();
-  if (!IsCastable(op.from) || !IsCastable(op.to)) return Malformed(op, "casts what cannot be cast");
+  if (!IsCastable(op.from) || !IsCastable(op.to)) return Malformed(op, "casts types that have no "
+                                                                       "cast");
   g.from_size = BitsOf(op.from) / 8;
   g.to_size = BitsOf(op.to) / 8;
   return absl::OkStatus();

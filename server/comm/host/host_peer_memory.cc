@@ -39,8 +39,8 @@ absl::Status WithRank(const absl::Status& error, const PeerSlab& slab) {
     case absl::StatusCode::kPermissionDenied:
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRankFailed,
                        context + ": " + MessageOf(error) +
-                           "; it was sealed before this daemon mapped it, that rank must replace "
-                           "it (it does when a new leader takes over)",
+                           "; it was sealed before this daemon mapped it, so that rank must "
+                           "replace it (it does so for a new leader)",
                        {{"rank", rank}});
     default:
       return WithFact(WithContext(error, context), "rank", rank);
@@ -82,7 +82,7 @@ absl::StatusOr<Mapping> MapSegment(const UniqueFd& fd) {
   // If the owner could shrink the file, our writes could raise SIGBUS.
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return BadDescription("a segment is no memfd of sealed size");
+    return BadDescription("a segment is not a memfd with a sealed size");
   }
   struct stat info = {};
   if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "asking for a segment's size");

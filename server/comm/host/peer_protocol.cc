@@ -54,8 +54,8 @@ absl::StatusOr<T> Receive(int socket, size_t max_fds, std::vector<UniqueFd>& fds
 
 absl::Status Garbled(const std::string& what) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   "talking to a daemon of this host about memory: " + what +
-                       "; see that all daemons have one version");
+                   "exchanging memory with a daemon of this host: " + what +
+                       "; run the same ckptd for all daemons");
 }
 
 absl::Status CheckQuestion(const std::string& secret, std::span<const uint64_t> ids) {
@@ -76,13 +76,13 @@ absl::StatusOr<std::vector<uint64_t>> ReceiveRequest(int socket, const std::stri
                                                      Deadline deadline) {
   std::vector<UniqueFd> none;
   CKPTD_ASSIGN_OR_RETURN(const Request request, Receive<Request>(socket, 0, none, deadline));
-  if (request.magic != kMagic) return Garbled("what came is no request");
+  if (request.magic != kMagic) return Garbled("the request is malformed");
   if (!SameSecret(secret, {request.secret.data(), request.secret.size()})) {
     return MakeError(absl::StatusCode::kUnauthenticated, reason::kTokenInvalid,
                      "asking a daemon for its memory: the group's secret differs; one of the two "
                      "daemons left the group, it joins again by itself");
   }
-  if (request.count > kMaxPeerSegments) return Garbled("too many segments asked");
+  if (request.count > kMaxPeerSegments) return Garbled("too many segments requested");
   std::vector<uint64_t> ids(request.count);
   CKPTD_ASSIGN_OR_RETURN(const Received raw,
                          RecvExactly(socket, ids.size() * sizeof(uint64_t), 0, deadline));
@@ -144,7 +144,7 @@ absl::Status ReceiveError(int socket, uint32_t status, Deadline deadline) {
   const auto code = static_cast<absl::StatusCode>(status);
   if (status == 0 || status > static_cast<uint32_t>(absl::StatusCode::kUnauthenticated) ||
       length == 0 || length > kMaxSentenceBytes) {
-    return Garbled("the answer is no error we know");
+    return Garbled("the answer has an unknown error code");
   }
   CKPTD_ASSIGN_OR_RETURN(const Received text, RecvExactly(socket, length, 0, deadline));
   const std::string sentence(reinterpret_cast<const char*>(text.bytes.data()), text.bytes.size());
@@ -152,7 +152,7 @@ absl::Status ReceiveError(int socket, uint32_t status, Deadline deadline) {
   // load, as members do that have given up a leader.
   if (code == absl::StatusCode::kNotFound) {
     return MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
-                     sentence + ": its daemon has given this load up; load again");
+                     sentence + ": its daemon has ended this load; load again");
   }
   return MakeError(code,
                    code == absl::StatusCode::kUnauthenticated ? reason::kTokenInvalid
@@ -182,12 +182,12 @@ absl::StatusOr<std::vector<UniqueFd>> AskPeer(int socket, const std::string& sec
     const size_t room = std::min(kMaxFdsPerMessage, ids.size() - before);
     const absl::StatusOr<Answer> answer = Receive<Answer>(socket, room, fds, deadline);
     if (!answer.ok()) return sent.ok() ? answer.status() : sent;
-    if (answer->magic != kMagic) return Garbled("what came is no answer");
+    if (answer->magic != kMagic) return Garbled("the answer is malformed");
     if (answer->status != 0) return ReceiveError(socket, answer->status, deadline);
     const size_t got = fds.size() - before;
     if (got != answer->fds || fds.size() + answer->remaining != ids.size() ||
         (got == 0 && !ids.empty())) {
-      return Garbled("not the descriptors that were asked for");
+      return Garbled("the answer has other descriptors than were requested");
     }
   } while (fds.size() < ids.size());
   return fds;

@@ -89,7 +89,7 @@ absl::StatusOr<std::shared_ptr<const NcclLibrary>> NcclLibrary::OpenOne(const st
   if (library->GetVersion == nullptr) return NoNccl(path + " has no ncclGetVersion");
   library->path_ = FileOf(reinterpret_cast<void*>(library->GetVersion));
   if (library->GetVersion(&library->version_) != ncclSuccess) {
-    return NoNccl(path + " does not tell its version");
+    return NoNccl(path + " does not report its version");
   }
   if (library->version_ < kOldestVersion) {
     return NoNccl(fmt::format("{} is NCCL {}, and {} or newer is needed", library->path_,
@@ -149,10 +149,12 @@ absl::Status NcclLibrary::Check(ncclResult_t result, const std::string& doing) c
     case ncclInvalidArgument:
     case ncclInvalidUsage:
       return MakeError(absl::StatusCode::kInternal, reason::kNcclFailed,
-                       text + "; CKPTD_NCCL_DEBUG=WARN makes NCCL say more, --comm host does without it");
+                       text + "; CKPTD_NCCL_DEBUG=WARN makes NCCL log more, --comm host does "
+                              "without NCCL");
     default:
       return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
-                       text + "; CKPTD_NCCL_DEBUG=INFO makes NCCL say more, --comm host does without it");
+                       text + "; CKPTD_NCCL_DEBUG=INFO makes NCCL log more, --comm host does "
+                              "without NCCL");
   }
 }
 

@@ -16,7 +16,7 @@ absl::Status CheckIdle(CudaDevice& device) {
   if (!device.Busy()) return absl::OkStatus();
   const std::string& uuid = device.info().uuid;
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                   fmt::format("starting on {}: copies of before have not ended, and the driver "
+                   fmt::format("starting on {}: earlier copies have not ended, and the driver "
                                "would wait for them; look at the GPU (nvidia-smi, dmesg for Xid), "
                                "then try again, or start this daemon again",
                                uuid),
@@ -59,7 +59,7 @@ std::shared_ptr<StagingPool> CudaEngine::Pool() {
     // Another thread may have replaced it meanwhile.
     if (pool_ == pool) pool_ = *fresh;
   }
-  Log(LogLevel::kInfo, "staging memory is made anew after an error");
+  Log(LogLevel::kInfo, "staging memory is allocated again after an error");
   return CurrentPool();
 }
 

@@ -115,8 +115,8 @@ absl::StatusOr<CudaShare> Share(const CudaAllocation& allocation, HandleKind kin
 
 absl::Status NoRoomUnderWork(const std::string& uuid, uint64_t bytes, uint64_t free) {
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                   fmt::format("allocating {} bytes on {}: {} bytes are free, and what copies that "
-                               "have not ended in time may reach is kept for them; look at the GPU "
+                   fmt::format("allocating {} bytes on {}: {} bytes are free, and memory is kept "
+                               "for copies that have not ended in time; look at the GPU "
                                "(nvidia-smi, dmesg for Xid), or start this daemon again",
                                bytes, uuid, free),
                    {{"device", uuid}});

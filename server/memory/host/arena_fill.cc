@@ -122,9 +122,9 @@ absl::Status Arena::NoneLeft(uint64_t asked, uint64_t reserve,
                              const MemoryClaims::Answer& answer) const {
   std::string why =
       "this machine or its container has no more memory; free some or raise the limit";
-  if (reserve > 0) why = fmt::format("{} bytes are left to others, and {}", reserve, why);
+  if (reserve > 0) why = fmt::format("{} bytes are reserved for others, and {}", reserve, why);
   if (answer.claimed > 0) {
-    why = fmt::format("other daemons here are just taking {} bytes, and {}", answer.claimed, why);
+    why = fmt::format("other daemons here are allocating {} bytes, and {}", answer.claimed, why);
   }
   return NoMemory(asked, answer.available - std::min(answer.available, answer.claimed), why);
 }
@@ -205,7 +205,7 @@ void Arena::FillOnce(uint64_t bytes) {
     fill_stalled_ = !made.ok() && !yielded;
   }
   changed_.NotifyAll();
-  if (yielded) return Note("the arena is filled further when a load that has begun is complete");
+  if (yielded) return Note("the arena is filled further after the load that has begun");
   if (!made.ok()) Note("the arena is not filled to its target: " + MessageOf(made.status()));
 }
 
@@ -242,7 +242,8 @@ absl::StatusOr<UniqueFd> Arena::DuplicateOriginal(uint64_t id) {
   const auto found = owned_.find(id);
   if (found == owned_.end()) {
     return absl::NotFoundError(
-        fmt::format("handing memory to another daemon: segment {} is not ours (any more)", id));
+        fmt::format("handing memory to another daemon: this daemon does not own segment {} (any "
+                    "more)", id));
   }
   return found->second->DuplicateOriginal();
 }

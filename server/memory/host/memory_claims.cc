@@ -87,7 +87,7 @@ absl::StatusOr<UniqueFd> OpenAndLock(const std::string& path, std::chrono::nanos
       return MakeError(
           absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
           fmt::format("claiming host memory: another daemon has had {} locked for {} s; see "
-                      "whether one of this host stands still",
+                      "whether a daemon of this host has stalled",
                       path, std::chrono::duration<double>(patience).count()),
           {{"file", path}});
     }

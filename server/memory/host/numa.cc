@@ -119,7 +119,7 @@ absl::Status PreferNode(std::span<std::byte> memory, unsigned node) {
                               mask.size() * kBits + 1, 0);
   if (done == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      fmt::format("putting memory on NUMA node {}: {}; it goes where the kernel likes (containers "
+      fmt::format("putting memory on NUMA node {}: {}; the kernel chooses the node (containers "
                   "need mbind in their seccomp profile, or CAP_SYS_NICE)",
                   node, std::strerror(errno)));
 }

@@ -94,7 +94,7 @@ absl::StatusOr<uint64_t> Populate(int fd, std::span<std::byte> memory,
                                  memory.size(), std::strerror(error)));
   }
   if (work->error_ == 0 && work->next_ < memory.size()) {
-    return absl::CancelledError("faulting in host memory: something else goes first");
+    return absl::CancelledError("faulting in host memory: a load needs the machine first");
   }
   return work->huge_bytes_.load();
 }

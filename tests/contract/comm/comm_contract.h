@@ -1,6 +1,5 @@
 // What every communicator of the seam server/comm/group_comm.h does. A Bench provides
-//   Run(names, body)   runs body(CommRank) for each rank of a communicator of these names, in
-// parallel
+//   Run(names, body)   runs body(CommRank) for each rank of a communicator of these names
 // Bodies may run in processes of their own, so they must not change variables of the test.
 #ifndef CKPTD_TESTS_CONTRACT_COMM_COMM_CONTRACT_H_
 #define CKPTD_TESTS_CONTRACT_COMM_COMM_CONTRACT_H_

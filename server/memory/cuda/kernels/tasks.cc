@@ -65,7 +65,7 @@ bool GrowSpan(uint64_t count, uint64_t stride, uint64_t& span) {
 absl::Status Check(const BlockCopy& copy, const Element& element) {
   if (copy.dims > kMaxDims) return Malformed(copy, "has too many loops");
   if (copy.run_bytes == 0 || copy.run_bytes % element.source != 0) {
-    return Malformed(copy, "has runs of no whole number of elements");
+    return Malformed(copy, "has runs that are not whole elements");
   }
   uint64_t source_span = copy.run_bytes;
   uint64_t target_span = 0;
@@ -217,7 +217,7 @@ absl::Status AppendTasks(const SourceBlock& block, const BlockCopy& copy,
   if (copy.from != copy.to) {
     const auto from = FloatOf(copy.from);
     const auto to = FloatOf(copy.to);
-    if (!from || !to) return Malformed(copy, "casts what cannot be cast");
+    if (!from || !to) return Malformed(copy, "casts types that have no cast");
     cast = CastPair{*from, *to};
     element = {kernels::SizeOf(*from), kernels::SizeOf(*to)};
   }

@@ -201,7 +201,7 @@ TEST_F(DaemonVerbsOnAHostOfSeveral, AllRanksAreThoseWithASocketHereThoughRank0Is
   const Outcome outcome = OnAll({"list", "--output", "json"});
   EXPECT_EQ(outcome.code, kExitFine) << outcome.err;
   EXPECT_EQ(nlohmann::json::parse(outcome.out)["checkpoints"].size(), 1u);
-  EXPECT_EQ(outcome.err, "ckptctl: 3 of 4 ranks have their sockets on other hosts: call it there, too\n");
+  EXPECT_EQ(outcome.err, "ckptctl: 3 of 4 ranks have their sockets on other hosts: run this there, too\n");
 }
 
 TEST_F(DaemonVerbsOnAHostOfSeveral, DrainWaitsForThoseThatAnswerThoughOneDoesNot) {

@@ -287,7 +287,7 @@ TEST(JsonLayout, RefusesRulesThatContradictThemselves) {
 }
 
 TEST(JsonLayout, RefusesToSayNothing) {
-  ExpectInvalid("{}", "nothing about ranks");
+  ExpectInvalid("{}", "does not say which ranks");
   ExpectInvalid(R"j({"world_size": 2})j", "neither \"rules\" nor \"default\"");
   ExpectInvalid(R"j({"world_size": 1, "mesh": {"shape": [2]}, "default": {}})j", "holds rank 1");
   ExpectInvalid(R"j({"world_size": 1, "rules": [{"drop": true}]})j", "lacks the key \"match\"");

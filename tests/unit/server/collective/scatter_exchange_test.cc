@@ -303,7 +303,7 @@ TEST(ScatterReaderTest, EndsWhereNoRoomCanBeMadeForWhatPassesThroughItsMemory) {
   const auto outcomes = RunAll(world, world.Calls(1, {200, 6}), wires);
   EXPECT_THAT(outcomes[0].status,
               FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
-  EXPECT_THAT(outcomes[0].status, Says("taking memory to send from (--comm host needs none)"));
+  EXPECT_THAT(outcomes[0].status, Says("allocating memory to send from (--comm host needs none)"));
 }
 
 TEST(ScatterReaderTest, EndsWhenItsFilesCannotBeRead) {

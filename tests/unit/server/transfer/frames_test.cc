@@ -161,7 +161,7 @@ TEST_F(HostileFrame, ThatEndsBeforeItBeginsIsRefused) {
 }
 
 TEST_F(HostileFrame, WithMoreOrFewerBytesThanThePlanNeedsIsRefused) {
-  EXPECT_THAT(Take(Header(0, 64), Payload(0, 65)), Says("260 bytes came, the plan needs 256"));
+  EXPECT_THAT(Take(Header(0, 64), Payload(0, 65)), Says("260 bytes came, and the plan needs 256"));
 }
 
 TEST_F(HostileFrame, WhereThePlanNeedsNothingIsRefused) {

@@ -89,7 +89,7 @@ TEST_F(LyingPeerTest, MemoryThatItsOwnerCouldCutIsRefused) {
   for (const unsigned seals : {0, F_SEAL_GROW}) {
     const auto view = MapWhatIsGiven(Memfd(kPage, seals), kPage);
     EXPECT_THAT(view, FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
-    EXPECT_THAT(view, Says("no memfd of sealed size"));
+    EXPECT_THAT(view, Says("not a memfd with a sealed size"));
     EXPECT_EQ(FactsOf(view.status()).at("rank"), "3");
   }
 }
@@ -178,7 +178,7 @@ TEST(LyingPeerProtocol, AnotherNumberOfDescriptorsThanSaidOrAskedIsRefused) {
   const std::vector<int> three = {a.get(), a.get(), a.get()};
   ASSERT_OK(AskForTwo(Answer(2, 0), two));
   const size_t before = OpenFds();
-  const auto refused = Says("not the descriptors that were asked for");
+  const auto refused = Says("other descriptors than were requested");
   EXPECT_THAT(AskForTwo(Answer(2, 0), one), refused);  // fewer than it says
   EXPECT_THAT(AskForTwo(Answer(1, 0), two), refused);  // more than it says
   EXPECT_THAT(AskForTwo(Answer(1, 0), one), refused);  // fewer than were asked for

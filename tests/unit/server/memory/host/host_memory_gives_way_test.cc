@@ -99,7 +99,7 @@ TEST_F(BesideAnotherDaemon, ALoadIsRefusedWhatThatOneIsFaultingIn) {
   Start();
   const auto refused = memory_->Allocate(2 * kSegment, AttachMode::kShared);
   EXPECT_THAT(refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
-  EXPECT_THAT(refused, Says("other daemons here are just taking " + std::to_string(2 * kSegment)));
+  EXPECT_THAT(refused, Says("other daemons here are allocating " + std::to_string(2 * kSegment)));
   EXPECT_EQ(Arena(), 0U);
 }
 

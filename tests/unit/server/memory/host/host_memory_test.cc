@@ -179,7 +179,7 @@ TEST_F(HostMemoryTest, WhatLoadingTakesBesideSlabsIsLeft) {
   const auto refused = memory_->Allocate(kSegment, AttachMode::kShared);
   EXPECT_EQ(ReasonOf(refused.status()), reason::kNoMemory);
   EXPECT_THAT(MessageOf(refused.status()),
-              testing::HasSubstr(std::to_string(kBeside) + " bytes are left to others"));
+              testing::HasSubstr(std::to_string(kBeside) + " bytes are reserved for others"));
   available_ = kSegment + kBeside;
   EXPECT_OK(memory_->Allocate(kSegment, AttachMode::kShared));
 }
