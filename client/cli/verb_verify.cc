@@ -222,7 +222,7 @@ absl::Status Mismatch(const Verified& verified) {
 }
 
 // Files belong to no rank.
-std::string OfRank(int32_t rank) { return rank < 0 ? "" : fmt::format(" of rank {}", rank); }
+std::string RankSuffix(int32_t rank) { return rank < 0 ? "" : fmt::format(" of rank {}", rank); }
 
 void Print(const Verified& verified, Context& context) {
   const VerifyResult& result = verified.result;
@@ -233,7 +233,7 @@ void Print(const Verified& verified, Context& context) {
   } else if (result.mismatched.empty()) {
     if (context.globals.quiet) return;
     context.io.out << Escape(fmt::format("{}{}: {}, {}: {}{}{}{}", verified.what,
-                                         OfRank(result.rank),
+                                         RankSuffix(result.rank),
                                          Counted(result.tensor_count, "tensor"),
                                          HumanBytes(result.bytes), verified.how,
                                          verified.compared ? " are right" : "",
