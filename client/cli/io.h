@@ -12,10 +12,10 @@
 namespace ckptd::cli {
 
 struct Io {
-  std::ostream& out;          // results only
-  std::ostream& err;          // progress, hints, errors
-  bool err_terminal = false;  // draw a bar instead of lines
-  size_t width = 80;          // columns of that terminal
+  std::ostream& out;                 // results only
+  std::ostream& err;                 // progress, hints, errors
+  bool err_terminal = false;         // draw a bar instead of lines
+  size_t width = 80;                 // columns of that terminal
   CancelToken* interrupt = nullptr;  // not owned; cancelled by Ctrl-C
   std::function<TimePoint()> now = [] { return std::chrono::system_clock::now(); };
 };

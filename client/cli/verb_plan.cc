@@ -34,7 +34,7 @@ struct Options {
 
 // The choice that daemons make: GPUs of one host map each other's memory.
 ModelWay ChooseWay(const std::string& comm, ModelReaders readers, const Hardware& hardware,
-               size_t ranks) {
+                   size_t ranks) {
   if (comm != "auto") return comm == "nccl" ? ModelWay::kNccl : ModelWay::kDirect;
   const bool far = ranks > hardware.gpus_per_host && readers != ModelReaders::kPerNode;
   return far && hardware.network > 0 ? ModelWay::kNccl : ModelWay::kDirect;

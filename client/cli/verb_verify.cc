@@ -228,7 +228,7 @@ void Print(const Verified& verified, Context& context) {
   const VerifyResult& result = verified.result;
   if (context.json()) {
     context.io.out << ToJson(result, verified.what, verified.how, verified.differences,
-                              verified.remarks)
+                             verified.remarks)
                    << '\n';
   } else if (result.mismatched.empty()) {
     if (context.globals.quiet) return;

@@ -27,7 +27,7 @@ struct ShardTensor {
   // in the slab; a multiple of 512, but of less for members of flat parameters
   uint64_t offset = 0;
   uint64_t bytes = 0;
-  uint64_t padded_bytes = 0;  // >= bytes: includes the zeros of FSDP2's padding
+  uint64_t padded_bytes = 0;       // >= bytes: includes the zeros of FSDP2's padding
   std::optional<uint64_t> digest;  // XXH3, see common/base/digest.h
   // Valid while the shard lives. A device address if the shard is in device memory: for kernels
   // and the driver, not for the processor.

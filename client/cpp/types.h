@@ -59,9 +59,9 @@ struct LoadProgress {
   uint64_t mapped_bytes = 0;  // those of them that were read through a mapping of the page cache
   uint64_t direct_bytes = 0;  // those of them that were read past the page cache
   uint64_t sent_bytes = 0;
-  uint64_t restored_bytes = 0;  // of this rank, from its daemon's host tier
+  uint64_t restored_bytes = 0;          // of this rank, from its daemon's host tier
   std::vector<int32_t> streamed_ranks;  // got their bytes through streams, not through a mapping
-  std::vector<StageTime> stages;       // finished ones, in order
+  std::vector<StageTime> stages;        // finished ones, in order
 };
 
 struct LoadFailure {
@@ -117,7 +117,7 @@ struct SourceTensor {
 };
 
 struct SourceInfo {
-  std::string source;  // as CheckpointInfo::source; paths of files likewise
+  std::string source;    // as CheckpointInfo::source; paths of files likewise
   std::string identity;  // hex digest over the files; changes if a file is replaced or written
   std::vector<FileSize> files;
   uint64_t tensor_count = 0;
@@ -176,8 +176,8 @@ struct MemoryInfo {
   std::string arena_why;  // reason of the arena's size, for people
   uint64_t huge_page_bytes = 0;
   uint64_t lingering_bytes = 0;
-  std::string device_uuid;     // for tier cuda
-  uint64_t staging_bytes = 0;  // pinned host memory through which bytes for the GPU pass
+  std::string device_uuid;       // for tier cuda
+  uint64_t staging_bytes = 0;    // pinned host memory through which bytes for the GPU pass
   uint64_t host_tier_bytes = 0;  // for pristine copies of shards that EXCLUSIVE clients took
   uint64_t host_tier_used_bytes = 0;
 };

@@ -21,7 +21,7 @@ struct GpuInfo {
   // "GPU-" and hex digits 8-4-4-4-12, as nvidia-smi writes it; "MIG-..." for a slice. The only
   // name that processes exchange, because ordinals differ between containers.
   std::string uuid;
-  std::string name;  // for people
+  std::string name;      // for people
   CUdevice ordinal = 0;  // in this process
   uint64_t total_bytes = 0;
   // Why memory of this GPU has no descriptors that other processes can import. Empty: it has.

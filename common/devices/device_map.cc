@@ -37,7 +37,7 @@ class Placer {
   static constexpr uint64_t kMaxTieLookups = uint64_t{1} << 22;
 
   Placer(const ModuleTree& tree, const std::vector<std::string>& no_split,
-          std::vector<DeviceLimit> memory)
+         std::vector<DeviceLimit> memory)
       : tree_(tree), memory_(std::move(memory)), no_split_(no_split), whole_(tree.nodes.size()) {
     for (size_t i = 1; i < tree.nodes.size(); ++i) {
       const ModuleNode& node = tree.nodes[i];
@@ -236,7 +236,7 @@ class Placer {
   const ModuleTree& tree_;
   std::vector<DeviceLimit> memory_;
   CountedGlobs no_split_;
-  std::vector<bool> whole_;  // per node: cannot be split
+  std::vector<bool> whole_;                                 // per node: cannot be split
   std::unordered_map<std::string_view, size_t> positions_;  // of nodes, by name
   size_t longest_name_ = 0;
   uint64_t tie_lookups_ = 0;  // lookups of tied names so far

@@ -28,7 +28,7 @@ enum class DeviceMapWay : uint8_t { kAuto, kBalanced, kBalancedLowZero, kSequent
 struct DeviceMapOptions {
   DeviceMapWay way = DeviceMapWay::kAuto;
   std::vector<DeviceLimit> max_memory;  // result of ParseMaxMemory
-  std::vector<std::string> no_split;     // globs of modules that must not be split
+  std::vector<std::string> no_split;    // globs of modules that must not be split
 };
 
 struct PlacedModule {
@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<DeviceLimit>> ParseMaxMemory(const std::string& text)
 // get_balanced_memory for a max_memory that the user gave. Errors: InvalidArgument
 // INVALID_REQUEST for kBalancedLowZero if GPUs are not numbered from 0 on without gaps.
 absl::StatusOr<std::vector<DeviceLimit>> BalanceMemory(const ModuleTree& tree,
-                                                        const DeviceMapOptions& options);
+                                                       const DeviceMapOptions& options);
 
 // infer_auto_device_map. Errors: those above; InvalidArgument INVALID_REQUEST for ties that
 // accelerate cannot plan either (with a tensor in no module, or in a part of one).

@@ -15,14 +15,14 @@ namespace ckptd {
 struct Hardware {
   std::string name;
   uint32_t gpus_per_host = 1;
-  double storage = 0;         // into one host
-  double shared_storage = 0;  // from storage that all hosts share; 0: each host has its own
-  double memory = 0;         // copies by the processors of a host: page cache to staging memory
-  double link = 0;           // host memory to one GPU
-  double links = 0;          // to all GPUs of a host together; 0: they are independent
-  double fabric = 0;         // into or out of one GPU, from or to others of its host (NVLink)
-  double network = 0;        // into or out of one host, through all its adapters (NCCL)
-  double streams = 0;        // into or out of one host, through ckptd's own streams
+  double storage = 0;           // into one host
+  double shared_storage = 0;    // from storage that all hosts share; 0: each host has its own
+  double memory = 0;            // copies by the processors of a host: page cache to staging memory
+  double link = 0;              // host memory to one GPU
+  double links = 0;             // to all GPUs of a host together; 0: they are independent
+  double fabric = 0;            // into or out of one GPU, from or to others of its host (NVLink)
+  double network = 0;           // into or out of one host, through all its adapters (NCCL)
+  double streams = 0;           // into or out of one host, through ckptd's own streams
   double fixed_seconds = 0.05;  // planning and agreement
 };
 

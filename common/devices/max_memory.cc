@@ -144,7 +144,7 @@ absl::StatusOr<std::vector<DeviceLimit>> ParseMaxMemory(const std::string& text)
 }
 
 absl::StatusOr<std::vector<DeviceLimit>> BalanceMemory(const ModuleTree& tree,
-                                                        const DeviceMapOptions& options) {
+                                                       const DeviceMapOptions& options) {
   std::vector<DeviceLimit> memory = options.max_memory;
   std::vector<size_t> gpus;
   for (size_t i = 0; i < memory.size(); ++i) {

@@ -21,8 +21,8 @@ struct ModuleNode {
   // Size of all tensors in this subtree, each counted once, under its first name. In bits,
   // because accelerate counts a bool as an eighth of a byte.
   uint64_t bits = 0;
-  bool has_size = false;  // false if all tensors are further names of tied ones
-  size_t end = 0;         // nodes [own index, end) are this subtree
+  bool has_size = false;        // false if all tensors are further names of tied ones
+  size_t end = 0;               // nodes [own index, end) are this subtree
   std::vector<size_t> tensors;  // direct children
   std::vector<size_t> modules;  // direct children
 };

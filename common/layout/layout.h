@@ -38,10 +38,10 @@ struct Mesh {
 // One way to shard a tensor. Exactly one of: plain (no mesh, no boxes), placements on a mesh,
 // explicit boxes.
 struct Sharding {
-  std::optional<uint32_t> mesh;        // index into the layout's meshes
-  std::vector<Placement> placements;   // one per mesh dimension
-  std::optional<int32_t> padded_dim;   // FSDP2: zero-pad to chunk 0 along this dim
-  std::vector<Box> boxes;              // concatenated along local dimension 0
+  std::optional<uint32_t> mesh;       // index into the layout's meshes
+  std::vector<Placement> placements;  // one per mesh dimension
+  std::optional<int32_t> padded_dim;  // FSDP2: zero-pad to chunk 0 along this dim
+  std::vector<Box> boxes;             // concatenated along local dimension 0
   bool operator==(const Sharding&) const = default;
 };
 
@@ -63,12 +63,12 @@ struct FlatPlace {
 
 // One tensor that a rank wants.
 struct TargetSpec {
-  std::string name;                      // FQN as in the source (or an alias there)
-  uint32_t sharding = 0;                 // index into RankLayout::shardings
-  Dtype dtype = Dtype::kUnspecified;     // kUnspecified keeps the file's
-  std::optional<Shape> expected_shape;   // global; a difference is LAYOUT_MISMATCH
-  std::vector<std::string> aliases;      // further names for the same memory
-  bool optional = false;                 // left out when missing or of another shape
+  std::string name;                     // FQN as in the source (or an alias there)
+  uint32_t sharding = 0;                // index into RankLayout::shardings
+  Dtype dtype = Dtype::kUnspecified;    // kUnspecified keeps the file's
+  std::optional<Shape> expected_shape;  // global; a difference is LAYOUT_MISMATCH
+  std::vector<std::string> aliases;     // further names for the same memory
+  bool optional = false;                // left out when missing or of another shape
   // Set for a member of a flat parameter. `sharding` is then a plain one. The rank receives the
   // elements of this tensor that its part of the flat parameter has. Never left out.
   std::optional<FlatPlace> flat;
@@ -100,8 +100,8 @@ std::vector<Cohort> JoinEqual(std::span<const std::shared_ptr<const RankLayout>>
 
 // Casts tensors whose target has no dtype.
 struct DtypePolicy {
-  Dtype cast_to = Dtype::kUnspecified;   // floating tensors only
-  std::vector<std::string> keep_f32;     // glob patterns of FQNs
+  Dtype cast_to = Dtype::kUnspecified;  // floating tensors only
+  std::vector<std::string> keep_f32;    // glob patterns of FQNs
   bool operator==(const DtypePolicy&) const = default;
 };
 
@@ -141,8 +141,8 @@ class LayoutRules {
     std::vector<std::string> patterns;  // globs of FQNs; the first rule that matches counts
     Sharding sharding;
     Dtype dtype = Dtype::kUnspecified;
-    bool drop = false;                  // the rank does not receive these
-    std::vector<uint32_t> only_ranks;   // sorted; empty means all (EP, PP)
+    bool drop = false;                 // the rank does not receive these
+    std::vector<uint32_t> only_ranks;  // sorted; empty means all (EP, PP)
 
     // Whether `rank` receives the tensors of this rule.
     bool Gives(uint32_t rank, const std::vector<Mesh>& meshes) const;

@@ -15,7 +15,7 @@ namespace ckptd {
 // negative; split factors start at 1.
 std::optional<Placement> ParsePlacement(std::string_view text);
 
-// The text from which ParsePlacement makes an equal value.
+// The text form of a placement, as ParsePlacement reads it.
 std::string ToText(const Placement& placement);
 
 // A decimal number without sign, spaces or overflow. Nullopt for others.

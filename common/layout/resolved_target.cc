@@ -111,7 +111,7 @@ absl::Status CheckShape(const TargetSpec& target, const TensorEntry& source) {
 }
 
 absl::StatusOr<std::vector<ResolvedTarget>> Resolve(const CheckpointIndex& index, const RankLayout& layout,
-                                            const DtypePolicy& policy) {
+                                                    const DtypePolicy& policy) {
   std::vector<ResolvedTarget> all;
   all.reserve(layout.targets.size());
   std::vector<std::string> missing;
@@ -159,8 +159,8 @@ void OrderNames(ResolvedTarget& wanted) {
 }  // namespace
 
 absl::StatusOr<std::vector<ResolvedTarget>> ResolveTargets(const CheckpointIndex& index,
-                                               const RankLayout& layout,
-                                               const DtypePolicy& policy) {
+                                                           const RankLayout& layout,
+                                                           const DtypePolicy& policy) {
   CKPTD_RETURN_IF_ERROR(CheckPolicy(policy));
   CKPTD_ASSIGN_OR_RETURN(std::vector<ResolvedTarget> all, Resolve(index, layout, policy));
   for (ResolvedTarget& wanted : all) OrderNames(wanted);

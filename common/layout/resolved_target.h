@@ -30,8 +30,8 @@ struct ResolvedTarget {
 // few and their number, LAYOUT_MISMATCH for impossible shapes and casts, LAYOUT_INVALID for a
 // policy that casts to a type without casts.
 absl::StatusOr<std::vector<ResolvedTarget>> ResolveTargets(const CheckpointIndex& index,
-                                               const RankLayout& layout,
-                                               const DtypePolicy& policy);
+                                                           const RankLayout& layout,
+                                                           const DtypePolicy& policy);
 
 // The error for names that a source lacks. `missing` must not be empty.
 absl::Status MissingTensors(const CheckpointIndex& index, const std::vector<std::string>& missing,

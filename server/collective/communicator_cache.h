@@ -25,7 +25,7 @@ class CommunicatorCache {
   // Empty: there is no NCCL.
   std::string version() const { return comms_ == nullptr ? "" : comms_->version(); }
   const std::string& why_none() const { return why_none_; }
-  // Where the daemons choose, loads of the group of this epoch do not use a communicator.
+  // Loads of this epoch's group no longer use a communicator, unless the settings demand one.
   void DisableForEpoch(uint64_t epoch) { disabled_for_ = epoch; }
   bool EnabledFor(uint64_t epoch) const { return disabled_for_ != epoch; }
 

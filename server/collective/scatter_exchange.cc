@@ -63,8 +63,8 @@ absl::Status ScatterExchange::SetOwn(Own own) {
 }
 
 void ScatterExchange::SetOutBuffers(std::vector<OutBuffer> buffers,
-                                 std::vector<std::unique_ptr<TransitMemory>> transit,
-                                 MakeRoom make_room) {
+                                    std::vector<std::unique_ptr<TransitMemory>> transit,
+                                    MakeRoom make_room) {
   transit_ = std::move(transit);
   make_room_ = std::move(make_room);
   for (OutBuffer& buffer : buffers) {

@@ -56,8 +56,8 @@ class ScatterExchange final : public StepUser {
     std::vector<uint32_t> replicas;  // ranks of the communicator
     size_t target = 0;               // index of the transfer's target
     uint64_t slab_bytes = 0;
-    bool own = false;                // this is the reader's own slab, which keeps the bytes
-    bool whole = false;              // only the tensors that all ranks hold, which are broadcast
+    bool own = false;    // this is the reader's own slab, which keeps the bytes
+    bool whole = false;  // only the tensors that all ranks hold, which are broadcast
   };
   // `call`, `order` and `whole` must outlive it. `whole` belongs to the call.
   ScatterExchange(const ScatterCall& call, const ScatterOrder& order, const WholeTensors& whole,
@@ -80,7 +80,7 @@ class ScatterExchange final : public StepUser {
   // memory per view, for buffers that are not the own slab. If it gets no memory, `make_room` is
   // called.
   void SetOutBuffers(std::vector<OutBuffer> buffers,
-                  std::vector<std::unique_ptr<TransitMemory>> transit, MakeRoom make_room);
+                     std::vector<std::unique_ptr<TransitMemory>> transit, MakeRoom make_room);
   // The slabs of a buffer that the transfer fills, by view.
   std::vector<SlabView> ViewsOf(size_t buffer) const { return out_buffers_[buffer].views; }
   // The steps that this rank reads.
@@ -173,7 +173,7 @@ class ScatterExchange final : public StepUser {
   CondVar changed_;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   std::map<size_t, ReadStep> read_steps_ ABSL_GUARDED_BY(mutex_);  // planned, and not yet sent
-  size_t sent_ ABSL_GUARDED_BY(mutex_) = 0;  // number of this reader's steps
+  size_t sent_ ABSL_GUARDED_BY(mutex_) = 0;                        // number of this reader's steps
 };
 
 }  // namespace ckptd

@@ -73,7 +73,7 @@ absl::StatusOr<RankPlan> ScatterReader::WholePlan(const PlannedRank& rank) const
 }
 
 ScatterExchange::OutBuffer ScatterReader::AddReplicas(const ReplicaSet& set,
-                                                   std::vector<size_t> counters) {
+                                                      std::vector<size_t> counters) {
   ScatterExchange::OutBuffer out_buffer;
   out_buffer.replicas = set.ranks;
   out_buffer.target = step_targets_.size();

@@ -42,7 +42,7 @@ absl::Status StragglerDetector::CheckJoinTimeout(std::chrono::nanoseconds patien
 }
 
 absl::Status StragglerDetector::NameStragglers(const absl::Status& status,
-                                       const std::vector<uint32_t>& ranks) const {
+                                               const std::vector<uint32_t>& ranks) const {
   std::map<uint64_t, std::vector<uint32_t>> by_exchanges;
   bool others_ended = false;
   {

@@ -16,9 +16,9 @@ namespace ckptd {
 inline constexpr char kAutoArena[] = "auto";
 
 struct ArenaFacts {
-  uint64_t available = 0;  // bytes of this host or its container
-  uint64_t budget = 0;     // bytes of this daemon
-  uint32_t daemons = 1;    // on this host
+  uint64_t available = 0;               // bytes of this host or its container
+  uint64_t budget = 0;                  // bytes of this daemon
+  uint32_t daemons = 1;                 // on this host
   std::optional<uint64_t> loaded = {};  // bytes of the largest shard in the last run of this job
 };
 struct ArenaSize {

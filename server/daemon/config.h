@@ -19,14 +19,14 @@ struct Config {
   std::string job = "default";
   uint32_t rank = 0;
   uint32_t world_size = 1;
-  uint32_t local_size = 1;  // daemons on this host, which share its memory
-  std::string run_dir;      // sockets are in run_dir/job
-  std::string rendezvous;   // host:port of rank 0's peer server
-  std::string advertise;    // host name by which peers reach this daemon
-  std::string host_id;      // daemons with the same one share memory; empty: the boot id
+  uint32_t local_size = 1;             // daemons on this host, which share its memory
+  std::string run_dir;                 // sockets are in run_dir/job
+  std::string rendezvous;              // host:port of rank 0's peer server
+  std::string advertise;               // host name by which peers reach this daemon
+  std::string host_id;                 // daemons with the same one share memory; empty: the boot id
   std::string peer_auth = "required";  // or "none": anybody may call the peer port
   std::string group_key_file;          // a file with a text that all daemons of the group share
-  std::string tls_cert;     // PEM files instead of the group key; all three or none
+  std::string tls_cert;                // PEM files instead of the group key; all three or none
   std::string tls_key;
   std::string tls_ca;
   std::string tls_name;     // the name in every certificate; empty: the address of the connection

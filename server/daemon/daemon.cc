@@ -84,7 +84,7 @@ Node::Options Daemon::NodeOptions() {
   options.memory_endpoint = paths_.memory;
   options.reading.threads = config_.reader_threads;
   options.reading.io_mode = ParseReadWay(config_.read).value();  // CheckConfig has checked it
-  options.reader = ParseReaderPolicy(config_.reader).value();  // CheckConfig has checked it
+  options.reader = ParseReaderPolicy(config_.reader).value();    // CheckConfig has checked it
   options.heartbeat_interval = Seconds(config_.heartbeat_interval);
   options.heartbeat_timeout = Seconds(config_.heartbeat_timeout);
   options.connect = [this](const MemberIdentity& who) { return ConnectToMember(who, security_); };

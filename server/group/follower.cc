@@ -144,7 +144,7 @@ void Follower::Loop() {
 }
 
 std::chrono::nanoseconds Follower::HeartbeatPause(std::chrono::nanoseconds interval, bool often,
-                                             uint32_t world_size) {
+                                                  uint32_t world_size) {
   return often ? std::min(interval, std::max(kOften, world_size * kLeaderTimePerMember)) : interval;
 }
 

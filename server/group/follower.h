@@ -64,7 +64,7 @@ class Follower {
   // The pause between two heartbeats, if they come each `interval`. `often`: there may be news,
   // so they come as often as the leader can handle with that many members.
   static std::chrono::nanoseconds HeartbeatPause(std::chrono::nanoseconds interval, bool often,
-                                            uint32_t world_size);
+                                                 uint32_t world_size);
   // As LeaderLink::FindMissing.
   absl::StatusOr<std::set<uint32_t>> FindMissing(const std::string& name, Deadline deadline) {
     return parts_.leader->FindMissing(name, deadline);
@@ -104,7 +104,7 @@ class Follower {
   std::chrono::nanoseconds interval_{std::chrono::seconds(1)};
   std::chrono::nanoseconds timeout_{std::chrono::seconds(5)};
   Clock::time_point last_answer_;
-  uint64_t members_epoch_ = 0;  // epoch of present_
+  uint64_t members_epoch_ = 0;          // epoch of present_
   std::vector<std::string> abandoned_;  // may not have reached the leader yet
   MembershipDiff present_;
   std::thread thread_;

@@ -15,9 +15,9 @@ namespace {
 
 using State = Participant::State;
 
-constexpr size_t kMaxFailures = 256;  // failures that are kept
+constexpr size_t kMaxFailures = 256;               // failures that are kept
 constexpr std::chrono::seconds kKeepFailures{60};  // after this nobody is notified any more
-constexpr size_t kMaxNamed = 16;      // ranks named in a message
+constexpr size_t kMaxNamed = 16;                   // ranks named in a message
 
 bool SameLoad(const Participant& a, const Participant& b) {
   if (OfDifferentJobs(a.job, b.job)) return false;

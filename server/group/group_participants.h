@@ -76,9 +76,9 @@ class GroupParticipants {
     Participant participant;
     absl::Status why;
     Clock::time_point when;
-    Clock::time_point reported;  // when the leader got the report
+    Clock::time_point reported;                        // when the leader got the report
     std::set<std::pair<uint32_t, uint32_t>> notified;  // processes that were notified: rank and pid
-    bool over = false;  // the rank has made its next call
+    bool over = false;                                 // the rank has made its next call
   };
 
   void Begin(uint32_t rank, const Participant& participant, Clock::time_point now)

@@ -48,7 +48,7 @@ class LocalParticipants {
     Participant participant;
     Clock::time_point joined;
     uint64_t order = 0;
-    Answer answer;  // null: it was called
+    Answer answer;                 // null: it was called
     Clock::time_point ended = {};  // when it stopped loading
   };
   // Ends the entry. Returns the answer to call with `outcome`, without the lock. Null if there is

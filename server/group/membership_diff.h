@@ -9,7 +9,7 @@
 
 namespace ckptd {
 
-// Not thread-safe.
+// Each observer of a group has one. Not thread-safe.
 class MembershipDiff {
  public:
   using Members = std::map<uint32_t, std::string>;  // rank -> incarnation

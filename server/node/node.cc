@@ -281,7 +281,7 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
 absl::StatusOr<OpenedCheckpoint> Node::Inspect(const std::string& source, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("inspecting", source));
   return queries_.Ask<OpenedCheckpoint>([source] { return OpenWithRemarks(source); }, asker,
-                                          "inspecting " + source);
+                                        "inspecting " + source);
 }
 
 absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const CallContext& asker) {
@@ -295,7 +295,7 @@ absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const CallConte
 absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("planning", request.source));
   return queries_.Ask<DeviceMap>([request] { return PlanDevices(request); }, asker,
-                        "planning devices for " + request.source);
+                                 "planning devices for " + request.source);
 }
 
 absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
@@ -333,7 +333,7 @@ absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, const C
                                  name));
   }
   return queries_.Ask<Verification>([held, name] { return Compare(name, held); }, asker,
-                           "verifying " + name);
+                                    "verifying " + name);
 }
 
 absl::StatusOr<bool> Node::CancelLoad(const std::string& name) {

@@ -119,7 +119,7 @@ class Node {
     uint64_t host_tier_used = 0;
     std::string tier;
     std::string tier_reason;
-    std::string device;  // UUID of the GPU; empty: host memory
+    std::string device;                // UUID of the GPU; empty: host memory
     std::vector<MemberState> members;  // on the leader only
   };
   Info GetInfo() const;

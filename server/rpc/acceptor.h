@@ -53,7 +53,7 @@ class Acceptor {
   const int listener_;
   const std::string address_;
   const Take take_;
-  const UniqueFd wake_;  // eventfd: stop
+  const UniqueFd wake_;                                // eventfd: stop
   std::chrono::steady_clock::time_point quiet_until_;  // no warning before this time
   std::thread thread_;
 };

@@ -85,7 +85,7 @@ grpc::Status GroupServiceImpl::Join(grpc::ServerContext*, const v1::JoinRequest*
 // cause.
 void GroupServiceImpl::LogRefusal(const v1::JoinRequest& request, const absl::Status& why) {
   const uint64_t said = Xxh3(fmt::format("{} {} {}", request.rank(), MessageOf(why),
-                                           request.incarnation()));
+                                         request.incarnation()));
   {
     MutexLock lock(mutex_);
     if (refused_.count(said) > 0) return;

@@ -58,7 +58,7 @@ class GrpcServer {
   absl::Status Listen(const std::string& address);
   int Listener() const { return tcp_.socket.valid() ? tcp_.socket.get() : unix_.get(); }
 
-  FileLock lock_;  // next to a Unix socket, as long as it is served
+  FileLock lock_;      // next to a Unix socket, as long as it is served
   UnixListener unix_;  // one of these two is set
   TcpListener tcp_;
   std::unique_ptr<Connections> connections_;  // accepts for gRPC

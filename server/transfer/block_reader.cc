@@ -31,7 +31,7 @@ IoMode BlockReader::ChooseIoMode(const OpenSource& source, const WorkItem& item)
 }
 
 bool BlockReader::QueueDirect(const WorkItem& item, std::shared_ptr<OpenSource> source,
-                            NeededRanges needed) {
+                              NeededRanges needed) {
   if (max_direct_reads_ > 0 && !tried_direct_) {
     tried_direct_ = true;
     direct_ = DirectItems::Create(max_direct_reads_, kItemBytes);
@@ -74,7 +74,7 @@ bool BlockReader::IsFasterCopied(const WorkItem& item) {
 }
 
 absl::Status BlockReader::WithBlock(uint64_t offset, size_t bytes,
-                              absl::FunctionRef<void(std::span<const std::byte>)> use) {
+                                    absl::FunctionRef<void(std::span<const std::byte>)> use) {
   if (io_mode_ == IoMode::kMap) return WithMappedBlock(offset, bytes, use);
   const std::span<std::byte> buffer(buffer_.get(), bytes);
   if (io_mode_ == IoMode::kDirect) {
@@ -98,7 +98,7 @@ absl::Status BlockReader::ReadTo(uint64_t offset, std::span<std::byte> place) {
 }
 
 absl::Status BlockReader::WithMappedBlock(uint64_t offset, size_t bytes,
-                                    absl::FunctionRef<void(std::span<const std::byte>)> use) {
+                                          absl::FunctionRef<void(std::span<const std::byte>)> use) {
   const std::span<const std::byte> mapped(source_->mapping.data() + offset, bytes);
   if (RunGuarded(mapped, [&use, mapped] { use(mapped); })) return absl::OkStatus();
   // A plain read tells what went wrong.

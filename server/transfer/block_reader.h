@@ -80,7 +80,7 @@ class BlockReader {
   bool QueueDirect(const WorkItem& item, std::shared_ptr<OpenSource> source, NeededRanges needed);
   void SwitchToBuffer(const WorkItem& rest);
   absl::Status WithMappedBlock(uint64_t offset, size_t bytes,
-                         absl::FunctionRef<void(std::span<const std::byte>)> use);
+                               absl::FunctionRef<void(std::span<const std::byte>)> use);
 
   SourceFiles& files_;
   const size_t max_direct_reads_;

@@ -12,7 +12,7 @@ std::unique_ptr<DirectItems> DirectItems::Create(size_t slots, uint64_t max_byte
 }
 
 bool DirectItems::Enqueue(const WorkItem& item, std::shared_ptr<OpenSource> source,
-                      NeededRanges needed) {
+                          NeededRanges needed) {
   if (refused_) return false;
   queued_.push_back({item, std::move(source), needed, item.begin, {}});
   StartMore();

@@ -60,8 +60,8 @@ class ItemPlacer {
     // Blocks that this item fills alone: [first_whole, last_whole).
     uint64_t first_whole = 0;
     uint64_t last_whole = 0;
-    int slot = kNoSlot;  // slot of the block that is being hashed
-    bool on_device = false;   // the device places the current bytes, so they are only hashed here
+    int slot = kNoSlot;      // slot of the block that is being hashed
+    bool on_device = false;  // the device places the current bytes, so they are only hashed here
     // Destinations in staged memory for which the bytes are written once: grouped_[first_grouped]
     // and those after it.
     size_t first_grouped = 0;

@@ -38,9 +38,9 @@ class MapProbe {
   static constexpr int kMaxReuse = 63;
 
   const Clock now_;
-  bool slow_ = false;  // the last answer
-  int reuse_ = 0;      // items that get the last probe's answer
-  int reuses_left_ = 0;    // how many of these are left
+  bool slow_ = false;    // the last answer
+  int reuse_ = 0;        // items that get the last probe's answer
+  int reuses_left_ = 0;  // how many of these are left
 };
 
 }  // namespace ckptd

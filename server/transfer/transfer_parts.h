@@ -18,7 +18,7 @@ namespace ckptd {
 // Has pointers into itself, so it is neither copied nor moved once built.
 struct TransferParts {
   std::span<const TransferTarget> targets;
-  Schedule schedule;            // for all targets
+  Schedule schedule;                // for all targets
   std::vector<WorkItem> in_step;    // made only if a step limits the items
   std::span<const WorkItem> items;  // the items that this process does
   // Targets whose memory is here: `here[i]` is targets[here_at[i]].

@@ -105,7 +105,7 @@ WindowSource StepsOfGroup(const GroupPlan& group, const StepList& steps,
   for (const StepTarget& target : targets) {
     const PlannedRank& rank = *target.rank;
     const WindowSource::TargetTotals whole = {rank.rank, rank.tensor_bytes, rank.tensors,
-                                       target.counters};
+                                              target.counters};
     source.targets.insert(source.targets.end(), target.views.size(), whole);
     for (const size_t counter : target.counters) {
       source.counters = std::max(source.counters, counter + 1);

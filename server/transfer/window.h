@@ -24,8 +24,8 @@ namespace ckptd {
 // The part of the targets' plans that lies in one window, and its schedule. Neither copied nor
 // moved once filled.
 struct TransferWindow {
-  std::vector<RankPlan> plans;           // empty if `targets` have plans of their own
-  std::vector<TransferTarget> targets;   // with their plans for this window
+  std::vector<RankPlan> plans;          // empty if `targets` have plans of their own
+  std::vector<TransferTarget> targets;  // with their plans for this window
   // Per target and tensor of the window, the tensor's number in the target's whole plan. Null
   // where both numbers are the same.
   std::vector<const std::vector<uint32_t>*> numbers;
@@ -33,8 +33,8 @@ struct TransferWindow {
   TransferParts parts;
   // of the targets whose memory is here; null if digests are off
   std::unique_ptr<DigestBoard> board;
-  std::atomic<size_t> items_left = 0;  // items that are not done
-  size_t number = 0;                   // number of the window in its WindowSource
+  std::atomic<size_t> items_left = 0;          // items that are not done
+  size_t number = 0;                           // number of the window in its WindowSource
   std::atomic<size_t> items_not_in_place = 0;  // items that may not be in place yet
 };
 

@@ -148,7 +148,7 @@ class Communicator {
   ncclComm_t handle_ = nullptr;
   std::shared_ptr<EndCall> end_call_;  // set until AwaitEnd
   bool in_group_ = false;
-  bool launching_ = false;  // a launched group may not be in its stream yet
+  bool launching_ = false;          // a launched group may not be in its stream yet
   std::set<uint32_t> group_ranks_;  // of the group that is being made
   std::set<uint32_t> begun_ranks_;  // of all groups since the last successful Wait
   absl::Status error_;              // the first error

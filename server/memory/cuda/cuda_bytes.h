@@ -53,7 +53,7 @@ class CudaSlabBytes final : public CudaBytes {
 class UnmappedBytes final : public StagedMemory {
  public:
   UnmappedBytes(std::shared_ptr<CudaEngineSource> source, std::shared_ptr<const UniqueFd> fd,
-               uint64_t bytes)
+                uint64_t bytes)
       : source_(std::move(source)), fd_(std::move(fd)), bytes_(bytes) {}
 
   uint64_t bytes() const override { return bytes_; }

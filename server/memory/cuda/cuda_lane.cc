@@ -43,7 +43,7 @@ std::span<std::byte> CudaLane::Stage(std::span<const StagedPlace> places, uint64
 }
 
 bool CudaLane::Continues(const Extent& extent, std::span<const StagedPlace> places,
-                      uint64_t into) const {
+                         uint64_t into) const {
   const auto known = std::span(places_).subspan(extent.first, extent.places);
   return std::equal(known.begin(), known.end(), places.begin(), places.end(),
                     [&](const StagedPlace& one, const StagedPlace& other) {

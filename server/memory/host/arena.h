@@ -91,8 +91,8 @@ struct HostMemoryOptions {
 // One segment of a slab or of the pool, and what the pool must know about it.
 struct ArenaPiece {
   std::unique_ptr<HostSegment> segment;
-  uint64_t bytes = 0;          // the slab's part, from the start
-  uint64_t dirty_bytes = 0;    // the rest of the segment holds zeros
+  uint64_t bytes = 0;        // the slab's part, from the start
+  uint64_t dirty_bytes = 0;  // the rest of the segment holds zeros
   // see OnWriterRestart: only this writer may have mapped it before a seal
   uint64_t writer_generation = 0;
   bool filling = false;        // in a slab whose load has not completed
@@ -207,17 +207,17 @@ class Arena {
   std::map<uint64_t, const HostSegment*> owned_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t writer_generation_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t used_ ABSL_GUARDED_BY(mutex_) = 0;      // bytes of segments in slabs
-  uint64_t pending_ ABSL_GUARDED_BY(mutex_) = 0;   // bytes being made for slabs
-  uint64_t filling_ ABSL_GUARDED_BY(mutex_) = 0;   // bytes being made for the pool
+  uint64_t used_ ABSL_GUARDED_BY(mutex_) = 0;         // bytes of segments in slabs
+  uint64_t pending_ ABSL_GUARDED_BY(mutex_) = 0;      // bytes being made for slabs
+  uint64_t filling_ ABSL_GUARDED_BY(mutex_) = 0;      // bytes being made for the pool
   uint64_t transferred_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes of Forget that count as filled
-  uint64_t target_ ABSL_GUARDED_BY(mutex_) = 0;    // size that the fill aims for
+  uint64_t target_ ABSL_GUARDED_BY(mutex_) = 0;       // size that the fill aims for
   std::string target_why_ ABSL_GUARDED_BY(mutex_);
   uint64_t largest_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes of the largest complete slab
   std::chrono::steady_clock::time_point last_use_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<PopulateWork> filling_work_ ABSL_GUARDED_BY(mutex_);
-  unsigned waiting_ ABSL_GUARDED_BY(mutex_) = 0;   // loads that wait for the fill's current segment
-  unsigned loading_ ABSL_GUARDED_BY(mutex_) = 0;   // slabs that are not complete yet
+  unsigned waiting_ ABSL_GUARDED_BY(mutex_) = 0;  // loads that wait for the fill's current segment
+  unsigned loading_ ABSL_GUARDED_BY(mutex_) = 0;  // slabs that are not complete yet
   bool fill_stalled_ ABSL_GUARDED_BY(mutex_) = false;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t remembered_ = 0;  // used by the fill thread only

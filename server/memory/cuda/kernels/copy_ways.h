@@ -1,4 +1,6 @@
-// How units are copied, and what one thread does with a tile. Used on GPUs and on the host.
+// The ways in which units are copied, and what one thread does with a tile. A way is a number that
+// says how long a unit is, whether its source is aligned, and what it is cast to. Used on GPUs and
+// on the host.
 #ifndef CKPTD_SERVER_MEMORY_CUDA_KERNELS_COPY_WAYS_H_
 #define CKPTD_SERVER_MEMORY_CUDA_KERNELS_COPY_WAYS_H_
 

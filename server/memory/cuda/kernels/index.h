@@ -22,8 +22,8 @@
 namespace ckptd::kernels {
 
 inline constexpr uint32_t kMaxDims = 8;
-inline constexpr uint32_t kThreads = 256;     // per block
-inline constexpr uint32_t kMaxPerThread = 8;  // units of a tile that one thread takes
+inline constexpr uint32_t kThreads = 256;        // per block
+inline constexpr uint32_t kMaxPerThread = 8;     // units of a tile that one thread takes
 inline constexpr uint32_t kWidestPerThread = 4;  // for units of 16 bytes
 inline constexpr uint32_t kMaxTileUnits = kThreads * kMaxPerThread;
 

@@ -148,7 +148,7 @@ class Load {
       transit.push_back(std::make_unique<TransitInProcess>());
     }
     exchange.SetOutBuffers(std::move(out_buffers), std::move(transit),
-                        [](uint64_t, const absl::Status& refused) { return refused; });
+                           [](uint64_t, const absl::Status& refused) { return refused; });
     for (size_t step = 0; step < exchange.OwnSteps().size(); ++step) {
       EXPECT_OK(exchange.Plan(step, plans));
       exchange.Filled(step);
@@ -199,9 +199,9 @@ class Simulation {
     RateServer link, fabric_out, fabric_in, out, in;
     size_t pipeline_step = 0;      // the one it is in, or waits to enter
     bool entered = false;
-    size_t open = 0;      // operations of that pipeline step that are not done
-    size_t filling = 0;   // number of its own step that is filled next
-    size_t filled = 0;    // how many of its own steps have been filled
+    size_t open = 0;     // operations of that pipeline step that are not done
+    size_t filling = 0;  // number of its own step that is filled next
+    size_t filled = 0;   // how many of its own steps have been filled
   };
   // The nth operations of one kind between the same ranks belong together.
   struct Meeting {
