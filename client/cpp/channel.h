@@ -28,7 +28,6 @@ struct Connection {
 
 // A connection that answers. Errors: Unavailable or PermissionDenied DAEMON_UNREACHABLE with the
 // address and how it was chosen.
-// DAEMON_UNREACHABLE with the address and how it was chosen.
 absl::StatusOr<Connection> OpenConnection(const Address& address, const ConnectOptions& options);
 
 inline void SetDeadline(grpc::ClientContext& context, Timeout timeout) {

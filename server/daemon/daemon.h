@@ -1,5 +1,5 @@
 // One running daemon. Builds the parts, chooses the backends (only this does), and ends
-// everything in order. Main thread only, except Health.
+// everything in order. The main thread starts and ends it. The other functions are thread-safe.
 #ifndef CKPTD_SERVER_DAEMON_DAEMON_H_
 #define CKPTD_SERVER_DAEMON_DAEMON_H_
 

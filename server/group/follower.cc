@@ -49,9 +49,9 @@ void Follower::Stop() {
   changed_.NotifyAll();
 }
 
-void Follower::Hurry() {
+void Follower::SendHeartbeatNow() {
   MutexLock lock(mutex_);
-  hurry_ = true;
+  heartbeat_due_ = true;
   changed_.NotifyAll();
 }
 
@@ -115,8 +115,8 @@ bool Follower::Pause(std::chrono::nanoseconds duration) {
   MutexLock lock(mutex_);
   changed_.WaitUntil(
       mutex_, Clock::now() + std::chrono::duration_cast<Clock::duration>(duration),
-      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || hurry_; });
-  hurry_ = false;
+      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || heartbeat_due_; });
+  heartbeat_due_ = false;
   return !stopping_;
 }
 

@@ -74,7 +74,7 @@ class Follower {
     return parts_.leader->CancelLoad(identity_.rank, name, deadline);
   }
   // Sends the next heartbeat at once, because there is news for the leader.
-  void Hurry();
+  void SendHeartbeatNow();
   void Stop();
 
  private:
@@ -98,7 +98,7 @@ class Follower {
   mutable CondVar changed_;
   State state_ ABSL_GUARDED_BY(mutex_);
   std::string secret_ ABSL_GUARDED_BY(mutex_);
-  bool hurry_ ABSL_GUARDED_BY(mutex_) = false;
+  bool heartbeat_due_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::string leader_incarnation_;  // used by the loop only
   std::chrono::nanoseconds interval_{std::chrono::seconds(1)};

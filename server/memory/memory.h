@@ -64,7 +64,7 @@ struct SlabHandle {
   bool writable = false;
 };
 
-// One backend per daemon. Thread-safe.
+// A daemon has one for its shards, and may have one for its host tier. Thread-safe.
 class MemoryBackend {
  public:
   virtual ~MemoryBackend() = default;

@@ -10,8 +10,7 @@
 
 namespace ckptd {
 
-// The step-wise transfer owns it. Not thread-safe, except for lanes that write to the mapped
-// windows.
+// ScatterExchange owns it. Not thread-safe, except for lanes that write to the mapped windows.
 class TransitMemory {
  public:
   virtual ~TransitMemory() = default;

@@ -73,7 +73,9 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                  {options_.identity.rank, options_.memory_endpoint,
                   host_tier_.enabled() ? &host_tier_ : nullptr, &comms_,
                   [this] { return !leases_.Empty(); }}),
-      participants_([this] { follower_ == nullptr ? coordinator_->Hurry() : follower_->Hurry(); }),
+      participants_([this] {
+        follower_ == nullptr ? coordinator_->Hurry() : follower_->SendHeartbeatNow();
+      }),
       lookups_([](const CheckpointIndex& index) {
         return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
       }) {

@@ -11,7 +11,8 @@ namespace {
 // A window without bytes counts as one byte: its tensors are empty, but they get digests.
 absl::uint128 PlaceOf(uint64_t bytes) { return std::max<uint64_t>(bytes, 1); }
 
-// How many of the items have the bytes of that many items of kItemBytes.
+// How many of `items` a claim takes. Items may be longer than kItemBytes, so the first ones may
+// have the bytes of all.
 size_t CountForBytes(std::span<const WorkItem> items) {
   uint64_t bytes = 0;
   size_t count = 0;
