@@ -15,10 +15,8 @@ inline constexpr char kSourceUnsupported[] = "SOURCE_UNSUPPORTED"; // Unimplemen
 // Layout and plan.
 inline constexpr char kLayoutInvalid[] = "LAYOUT_INVALID";         // InvalidArgument: malformed or unknown
 inline constexpr char kLayoutMismatch[] = "LAYOUT_MISMATCH";       // InvalidArgument: does not fit the source
-// NotFound: requested, not in the source
-inline constexpr char kTensorNotFound[] = "TENSOR_NOT_FOUND";
-// InvalidArgument: in the source, requested by no rank
-inline constexpr char kUnexpectedTensors[] = "UNEXPECTED_TENSORS";
+inline constexpr char kTensorNotFound[] = "TENSOR_NOT_FOUND";      // NotFound: requested, not in the source
+inline constexpr char kUnexpectedTensors[] = "UNEXPECTED_TENSORS";  // InvalidArgument: in the source, requested by no rank
 inline constexpr char kWrongWorldSize[] = "WRONG_WORLD_SIZE";      // InvalidArgument
 inline constexpr char kWrongRank[] = "WRONG_RANK";                 // InvalidArgument
 inline constexpr char kPlanMismatch[] = "PLAN_MISMATCH";           // Internal: digests differ between ranks

@@ -32,8 +32,7 @@ struct Frame {
   size_t bytes = 0;  // 1 to kMaxFrameBytes
 };
 
-// Sends frames to one rank. Thread-safe. Whoever runs the transfer owns it. An error is final:
-// call neither function after it.
+// Sends frames to one rank. The caller of the transfer owns it. Thread-safe. An error is final.
 class TransferSink {
  public:
   virtual ~TransferSink() = default;  // cuts the stream off if Finish did not succeed

@@ -47,7 +47,6 @@ struct CommunicatorOptions {
 // own. If one does not return within kEndTimeout, that thread and NCCL's memory are left behind,
 // and the error or the log asks for a restart of the daemon. A group that was not yet in its
 // stream may still be launched there. So until the call returns the device is Busy.
-// not in its stream by then may still come there: until the call returns the device is Busy.
 class Communicator {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
