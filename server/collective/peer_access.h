@@ -1,4 +1,4 @@
-// What a reader reaches other ranks by.
+// The ways in which a reader reaches other ranks.
 #ifndef CKPTD_SERVER_COLLECTIVE_PEER_ACCESS_H_
 #define CKPTD_SERVER_COLLECTIVE_PEER_ACCESS_H_
 
@@ -9,8 +9,8 @@
 namespace ckptd {
 
 struct PeerAccess {
-  PeerMemory& memory;       // mapped here
-  TransitAllocator& transit;  // own
+  PeerMemory& memory;         // maps peers' memory
+  TransitAllocator& transit;  // this rank's own
   CommunicatorCache& comms;
 };
 

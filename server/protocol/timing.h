@@ -92,15 +92,15 @@ inline constexpr milliseconds kFdSend{500};
 static_assert(kTokenLifetime > kTokenPatience && kTokenPatience > kFdSend);
 
 // --- Participants of a load (trainers) ---
-inline constexpr seconds kFailureHeardFor{12};  // others who come within that time hear of it
-inline constexpr seconds kFailureKept{60};      // until nobody can hear of it any more
-inline constexpr seconds kComesAgain{2};  // a failed process hears its failure from its own next call
-inline constexpr seconds kStaysAway{5};   // a failed rank that makes no further call will not come
-inline constexpr seconds kOvertaken{1};   // news of a participant that may come before itself
+inline constexpr seconds kFailureVisibleFor{12};  // others who come within that time hear of it
+inline constexpr seconds kKeepFailures{60};      // until nobody can hear of it any more
+inline constexpr seconds kRejoinGrace{2};  // a failed process hears its failure from its own next call
+inline constexpr seconds kAbsentAfter{5};   // a failed rank that makes no further call will not come
+inline constexpr seconds kLateJoinWait{1};   // news of a participant that may come before itself
 inline constexpr seconds kFailureTravels{2};  // the leader hears of a failure before its client goes on
 inline constexpr hours kLongestBarrier{24};
-static_assert(kComesAgain < kStaysAway && kStaysAway < kFailureHeardFor);
-static_assert(kFailureHeardFor < kFailureKept);
+static_assert(kRejoinGrace < kAbsentAfter && kAbsentAfter < kFailureVisibleFor);
+static_assert(kFailureVisibleFor < kKeepFailures);
 
 // --- Clients ---
 inline constexpr minutes kLongestClientCall{10};  // where a client names no deadline

@@ -20,11 +20,11 @@
 namespace ckptd {
 namespace {
 
-constexpr int kMaxAwaitingEnd = 16;  // each holds one of the server's threads
-// A watch holds a server thread.
+constexpr int kMaxAwaitingEnd = 16;  // each occupies a server thread
+// Each watch occupies a server thread.
 constexpr int kMaxWatchers = 64;
 
-// A client that has gone waits for nothing.
+// The caller, and whether it has gone: then nobody needs the answer.
 CallContext AskerOf(const grpc::ServerContext& context) {
   return {DeadlineOf(context, timing::kLongestClientCall), [&context] { return context.IsCancelled(); }};
 }
@@ -61,7 +61,8 @@ v1::PlanLoadResponse PlanReply(const GroupPlan& plan) {
 
 bool Accepts(const v1::AcquireShardRequest& request, HandleKind kind) {
   const auto& kinds = request.accepted_kinds();
-  // Who opens memory that must not be written, and that goes with us, has to know it.
+  // A client must accept CUDA IPC explicitly. It must not write such memory, which ends with this
+  // daemon.
   if (kinds.empty()) return kind != HandleKind::kCudaIpc;
   return std::find(kinds.begin(), kinds.end(), static_cast<int>(kind)) != kinds.end();
 }
@@ -81,7 +82,7 @@ std::string_view WhatToTry(HandleKind kind) {
 
 }  // namespace
 
-// Further pages come from the index of the first one, and cost no opening.
+// Further pages come from the index of the first one, without opening the source again.
 absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& request,
                                             const CallContext& asker,
                                             v1::InspectCheckpointResponse* response) {
@@ -175,7 +176,7 @@ absl::Status CheckpointServiceImpl::Watch(
     }
     if (ended) return absl::OkStatus();
     CKPTD_RETURN_IF_ERROR(node_.CheckNotDraining());
-    // At most ten messages a second; the end is told at once.
+    // At most ten messages a second. The end is sent at once.
     node_.catalog().watchers().WatchEnd(name, Clock::now() + timing::kWatchPeriod);
   }
   return absl::OkStatus();
@@ -288,7 +289,7 @@ absl::Status CheckpointServiceImpl::Acquire(const grpc::ServerContext& context,
   CKPTD_ASSIGN_OR_RETURN(const AttachMode mode, FromProto(request.mode()));
   CKPTD_RETURN_IF_ERROR(CheckKind(request));
   AwaitEnd(request.name());
-  // Nobody would give back a lease opened for a client that has gone meanwhile.
+  // A client that has gone would never release the lease.
   if (context.IsCancelled()) return absl::CancelledError("acquiring: the client has gone");
   CKPTD_ASSIGN_OR_RETURN(const LeaseTable::Ticket ticket,
                          node_.leases().Open(request.name(), mode, request.load_request_id()));

@@ -67,7 +67,7 @@ TEST_F(LocalParticipantsTest, BarriersEndWithTheLeaderThatKnewOfThem) {
   const absl::Status why = absl::AbortedError("the leader is gone");
   local_.EndBarriers(why);
   EXPECT_THAT(answers_, ::testing::ElementsAre(why, why));
-  local_.Leave("places", absl::OkStatus(), Soon());  // has nothing more to say
+  local_.Leave("places", absl::OkStatus(), Soon());  // it was answered already
   EXPECT_EQ(local_.Snapshot(now_).size(), 1U);
   EXPECT_EQ(answers_.size(), 2U);
 }
@@ -136,7 +136,7 @@ TEST_F(LocalParticipantsTest, WhatEndedLongAgoIsNotToldAndTakesNoRoom) {
   EXPECT_GE(failed.age, after);
   EXPECT_GE(failed.ended_age, std::chrono::seconds(5));
   EXPECT_LE(failed.ended_age, after);
-  EXPECT_EQ(local_.Snapshot(now_ + after + timing::kFailureHeardFor).size(), 1u) << "the one that loads";
+  EXPECT_EQ(local_.Snapshot(now_ + after + timing::kFailureVisibleFor).size(), 1u) << "the one that loads";
   EXPECT_TRUE(Join("again").ok());
 }
 
