@@ -67,7 +67,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
       rank_side_(catalog_, backend,
                  {options_.identity.rank, options_.memory_endpoint,
                   host_tier_.enabled() ? &host_tier_ : nullptr, &comms_,
-                  [this] { return !leases_.Empty(); }}),
+                  &leases_}),
       participants_([this] {
         follower_ == nullptr ? coordinator_->Hurry() : follower_->SendHeartbeatNow();
       }),
