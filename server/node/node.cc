@@ -68,14 +68,13 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                  {options_.identity.rank, options_.memory_endpoint,
                   host_tier_.enabled() ? &host_tier_ : nullptr, &comms_,
                   &leases_}),
-      participants_([this] {
-        follower_ == nullptr ? coordinator_->Hurry() : follower_->SendHeartbeatNow();
-      }),
+      participants_([this] { TellGroupNow(); }),
       lookups_([](const CheckpointIndex& index) {
         return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
       }) {
-  catalog_.eviction().SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
-  catalog_.eviction().SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
+  Eviction& eviction = catalog_.eviction();
+  eviction.SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
+  eviction.SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
         Membership::Options{options_.identity, std::make_shared<LocalLink>(rank_side_),
@@ -99,6 +98,10 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
 }
 
 Node::~Node() { Stop(); }
+
+void Node::TellGroupNow() {
+  follower_ == nullptr ? coordinator_->Hurry() : follower_->SendHeartbeatNow();
+}
 
 void Node::Stop() {
   draining_ = true;

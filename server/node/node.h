@@ -172,6 +172,8 @@ class Node {
   absl::StatusOr<std::optional<Catalog::Match>> FindResident(const IdentifiedRequest& asked);
   absl::Status ClaimRequestId(const std::string& request_id, const IdentifiedRequest& asked,
                               std::string& known_name);
+  // The group hears of this rank's participants with the next tick or heartbeat, which comes now.
+  void TellGroupNow();
   absl::Status CheckGroupEpoch(uint64_t epoch);
   // Returns whether this has ended the load. The load may have become ACTIVE before.
   absl::StatusOr<bool> CancelLoad(const std::string& name);
