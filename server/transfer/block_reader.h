@@ -36,7 +36,7 @@ class BlockReader {
   // Starts to read an item that will be begun later, if direct reads suit it and there is room.
   // Items must be begun in the order of these calls. Returns true if there is room to prefetch
   // the next item as well.
-  bool Ahead(const WorkItem& item);
+  bool Prefetch(const WorkItem& item);
   // Whether direct reads have room for more items: the current item is read directly, and all
   // reads for it and for the prefetched items have been started.
   bool HasRoom() const {
@@ -54,8 +54,8 @@ class BlockReader {
   // item. At most kReadBlockBytes. For an item longer than kItemBytes, offsets must ascend from
   // call to call. `data` is valid during the call and may be a mapping, so `use` must obey the
   // rules of RunGuarded. Errors: those of PreadFull. `use` may then have run in part.
-  absl::Status Use(uint64_t offset, size_t bytes,
-                   absl::FunctionRef<void(std::span<const std::byte>)> use);
+  absl::Status WithBlock(uint64_t offset, size_t bytes,
+                         absl::FunctionRef<void(std::span<const std::byte>)> use);
 
   // Reads bytes of the item straight into `place`. Only when io_mode() is kBuffer. Errors: those
   // of PreadFull.

@@ -36,7 +36,7 @@ class SlabSpans {
   static absl::StatusOr<SlabSpans> Make(const RankPlan& plan, const CopyFilter& only = nullptr);
 
   // What the rank receives in a step.
-  StepShare In(const ScatterStep& step) const;
+  StepShare Received(const ScatterStep& step) const;
   // The same bytes in file order, with the spans of each copy apart. For tensors that ranks hold
   // whole: they are equal on all ranks except for their offsets.
   StepShare ReceivedPerCopy(const ScatterStep& step) const;
