@@ -138,7 +138,9 @@ void Follower::Loop() {
 
 std::chrono::nanoseconds Follower::HeartbeatPause(std::chrono::nanoseconds interval, bool often,
                                                   uint32_t world_size) {
-  return often ? std::min(interval, std::max(timing::kOftenHeartbeat, world_size * timing::kHeartbeatShare)) : interval;
+  if (!often) return interval;
+  const std::chrono::nanoseconds share = world_size * timing::kHeartbeatShare;
+  return std::min(interval, std::max<std::chrono::nanoseconds>(timing::kOftenHeartbeat, share));
 }
 
 void Follower::NotJoined(const absl::Status& why, uint64_t since) {
