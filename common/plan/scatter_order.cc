@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "common/layout/checked_math.h"
+#include "common/base/checked_math.h"
 #include "common/plan/file_order.h"
 #include "common/plan/plan_digest.h"
 

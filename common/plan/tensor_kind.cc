@@ -9,9 +9,9 @@
 #include <string>
 #include <utility>
 
+#include "common/base/checked_math.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/layout/checked_math.h"
 #include "common/layout/validate.h"
 #include "common/plan/box_copy.h"
 #include "common/plan/flat_parameter.h"

@@ -1,11 +1,10 @@
 // Arithmetic on sizes that come from files or other processes: no result wraps.
-#ifndef CKPTD_COMMON_LAYOUT_CHECKED_MATH_H_
-#define CKPTD_COMMON_LAYOUT_CHECKED_MATH_H_
+#ifndef CKPTD_COMMON_BASE_CHECKED_MATH_H_
+#define CKPTD_COMMON_BASE_CHECKED_MATH_H_
 
 #include <cstdint>
 #include <optional>
-
-#include "common/checkpoint/index.h"
+#include <vector>
 
 namespace ckptd {
 
@@ -22,7 +21,7 @@ inline std::optional<uint64_t> CheckedMultiply(uint64_t a, uint64_t b) {
 }
 
 // Product of a shape; 0 as soon as one dimension is 0, whatever the others are.
-inline std::optional<uint64_t> CheckedElements(const Shape& shape) {
+inline std::optional<uint64_t> CheckedElements(const std::vector<uint64_t>& shape) {
   std::optional<uint64_t> product = 1;
   for (const uint64_t size : shape) {
     if (size == 0) return 0;
@@ -48,4 +47,4 @@ inline uint64_t CeilDivide(uint64_t a, uint64_t b) { return a / b + (a % b != 0 
 
 }  // namespace ckptd
 
-#endif  // CKPTD_COMMON_LAYOUT_CHECKED_MATH_H_
+#endif  // CKPTD_COMMON_BASE_CHECKED_MATH_H_

@@ -1,4 +1,4 @@
-#include "common/layout/checked_math.h"
+#include "common/base/checked_math.h"
 
 #include <gtest/gtest.h>
 
