@@ -14,6 +14,20 @@ uint64_t ElementCount(const Shape& shape) {
   return count;
 }
 
+std::string_view NameOf(EntryKind kind) {
+  switch (kind) {
+    case EntryKind::kBuffer:
+      return "buffer";
+    case EntryKind::kOptimizer:
+      return "optimizer";
+    case EntryKind::kObject:
+      return "object";
+    case EntryKind::kParameter:
+      break;
+  }
+  return "parameter";
+}
+
 const TensorEntry* CheckpointIndex::Find(const std::string& name) const {
   const auto alias = aliases.find(name);
   const std::string& wanted = alias == aliases.end() ? name : alias->second;

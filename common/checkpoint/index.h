@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/checkpoint/dtype.h"
@@ -38,19 +39,38 @@ struct SourceFile {
   bool operator==(const SourceFile&) const = default;
 };
 
-// Bytes of one box of a tensor: C order, little-endian, without gaps.
+// One box of a tensor, little-endian, in one file. common/checkpoint/piece.h has its arithmetic.
 struct Piece {
   uint32_t file = 0;    // index into CheckpointIndex::files
-  uint64_t offset = 0;  // absolute, in bytes
-  uint64_t bytes = 0;
+  uint64_t offset = 0;  // of the box's first element: absolute, in bytes
+  uint64_t bytes = 0;   // of the box's elements, gaps between them left out
   Box box;
+  // Elements from one index of a dimension to the next, as torch counts them. Empty: C order
+  // without gaps, which nearly all pieces have, and which costs no memory. Elements may share
+  // bytes (stride 0, as expand() makes them).
+  Shape strides = {};
 };
+
+// What a tensor is to a training.
+enum class EntryKind : uint8_t {
+  kParameter = 0,
+  kBuffer,
+  kOptimizer,  // state that an optimizer keeps for a parameter
+  kObject,     // bytes of something that is no tensor: U8, of one dimension
+};
+inline constexpr int kEntryKindCount = 4;
+
+// "parameter", "buffer", "optimizer", "object".
+std::string_view NameOf(EntryKind kind);
 
 struct TensorEntry {
   std::string name;
   Dtype dtype = Dtype::kUnspecified;
-  Shape shape;                // of elements, also for sub-byte dtypes
-  std::vector<Piece> pieces;  // disjoint, together the whole tensor
+  EntryKind kind = EntryKind::kParameter;
+  // Which part of a training state it belongs to, as a number in CheckpointIndex::groups.
+  uint32_t group = 0;
+  Shape shape = {};                // of elements, also for sub-byte dtypes
+  std::vector<Piece> pieces = {};  // disjoint, together the whole tensor; at least one
 };
 
 // Sorted by tensor name, byte order. Names are unique, aliases are not tensors.
@@ -59,6 +79,9 @@ struct CheckpointIndex {
   // Those that hold tensors, in the order of their names; then the index, if one named them.
   std::vector<SourceFile> files;
   std::vector<TensorEntry> tensors;
+  // Names of the groups that tensors belong to ("model", "optimizer"); the first one is "", of
+  // tensors that belong to none.
+  std::vector<std::string> groups = {""};
   // Removed name -> name of the tensor that has its bytes (tied weights).
   std::map<std::string, std::string> aliases;
   // Metadata of the files, merged; the first file to state a key wins.

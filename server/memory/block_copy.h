@@ -9,8 +9,8 @@
 
 namespace ckptd {
 
-// A strided copy, as Geometry (server/transfer/geometry.h): runs ascend and do not
-// overlap on either side; positions, lengths and strides are bytes; outermost first.
+// A strided copy, as Geometry (server/transfer/geometry.h): runs share no byte on either side, and
+// ascend in the source; positions, lengths and strides are bytes; outermost first.
 struct BlockCopy {
   static constexpr uint32_t kMaxDims = 8;
 

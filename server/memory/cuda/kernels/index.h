@@ -29,7 +29,7 @@ inline constexpr uint32_t kWidestPerThread = 4;  // of 16 bytes
 inline constexpr uint32_t kMaxTileUnits = kThreads * kMaxPerThread;
 
 // Addresses wrap: unit 0 may lie before the memory that [first, last) touches. Strides
-// are bytes, outermost first, and never shorter than what they step over.
+// are bytes, outermost first; those of the source are never shorter than what they step over.
 struct CopyTask {
   uint64_t source;  // address of unit 0
   uint64_t target;

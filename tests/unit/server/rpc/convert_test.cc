@@ -141,9 +141,17 @@ PrepareCall RichCall() {
   call.members_read = true;
   call.unmapped = true;
   CheckpointIndex index = *call.index;
-  index.tensors = {{"a", Dtype::kF32, {2, 3}, {{0, 8, 24, {{0, 0}, {2, 3}}}}},
-                   {"b", Dtype::kF4, {4}, {{0, 32, 2, {{0}, {4}}}}},
-                   {"c", Dtype::kI64, {}, {{0, 34, 8, {{}, {}}}}}};
+  const auto entry = [](const char* name, Dtype dtype, Shape shape, std::vector<Piece> pieces) {
+    TensorEntry made;
+    made.name = name;
+    made.dtype = dtype;
+    made.shape = std::move(shape);
+    made.pieces = std::move(pieces);
+    return made;
+  };
+  index.tensors = {entry("a", Dtype::kF32, {2, 3}, {{0, 8, 24, {{0, 0}, {2, 3}}}}),
+                   entry("b", Dtype::kF4, {4}, {{0, 32, 2, {{0}, {4}}}}),
+                   entry("c", Dtype::kI64, {}, {{0, 34, 8, {{}, {}}}})};
   index.aliases = {{"tied", "a"}};
   call.index = std::make_shared<const CheckpointIndex>(std::move(index));
   call.epoch = 9;

@@ -202,7 +202,10 @@ class HostilePrepare : public ::testing::Test {
   HostilePrepare() {
     PrepareCall call = CallOf("checkpoints/a", RuleRequest());
     CheckpointIndex index = *call.index;
-    index.tensors = {{"a", Dtype::kF32, {2, 3}, {{0, 8, 24, {{0, 0}, {2, 3}}}}}};
+    index.tensors = {{.name = "a",
+                      .dtype = Dtype::kF32,
+                      .shape = {2, 3},
+                      .pieces = {{0, 8, 24, {{0, 0}, {2, 3}}}}}};
     call.index = std::make_shared<const CheckpointIndex>(std::move(index));
     request_ = ToProto(call);
   }
