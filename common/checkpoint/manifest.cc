@@ -4,7 +4,6 @@
 #include <atomic>
 #include <filesystem>
 #include <map>
-#include <numeric>
 #include <set>
 #include <span>
 #include <thread>
@@ -17,6 +16,7 @@
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
 #include "common/checkpoint/path_text.h"
+#include "common/checkpoint/piece_reader.h"
 #include "common/checkpoint/process_memory.h"
 
 namespace ckptd {
@@ -24,19 +24,20 @@ namespace {
 
 constexpr unsigned kMostThreads = 16;
 
-// Digests of the tensors of an index, read by several threads in the order of the files.
-class TensorReader {
+// Digests of the pieces of an index, read by several threads in the order of the files.
+class DigestReader {
  public:
-  explicit TensorReader(const CheckpointIndex& index)
-      : index_(index), order_(index.tensors.size()), digests_(index.tensors.size()) {
-    std::iota(order_.begin(), order_.end(), size_t{0});
-    std::sort(order_.begin(), order_.end(), [&index](size_t a, size_t b) {
-      const Piece& left = index.tensors[a].pieces.front();
-      const Piece& right = index.tensors[b].pieces.front();
-      return std::pair(left.file, left.offset) < std::pair(right.file, right.offset);
+  explicit DigestReader(const CheckpointIndex& index) : index_(index) {
+    for (const TensorEntry& tensor : index.tensors) {
+      for (const Piece& piece : tensor.pieces) order_.push_back({order_.size(), &tensor, &piece});
+    }
+    digests_.resize(order_.size());
+    std::sort(order_.begin(), order_.end(), [](const Part& a, const Part& b) {
+      return std::pair(a.piece->file, a.piece->offset) < std::pair(b.piece->file, b.piece->offset);
     });
   }
 
+  // Tensor by tensor, piece by piece.
   absl::StatusOr<std::vector<uint64_t>> Run(unsigned threads) {
     AtOnce(std::max(threads, 1U), threads, [this](size_t) { Read(); });
     MutexLock lock(mutex_);
@@ -45,6 +46,12 @@ class TensorReader {
   }
 
  private:
+  struct Part {
+    size_t number = 0;
+    const TensorEntry* tensor = nullptr;
+    const Piece* piece = nullptr;
+  };
+
   void Read() {
     std::vector<std::byte> block(kDigestBlockBytes);
     OpenedFile file;
@@ -52,7 +59,7 @@ class TensorReader {
     while (!failed_) {
       const size_t at = next_++;
       if (at >= order_.size()) return;
-      const Piece& piece = index_.tensors[order_[at]].pieces.front();
+      const Piece& piece = *order_[at].piece;
       absl::StatusOr<uint64_t> digest = uint64_t{0};
       if (open != piece.file) {
         auto opened = OpenSourceFile(index_.files[piece.file].path);
@@ -63,9 +70,9 @@ class TensorReader {
           digest = opened.status();
         }
       }
-      if (digest.ok()) digest = DigestOf(file, piece, block);
+      if (digest.ok()) digest = DigestOf(file, order_[at], block);
       if (digest.ok()) {
-        digests_[order_[at]] = *digest;
+        digests_[order_[at].number] = *digest;
       } else {
         failed_ = true;
         MutexLock lock(mutex_);
@@ -74,24 +81,21 @@ class TensorReader {
     }
   }
 
-  // A tensor of a safetensors file lies in one piece.
-  absl::StatusOr<uint64_t> DigestOf(const OpenedFile& file, const Piece& piece,
+  absl::StatusOr<uint64_t> DigestOf(const OpenedFile& file, const Part& part,
                                     std::span<std::byte> block) const {
+    const Piece& piece = *part.piece;
+    PieceReader reader(file, index_.files[piece.file].path, piece, part.tensor->dtype);
     std::vector<uint64_t> blocks;
-    uint64_t done = 0;
+    size_t n = 0;
     do {
-      const std::span<std::byte> part =
-          block.first(static_cast<size_t>(std::min(piece.bytes - done, kDigestBlockBytes)));
-      CKPTD_RETURN_IF_ERROR(
-          file.Read(piece.offset + done, part, index_.files[piece.file].path));
-      blocks.push_back(Xxh3(part));
-      done += part.size();
-    } while (done < piece.bytes);
+      CKPTD_ASSIGN_OR_RETURN(n, reader.Read(block));
+      if (n > 0 || blocks.empty()) blocks.push_back(Xxh3(block.first(n)));
+    } while (n == block.size());
     return CombineBlockDigests(blocks);
   }
 
   const CheckpointIndex& index_;
-  std::vector<size_t> order_;
+  std::vector<Part> order_;
   std::vector<uint64_t> digests_;  // each element has one writer
   std::atomic<size_t> next_ = 0;
   std::atomic<bool> failed_ = false;
@@ -108,8 +112,10 @@ std::string FolderOf(const std::string& source) {
 void AddFiles(const CheckpointIndex& index, Manifest& manifest) {
   std::vector<std::vector<std::pair<uint64_t, uint64_t>>> inside(index.files.size());
   for (size_t i = 0; i < index.tensors.size(); ++i) {
-    const Piece& piece = index.tensors[i].pieces.front();
-    inside[piece.file].emplace_back(piece.offset, manifest.tensors[i].digest);
+    const std::vector<Piece>& pieces = index.tensors[i].pieces;
+    for (size_t p = 0; p < pieces.size(); ++p) {
+      inside[pieces[p].file].emplace_back(pieces[p].offset, manifest.tensors[i].pieces[p].digest);
+    }
   }
   for (size_t i = 0; i < index.files.size(); ++i) {
     Manifest::File file;
@@ -126,24 +132,44 @@ void AddFiles(const CheckpointIndex& index, Manifest& manifest) {
 }
 
 struct Located {
+  const Manifest* manifest = nullptr;
   const Manifest::Tensor* tensor = nullptr;
-  const std::string* file = nullptr;
+
+  const std::string& FileOf(size_t piece) const {
+    return manifest->files[tensor->pieces[piece].file].name;
+  }
 };
 
 std::map<std::string, Located> ByName(const Manifest& manifest) {
   std::map<std::string, Located> out;
-  for (const Manifest::Tensor& tensor : manifest.tensors) {
-    out[tensor.name] = {&tensor, &manifest.files[tensor.file].name};
-  }
+  for (const Manifest::Tensor& tensor : manifest.tensors) out[tensor.name] = {&manifest, &tensor};
   return out;
 }
 
-std::string_view WhatDiffers(const Located& kept, const Located& now) {
+// Nothing when the tensor is the same.
+void CompareTensor(const std::string& name, const Located& kept, const Located& now,
+                   std::vector<ManifestDifference>& out) {
   const Manifest::Tensor& a = *kept.tensor;
   const Manifest::Tensor& b = *now.tensor;
-  if (a.dtype != b.dtype || a.shape != b.shape) return "its dtype or shape differs";
-  if (*kept.file != *now.file) return "it lies in another file";
-  return a.digest != b.digest ? "its bytes differ" : "";
+  if (a.dtype != b.dtype || a.shape != b.shape) {
+    out.push_back({name, now.FileOf(0), "its dtype or shape differs"});
+    return;
+  }
+  if (a.pieces.size() != b.pieces.size()) {
+    out.push_back({name, now.FileOf(0), "it is cut into other pieces"});
+    return;
+  }
+  for (size_t i = 0; i < a.pieces.size(); ++i) {
+    const std::string& file = now.FileOf(i);
+    if (kept.FileOf(i) != file) {
+      out.push_back({name, file, "it lies in another file"});
+    } else if (a.pieces[i].digest != b.pieces[i].digest) {
+      out.push_back({name, file, "its bytes differ"});
+    } else {
+      continue;
+    }
+    return;
+  }
 }
 
 void CompareTensors(const Manifest& kept, const Manifest& now,
@@ -153,13 +179,13 @@ void CompareTensors(const Manifest& kept, const Manifest& now,
   for (const auto& [name, was] : before) {
     const auto is = after.find(name);
     if (is == after.end()) {
-      out.push_back({name, *was.file, "it is gone"});
-    } else if (const std::string_view what = WhatDiffers(was, is->second); !what.empty()) {
-      out.push_back({name, *is->second.file, std::string(what)});
+      out.push_back({name, was.FileOf(0), "it is gone"});
+    } else {
+      CompareTensor(name, was, is->second, out);
     }
   }
   for (const auto& [name, is] : after) {
-    if (before.count(name) == 0) out.push_back({name, *is.file, "it was not there"});
+    if (before.count(name) == 0) out.push_back({name, is.FileOf(0), "it was not there"});
   }
 }
 
@@ -196,17 +222,22 @@ std::string NameInManifest(const CheckpointIndex& index, const SourceFile& file)
 
 absl::StatusOr<Manifest> MakeManifest(const CheckpointIndex& index, unsigned threads) {
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
-  TensorReader reader(index);
+  DigestReader reader(index);
   CKPTD_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests,
                          reader.Run(std::min(threads == 0 ? kMostThreads : threads, cores)));
   CKPTD_RETURN_IF_ERROR(CheckUnchanged(index));
   Manifest manifest;
   manifest.source = TextOfPath(index.source);
-  for (size_t i = 0; i < index.tensors.size(); ++i) {
-    const TensorEntry& entry = index.tensors[i];
-    const Piece& piece = entry.pieces.front();
-    manifest.tensors.push_back(
-        {entry.name, entry.dtype, entry.shape, piece.bytes, piece.file, digests[i]});
+  auto digest = digests.begin();
+  for (const TensorEntry& entry : index.tensors) {
+    Manifest::Tensor& tensor = manifest.tensors.emplace_back();
+    tensor.name = entry.name;
+    tensor.dtype = entry.dtype;
+    tensor.shape = entry.shape;
+    for (const Piece& piece : entry.pieces) {
+      tensor.bytes += piece.bytes;
+      tensor.pieces.push_back({piece.file, *digest++});
+    }
   }
   AddFiles(index, manifest);
   return manifest;

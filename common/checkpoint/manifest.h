@@ -23,17 +23,22 @@ struct Manifest {
     std::string name;
     uint64_t bytes = 0;
     uint64_t header = 0;  // XXH3-64 of the bytes that were parsed (an index: of all)
-    // XXH3-64 of `header` and the digests of its tensors in the order of their bytes,
-    // 8 bytes little-endian each: every byte of a file is in one of them.
+    // XXH3-64 of `header` and the digests of the pieces in it, in the order of their bytes,
+    // 8 bytes little-endian each: every byte of a file that means anything is in one of them.
     uint64_t digest = 0;
+  };
+  struct Piece {
+    uint32_t file = 0;    // index into `files`
+    uint64_t digest = 0;  // as TensorDigest, of its bytes in the order in which they lie there
+    bool operator==(const Piece&) const = default;
   };
   struct Tensor {
     std::string name;
     Dtype dtype = Dtype::kUnspecified;
     Shape shape;
     uint64_t bytes = 0;
-    uint32_t file = 0;    // index into `files`
-    uint64_t digest = 0;  // as TensorDigest, of its bytes in the file
+    // At least one; of several the order is that of the index.
+    std::vector<Piece> pieces;
   };
   std::string source;
   std::vector<File> files;      // as in the index

@@ -1,6 +1,7 @@
 // A manifest as JSON, there and back.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -75,19 +76,49 @@ bool ReadFile(const Json& json, Manifest& manifest) {
   return true;
 }
 
+bool ReadPiece(const Json& json, const Manifest& manifest, Manifest::Tensor& tensor) {
+  if (!json.is_object()) return false;
+  const auto file = Number(json, "file");
+  const auto digest = Digest(json, "digest");
+  if (!file || !digest || *file >= manifest.files.size()) return false;
+  tensor.pieces.push_back({static_cast<uint32_t>(*file), *digest});
+  return true;
+}
+
+// A tensor of one piece has file and digest itself.
+bool ReadPieces(const Json& json, const Manifest& manifest, Manifest::Tensor& tensor) {
+  const auto pieces = json.find("pieces");
+  if (pieces == json.end()) return ReadPiece(json, manifest, tensor);
+  if (!pieces->is_array() || pieces->empty()) return false;
+  return std::all_of(pieces->begin(), pieces->end(), [&](const Json& piece) {
+    return ReadPiece(piece, manifest, tensor);
+  });
+}
+
 bool ReadTensor(const Json& json, Manifest& manifest) {
   if (!json.is_object()) return false;
   auto name = String(json, "name");
   const auto dtype = ParseDtype(String(json, "dtype").value_or(""));
   auto shape = ShapeOf(json);
   const auto bytes = Number(json, "bytes");
-  const auto file = Number(json, "file");
-  const auto digest = Digest(json, "digest");
-  if (!name || !dtype || !shape || !bytes || !file || !digest) return false;
-  if (*file >= manifest.files.size()) return false;
-  manifest.tensors.push_back({*std::move(name), *dtype, *std::move(shape), *bytes,
-                              static_cast<uint32_t>(*file), *digest});
+  if (!name || !dtype || !shape || !bytes) return false;
+  Manifest::Tensor tensor{*std::move(name), *dtype, *std::move(shape), *bytes, {}};
+  if (!ReadPieces(json, manifest, tensor)) return false;
+  manifest.tensors.push_back(std::move(tensor));
   return true;
+}
+
+std::string PieceText(const Manifest::Piece& piece) {
+  return fmt::format("\"file\": {}, \"digest\": \"{}\"", piece.file, Hex(piece.digest));
+}
+
+std::string PiecesText(const std::vector<Manifest::Piece>& pieces) {
+  if (pieces.size() == 1) return PieceText(pieces.front());
+  std::string out = "\"pieces\": [";
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    out += fmt::format("{}{{{}}}", i == 0 ? "" : ", ", PieceText(pieces[i]));
+  }
+  return out + "]";
 }
 
 }  // namespace
@@ -105,10 +136,9 @@ std::string ToJson(const Manifest& manifest) {
   out += "],\n\"tensors\": [";
   separator = "\n";
   for (const Manifest::Tensor& tensor : manifest.tensors) {
-    out += fmt::format("{}{{\"name\": {}, \"dtype\": \"{}\", \"shape\": {}, \"bytes\": {}, "
-                       "\"file\": {}, \"digest\": \"{}\"}}",
+    out += fmt::format("{}{{\"name\": {}, \"dtype\": \"{}\", \"shape\": {}, \"bytes\": {}, {}}}",
                        separator, Text(tensor.name), NameOf(tensor.dtype),
-                       Json(tensor.shape).dump(), tensor.bytes, tensor.file, Hex(tensor.digest));
+                       Json(tensor.shape).dump(), tensor.bytes, PiecesText(tensor.pieces));
     separator = ",\n";
   }
   return out + "]}\n";

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -14,6 +15,8 @@
 #include "common/base/reasons.h"
 #include "common/checkpoint/open.h"
 #include "common/checkpoint/path_text.h"
+#include "common/checkpoint/piece.h"
+#include "tests/testing/pieces_source.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/unit/common/checkpoint/file_bytes.h"
@@ -59,7 +62,7 @@ class ManifestTest : public ::testing::Test {
 TEST_F(ManifestTest, HasADigestOfEachTensorAndFile) {
   ASSERT_EQ(kept_.tensors.size(), 3u);
   EXPECT_EQ(kept_.tensors[1].name, "y");
-  EXPECT_EQ(kept_.tensors[1].digest, Xxh3("y"));
+  EXPECT_EQ(kept_.tensors[1].pieces[0].digest, Xxh3("y"));
   ASSERT_EQ(kept_.files.size(), 2u);
   EXPECT_EQ(kept_.files[1].name, "b.safetensors");
   EXPECT_NE(kept_.files[0].digest, kept_.files[1].digest);
@@ -71,7 +74,7 @@ TEST_F(ManifestTest, HashesLongTensorsByBlocks) {
       R"({{"long":{{"dtype":"U8","shape":[{0}],"data_offsets":[0,{0}]}}}})", data.size());
   const std::string path = folder_.Write("long/l.safetensors", FileBytes(json, data));
   ASSERT_OK_AND_ASSIGN(const Manifest manifest, MakeManifest(OpenCheckpoint(path).value()));
-  EXPECT_EQ(manifest.tensors.at(0).digest, TensorDigest(std::as_bytes(std::span(data))));
+  EXPECT_EQ(manifest.tensors.at(0).pieces[0].digest, TensorDigest(std::as_bytes(std::span(data))));
 }
 
 TEST_F(ManifestTest, IsTheSameWithAnyNumberOfThreads) {
@@ -168,6 +171,63 @@ TEST_F(ManifestTest, NamesAFolderThatIsNotUtf8ByItsUri) {
   ASSERT_OK_AND_ASSIGN(const Manifest manifest, MakeManifest(index));
   EXPECT_EQ(PathOfText(manifest.source), folder_ / "\xff");
   EXPECT_EQ(ParseManifest(ToJson(manifest)).value().source, manifest.source);
+}
+
+// Half of a tensor in each of two files, one of them transposed.
+class ManifestOfPieces : public ::testing::Test {
+ protected:
+  ManifestOfPieces() : source_(7, 40) { source_.Write(folder_.path()); }
+  Manifest Now() const { return MakeManifest(source_.index, 2).value(); }
+  const Manifest::Tensor& Find(const Manifest& manifest, const std::string& name) const {
+    return *std::find_if(manifest.tensors.begin(), manifest.tensors.end(),
+                         [&name](const Manifest::Tensor& tensor) { return tensor.name == name; });
+  }
+
+  PiecesSource source_;
+  TempFolder folder_;
+};
+
+TEST_F(ManifestOfPieces, HasADigestOfEachPieceAndAllBytes) {
+  const Manifest manifest = Now();
+  for (const TensorEntry& entry : source_.index.tensors) {
+    const Manifest::Tensor& tensor = Find(manifest, entry.name);
+    ASSERT_EQ(tensor.pieces.size(), entry.pieces.size());
+    EXPECT_EQ(tensor.bytes, source_.BytesOf(entry.name).size());
+    for (size_t i = 0; i < entry.pieces.size(); ++i) {
+      std::vector<std::byte> bytes;
+      for (PieceRuns run(entry.pieces[i], entry.dtype); !run.done(); run.Next()) {
+        const auto begin = source_.contents[entry.pieces[i].file].begin() +
+                           static_cast<ptrdiff_t>(run.offset());
+        bytes.insert(bytes.end(), begin, begin + static_cast<ptrdiff_t>(run.bytes()));
+      }
+      EXPECT_EQ(tensor.pieces[i].file, entry.pieces[i].file);
+      EXPECT_EQ(tensor.pieces[i].digest, TensorDigest(bytes)) << entry.name;
+    }
+  }
+}
+
+TEST_F(ManifestOfPieces, IsReadBackAsItWasWritten) {
+  const Manifest manifest = Now();
+  ASSERT_OK_AND_ASSIGN(const Manifest back, ParseManifest(ToJson(manifest)));
+  EXPECT_THAT(Compare(manifest, back), IsEmpty());
+  for (size_t i = 0; i < back.tensors.size(); ++i) {
+    EXPECT_EQ(back.tensors[i].pieces, manifest.tensors[i].pieces);
+  }
+}
+
+TEST_F(ManifestOfPieces, NamesTheFileOfThePieceThatDiffers) {
+  const Manifest kept = Now();
+  const auto cut = std::find_if(
+      source_.index.tensors.begin(), source_.index.tensors.end(), [](const TensorEntry& tensor) {
+        return tensor.pieces.size() > 1 && tensor.pieces[0].file == 0 &&
+               tensor.pieces[1].file == 1 && tensor.pieces[1].bytes > 0;
+      });
+  ASSERT_NE(cut, source_.index.tensors.end());
+  Manifest now = kept;
+  std::find_if(now.tensors.begin(), now.tensors.end(), [&cut](const Manifest::Tensor& tensor) {
+    return tensor.name == cut->name;
+  })->pieces[1].digest ^= 1;
+  EXPECT_THAT(Texts(Compare(kept, now)), ElementsAre(cut->name + " in two: its bytes differ"));
 }
 
 }  // namespace
