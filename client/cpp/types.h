@@ -113,8 +113,13 @@ struct SourceTensor {
   Shape shape;          // global
   uint32_t file = 0;    // index into SourceInfo::files, of the first piece
   uint64_t offset = 0;  // absolute, in that file
-  uint64_t bytes = 0;
+  uint64_t bytes = 0;   // of all pieces
+  EntryKind kind = EntryKind::kParameter;
+  std::string group = {};          // which part of a training state; empty: none
+  std::vector<Piece> pieces = {};  // at least one
 };
+
+SourceTensor SourceTensorOf(const CheckpointIndex& index, const TensorEntry& entry);
 
 struct SourceInfo {
   std::string source;  // as CheckpointInfo::source; paths of files likewise

@@ -193,6 +193,18 @@ TEST(ConvertPrepare, KeepsTheIndex) {
   }
 }
 
+// Of a file with 100,000 of them they would be half of the message.
+TEST(ConvertPrepare, SendsNoColumnsForWhatIsSoByDefault) {
+  const v1::PrepareRequest sent = ToProto(RichCall());
+  EXPECT_EQ(sent.tensors().files_size(), 3);
+  EXPECT_EQ(sent.tensors().piece_counts_size(), 0);
+  EXPECT_EQ(sent.tensors().boxed_pieces_size(), 0);
+  EXPECT_EQ(sent.tensors().strided_pieces_size(), 0);
+  EXPECT_EQ(sent.tensors().kinds_size(), 0);
+  EXPECT_EQ(sent.tensors().group_of_size(), 0);
+  EXPECT_EQ(sent.tensors().bytes_size(), 0);
+}
+
 TEST(ConvertPrepare, KeepsTheReply) {
   PrepareReply reply;
   reply.resident = true;
