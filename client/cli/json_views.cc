@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "common/base/status.h"
-#include "common/checkpoint/path_text.h"
-#include "common/checkpoint/piece.h"
+#include "common/source/path_text.h"
+#include "common/source/piece.h"
 
 namespace ckptd::cli {
 namespace {

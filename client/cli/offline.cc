@@ -11,9 +11,9 @@
 #include "client/cli/text.h"
 #include "common/base/escape.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
-#include "common/checkpoint/path_text.h"
 #include "common/plan/group_plan.h"
+#include "common/source/open.h"
+#include "common/source/path_text.h"
 
 namespace ckptd::cli {
 namespace {

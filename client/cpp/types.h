@@ -15,8 +15,8 @@
 #include "absl/status/status.h"
 #include "common/base/attach_mode.h"
 #include "common/base/handle_kind.h"
-#include "common/checkpoint/dtype.h"
-#include "common/checkpoint/index.h"
+#include "common/source/dtype.h"
+#include "common/source/index.h"
 
 // Inline: users write ckptd::Client, and a binary that also links the daemon's
 // core cannot mix up two types of one name.

@@ -4,7 +4,7 @@
 #include <limits>
 #include <tuple>
 
-#include "common/checkpoint/piece.h"
+#include "common/source/piece.h"
 
 namespace ckptd {
 namespace {

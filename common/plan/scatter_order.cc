@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "common/base/checked_math.h"
-#include "common/checkpoint/piece.h"
 #include "common/plan/file_order.h"
 #include "common/plan/plan_digest.h"
+#include "common/source/piece.h"
 
 namespace ckptd {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/checkpoint/index.h"
 #include "common/plan/tensor_kind.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

@@ -13,10 +13,10 @@
 #include "common/base/checked_math.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/piece.h"
 #include "common/layout/validate.h"
 #include "common/plan/box_copy.h"
 #include "common/plan/flat_parameter.h"
+#include "common/source/piece.h"
 
 namespace ckptd {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/piece.h"
+#include "common/source/piece.h"
 
 namespace ckptd {
 namespace {

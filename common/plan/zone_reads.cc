@@ -6,11 +6,11 @@
 #include <tuple>
 #include <utility>
 
-#include "common/checkpoint/piece.h"
 #include "common/plan/file_order.h"
 #include "common/plan/plan.h"
 #include "common/plan/read_union.h"
 #include "common/plan/tensor_kind.h"
+#include "common/source/piece.h"
 
 namespace ckptd {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/base/checked_math.h"
-#include "common/checkpoint/piece.h"
+#include "common/source/piece.h"
 
 namespace ckptd {
 namespace {

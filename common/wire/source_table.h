@@ -8,7 +8,7 @@
 #include <string>
 
 #include "ckptd/v1/checkpoint_service.pb.h"
-#include "common/checkpoint/index.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

@@ -49,10 +49,12 @@ function(ckptd_precompile name)
   endif()
 endfunction()
 
-# ckptd_library(name [EXCLUDE file...] [DEPENDS lib...]): every .cc of the folder it is called in.
+# ckptd_library(name [EXCLUDE file...] [FOLDERS dir...] [DEPENDS lib...]): every .cc of the folder it
+# is called in, and of these below it.
 function(ckptd_library name)
-  cmake_parse_arguments(ARG "" "" "DEPENDS;EXCLUDE" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS *.cc)
+  cmake_parse_arguments(ARG "" "" "DEPENDS;EXCLUDE;FOLDERS" ${ARGN})
+  list(TRANSFORM ARG_FOLDERS APPEND /*.cc)
+  file(GLOB sources CONFIGURE_DEPENDS *.cc ${ARG_FOLDERS})
   foreach(excluded IN LISTS ARG_EXCLUDE)
     list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${excluded})
   endforeach()

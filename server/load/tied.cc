@@ -12,8 +12,8 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/piece_reader.h"
-#include "common/checkpoint/process_memory.h"
+#include "common/source/piece_reader.h"
+#include "common/source/storage/process_memory.h"
 
 namespace ckptd {
 namespace {

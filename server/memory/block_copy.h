@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#include "common/checkpoint/dtype.h"
+#include "common/source/dtype.h"
 
 namespace ckptd {
 

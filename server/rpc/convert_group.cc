@@ -5,7 +5,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/path_text.h"
+#include "common/source/path_text.h"
 #include "common/wire/layout.h"
 #include "common/wire/source_table.h"
 #include "server/rpc/convert.h"

@@ -1,8 +1,8 @@
 #include "server/rpc/inspect_page.h"
 
 #include "common/base/status.h"
-#include "common/checkpoint/path_text.h"
 #include "common/plan/plan.h"
+#include "common/source/path_text.h"
 #include "common/wire/source_table.h"
 #include "server/rpc/call.h"
 

@@ -12,8 +12,8 @@
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "common/base/posix.h"
-#include "common/checkpoint/index.h"
-#include "common/checkpoint/process_memory.h"
+#include "common/source/index.h"
+#include "common/source/storage/process_memory.h"
 #include "server/transfer/io_mode.h"
 #include "server/transfer/schedule.h"
 

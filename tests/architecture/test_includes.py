@@ -20,11 +20,11 @@ ROOMS = ["protocol", "collective", "catalog", "group", "load", "node"]
 # file decides.
 ALLOWED = {
     "common/base": ["common/base"],
-    "common/checkpoint": ["common/checkpoint", "common/base"],
-    "common/layout": ["common/layout", "common/checkpoint", "common/base"],
-    "common/plan": ["common/plan", "common/layout", "common/checkpoint", "common/base"],
-    "common/devices": ["common/devices", "common/layout", "common/checkpoint", "common/base"],
-    "common/wire": ["common/wire", "common/layout", "common/checkpoint", "common/base", "ckptd/v1"],
+    "common/source": ["common/source", "common/base"],
+    "common/layout": ["common/layout", "common/source", "common/base"],
+    "common/plan": ["common/plan", "common/layout", "common/source", "common/base"],
+    "common/devices": ["common/devices", "common/layout", "common/source", "common/base"],
+    "common/wire": ["common/wire", "common/layout", "common/source", "common/base", "ckptd/v1"],
     "server/memory": [*MEMORY, "common"],
     "server/memory/host": ["server/memory/host", *MEMORY, "common"],
     "common/cuda": ["common/cuda", "common/base"],

@@ -8,7 +8,7 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
-#include "common/checkpoint/piece.h"
+#include "common/source/piece.h"
 #include "inputs.pb.h"
 #include "server/rpc/convert.h"
 #include "tests/fuzz/message_input.h"

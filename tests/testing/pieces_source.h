@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/checkpoint/index.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/base/reasons.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 #include "tests/testing/safetensors_writer.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 #include "server/transfer/block_reader.h"
 #include "server/transfer/sigbus_guard.h"
 #include "tests/testing/offered_memory.h"

@@ -1,0 +1,40 @@
+// What a folder holds, as far as checkpoints go.
+#ifndef CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_FOLDER_H_
+#define CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_FOLDER_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ckptd {
+
+// Names in one folder, each list sorted. Hidden files are left out.
+struct FolderContents {
+  std::vector<std::string> safetensors;  // *.safetensors
+  std::vector<std::string> indices;      // *.safetensors.index.json
+  // Of formats that are not read.
+  std::vector<std::string> torch;  // *.bin, *.pt, *.pth, *.ckpt, *.bin.index.json
+  std::vector<std::string> dcp;    // .metadata, *.distcp
+  std::vector<std::string> gguf;   // *.gguf
+  bool has_config = false;         // config.json
+  bool has_snapshots = false;      // a folder "snapshots", as in a Hugging Face cache
+};
+
+// Lists a folder (absolute path). Errors: InvalidArgument SOURCE_INVALID for one
+// with too many entries, PermissionDenied or Unavailable SOURCE_UNREADABLE.
+absl::StatusOr<FolderContents> ListFolder(const std::string& folder);
+
+// The error for a folder without safetensors: says what it holds instead and
+// what to do about it.
+absl::Status NothingToLoad(const std::string& folder, const FolderContents& contents);
+
+// For a file that is not safetensors: the error of another format, by its extension;
+// OK for any other.
+absl::Status CheckExtension(const std::string& path);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_FOLDER_H_
