@@ -48,4 +48,13 @@ uint64_t IdentityOf(const std::vector<SourceFile>& files) {
   return Xxh3(std::as_bytes(std::span(facts)));
 }
 
+bool IsSameObject(const SourceFile& a, const SourceFile& b) {
+  return a.device == b.device && a.inode == b.inode;
+}
+
+bool IsSameOrCopy(const SourceFile& a, const SourceFile& b) {
+  return a.path == b.path && a.bytes == b.bytes && a.header_hash == b.header_hash &&
+         a.mtime_ns == b.mtime_ns;
+}
+
 }  // namespace ckptd

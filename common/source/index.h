@@ -26,11 +26,13 @@ struct Box {
   bool operator==(const Box&) const = default;
 };
 
+// An object of a source. Between its length and its header hash is who it was when its header was
+// read: only its storage knows what these numbers mean. They are kept, sent and compared; a
+// difference means another source.
 struct SourceFile {
   std::string path;  // absolute, as opened (links kept)
   uint64_t bytes = 0;
-  // Who the file was when its header was read: a change means another source.
-  uint64_t device = 0;
+  uint64_t device = 0;  // each host counts its own
   uint64_t inode = 0;
   int64_t mtime_ns = 0;
   // Of the inode: also a writer that sets mtime back moves it; so do chmod, rename, link.
@@ -94,6 +96,12 @@ struct CheckpointIndex {
 // Digest over who the files were, in their order: equal for files that nobody replaced
 // or wrote in between, also as two hosts see them.
 uint64_t IdentityOf(const std::vector<SourceFile>& files);
+
+// Whether both are the same object of this host, written to or not.
+bool IsSameObject(const SourceFile& a, const SourceFile& b);
+
+// Whether both may be one object as two hosts see it, or copies that kept their times.
+bool IsSameOrCopy(const SourceFile& a, const SourceFile& b);
 
 }  // namespace ckptd
 

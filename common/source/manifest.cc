@@ -4,6 +4,7 @@
 #include <atomic>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <set>
 #include <span>
 #include <thread>
@@ -17,7 +18,7 @@
 #include "common/source/open.h"
 #include "common/source/path_text.h"
 #include "common/source/piece_reader.h"
-#include "common/source/storage/process_memory.h"
+#include "common/source/registry.h"
 
 namespace ckptd {
 namespace {
@@ -54,7 +55,7 @@ class DigestReader {
 
   void Read() {
     std::vector<std::byte> block(kDigestBlockBytes);
-    OpenedFile file;
+    std::shared_ptr<const ReadableObject> object;
     uint32_t open = UINT32_MAX;
     while (!failed_) {
       const size_t at = next_++;
@@ -62,15 +63,15 @@ class DigestReader {
       const Piece& piece = *order_[at].piece;
       absl::StatusOr<uint64_t> digest = uint64_t{0};
       if (open != piece.file) {
-        auto opened = OpenSourceFile(index_.files[piece.file].path);
+        auto opened = OpenObject(index_.files[piece.file].path);
         if (opened.ok()) {
-          file = *std::move(opened);
+          object = *std::move(opened);
           open = piece.file;
         } else {
           digest = opened.status();
         }
       }
-      if (digest.ok()) digest = DigestOf(file, order_[at], block);
+      if (digest.ok()) digest = DigestOf(*object, order_[at], block);
       if (digest.ok()) {
         digests_[order_[at].number] = *digest;
       } else {
@@ -81,10 +82,9 @@ class DigestReader {
     }
   }
 
-  absl::StatusOr<uint64_t> DigestOf(const OpenedFile& file, const Part& part,
-                                    std::span<std::byte> block) const {
-    const Piece& piece = *part.piece;
-    PieceReader reader(file, index_.files[piece.file].path, piece, part.tensor->dtype);
+  static absl::StatusOr<uint64_t> DigestOf(const ReadableObject& object, const Part& part,
+                                           std::span<std::byte> block) {
+    PieceReader reader(object, *part.piece, part.tensor->dtype);
     std::vector<uint64_t> blocks;
     size_t n = 0;
     do {

@@ -1,7 +1,6 @@
 #include "common/source/open.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cctype>
@@ -14,49 +13,12 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/source/formats/safetensors/file.h"
-#include "common/source/formats/safetensors/folder.h"
-#include "common/source/formats/safetensors/locate.h"
-#include "common/source/formats/safetensors/merge.h"
 #include "common/source/hub_cache.h"
 #include "common/source/path_text.h"
+#include "common/source/registry.h"
 
 namespace ckptd {
 namespace {
-
-// How long two writes may have the same time. Kernels stamp files by their tick, 10 ms at the
-// most; some file systems by whole seconds, or two.
-constexpr std::chrono::nanoseconds kTick = std::chrono::milliseconds(20);
-constexpr std::chrono::nanoseconds kCoarseTick = std::chrono::milliseconds(2'100);
-constexpr std::chrono::nanoseconds kWholeSecond = std::chrono::seconds(1);
-
-// Why a file of the source could not be read.
-absl::Status InContext(const absl::Status& status, const LocatedSource& located,
-                       const std::string& path) {
-  // Its name counts only where its bytes are not safetensors.
-  if (FactsOf(status).contains("error")) CKPTD_RETURN_IF_ERROR(CheckExtension(path));
-  if (!located.index.has_value() || status.code() != absl::StatusCode::kNotFound) return status;
-  return WithContext(status, fmt::format("reading a file that index {} names (finish the download, "
-                                         "or correct the index)",
-                                         located.index_path));
-}
-
-absl::StatusOr<SafetensorsFile> ReadFile(const LocatedSource& located, const std::string& name) {
-  const std::string path = located.folder + "/" + name;
-  absl::StatusOr<SafetensorsFile> file = ReadSafetensorsFile(path);
-  if (!file.ok()) return InContext(file.status(), located, path);
-  return file;
-}
-
-std::string_view WhatChanged(const SourceFile& was, const SourceFile& is) {
-  if (was.device != is.device || was.inode != is.inode) return "it was replaced by another file";
-  if (was.bytes != is.bytes) return "its size changed";
-  if (was.mtime_ns != is.mtime_ns) return "it was written to";
-  if (was.ctime_ns != is.ctime_ns) {
-    return "it was written to and its time set back, or its name, links, owner or mode changed";
-  }
-  return {};
-}
 
 absl::Status Changed(const std::string& path, std::string_view how) {
   return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
@@ -85,11 +47,28 @@ absl::StatusOr<std::string> MakeAbsolute(const std::string& source) {
   return path;
 }
 
+// A source, and what reads it.
+struct Named {
+  const Storage& storage;
+  Listing listing;
+  const CheckpointFormat& format;
+};
+
+absl::StatusOr<Named> NamedBy(const std::string& source) {
+  CKPTD_ASSIGN_OR_RETURN(const std::string path, MakeAbsolute(source));
+  const Storage& storage = StorageOf(path);
+  CKPTD_ASSIGN_OR_RETURN(Listing listing, ListSource(storage, path));
+  const CheckpointFormat& format = FormatOf(storage, listing);
+  return Named{storage, std::move(listing), format};
+}
+
 // A folder still means the same index, or without one the same files.
 absl::Status CheckSameNames(const CheckpointIndex& index) {
-  CKPTD_ASSIGN_OR_RETURN(const std::string source, MakeAbsolute(index.source));
-  const absl::StatusOr<bool> same = FindsStill(source, index.files);
-  if (same.ok() && *same) return absl::OkStatus();
+  const absl::StatusOr<Named> named = NamedBy(index.source);
+  if (named.ok()) {
+    const auto same = named->format.StillMeans(named->storage, named->listing, index.files);
+    if (same.ok() && *same) return absl::OkStatus();
+  }
   return Changed(index.source, "other files of that folder count now");
 }
 
@@ -132,10 +111,8 @@ absl::StatusOr<std::string> AbsolutePath(const std::string& source) {
 }
 
 absl::Status Recognise(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(const std::string path, MakeAbsolute(source));
-  CKPTD_ASSIGN_OR_RETURN(const LocatedSource located, LocateFiles(path));
-  if (located.index.has_value() || located.names.size() != 1) return absl::OkStatus();
-  return ReadFile(located, located.names[0]).status();
+  CKPTD_ASSIGN_OR_RETURN(const Named named, NamedBy(source));
+  return named.format.Check(named.storage, named.listing);
 }
 
 absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source) {
@@ -144,21 +121,8 @@ absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source) {
 }
 
 absl::StatusOr<OpenedCheckpoint> OpenWithRemarks(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(const std::string path, MakeAbsolute(source));
-  CKPTD_ASSIGN_OR_RETURN(const LocatedSource located, LocateFiles(path));
-  IndexMerger merger(located);
-  for (const std::string& name : located.names) {
-    CKPTD_ASSIGN_OR_RETURN(SafetensorsFile file, ReadFile(located, name));
-    CKPTD_RETURN_IF_ERROR(merger.Add(std::move(file)));
-  }
-  OpenedCheckpoint out;
-  CKPTD_ASSIGN_OR_RETURN(out.index, merger.Finish());
-  out.index.source = path;
-  // The index decides which bytes a name means: it is part of what was loaded.
-  if (located.index_file.has_value()) out.index.files.push_back(*located.index_file);
-  out.remarks = located.remarks;
-  out.remarks.insert(out.remarks.end(), merger.remarks().begin(), merger.remarks().end());
-  return out;
+  CKPTD_ASSIGN_OR_RETURN(const Named named, NamedBy(source));
+  return named.format.ReadIndex(named.storage, named.listing);
 }
 
 absl::StatusOr<OpenedCheckpoint> OpenSettledCheckpoint(const std::string& source) {
@@ -171,27 +135,22 @@ absl::StatusOr<OpenedCheckpoint> OpenSettledCheckpoint(const std::string& source
 
 std::chrono::nanoseconds UnsettledFor(const CheckpointIndex& index,
                                       std::chrono::system_clock::time_point now) {
-  const std::chrono::nanoseconds time = now.time_since_epoch();
   std::chrono::nanoseconds longest(0);
   for (const SourceFile& file : index.files) {
-    const auto tick = file.ctime_ns % kWholeSecond.count() == 0 ? kCoarseTick : kTick;
-    for (const int64_t stamp : {file.mtime_ns, file.ctime_ns}) {
-      const std::chrono::nanoseconds written(stamp);
-      // One of the future was set, or is of another clock, which nobody can wait for.
-      if (written <= time) longest = std::max(longest, written + tick - time);
-    }
+    longest = std::max(longest, StorageOf(file.path).UnsettledFor(file, now));
   }
   return longest;
 }
 
 absl::Status CheckUnchanged(const CheckpointIndex& index) {
   for (const SourceFile& file : index.files) {
-    const absl::StatusOr<struct stat> info = StatSource(file.path);
-    if (!info.ok()) {
-      if (info.status().code() != absl::StatusCode::kNotFound) return info.status();
+    const Storage& storage = StorageOf(file.path);
+    const absl::StatusOr<Storage::Found> found = storage.Stat(file.path);
+    if (!found.ok()) {
+      if (found.status().code() != absl::StatusCode::kNotFound) return found.status();
       return Changed(file.path, "it was removed");
     }
-    const std::string_view how = WhatChanged(file, IdentityOf(file.path, *info));
+    const std::string_view how = storage.WhatChanged(file, found->identity);
     if (!how.empty()) return Changed(file.path, how);
   }
   return CheckSameNames(index);

@@ -1,12 +1,12 @@
-// Opens a source: the only entry point of the format readers.
+// Opens a source, whatever its storage and format: what daemons and ckptctl begin with.
 #ifndef CKPTD_COMMON_SOURCE_OPEN_H_
 #define CKPTD_COMMON_SOURCE_OPEN_H_
 
 #include <chrono>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/source/format.h"
 #include "common/source/index.h"
 
 namespace ckptd {
@@ -19,21 +19,13 @@ absl::StatusOr<std::string> AbsolutePath(const std::string& source);
 
 // Reads and validates the headers of `source`, as AbsolutePath takes it but for what is expanded: a
 // .safetensors file, a *.index.json file, or a directory (also a symlinked
-// Hugging Face snapshot).
-// In a directory: as ChooseFiles says, unless its config.json names the weights.
+// Hugging Face snapshot). In a directory its format says which files count.
 // Blocking; thread-safe. Errors: NotFound SOURCE_NOT_FOUND, DataLoss
 // SOURCE_INVALID (with the safetensors error name as fact "error", the file as
 // fact "file"), PermissionDenied SOURCE_UNREADABLE, Unimplemented
 // SOURCE_UNSUPPORTED for a folder with only other formats, and for a file that is
 // not safetensors and has the name of another format.
 absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source);
-
-struct OpenedCheckpoint {
-  CheckpointIndex index;
-  // Sentences for people about what does no harm: files that were left out, and where an index
-  // differs from its files.
-  std::vector<std::string> remarks;
-};
 
 // As OpenCheckpoint, with remarks.
 absl::StatusOr<OpenedCheckpoint> OpenWithRemarks(const std::string& source);

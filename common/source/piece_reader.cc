@@ -32,14 +32,14 @@ absl::StatusOr<size_t> PieceReader::Read(std::span<std::byte> out) {
 absl::Status PieceReader::ReadPart(std::span<std::byte> out) {
   const uint64_t at = runs_.offset() + used_;
   if (runs_.gap() == 0 || runs_.gap() >= kLongGap || out.size() >= kWindowBytes) {
-    return file_.Read(at, out, path_);
+    return object_.ReadAt(at, out);
   }
   const bool there =
       at >= window_begin_ && at + out.size() <= window_begin_ + window_.size();
   if (!there) {
     window_.resize(static_cast<size_t>(std::min(end_ - at, kWindowBytes)));
     window_begin_ = at;
-    CKPTD_RETURN_IF_ERROR(file_.Read(at, window_, path_));
+    CKPTD_RETURN_IF_ERROR(object_.ReadAt(at, window_));
   }
   std::copy_n(window_.begin() + static_cast<std::ptrdiff_t>(at - window_begin_), out.size(),
               out.begin());

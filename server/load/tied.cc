@@ -13,7 +13,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/source/piece_reader.h"
-#include "common/source/storage/process_memory.h"
+#include "common/source/registry.h"
 
 namespace ckptd {
 namespace {
@@ -53,12 +53,10 @@ absl::Status Apart(const Pair& pair, std::string_view how) {
 // Of equal boxes, extents and strides: the bytes of both come in the same order.
 absl::Status ComparePieces(const CheckpointIndex& index, const Pair& pair, const Piece& a,
                            const Piece& b, const std::function<absl::Status()>& interrupted) {
-  const std::string& path_a = index.files[a.file].path;
-  const std::string& path_b = index.files[b.file].path;
-  CKPTD_ASSIGN_OR_RETURN(const OpenedFile file_a, OpenSourceFile(path_a));
-  CKPTD_ASSIGN_OR_RETURN(const OpenedFile file_b, OpenSourceFile(path_b));
-  PieceReader reader_a(file_a, path_a, a, pair.first->dtype);
-  PieceReader reader_b(file_b, path_b, b, pair.second->dtype);
+  CKPTD_ASSIGN_OR_RETURN(const auto object_a, OpenObject(index.files[a.file].path));
+  CKPTD_ASSIGN_OR_RETURN(const auto object_b, OpenObject(index.files[b.file].path));
+  PieceReader reader_a(*object_a, a, pair.first->dtype);
+  PieceReader reader_b(*object_b, b, pair.second->dtype);
   std::vector<std::byte> of_a(std::min(a.bytes, kStep));
   std::vector<std::byte> of_b(of_a.size());
   // What elements share comes once, so that it may end before.

@@ -13,7 +13,7 @@
 #include "common/base/mutex.h"
 #include "common/base/posix.h"
 #include "common/source/index.h"
-#include "common/source/storage/process_memory.h"
+#include "common/source/storage.h"
 #include "server/transfer/io_mode.h"
 #include "server/transfer/schedule.h"
 
@@ -21,11 +21,11 @@ namespace ckptd {
 
 // One open source file.
 struct OpenSource {
-  OpenedFile file;
+  std::shared_ptr<const ReadableObject> object;
   UniqueFd direct;                          // the same, with O_DIRECT; may be invalid
-  Mapping mapping;                          // whole file, read-only; may be invalid
+  Mapping mapping;                          // all of it, read-only; may be invalid
   std::atomic<uint64_t> read_ahead_to = 0;  // bytes asked of the kernel so far
-  bool in_memory = false;                   // of a file system that is memory, or of a process
+  bool in_memory = false;                   // as ReadableObject::in_memory
 };
 
 // Each file is opened when its first item comes up and closed after its last one, so
@@ -37,7 +37,7 @@ class SourceFiles {
   // More items, before they are begun.
   void Expect(std::span<const WorkItem> items);
 
-  // Errors: those of OpenSourceFile; Aborted SOURCE_CHANGED if the file is
+  // Errors: those of Storage::Open; Aborted SOURCE_CHANGED if the file is
   // shorter than, or not the one, in the index.
   absl::StatusOr<std::shared_ptr<OpenSource>> Acquire(uint32_t file);
   // Once per item, after its last block.

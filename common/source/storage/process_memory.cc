@@ -10,8 +10,12 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <iterator>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -88,82 +92,119 @@ uint64_t NumberAt(std::span<const std::byte> bytes, size_t at) {
   return value;
 }
 
-}  // namespace
-
-bool ProcessMemory::IsNamedBy(int fd, const std::string& path) {
+// Whether a file begins as one of these does.
+bool OffersMemory(int fd, const std::string& path) {
   std::array<char, kMagic.size()> start = {};
   return path.starts_with(kProc) && ::pread(fd, start.data(), start.size(), 0) == kMagic.size() &&
          std::string_view(start.data(), start.size()) == kMagic;
 }
 
-absl::StatusOr<ProcessMemory> ProcessMemory::Open(int fd, const std::string& path) {
-  const std::string process = ProcessOf(path);
-  if (process.empty()) return Invalid(path, "its path is not /proc/PID/fd/N");
-  ProcessMemory out;
+// Where in a process some of the data is.
+struct MemoryRange {
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+  uint64_t offset = 0;  // in the file
+};
+
+// The file that offers memory, up to its data; from there on the memory that it names.
+class MemoryObject final : public ReadableObject {
+ public:
+  // `process` is in the path of `file`, which is open.
+  static absl::StatusOr<std::shared_ptr<const ReadableObject>> Make(UniqueFd fd, SourceFile identity,
+                                                                    const std::string& process);
+
+  absl::Status ReadAt(uint64_t offset, std::span<std::byte> out) const override;
+  uint64_t begin() const override { return header_at_; }
+  std::optional<uint64_t> data_begin() const override { return data_at_; }
+  bool in_memory() const override { return true; }
+
+ private:
+  MemoryObject(UniqueFd fd, SourceFile identity)
+      : ReadableObject(std::move(identity)), fd_(std::move(fd)) {}
+
+  absl::Status ReadRanges();
+  // By their ends: devices' memory, among others, is not for other processes.
+  absl::Status CheckReadable(const std::string& process) const;
+  absl::Status ReadMemory(uint64_t offset, std::span<std::byte> out) const;
+
+  const UniqueFd fd_;
+  UniqueFd memory_;  // of the process, whoever has its number later
+  std::vector<MemoryRange> ranges_;
+  uint64_t header_at_ = 0;
+  uint64_t data_at_ = 0;
+};
+
+absl::StatusOr<std::shared_ptr<const ReadableObject>> MemoryObject::Make(
+    UniqueFd fd, SourceFile identity, const std::string& process) {
+  // The constructor is private.
+  std::shared_ptr<MemoryObject> out(new MemoryObject(std::move(fd), std::move(identity)));
   const std::string memory = fmt::format("{}{}/mem", kProc, process);
-  out.memory_ = UniqueFd(::open(memory.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!out.memory_.valid()) return Unreadable(path, process, errno);
-  CKPTD_RETURN_IF_ERROR(CheckOffered(fd, out.memory_.get(), path));
-  struct stat info = {};
-  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "reading the size of " + path);
-  CKPTD_RETURN_IF_ERROR(out.ReadRanges(fd, path, static_cast<uint64_t>(info.st_size)));
-  CKPTD_RETURN_IF_ERROR(out.CheckReadable(path, process));
+  out->memory_ = UniqueFd(::open(memory.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!out->memory_.valid()) return Unreadable(out->path(), process, errno);
+  CKPTD_RETURN_IF_ERROR(CheckOffered(out->fd_.get(), out->memory_.get(), out->path()));
+  CKPTD_RETURN_IF_ERROR(out->ReadRanges());
+  CKPTD_RETURN_IF_ERROR(out->CheckReadable(process));
   return out;
 }
 
-absl::Status ProcessMemory::CheckReadable(const std::string& path,
-                                          const std::string& process) const {
+absl::Status MemoryObject::CheckReadable(const std::string& process) const {
   std::byte byte = {};
   for (const MemoryRange& range : ranges_) {
     for (const uint64_t at : {range.address, range.address + range.bytes - 1}) {
       errno = ESRCH;  // what no bytes mean
       if (::pread(memory_.get(), &byte, 1, static_cast<off_t>(at)) == 1) continue;
-      return Unreadable(path, process, errno);
+      return Unreadable(path(), process, errno);
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status ProcessMemory::ReadRanges(int fd, const std::string& path, uint64_t file_bytes) {
+absl::Status MemoryObject::ReadRanges() {
   std::array<std::byte, kStartBytes> start = {};
-  CKPTD_RETURN_IF_ERROR(PreadFull(fd, 0, start, path));
+  CKPTD_RETURN_IF_ERROR(PreadFull(fd_.get(), 0, start, path()));
   const uint64_t count = NumberAt(start, kMagic.size());
-  if (count > kMaxMemoryRanges) return Invalid(path, fmt::format("in {} ranges", count));
+  if (count > kMaxMemoryRanges) return Invalid(path(), fmt::format("in {} ranges", count));
   header_at_ = kStartBytes + count * kRangeBytes;
-  if (header_at_ > file_bytes) return Invalid(path, "it ends among its ranges");
+  if (header_at_ > size()) return Invalid(path(), "it ends among its ranges");
   std::vector<std::byte> table(count * kRangeBytes);
-  CKPTD_RETURN_IF_ERROR(PreadFull(fd, kStartBytes, table, path));
+  CKPTD_RETURN_IF_ERROR(PreadFull(fd_.get(), kStartBytes, table, path()));
   uint64_t bytes = 0;
   for (uint64_t i = 0; i < count; ++i) {
     MemoryRange range{NumberAt(table, i * kRangeBytes), NumberAt(table, i * kRangeBytes + 8), bytes};
-    if (range.bytes == 0 || range.bytes > file_bytes || range.address > kLastAddress) {
-      return Invalid(path, fmt::format("range {} has {} bytes at {:#x}", i, range.bytes,
-                                       range.address));
+    if (range.bytes == 0 || range.bytes > size() || range.address > kLastAddress) {
+      return Invalid(path(), fmt::format("range {} has {} bytes at {:#x}", i, range.bytes,
+                                         range.address));
     }
     bytes += range.bytes;  // cannot wrap: neither is more than the file has
-    if (bytes > file_bytes) return Invalid(path, "its ranges are longer than it says it is");
+    if (bytes > size()) return Invalid(path(), "its ranges are longer than it says it is");
     ranges_.push_back(range);
   }
-  data_at_ = file_bytes - bytes;
-  if (data_at_ < header_at_) return Invalid(path, "its ranges are longer than it says it is");
+  data_at_ = size() - bytes;
+  if (data_at_ < header_at_) return Invalid(path(), "its ranges are longer than it says it is");
   for (MemoryRange& range : ranges_) range.offset += data_at_;
   return absl::OkStatus();
 }
 
-absl::Status ProcessMemory::Read(uint64_t offset, std::span<std::byte> out,
-                                 const std::string& path) const {
+absl::Status MemoryObject::ReadAt(uint64_t offset, std::span<std::byte> out) const {
+  if (offset >= data_at_) return ReadMemory(offset, out);
+  const auto before = static_cast<size_t>(std::min<uint64_t>(out.size(), data_at_ - offset));
+  CKPTD_RETURN_IF_ERROR(PreadFull(fd_.get(), offset, out.first(before), path()));
+  return ReadMemory(data_at_, out.subspan(before));
+}
+
+absl::Status MemoryObject::ReadMemory(uint64_t offset, std::span<std::byte> out) const {
   const auto after = std::upper_bound(
       ranges_.begin(), ranges_.end(), offset,
       [](uint64_t wanted, const MemoryRange& range) { return wanted < range.offset; });
   auto range = after == ranges_.begin() ? ranges_.end() : std::prev(after);
   while (!out.empty()) {
     if (range == ranges_.end() || offset >= range->offset + range->bytes) {
-      return Invalid(path, fmt::format("not that of its byte {}", offset));
+      return Invalid(path(), fmt::format("not that of its byte {}", offset));
     }
     const uint64_t into = offset - range->offset;
     const size_t part = std::min<uint64_t>(out.size(), range->bytes - into);
     CKPTD_RETURN_IF_ERROR(
-        PreadFull(memory_.get(), range->address + into, out.first(part), path));
+        PreadFull(memory_.get(), range->address + into, out.first(part), path()));
     out = out.subspan(part);
     offset += part;
     ++range;
@@ -171,13 +212,15 @@ absl::Status ProcessMemory::Read(uint64_t offset, std::span<std::byte> out,
   return absl::OkStatus();
 }
 
-absl::StatusOr<OpenedFile> OpenSourceFile(const std::string& path) {
-  OpenedFile out;
-  CKPTD_ASSIGN_OR_RETURN(out.fd, OpenForReading(path));
-  if (ProcessMemory::IsNamedBy(out.fd.get(), path)) {
-    CKPTD_ASSIGN_OR_RETURN(out.memory, ProcessMemory::Open(out.fd.get(), path));
-  }
-  return out;
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const ReadableObject>> ProcessMemoryStorage::Open(
+    const std::string& path) const {
+  CKPTD_ASSIGN_OR_RETURN(OpenFile file, OpenRegular(path));
+  if (!OffersMemory(file.fd.get(), path)) return MakeObject(std::move(file));
+  const std::string process = ProcessOf(path);
+  if (process.empty()) return Invalid(path, "its path is not /proc/PID/fd/N");
+  return MemoryObject::Make(std::move(file.fd), std::move(file.identity), process);
 }
 
 }  // namespace ckptd

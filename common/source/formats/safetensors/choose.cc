@@ -149,12 +149,12 @@ bool IsNoPartOfTheModel(const std::string& name) {
   });
 }
 
-absl::StatusOr<FolderChoice> ChooseFiles(const std::string& folder,
+absl::StatusOr<FolderChoice> ChooseFiles(const Storage& storage, const std::string& folder,
                                          const FolderContents& contents) {
   if (Has(contents.safetensors, kWhole)) return FolderChoice{"", {kWhole}};
   if (Has(contents.indices, kUsualIndex)) return FolderChoice{kUsualIndex, {}};
   if (contents.safetensors.empty() && contents.indices.empty()) {
-    return NothingToLoad(folder, contents);
+    return NothingToLoad(storage, folder, contents);
   }
   CKPTD_RETURN_IF_ERROR(CheckNoPickles(folder, contents));
   Names indices = Without(contents.indices, IsNoPartOfTheModel);

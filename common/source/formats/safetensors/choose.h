@@ -1,4 +1,5 @@
-// Which files of a folder make its checkpoint. Pure: no I/O.
+// Which files of a folder make its checkpoint. Reads nothing, but to say what a folder without
+// safetensors holds instead.
 #ifndef CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_CHOOSE_H_
 #define CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_CHOOSE_H_
 
@@ -25,7 +26,8 @@ struct FolderChoice {
 // `folder` is for messages. Errors: InvalidArgument SOURCE_INVALID where several checkpoints
 // lie there and none comes first; NotFound SOURCE_NOT_FOUND for a series with a gap; Unimplemented
 // SOURCE_UNSUPPORTED for 3; as NothingToLoad without safetensors.
-absl::StatusOr<FolderChoice> ChooseFiles(const std::string& folder, const FolderContents& contents);
+absl::StatusOr<FolderChoice> ChooseFiles(const Storage& storage, const std::string& folder,
+                                         const FolderContents& contents);
 
 // Whether a file is no part of the model by its name: an adapter's, an optimizer's, or the
 // same weights in their original format (consolidated).

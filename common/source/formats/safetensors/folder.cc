@@ -4,19 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <filesystem>
-#include <system_error>
+#include <initializer_list>
 #include <utility>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/source/formats/safetensors/locate.h"
 
 namespace ckptd {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::string_view kTorchAdvice =
     "PyTorch files (pickles) are not read: convert them, for example by loading the model and "
@@ -72,22 +67,24 @@ std::string Sample(const std::vector<std::string>& names) {
 }
 
 // The first folders in `folder` that hold safetensors, by name.
-std::vector<std::string> FoldersBelow(const std::string& folder) {
+std::vector<std::string> FoldersBelow(const Storage& storage, const std::string& folder) {
   constexpr size_t kMostLookedAt = 64;
   constexpr size_t kMostNamed = 3;
   std::vector<std::string> names;
-  std::error_code error;
-  fs::directory_iterator entry(folder, error);
-  for (size_t seen = 0; !error && entry != fs::directory_iterator() && seen < kMostLookedAt; ++seen) {
-    std::error_code ignored;
-    if (entry->is_directory(ignored)) names.push_back(entry->path().filename().string());
-    entry.increment(error);
-  }
+  // Without them the error has one hint less.
+  storage
+      .List(folder,
+            [&names](std::string_view name) {
+              names.emplace_back(name);
+              return names.size() < kMostLookedAt;
+            })
+      .IgnoreError();
   std::sort(names.begin(), names.end());
   std::vector<std::string> found;
   for (const std::string& name : names) {
-    const absl::StatusOr<FolderContents> below = ListFolder(folder + "/" + name);
-    if (below.ok() && !below->safetensors.empty()) found.push_back(name);
+    const absl::StatusOr<Listing> below = ListSource(storage, folder + "/" + name);
+    const bool holds = below.ok() && below->is_folder && !ContentsOf(*below).safetensors.empty();
+    if (holds) found.push_back(name);
     if (found.size() == kMostNamed) break;
   }
   return found;
@@ -95,36 +92,19 @@ std::vector<std::string> FoldersBelow(const std::string& folder) {
 
 }  // namespace
 
-absl::StatusOr<FolderContents> ListFolder(const std::string& folder) {
+FolderContents ContentsOf(const Listing& listing) {
   FolderContents out;
-  std::error_code error;
-  fs::directory_iterator entry(folder, error);
-  size_t seen = 0;
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    if (++seen > kMaxFolderEntries) {
-      return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
-                       fmt::format("opening {}: more than {} entries in this folder; name the "
-                                   "index or the file to load",
-                                   folder, kMaxFolderEntries),
-                       {{"file", folder}});
-    }
-    Classify(entry->path().filename().string(), out);
-  }
-  if (error) {
-    return WithFact(ErrnoStatus(error.value(), "listing folder " + folder), "file", folder);
-  }
-  for (auto* names : {&out.safetensors, &out.indices, &out.torch, &out.dcp, &out.gguf}) {
-    std::sort(names->begin(), names->end());
-  }
+  for (const std::string& name : listing.names) Classify(name, out);
   return out;
 }
 
-absl::Status NothingToLoad(const std::string& folder, const FolderContents& contents) {
+absl::Status NothingToLoad(const Storage& storage, const std::string& folder,
+                           const FolderContents& contents) {
   if (!contents.dcp.empty()) return Unsupported(folder, Sample(contents.dcp), kDcpAdvice);
   if (!contents.torch.empty()) return Unsupported(folder, Sample(contents.torch), kTorchAdvice);
   if (!contents.gguf.empty()) return Unsupported(folder, Sample(contents.gguf), kGgufAdvice);
   std::string advice = "name a .safetensors file, an index.json or the folder that holds them";
-  const std::vector<std::string> below = FoldersBelow(folder);
+  const std::vector<std::string> below = FoldersBelow(storage, folder);
   if (contents.has_snapshots) {
     advice =
         "it looks like a model's folder in a Hugging Face cache: name the revision inside, "

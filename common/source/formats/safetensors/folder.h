@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
+#include "common/source/format.h"
+#include "common/source/storage.h"
 
 namespace ckptd {
 
@@ -23,13 +24,13 @@ struct FolderContents {
   bool has_snapshots = false;      // a folder "snapshots", as in a Hugging Face cache
 };
 
-// Lists a folder (absolute path). Errors: InvalidArgument SOURCE_INVALID for one
-// with too many entries, PermissionDenied or Unavailable SOURCE_UNREADABLE.
-absl::StatusOr<FolderContents> ListFolder(const std::string& folder);
+// Of a folder.
+FolderContents ContentsOf(const Listing& listing);
 
 // The error for a folder without safetensors: says what it holds instead and
-// what to do about it.
-absl::Status NothingToLoad(const std::string& folder, const FolderContents& contents);
+// what to do about it. Looks at a few folders below.
+absl::Status NothingToLoad(const Storage& storage, const std::string& folder,
+                           const FolderContents& contents);
 
 // For a file that is not safetensors: the error of another format, by its extension;
 // OK for any other.

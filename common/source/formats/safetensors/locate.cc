@@ -7,13 +7,10 @@
 #include <set>
 #include <utility>
 
-#include "common/base/digest.h"
-#include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/source/formats/safetensors/choose.h"
 #include "common/source/formats/safetensors/config_json.h"
-#include "common/source/formats/safetensors/file.h"
 #include "common/source/formats/safetensors/folder.h"
 #include "common/source/text.h"
 
@@ -31,13 +28,10 @@ absl::Status TooManyFiles(const std::string& source, size_t count) {
                    {{"file", source}});
 }
 
-absl::StatusOr<LocatedSource> LocateByIndex(const std::string& path) {
-  CKPTD_RETURN_IF_ERROR(CheckRegular(path));
-  // Before it is read: a later swap is then noticed, whatever was read.
-  CKPTD_ASSIGN_OR_RETURN(const struct stat info, StatSource(path));
-  absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxIndexJsonBytes);
-  if (!text.ok()) return WithFact(text.status(), "file", path);
-  absl::StatusOr<IndexJson> index = ParseIndexJson(*text);
+absl::StatusOr<LocatedSource> LocateByIndex(const Storage& storage, const std::string& path) {
+  absl::StatusOr<TextObject> read = ReadText(storage, path, kMaxIndexJsonBytes);
+  if (!read.ok()) return WithFact(read.status(), "file", path);
+  absl::StatusOr<IndexJson> index = ParseIndexJson(read->text);
   if (!index.ok()) {
     return WithFact(WithContext(index.status(), "reading index " + path), "file", path);
   }
@@ -52,33 +46,33 @@ absl::StatusOr<LocatedSource> LocateByIndex(const std::string& path) {
     out.remarks.push_back(fmt::format("index {}: {}", path, remark));
   }
   out.index = *std::move(index);
-  out.index_file = IdentityOf(path, info);
-  out.index_file->header_hash = Xxh3(*text);
+  // Who was open: a swap is noticed, whatever was read.
+  out.index_file = std::move(read->identity);
   return out;
 }
 
 // What the model's config.json says to load in place of the usual files, as transformers'
 // from_pretrained heeds it; empty: nothing.
-absl::StatusOr<FolderChoice> ChooseByConfig(const std::string& folder) {
+absl::StatusOr<FolderChoice> ChooseByConfig(const Storage& storage, const std::string& folder) {
   const std::string path = folder + "/config.json";
-  const absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxConfigJsonBytes);
-  if (text.status().code() == absl::StatusCode::kNotFound) return FolderChoice();
+  const absl::StatusOr<TextObject> read = ReadText(storage, path, kMaxConfigJsonBytes);
+  if (read.status().code() == absl::StatusCode::kNotFound) return FolderChoice();
   // It may name other weights than the usual files, so it is not passed over.
-  if (!text.ok()) return WithFact(text.status(), "file", path);
-  absl::StatusOr<std::string> name = WeightsNamedBy(*text);
+  if (!read.ok()) return WithFact(read.status(), "file", path);
+  absl::StatusOr<std::string> name = WeightsNamedBy(read->text);
   if (!name.ok()) return WithFact(WithContext(name.status(), "reading " + path), "file", path);
   if (name->empty()) return FolderChoice();
   if (name->ends_with(".json")) return FolderChoice{*std::move(name), {}};
   return FolderChoice{"", {*std::move(name)}};
 }
 
-absl::StatusOr<FolderChoice> ChooseInFolder(const std::string& folder,
+absl::StatusOr<FolderChoice> ChooseInFolder(const Storage& storage, const std::string& folder,
                                             const FolderContents& contents) {
   if (contents.has_config) {
-    CKPTD_ASSIGN_OR_RETURN(FolderChoice named, ChooseByConfig(folder));
+    CKPTD_ASSIGN_OR_RETURN(FolderChoice named, ChooseByConfig(storage, folder));
     if (!named.index.empty() || !named.names.empty()) return named;
   }
-  return ChooseFiles(folder, contents);
+  return ChooseFiles(storage, folder, contents);
 }
 
 void RemarkLeftOut(const FolderContents& contents, const std::string& index, LocatedSource& out) {
@@ -94,12 +88,13 @@ void RemarkLeftOut(const FolderContents& contents, const std::string& index, Loc
                                     Listed(left_out), index.empty() ? Listed(out.names) : index));
 }
 
-absl::StatusOr<LocatedSource> LocateInFolder(const std::string& folder) {
-  CKPTD_ASSIGN_OR_RETURN(const FolderContents contents, ListFolder(folder));
-  CKPTD_ASSIGN_OR_RETURN(FolderChoice choice, ChooseInFolder(folder, contents));
+absl::StatusOr<LocatedSource> LocateInFolder(const Storage& storage, const Listing& listing) {
+  const std::string& folder = listing.source;
+  const FolderContents contents = ContentsOf(listing);
+  CKPTD_ASSIGN_OR_RETURN(FolderChoice choice, ChooseInFolder(storage, folder, contents));
   LocatedSource out;
   if (!choice.index.empty()) {
-    CKPTD_ASSIGN_OR_RETURN(out, LocateByIndex(folder + "/" + choice.index));
+    CKPTD_ASSIGN_OR_RETURN(out, LocateByIndex(storage, folder + "/" + choice.index));
   } else {
     if (choice.names.size() > kMaxSourceFiles) return TooManyFiles(folder, choice.names.size());
     out.folder = folder;
@@ -111,23 +106,23 @@ absl::StatusOr<LocatedSource> LocateInFolder(const std::string& folder) {
 
 }  // namespace
 
-absl::StatusOr<bool> FindsStill(const std::string& source, const std::vector<SourceFile>& files) {
-  CKPTD_ASSIGN_OR_RETURN(const struct stat info, StatSource(source));
-  if (!S_ISDIR(info.st_mode)) return true;
-  CKPTD_ASSIGN_OR_RETURN(const FolderContents contents, ListFolder(source));
-  CKPTD_ASSIGN_OR_RETURN(const FolderChoice choice, ChooseInFolder(source, contents));
-  const std::string folder = source + "/";
+absl::StatusOr<bool> FindsStill(const Storage& storage, const Listing& listing,
+                                const std::vector<SourceFile>& files) {
+  if (!listing.is_folder) return true;
+  CKPTD_ASSIGN_OR_RETURN(const FolderChoice choice,
+                         ChooseInFolder(storage, listing.source, ContentsOf(listing)));
+  const std::string folder = listing.source + "/";
   if (!choice.index.empty()) return !files.empty() && files.back().path == folder + choice.index;
   return std::equal(files.begin(), files.end(), choice.names.begin(), choice.names.end(),
                     [&](const auto& file, const auto& name) { return file.path == folder + name; });
 }
 
-absl::StatusOr<LocatedSource> LocateFiles(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(const struct stat info, StatSource(source));
-  if (S_ISDIR(info.st_mode)) return LocateInFolder(source);
+absl::StatusOr<LocatedSource> LocateFiles(const Storage& storage, const Listing& listing) {
+  const std::string& source = listing.source;
+  if (listing.is_folder) return LocateInFolder(storage, listing);
   if (source.ends_with(".json")) {
     CKPTD_RETURN_IF_ERROR(CheckExtension(source));
-    return LocateByIndex(source);
+    return LocateByIndex(storage, source);
   }
   LocatedSource out;
   out.folder = FolderOf(source);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/source/piece_reader.h"
+#include "common/source/registry.h"
 #include "tests/testing/pieces_source.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
@@ -130,15 +131,14 @@ TEST_P(PieceReaders, ReadTheRunsOneBehindTheOtherInBlocksOfAnySize) {
   source.Write(folder.path());
   for (const TensorEntry& tensor : source.index.tensors) {
     for (const Piece& piece : tensor.pieces) {
-      const std::string& path = source.index.files[piece.file].path;
-      ASSERT_OK_AND_ASSIGN(const OpenedFile file, OpenSourceFile(path));
+      ASSERT_OK_AND_ASSIGN(const auto object, OpenObject(source.index.files[piece.file].path));
       std::vector<std::byte> expected;
       for (PieceRuns run(piece, tensor.dtype); !run.done(); run.Next()) {
         const auto begin =
             source.contents[piece.file].begin() + static_cast<ptrdiff_t>(run.offset());
         expected.insert(expected.end(), begin, begin + static_cast<ptrdiff_t>(run.bytes()));
       }
-      PieceReader reader(file, path, piece, tensor.dtype);
+      PieceReader reader(*object, piece, tensor.dtype);
       std::vector<std::byte> block(1 + GetParam() % 17);
       std::vector<std::byte> all;
       size_t n = 0;

@@ -14,6 +14,7 @@
 
 #include "common/base/reasons.h"
 #include "common/source/open.h"
+#include "common/source/registry.h"
 #include "tests/testing/offered_memory.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
@@ -44,29 +45,30 @@ TEST_F(ProcessMemoryTest, IsASourceWhoseBytesStayWhereTheyAre) {
   const auto index = OpenCheckpoint(offer_.path());
   ASSERT_OK(index);
   EXPECT_OK(CheckUnchanged(*index));
-  const auto file = OpenSourceFile(offer_.path());
+  const auto file = OpenObject(offer_.path());
   ASSERT_OK(file);
-  ASSERT_TRUE(file->memory.has_value());
+  ASSERT_TRUE((*file)->data_begin().has_value());
+  EXPECT_TRUE((*file)->in_memory());
+  EXPECT_EQ((*file)->fd(), -1) << "its file has a hole where the data is";
   for (const auto& [name, expected] : {std::pair("a", first_), std::pair("b", second_)}) {
     const Piece& piece = index->Find(name)->pieces.at(0);
     std::vector<std::byte> bytes(piece.bytes);
-    EXPECT_OK(file->Read(piece.offset, bytes, offer_.path()));
+    EXPECT_OK((*file)->ReadAt(piece.offset, bytes));
     EXPECT_EQ(Text(bytes), expected);
   }
   first_[1] = 'X';  // no copy was made
   std::vector<std::byte> across(4);
-  EXPECT_OK(file->Read(file->memory->data_at() + 1, across, offer_.path()));
+  EXPECT_OK((*file)->ReadAt(*(*file)->data_begin() + 1, across));
   EXPECT_EQ(Text(across), "XeFO");
 }
 
-TEST_F(ProcessMemoryTest, HasNothingBesideItsRanges) {
-  const auto file = OpenSourceFile(offer_.path());
+TEST_F(ProcessMemoryTest, HasNothingBehindItsRanges) {
+  const auto file = OpenObject(offer_.path());
   ASSERT_OK(file);
   std::vector<std::byte> bytes(4);
-  const uint64_t at = file->memory->data_at();
-  EXPECT_THAT(file->Read(at + 4, bytes, "it"), FailsWith(kDataLoss, reason::kSourceInvalid));
-  EXPECT_THAT(file->Read(at - 1, bytes, "it"), FailsWith(kDataLoss, reason::kSourceInvalid));
-  EXPECT_THAT(file->Read(at + 7, bytes, "it"), FailsWith(kDataLoss, reason::kSourceInvalid));
+  const uint64_t at = *(*file)->data_begin();
+  EXPECT_THAT((*file)->ReadAt(at + 4, bytes), FailsWith(kDataLoss, reason::kSourceInvalid));
+  EXPECT_THAT((*file)->ReadAt(at + 7, bytes), FailsWith(kDataLoss, reason::kSourceInvalid));
 }
 
 TEST_F(ProcessMemoryTest, ThatIsNotSealedOrNotNamedThroughItsProcessIsRefused) {
@@ -115,11 +117,11 @@ TEST_F(ProcessMemoryTest, ThatIsNotThereOrGoesAwayIsAnError) {
       ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(page, MAP_FAILED);
   const OfferedMemory offer(kJson, {{page, 7}});
-  const auto file = OpenSourceFile(offer.path());
+  const auto file = OpenObject(offer.path());
   ASSERT_OK(file);
   ::munmap(page, 4096);
   std::vector<std::byte> bytes(7);
-  EXPECT_THAT(file->Read(file->memory->data_at(), bytes, offer.path()),
+  EXPECT_THAT((*file)->ReadAt(*(*file)->data_begin(), bytes),
               FailsWith(absl::StatusCode::kUnavailable, reason::kSourceUnreadable));
   EXPECT_THAT(OpenCheckpoint(offer.path()), FailsWith(kDenied, reason::kSourceUnreadable));
   EXPECT_THAT(OpenCheckpoint(offer.path()), Says("cannot be read"));
@@ -139,14 +141,14 @@ TEST_F(ProcessMemoryTest, OfAProcessThatHasEndedIsAnError) {
   }
   std::string path;
   for (char c = 0; ::read(ready[0], &c, 1) == 1 && c != '\n';) path += c;
-  const auto file = OpenSourceFile(path);
+  const auto file = OpenObject(path);
   EXPECT_OK(file);
   std::vector<std::byte> bytes(3);
-  EXPECT_OK(file->Read(file->memory->data_at(), bytes, path));
+  EXPECT_OK((*file)->ReadAt(*(*file)->data_begin(), bytes));
   EXPECT_EQ(Text(bytes), "own");
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-  EXPECT_THAT(file->Read(file->memory->data_at(), bytes, path),
+  EXPECT_THAT((*file)->ReadAt(*(*file)->data_begin(), bytes),
               FailsWith(kDataLoss, reason::kSourceChanged));
   EXPECT_FALSE(OpenCheckpoint(path).ok());
   ::close(ready[0]);

@@ -11,6 +11,7 @@
 
 #include "common/base/reasons.h"
 #include "common/source/open.h"
+#include "common/source/registry.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/unit/common/source/file_bytes.h"
@@ -38,8 +39,9 @@ class ChooseFiles : public ::testing::TestWithParam<Folder> {};
 TEST_P(ChooseFiles, TakesWhatTransformersWouldAndElseTheModelsOwnFiles) {
   const TempFolder folder;
   for (const std::string& name : GetParam().holds) folder.Write(name, "");
-  ASSERT_OK_AND_ASSIGN(const FolderContents contents, ListFolder(folder.path()));
-  const auto choice = ckptd::ChooseFiles(folder.path(), contents);
+  const Storage& storage = StorageOf(folder.path());
+  ASSERT_OK_AND_ASSIGN(const Listing listing, ListSource(storage, folder.path()));
+  const auto choice = ckptd::ChooseFiles(storage, folder.path(), ContentsOf(listing));
   if (GetParam().counts.empty()) {
     ASSERT_FALSE(choice.ok());
     EXPECT_THAT(choice, Says(GetParam().refusal));
