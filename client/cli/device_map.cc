@@ -9,7 +9,7 @@
 #include "client/cli/text.h"
 #include "client/cpp/client.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 
 namespace ckptd::cli {
 namespace {

@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "common/base/status.h"
-#include "common/checkpoint/path_text.h"
+#include "common/source/path_text.h"
+#include "common/source/piece.h"
 
 namespace ckptd::cli {
 namespace {
@@ -161,6 +163,35 @@ std::string ToJson(const LoadResult& result) {
                {"differs", result.differs}});
 }
 
+namespace {
+
+Json TensorJson(const SourceInfo& source, const SourceTensor& tensor) {
+  Json out = {{"name", tensor.name},
+              {"dtype", NameOf(tensor.dtype)},
+              {"shape", tensor.shape},
+              {"kind", NameOf(tensor.kind)},
+              {"group", tensor.group},
+              {"file", source.files[tensor.file].path},
+              {"offset", tensor.offset},
+              {"bytes", tensor.bytes}};
+  const auto lies_in_order = [](const Piece& piece) { return piece.strides.empty(); };
+  const bool plain = tensor.pieces.size() < 2 &&
+                     std::all_of(tensor.pieces.begin(), tensor.pieces.end(), lies_in_order);
+  if (plain) return out;
+  Json& pieces = out["pieces"] = Json::array();
+  for (const Piece& piece : tensor.pieces) {
+    pieces.push_back({{"file", source.files[piece.file].path},
+                      {"offset", piece.offset},
+                      {"bytes", piece.bytes},
+                      {"begin", piece.box.offsets},
+                      {"shape", piece.box.extents},
+                      {"strides", StridesOf(piece)}});
+  }
+  return out;
+}
+
+}  // namespace
+
 std::string ToJson(const SourceInfo& source, bool tensors) {
   Json out = {{"source", source.source},
               {"source_identity", source.identity},
@@ -172,14 +203,7 @@ std::string ToJson(const SourceInfo& source, bool tensors) {
               {"remarks", source.remarks}};
   if (tensors) {
     Json list = Json::array();
-    for (const SourceTensor& tensor : source.tensors) {
-      list.push_back({{"name", tensor.name},
-                      {"dtype", NameOf(tensor.dtype)},
-                      {"shape", tensor.shape},
-                      {"file", source.files[tensor.file].path},
-                      {"offset", tensor.offset},
-                      {"bytes", tensor.bytes}});
-    }
+    for (const SourceTensor& tensor : source.tensors) list.push_back(TensorJson(source, tensor));
     out["tensors"] = std::move(list);
   }
   return Dump(out);

@@ -12,9 +12,9 @@
 #include "absl/status/status.h"
 #include "client/cpp/client.h"
 #include "client/cpp/types.h"
-#include "common/checkpoint/manifest.h"
 #include "common/devices/device_map.h"
 #include "common/devices/load_model.h"
+#include "common/source/manifest.h"
 
 namespace ckptd::cli {
 

@@ -20,7 +20,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/base/utf8.h"
-#include "common/checkpoint/manifest.h"
+#include "common/source/manifest.h"
 
 namespace ckptd::cli {
 namespace {

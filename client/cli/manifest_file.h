@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/checkpoint/index.h"
+#include "common/source/index.h"
 
 namespace ckptd::cli {
 

@@ -11,9 +11,9 @@
 #include "client/cli/text.h"
 #include "common/base/escape.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
-#include "common/checkpoint/path_text.h"
 #include "common/plan/group_plan.h"
+#include "common/source/open.h"
+#include "common/source/path_text.h"
 
 namespace ckptd::cli {
 namespace {
@@ -80,17 +80,8 @@ SourceInfo ToSourceInfo(const CheckpointIndex& index) {
   out.tensor_count = index.tensors.size();
   out.tensors.reserve(index.tensors.size());
   for (const TensorEntry& tensor : index.tensors) {
-    SourceTensor entry;
-    entry.name = tensor.name;
-    entry.dtype = tensor.dtype;
-    entry.shape = tensor.shape;
-    entry.bytes = BytesOf(tensor);
-    if (!tensor.pieces.empty()) {
-      entry.file = tensor.pieces.front().file;
-      entry.offset = tensor.pieces.front().offset;
-    }
-    out.tensor_bytes += entry.bytes;
-    out.tensors.push_back(std::move(entry));
+    out.tensors.push_back(SourceTensorOf(index, tensor));
+    out.tensor_bytes += out.tensors.back().bytes;
   }
   out.identity = HexDigest(IdentityOf(index.files));
   out.aliases = index.aliases;

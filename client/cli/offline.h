@@ -8,9 +8,9 @@
 
 #include "absl/status/statusor.h"
 #include "client/cpp/types.h"
-#include "common/checkpoint/index.h"
-#include "common/checkpoint/open.h"
 #include "common/layout/layout.h"
+#include "common/source/index.h"
+#include "common/source/open.h"
 
 namespace ckptd::cli {
 

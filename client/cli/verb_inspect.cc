@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "client/cli/exit_codes.h"
 #include "client/cli/json_views.h"
@@ -11,8 +12,8 @@
 #include "client/cli/verbs.h"
 #include "common/base/escape.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
 #include "common/layout/glob.h"
+#include "common/source/open.h"
 
 namespace ckptd::cli {
 namespace {
@@ -28,8 +29,10 @@ void PrintTensors(const SourceInfo& source, std::ostream& out) {
   Table table({{"NAME"}, {"DTYPE"}, {"SHAPE"}, {"SIZE", Table::Align::kRight}, {"FILE"}});
   for (const SourceTensor& tensor : source.tensors) {
     const std::string& path = source.files[tensor.file].path;
+    std::string file = path.substr(path.rfind('/') + 1);
+    if (tensor.pieces.size() > 1) file += fmt::format(" and {} more", tensor.pieces.size() - 1);
     table.AddRow({tensor.name, std::string(NameOf(tensor.dtype)), JoinShape(tensor.shape),
-                  HumanBytes(tensor.bytes), path.substr(path.rfind('/') + 1)});
+                  HumanBytes(tensor.bytes), std::move(file)});
   }
   table.Print(out);
   for (const auto& alias : source.aliases) {

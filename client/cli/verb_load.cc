@@ -9,7 +9,7 @@
 #include "client/cli/verbs.h"
 #include "common/base/escape.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 
 namespace ckptd::cli {
 namespace {

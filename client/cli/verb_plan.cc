@@ -14,7 +14,7 @@
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 
 namespace ckptd::cli {
 namespace {

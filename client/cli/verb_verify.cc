@@ -16,8 +16,8 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/manifest.h"
-#include "common/checkpoint/open.h"
+#include "common/source/manifest.h"
+#include "common/source/open.h"
 
 namespace ckptd::cli {
 namespace {

@@ -14,7 +14,7 @@
 #include "common/base/mutex.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/path_text.h"
+#include "common/source/path_text.h"
 
 namespace ckptd {
 inline namespace client {

@@ -5,7 +5,7 @@
 #include "client/cpp/convert.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/path_text.h"
+#include "common/source/path_text.h"
 #include "common/wire/layout.h"
 
 namespace ckptd {

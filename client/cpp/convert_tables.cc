@@ -7,6 +7,7 @@
 #include "client/cpp/convert.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/wire/source_table.h"
 
 namespace ckptd {
 inline namespace client {
@@ -97,17 +98,7 @@ absl::Status AppendFlats(const v1::TensorTable& page, uint64_t slab_bytes, Shard
   return absl::OkStatus();
 }
 
-absl::Status CheckSourceColumns(const v1::SourceTable& table) {
-  const int count = table.names_size();
-  if (table.dtypes_size() != count || table.ranks_of_shape_size() != count ||
-      table.files_size() != count || table.offsets_size() != count ||
-      table.bytes_size() != count || table.alias_names_size() != table.alias_targets_size()) {
-    return BadAnswer("the columns of its source table differ in length");
-  }
-  return absl::OkStatus();
-}
-
-// Reads what comes with the first page.
+// What comes with the first page.
 void BeginSource(const v1::InspectCheckpointResponse& page, SourceInfo& out) {
   out.source = page.source();
   out.identity = page.source_identity();
@@ -156,8 +147,6 @@ absl::Status AppendTensors(const v1::TensorTable& page, uint64_t slab_bytes, Sha
 }
 
 absl::Status AppendSource(const v1::InspectCheckpointResponse& page, SourceInfo& out) {
-  const v1::SourceTable& table = page.tensors();
-  CKPTD_RETURN_IF_ERROR(CheckSourceColumns(table));
   if (out.files.empty()) BeginSource(page, out);
   if (page.source_identity() != out.identity) {
     return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
@@ -165,27 +154,18 @@ absl::Status AppendSource(const v1::InspectCheckpointResponse& page, SourceInfo&
                                  "changed between two pages of its tensors; inspect it again",
                                  out.source));
   }
-  if (static_cast<size_t>(table.names_size()) > kMaxTensors - out.tensors.size()) {
+  if (static_cast<size_t>(page.tensors().names_size()) > kMaxTensors - out.tensors.size()) {
     return BadAnswer("it lists too many tensors");
   }
-  int dims_at = 0;
-  for (int i = 0; i < table.names_size(); ++i) {
-    SourceTensor tensor;
-    tensor.name = table.names(i);
-    CKPTD_ASSIGN_OR_RETURN(tensor.dtype, DtypeOf(table.dtypes(i), tensor.name));
-    CKPTD_ASSIGN_OR_RETURN(
-        tensor.shape, NextShape(table.ranks_of_shape(i), table.dims(), dims_at, tensor.name));
-    tensor.file = table.files(i);
-    if (tensor.file >= out.files.size()) {
-      return BadAnswer(fmt::format("tensor {} lies in a file it does not list", tensor.name));
-    }
-    tensor.offset = table.offsets(i);
-    tensor.bytes = table.bytes(i);
-    out.tensors.push_back(std::move(tensor));
+  CheckpointIndex index;
+  for (const FileSize& file : out.files) {
+    index.files.emplace_back().path = file.path;
+    index.files.back().bytes = file.bytes;
   }
-  for (int i = 0; i < table.alias_names_size(); ++i) {
-    out.aliases.emplace(table.alias_names(i), table.alias_targets(i));
-  }
+  const std::string wrong = ReadSourceTable(page.tensors(), index);
+  if (!wrong.empty()) return BadAnswer("its table of the source does not hold: " + wrong);
+  for (const TensorEntry& entry : index.tensors) out.tensors.push_back(SourceTensorOf(index, entry));
+  out.aliases.merge(index.aliases);
   return absl::OkStatus();
 }
 

@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 
 set(sdk_include ${CMAKE_INSTALL_INCLUDEDIR}/ckptd)
 set(sdk_archives ${CMAKE_INSTALL_LIBDIR}/ckptd)
-install(TARGETS ckptd_client ckptd_attach ckptd_wire ckptd_proto ckptd_messages ckptd_checkpoint ckptd_base
+install(TARGETS ckptd_client ckptd_attach ckptd_wire ckptd_proto ckptd_messages ckptd_source ckptd_base
   ARCHIVE DESTINATION ${sdk_archives} COMPONENT sdk)
 if(TARGET ckptd_cuda)
   install(TARGETS ckptd_cuda ARCHIVE DESTINATION ${sdk_archives} COMPONENT sdk)
@@ -17,7 +17,7 @@ foreach(header IN ITEMS
     client/cpp/client.h client/cpp/device_memory.h client/cpp/shard.h client/cpp/types.h
     common/base/attach_mode.h common/base/digest.h common/base/handle_kind.h
     common/base/mutex.h common/base/posix.h common/base/reasons.h common/base/status.h
-    common/checkpoint/dtype.h common/checkpoint/index.h common/devices/device_map.h
+    common/source/dtype.h common/source/index.h common/devices/device_map.h
     common/layout/layout.h common/devices/module_tree.h)
   cmake_path(GET header PARENT_PATH folder)
   cmake_path(GET header FILENAME name)

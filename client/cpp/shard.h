@@ -14,8 +14,8 @@
 #include "absl/status/statusor.h"
 #include "client/cpp/attach.h"
 #include "common/base/attach_mode.h"
-#include "common/checkpoint/dtype.h"
-#include "common/checkpoint/index.h"
+#include "common/source/dtype.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 inline namespace client {

@@ -37,6 +37,22 @@ std::string_view NameOf(AttachMode mode) {
   return Pick(kNames, static_cast<size_t>(mode));
 }
 
+SourceTensor SourceTensorOf(const CheckpointIndex& index, const TensorEntry& entry) {
+  SourceTensor out;
+  out.name = entry.name;
+  out.dtype = entry.dtype;
+  out.shape = entry.shape;
+  out.kind = entry.kind;
+  out.group = index.groups[entry.group];
+  out.pieces = entry.pieces;
+  if (!entry.pieces.empty()) {
+    out.file = entry.pieces.front().file;
+    out.offset = entry.pieces.front().offset;
+  }
+  for (const Piece& piece : entry.pieces) out.bytes += piece.bytes;
+  return out;
+}
+
 absl::Status CheckActive(const CheckpointInfo& checkpoint) {
   const bool failed = checkpoint.failure.has_value();
   if (checkpoint.state == CheckpointState::kActive && !failed) return absl::OkStatus();

@@ -15,8 +15,8 @@
 #include "absl/status/status.h"
 #include "common/base/attach_mode.h"
 #include "common/base/handle_kind.h"
-#include "common/checkpoint/dtype.h"
-#include "common/checkpoint/index.h"
+#include "common/source/dtype.h"
+#include "common/source/index.h"
 
 // An inline namespace: users write ckptd::Client, and a binary that also links the daemon's code
 // cannot confuse two types of one name.
@@ -113,8 +113,13 @@ struct SourceTensor {
   Shape shape;          // global
   uint32_t file = 0;    // of the first piece: index into SourceInfo::files
   uint64_t offset = 0;  // absolute, in that file
-  uint64_t bytes = 0;
+  uint64_t bytes = 0;   // of all pieces
+  EntryKind kind = EntryKind::kParameter;
+  std::string group = {};          // which part of a training state; empty: none
+  std::vector<Piece> pieces = {};  // at least one
 };
+
+SourceTensor SourceTensorOf(const CheckpointIndex& index, const TensorEntry& entry);
 
 struct SourceInfo {
   std::string source;    // as CheckpointInfo::source; paths of files likewise

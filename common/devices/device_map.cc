@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/checked_math.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/layout/checked_math.h"
 #include "common/layout/glob.h"
 
 namespace ckptd {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/checkpoint/index.h"
 #include "common/layout/layout.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

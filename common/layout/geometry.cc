@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/checked_math.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/layout/checked_math.h"
 #include "common/layout/intervals.h"
 #include "common/layout/validate.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "common/layout/checked_math.h"
+#include "common/base/checked_math.h"
 
 namespace ckptd {
 namespace {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/checkpoint/index.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

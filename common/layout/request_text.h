@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "common/checkpoint/dtype.h"
+#include "common/source/dtype.h"
 
 namespace ckptd {
 

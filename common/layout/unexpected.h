@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/checkpoint/index.h"
 #include "common/layout/layout.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

@@ -19,16 +19,18 @@ struct Loop {
   uint64_t local_stride = 0;
 };
 
+using Loops = absl::InlinedVector<Loop, CopyOp::kMaxDims>;
+
 // Everything in elements, loops innermost first.
 struct Walk {
   uint64_t source_offset = 0;
   uint64_t local_offset = 0;
   uint64_t run = 1;
-  absl::InlinedVector<Loop, CopyOp::kMaxDims> loops;
+  Loops loops;
+  Loops repeats;  // those that come back to bytes that were passed
 };
 
 void AddDimension(uint64_t count, uint64_t source_stride, uint64_t local_stride, Walk& walk) {
-  if (count == 1) return;
   if (walk.loops.empty() && source_stride == walk.run && local_stride == walk.run) {
     walk.run *= count;
     return;
@@ -47,15 +49,32 @@ void AddDimension(uint64_t count, uint64_t source_stride, uint64_t local_stride,
 Walk WalkOf(const Box& shared, const Piece& piece, const PlacedBox& placed,
             const Shape& local_shape) {
   Walk walk;
+  Loops dims;  // innermost first
   uint64_t source_stride = 1;
   uint64_t local_stride = 1;
   for (size_t dim = shared.offsets.size(); dim-- > 0;) {
+    if (!piece.strides.empty()) source_stride = piece.strides[dim];
     walk.source_offset += (shared.offsets[dim] - piece.box.offsets[dim]) * source_stride;
     walk.local_offset +=
         (placed.local[dim] + (shared.offsets[dim] - placed.global.offsets[dim])) * local_stride;
-    AddDimension(shared.extents[dim], source_stride, local_stride, walk);
-    source_stride *= piece.box.extents[dim];
+    dims.push_back({shared.extents[dim], source_stride, local_stride});
+    if (piece.strides.empty()) source_stride *= piece.box.extents[dim];
     local_stride *= local_shape[dim];
+  }
+  if (!piece.strides.empty()) {
+    std::stable_sort(dims.begin(), dims.end(), [](const Loop& a, const Loop& b) {
+      return a.source_stride < b.source_stride;
+    });
+  }
+  uint64_t span = 1;  // elements of the file that the loops so far reach over
+  for (const Loop& dim : dims) {
+    if (dim.count == 1) continue;
+    if (dim.source_stride < span) {
+      walk.repeats.push_back(dim);
+      continue;
+    }
+    span += (dim.count - 1) * dim.source_stride;
+    AddDimension(dim.count, dim.source_stride, dim.local_stride, walk);
   }
   return walk;
 }
@@ -70,6 +89,7 @@ bool EndsOnBytes(const Walk& walk, uint32_t bits) {
   for (const Loop& loop : walk.loops) {
     all = all && whole(loop.source_stride) && whole(loop.local_stride);
   }
+  // A piece with strides has elements of whole bytes, and only such a piece has repeats.
   return all;
 }
 
@@ -90,8 +110,9 @@ std::optional<Box> Intersection(const Box& a, const Box& b) {
   return shared;
 }
 
-absl::StatusOr<CopyOp> CopyOfBox(const Box& shared, const Piece& piece, const PlacedBox& placed,
-                                 const Shape& local_shape, Dtype from, Dtype to) {
+absl::StatusOr<BoxCopies> CopiesOfBox(const Box& shared, const Piece& piece,
+                                      const PlacedBox& placed, const Shape& local_shape,
+                                      Dtype from, Dtype to) {
   const Walk walk = WalkOf(shared, piece, placed, local_shape);
   if (walk.loops.size() > CopyOp::kMaxDims) {
     return Mismatch(fmt::format(
@@ -108,7 +129,8 @@ absl::StatusOr<CopyOp> CopyOfBox(const Box& shared, const Piece& piece, const Pl
   // Whole bytes either way: multiples of eight elements, or of whole-byte types.
   const auto in_file = [bits](uint64_t n) { return n / 8 * bits + n % 8 * bits / 8; };
   const auto in_slab = [bits = BitsOf(to)](uint64_t n) { return n / 8 * bits + n % 8 * bits / 8; };
-  CopyOp op;
+  BoxCopies copies;
+  CopyOp& op = copies.first;
   op.file = piece.file;
   op.from = from;
   op.to = to;
@@ -122,7 +144,10 @@ absl::StatusOr<CopyOp> CopyOfBox(const Box& shared, const Piece& piece, const Pl
     op.file_stride[i] = in_file(loop.source_stride);
     op.slab_stride[i] = in_slab(loop.local_stride);
   }
-  return op;
+  for (const Loop& loop : walk.repeats) {
+    copies.repeats.push_back({loop.count, in_file(loop.source_stride), in_slab(loop.local_stride)});
+  }
+  return copies;
 }
 
 }  // namespace ckptd

@@ -8,9 +8,9 @@
 #include <tuple>
 #include <utility>
 
+#include "common/base/checked_math.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/layout/checked_math.h"
 #include "common/layout/resolved_target.h"
 #include "common/layout/validate.h"
 #include "common/plan/plan_digest.h"

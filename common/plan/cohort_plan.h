@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/checkpoint/index.h"
 #include "common/layout/layout.h"
 #include "common/plan/flat_parameter.h"
 #include "common/plan/plan.h"
 #include "common/plan/tensor_kind.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

@@ -4,6 +4,8 @@
 #include <limits>
 #include <tuple>
 
+#include "common/source/piece.h"
+
 namespace ckptd {
 namespace {
 
@@ -68,7 +70,8 @@ std::vector<PlaceInOrder> OrderOf(const Sources& sources) {
     for (const Piece& piece : tensor->pieces) {
       if (piece.bytes == 0) continue;
       order.back().bytes += piece.bytes;
-      extents.push_back({piece.file, order.size() - 1, piece.offset, piece.offset + piece.bytes});
+      extents.push_back({piece.file, order.size() - 1, piece.offset,
+                         piece.offset + SpanOf(piece, tensor->dtype)});
     }
   }
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/checkpoint/index.h"
 #include "common/plan/cohort_plan.h"
 #include "common/plan/tensor_kind.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

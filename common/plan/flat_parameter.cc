@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
+#include "common/base/checked_math.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/layout/checked_math.h"
 
 namespace ckptd {
 namespace {

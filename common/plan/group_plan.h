@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/checkpoint/index.h"
 #include "common/layout/layout.h"
 #include "common/plan/cohort_plan.h"
 #include "common/plan/file_order.h"
 #include "common/plan/plan.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/checkpoint/index.h"
 #include "common/layout/layout.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 
@@ -40,9 +40,10 @@ struct PlannedFlat {
 };
 
 // One strided copy from a file into the slab of one rank: `count[0] x ... x
-// count[dims-1]` runs of `run_elements` contiguous elements each. Strides are in
-// bytes of the respective side, outermost dimension first, never shorter than
-// what they step over. dims may be 0 (one contiguous run).
+// count[dims-1]` runs of `run_bytes` contiguous bytes each. Strides are in
+// bytes of the respective side, outermost dimension first. In the file they are never
+// shorter than what they step over, so that runs ascend; in the slab runs share no byte, and
+// come in any order (a transposed source). dims may be 0 (one contiguous run).
 struct CopyOp {
   static constexpr int kMaxDims = 8;
   uint32_t file = 0;

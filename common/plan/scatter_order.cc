@@ -4,9 +4,10 @@
 #include <map>
 #include <utility>
 
-#include "common/layout/checked_math.h"
+#include "common/base/checked_math.h"
 #include "common/plan/file_order.h"
 #include "common/plan/plan_digest.h"
+#include "common/source/piece.h"
 
 namespace ckptd {
 namespace {
@@ -18,6 +19,7 @@ constexpr uint64_t kElementGrid = 16;
 struct Extent {
   uint64_t begin = 0;
   uint64_t end = 0;
+  bool strided = false;
   bool operator<(const Extent& other) const { return begin < other.begin; }
 };
 using ExtentsPerFile = std::map<uint32_t, std::vector<Extent>>;
@@ -28,16 +30,18 @@ uint64_t CutBefore(const std::vector<Extent>& pieces, uint64_t begin, uint64_t m
                    uint64_t end) {
   if (end - begin <= most) return end;
   const uint64_t wanted = begin + most;
-  const auto after = std::upper_bound(pieces.begin(), pieces.end(), Extent{wanted, 0});
+  const auto after = std::upper_bound(pieces.begin(), pieces.end(), Extent{wanted, 0, false});
   if (after == pieces.begin()) return wanted;
   const Extent& piece = *std::prev(after);
   if (wanted >= piece.end) return wanted;  // between two of them
   return wanted - (wanted - piece.begin) % kElementGrid;
 }
 
-bool Overlap(const std::vector<Extent>& sorted) {
-  for (size_t i = 1; i < sorted.size(); ++i) {
-    if (sorted[i].begin < sorted[i - 1].end) return true;
+// Whether these bytes come in one step, however many they are: where pieces overlap, and where
+// strides would deal a part of the bytes out over all of the tensor, element by element.
+bool StayWhole(const std::vector<Extent>& sorted) {
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    if (sorted[i].strided || (i > 0 && sorted[i].begin < sorted[i - 1].end)) return true;
   }
   return false;
 }
@@ -49,7 +53,7 @@ void AddSteps(size_t window, ExtentsPerFile& extents, const ScatterSize& size,
     std::sort(pieces.begin(), pieces.end());
     uint64_t end = 0;
     for (const Extent& piece : pieces) end = std::max(end, piece.end);
-    const bool whole = Overlap(pieces);
+    const bool whole = StayWhole(pieces);
     const uint64_t most = std::max(size.step_bytes, kElementGrid);
     // As few as do, and all alike: a short one between long ones is sent before the next one
     // has been read.
@@ -115,7 +119,9 @@ ScatterOrder OrderScatter(const CheckpointIndex& index, const ScatterSize& size)
     for (; next != tensors.end() && next->first == place.place; ++next) {
       for (const Piece& piece : next->second->pieces) {
         if (piece.bytes == 0) continue;
-        extents[piece.file].push_back({piece.offset, piece.offset + piece.bytes});
+        extents[piece.file].push_back(
+            {piece.offset, piece.offset + SpanOf(piece, next->second->dtype),
+             !piece.strides.empty()});
       }
     }
   }

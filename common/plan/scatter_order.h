@@ -7,14 +7,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/checkpoint/index.h"
 #include "common/plan/tensor_kind.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 
 // How far a step reaches.
 struct ScatterSize {
-  // Of the files, but for elements that are not cut; below 16 it means 16.
+  // Of the files, but for elements and strided pieces, which are not cut; below 16 it means 16.
   uint64_t step_bytes = uint64_t{32} << 20;
   // Of the tensors that one step may hold: for a thousand ranks, what each receives of
   // many small tensors would take more memory than their bytes.

@@ -7,14 +7,16 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
+#include "common/base/checked_math.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/layout/checked_math.h"
 #include "common/layout/validate.h"
 #include "common/plan/box_copy.h"
 #include "common/plan/flat_parameter.h"
+#include "common/source/piece.h"
 
 namespace ckptd {
 namespace {
@@ -26,25 +28,14 @@ absl::Status NotCovered(const std::string& sentence) {
 // A piece must be what it says before any address is computed from it.
 absl::Status CheckPiece(const Piece& piece, const TensorEntry& source,
                         const CheckpointIndex& index) {
-  const Box& box = piece.box;
-  bool fits = piece.file < index.files.size() && box.offsets.size() == source.shape.size() &&
-              box.extents.size() == source.shape.size();
-  for (size_t dim = 0; fits && dim < source.shape.size(); ++dim) {
-    fits = box.offsets[dim] <= source.shape[dim] &&
-           box.extents[dim] <= source.shape[dim] - box.offsets[dim];
-  }
-  if (fits) {
-    const auto elements = CheckedElements(box.extents);
-    const auto bytes = elements.has_value() ? CheckedBytes(*elements, BitsOf(source.dtype))
-                                            : std::nullopt;
-    const uint64_t file_bytes = index.files[piece.file].bytes;
-    fits = bytes == piece.bytes && piece.offset <= file_bytes &&
-           piece.bytes <= file_bytes - piece.offset;
-  }
-  if (fits) return absl::OkStatus();
-  return NotCovered(fmt::format("the index places {} bytes at offset {} of file {}, which is not "
-                                "what its box or that file holds",
-                                piece.bytes, piece.offset, piece.file));
+  const std::string_view why =
+      piece.file < index.files.size()
+          ? WhyImpossible(piece, source, index.files[piece.file].bytes)
+          : std::string_view("the source has no such file");
+  if (why.empty()) return absl::OkStatus();
+  return NotCovered(fmt::format("the index places {} bytes at offset {} of file {}, which cannot "
+                                "be: {}",
+                                piece.bytes, piece.offset, piece.file, why));
 }
 
 absl::Status CheckDisjoint(const TensorKind& kind) {
@@ -59,7 +50,9 @@ absl::Status CheckDisjoint(const TensorKind& kind) {
 bool SameKind(const TensorKind& a, const TensorKind& b) {
   return a.sharding == b.sharding && a.flat == b.flat && a.from == b.from && a.to == b.to && *a.shape == *b.shape &&
          std::equal(a.pieces.begin(), a.pieces.end(), b.pieces.begin(), b.pieces.end(),
-                    [](const Piece* x, const Piece* y) { return x->box == y->box; });
+                    [](const Piece* x, const Piece* y) {
+                      return x->box == y->box && x->strides == y->strides;
+                    });
 }
 
 size_t HashOf(const TensorKind& kind) {
@@ -75,8 +68,33 @@ size_t HashOf(const TensorKind& kind) {
   for (const Piece* piece : kind.pieces) {
     for (const uint64_t offset : piece->box.offsets) mix(offset);
     for (const uint64_t extent : piece->box.extents) mix(extent);
+    for (const uint64_t stride : piece->strides) mix(stride);
   }
   return hash;
+}
+
+// Adds copies of a kind's piece number `number`, from whose first byte they then count.
+absl::Status AppendCopies(BoxCopies copies, const Piece& piece, size_t number,
+                          std::vector<CopyOp>& all) {
+  copies.first.file = static_cast<uint32_t>(number);
+  copies.first.file_offset -= piece.offset;
+  const size_t begin = all.size();
+  if (begin == kMaxCopies) return TooManyCopies();
+  all.push_back(copies.first);
+  for (const Repeat& repeat : copies.repeats) {
+    const size_t made = all.size() - begin;
+    if (repeat.count > (kMaxCopies - begin) / made) return TooManyCopies();
+    all.reserve(begin + made * repeat.count);
+    for (uint64_t step = 1; step < repeat.count; ++step) {
+      for (size_t i = 0; i < made; ++i) {
+        CopyOp again = all[begin + i];
+        again.file_offset += step * repeat.file_stride;
+        again.slab_offset += step * repeat.slab_stride;
+        all.push_back(again);
+      }
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Boxes are disjoint and make up the `local_elements` of the part, pieces are disjoint;
@@ -92,13 +110,10 @@ absl::Status AddCopies(const TensorKind& kind, const LocalGeometry& geometry,
       const auto shared = Intersection(piece.box, placed.global);
       if (!shared.has_value()) continue;
       written_elements += ElementCount(shared->extents);
-      if (part.copies.size() == kMaxCopies) return TooManyCopies();
       CKPTD_ASSIGN_OR_RETURN(
-          CopyOp copy,
-          CopyOfBox(*shared, piece, placed, geometry.local_shape, kind.from, kind.to));
-      copy.file = static_cast<uint32_t>(number);
-      copy.file_offset -= piece.offset;
-      part.copies.push_back(copy);
+          BoxCopies copies,
+          CopiesOfBox(*shared, piece, placed, geometry.local_shape, kind.from, kind.to));
+      CKPTD_RETURN_IF_ERROR(AppendCopies(std::move(copies), piece, number, part.copies));
     }
   }
   if (wanted_elements == local_elements && written_elements == local_elements) {

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/checkpoint/index.h"
 #include "common/layout/layout.h"
 #include "common/layout/resolved_target.h"
 #include "common/plan/plan.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

@@ -7,6 +7,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/source/piece.h"
 
 namespace ckptd {
 namespace {
@@ -19,6 +20,15 @@ struct Holding {
   bool apart = true;     // nothing speaks against it yet
 };
 
+// Where runs are shorter, each would be a message of its own, to all ranks.
+constexpr uint64_t kLeastRun = 4096;
+
+bool HasLongRuns(const Part& part) {
+  return std::all_of(part.copies.begin(), part.copies.end(), [](const CopyOp& copy) {
+    return copy.dims == 0 || copy.run_bytes >= kLeastRun;
+  });
+}
+
 bool IsWhole(const TensorKind& kind, const RankLayout& layout, uint64_t least_bytes) {
   const auto& placements = kind.sharding->placements;
   const bool replicated = kind.sharding->boxes.empty() &&
@@ -28,7 +38,7 @@ bool IsWhole(const TensorKind& kind, const RankLayout& layout, uint64_t least_by
   if (!replicated) return false;
   const absl::StatusOr<Part> part = PartOf(kind, layout.meshes, layout.rank);
   return part.ok() && part->shape == *kind.shape && part->bytes == part->padded_bytes &&
-         part->bytes >= least_bytes;
+         part->bytes >= least_bytes && HasLongRuns(*part);
 }
 
 void Count(const CheckpointIndex& index, const CohortPlan& cohort, uint32_t number,
@@ -60,7 +70,8 @@ void LeaveOutShared(const CheckpointIndex& index, std::vector<Holding>& holdings
   for (size_t i = 0; i < index.tensors.size(); ++i) {
     for (const Piece& piece : index.tensors[i].pieces) {
       if (piece.bytes == 0) continue;
-      extents.push_back({{piece.file, piece.offset}, piece.offset + piece.bytes, i});
+      const uint64_t end = piece.offset + SpanOf(piece, index.tensors[i].dtype);
+      extents.push_back({{piece.file, piece.offset}, end, i});
     }
   }
   std::sort(extents.begin(), extents.end(),
@@ -100,9 +111,11 @@ absl::StatusOr<WholeTensors> WholeTensors::Of(const CheckpointIndex& index,
                                    "of {}; run the same ckptd on every rank",
                                    number, index.tensors.size()));
     }
-    for (const Piece& piece : index.tensors[number].pieces) {
+    const TensorEntry& tensor = index.tensors[number];
+    for (const Piece& piece : tensor.pieces) {
       if (piece.bytes == 0) continue;
-      whole.ranges_.push_back({{piece.file, piece.offset}, piece.offset + piece.bytes});
+      whole.ranges_.push_back(
+          {{piece.file, piece.offset}, piece.offset + SpanOf(piece, tensor.dtype)});
     }
   }
   std::sort(whole.ranges_.begin(), whole.ranges_.end(),

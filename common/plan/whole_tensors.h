@@ -8,15 +8,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/checkpoint/index.h"
 #include "common/plan/cohort_plan.h"
 #include "common/plan/plan.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 
 // Numbers in the index, ascending, of the tensors that all these cohorts' ranks hold whole, in
 // the same dtype. Left out are those of less than `least_bytes` in that dtype, those that a
-// rank holds twice, and those that share bytes of a file with others.
+// rank holds twice, those of short runs, and those that lie among bytes of others.
 std::vector<uint32_t> FindWholeTensors(const CheckpointIndex& index,
                                        std::span<const CohortPlan* const> cohorts,
                                        uint64_t least_bytes);

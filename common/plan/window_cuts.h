@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "common/checkpoint/index.h"
 #include "common/plan/cohort_plan.h"
 #include "common/plan/file_order.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

@@ -10,6 +10,7 @@
 #include "common/plan/plan.h"
 #include "common/plan/read_union.h"
 #include "common/plan/tensor_kind.h"
+#include "common/source/piece.h"
 
 namespace ckptd {
 namespace {
@@ -77,7 +78,8 @@ bool ZoneCounter::PiecesAreDisjoint(const ItemAt& at) const {
   std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> extents;
   for (size_t i = 0; i < kind.pieces.size(); ++i) {
     const FilePlace& place = PlaceOf(at, i);
-    extents.emplace_back(place.file, place.offset, place.offset + kind.pieces[i]->bytes);
+    extents.emplace_back(place.file, place.offset,
+                         place.offset + SpanOf(*kind.pieces[i], kind.from));
   }
   std::sort(extents.begin(), extents.end());
   for (size_t i = 1; i < extents.size(); ++i) {
@@ -146,7 +148,8 @@ void ZoneCounter::CountFromAbove(std::vector<ItemAt> items) {
     for (size_t i = 0; i < kind.pieces.size(); ++i) {
       const FilePlace& place = PlaceOf(*first, i);
       begin[place.file] = std::min(begin[place.file], place.offset);
-      end[place.file] = std::max(end[place.file], place.offset + kind.pieces[i]->bytes);
+      end[place.file] =
+          std::max(end[place.file], place.offset + SpanOf(*kind.pieces[i], kind.from));
     }
     first = last;
   }

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "common/checkpoint/index.h"
 #include "common/plan/cohort_plan.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

@@ -4,8 +4,8 @@
 #define CKPTD_COMMON_WIRE_LAYOUT_H_
 
 #include "ckptd/v1/types.pb.h"
-#include "common/checkpoint/dtype.h"
 #include "common/layout/layout.h"
+#include "common/source/dtype.h"
 
 namespace ckptd {
 

@@ -67,11 +67,13 @@ function(ckptd_precompile name)
   target_compile_options(${name} PRIVATE ${CKPTD_PRECOMPILED_OPTIONS})
 endfunction()
 
-# ckptd_library(name [EXCLUDE file...] [DEPENDS lib...] [HEADERS header...]): every .cc of the folder
-# it is called in. HEADERS: what many of them include besides, and takes long to compile.
+# ckptd_library(name [EXCLUDE file...] [FOLDERS dir...] [DEPENDS lib...] [HEADERS header...]): every
+# .cc of the folder it is called in, and of these below it. HEADERS: what many of them include
+# besides, and takes long to compile.
 function(ckptd_library name)
-  cmake_parse_arguments(ARG "" "" "DEPENDS;EXCLUDE;HEADERS" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS *.cc)
+  cmake_parse_arguments(ARG "" "" "DEPENDS;EXCLUDE;FOLDERS;HEADERS" ${ARGN})
+  list(TRANSFORM ARG_FOLDERS APPEND /*.cc)
+  file(GLOB sources CONFIGURE_DEPENDS *.cc ${ARG_FOLDERS})
   foreach(excluded IN LISTS ARG_EXCLUDE)
     list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${excluded})
   endforeach()

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/mutex.h"
-#include "common/checkpoint/index.h"
+#include "common/source/index.h"
 #include "server/memory/memory.h"
 
 namespace ckptd {

@@ -12,7 +12,7 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 #include "server/daemon/environment.h"
 
 namespace ckptd {

@@ -9,8 +9,8 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/path_text.h"
 #include "common/layout/request_text.h"
+#include "common/source/path_text.h"
 
 namespace ckptd {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/hub_cache.h"
 #include "common/layout/layout.h"
+#include "common/source/hub_cache.h"
 
 namespace ckptd {
 namespace {

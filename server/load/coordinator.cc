@@ -11,7 +11,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 #include "server/load/check_request.h"
 #include "server/load/load_runner.h"
 #include "server/protocol/timing.h"

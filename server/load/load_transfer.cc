@@ -12,7 +12,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 #include "server/collective/scatter_exchange.h"
 #include "server/load/error_priority.h"
 #include "server/load/load_runner.h"

@@ -7,7 +7,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 #include "server/collective/scatter_reader.h"
 #include "server/load/part_reader.h"
 #include "server/load/rank_load.h"
@@ -24,8 +24,7 @@ absl::Status CheckSameFiles(const CheckpointIndex& ours, const CheckpointIndex& 
     const SourceFile& a = ours.files[i];
     const SourceFile& b = leaders.files[i];
     file = b.path;
-    same = a.path == b.path && a.bytes == b.bytes && a.header_hash == b.header_hash &&
-           a.mtime_ns == b.mtime_ns;
+    same = IsSameOrCopy(a, b);
   }
   if (same) return absl::OkStatus();
   return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,

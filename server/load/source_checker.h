@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/mutex.h"
-#include "common/checkpoint/index.h"
+#include "common/source/index.h"
 #include "server/protocol/domain.h"
 
 namespace ckptd {

@@ -12,7 +12,8 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/process_memory.h"
+#include "common/source/piece_reader.h"
+#include "common/source/registry.h"
 
 namespace ckptd {
 namespace {
@@ -49,21 +50,25 @@ absl::Status Apart(const Pair& pair, std::string_view how) {
                    {{"tensor", one->name}});
 }
 
+// Of equal boxes, extents and strides: the bytes of both come in the same order.
 absl::Status ComparePieces(const CheckpointIndex& index, const Pair& pair, const Piece& a,
                            const Piece& b, const std::function<absl::Status()>& interrupted) {
-  const std::string& path_a = index.files[a.file].path;
-  const std::string& path_b = index.files[b.file].path;
-  CKPTD_ASSIGN_OR_RETURN(const OpenedFile file_a, OpenSourceFile(path_a));
-  CKPTD_ASSIGN_OR_RETURN(const OpenedFile file_b, OpenSourceFile(path_b));
+  CKPTD_ASSIGN_OR_RETURN(const auto object_a, OpenObject(index.files[a.file].path));
+  CKPTD_ASSIGN_OR_RETURN(const auto object_b, OpenObject(index.files[b.file].path));
+  PieceReader reader_a(*object_a, a, pair.first->dtype);
+  PieceReader reader_b(*object_b, b, pair.second->dtype);
   std::vector<std::byte> of_a(std::min(a.bytes, kStep));
   std::vector<std::byte> of_b(of_a.size());
-  for (uint64_t at = 0; at < a.bytes; at += of_a.size()) {
+  // What elements share comes once, so that it may end before.
+  for (uint64_t at = 0; at < a.bytes;) {
     CKPTD_RETURN_IF_ERROR(interrupted());
-    of_a.resize(std::min(a.bytes - at, kStep));
-    of_b.resize(of_a.size());
-    CKPTD_RETURN_IF_ERROR(file_a.Read(a.offset + at, of_a, path_a));
-    CKPTD_RETURN_IF_ERROR(file_b.Read(b.offset + at, of_b, path_b));
-    if (of_a != of_b) return Apart(pair, "have different values in the source");
+    CKPTD_ASSIGN_OR_RETURN(const size_t n, reader_a.Read(of_a));
+    CKPTD_RETURN_IF_ERROR(reader_b.Read(of_b).status());
+    if (!std::equal(of_a.begin(), of_a.begin() + static_cast<std::ptrdiff_t>(n), of_b.begin())) {
+      return Apart(pair, "have different values in the source");
+    }
+    if (n == 0) break;
+    at += n;
   }
   return absl::OkStatus();
 }
@@ -75,11 +80,11 @@ absl::Status CheckTied(const CheckpointIndex& index, std::span<const RankLayout*
   for (const Pair& pair : PairsOf(index, layouts)) {
     const auto& [one, other] = pair;
     const auto same = [](const Piece& a, const Piece& b) {
-      return a.box == b.box && a.bytes == b.bytes;
+      return a.box == b.box && a.bytes == b.bytes && a.strides == b.strides;
     };
     if (!std::equal(one->pieces.begin(), one->pieces.end(), other->pieces.begin(),
                     other->pieces.end(), same)) {
-      return Apart(pair, "are split in different ways in the source, so that they are not compared");
+      return Apart(pair, "lie in different ways in the source, so that they are not compared");
     }
     for (size_t i = 0; i < one->pieces.size(); ++i) {
       CKPTD_RETURN_IF_ERROR(

@@ -6,8 +6,8 @@
 #include <span>
 
 #include "absl/status/status.h"
-#include "common/checkpoint/index.h"
 #include "common/layout/layout.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

@@ -5,12 +5,12 @@
 #include <array>
 #include <cstdint>
 
-#include "common/checkpoint/dtype.h"
+#include "common/source/dtype.h"
 
 namespace ckptd {
 
-// A strided copy, as Geometry (server/transfer/geometry.h): runs ascend and do not overlap on
-// either side. Positions, lengths and strides are bytes; loops are outermost first.
+// A strided copy, as Geometry (server/transfer/geometry.h): runs share no byte on either side, and
+// ascend in the source; positions, lengths and strides are bytes; outermost first.
 struct BlockCopy {
   static constexpr uint32_t kMaxDims = 8;
 

@@ -9,7 +9,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 #include "server/load/rank_load.h"
 
 namespace ckptd {

@@ -11,7 +11,7 @@
 #include "common/base/reasons.h"
 #include "common/base/secret.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 #include "server/load/check_request.h"
 #include "server/load/local_link.h"
 #include "server/load/member_reading.h"

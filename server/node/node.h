@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 #include "server/catalog/catalog.h"
 #include "server/catalog/lease_table.h"
 #include "server/group/follower.h"

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/checkpoint/index.h"
 #include "common/layout/layout.h"
 #include "common/plan/plan.h"
+#include "common/source/index.h"
 #include "server/comm/peer_memory.h"
 #include "server/memory/memory.h"
 

@@ -7,7 +7,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/path_text.h"
+#include "common/source/path_text.h"
 #include "server/load/check_request.h"
 #include "server/protocol/timing.h"
 #include "server/rpc/call.h"

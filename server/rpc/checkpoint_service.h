@@ -8,7 +8,7 @@
 
 #include "ckptd/v1/checkpoint_service.grpc.pb.h"
 #include "common/base/mutex.h"
-#include "common/checkpoint/index.h"
+#include "common/source/index.h"
 #include "server/node/node.h"
 
 namespace ckptd {

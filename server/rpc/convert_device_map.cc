@@ -5,7 +5,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/path_text.h"
+#include "common/source/path_text.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/sendable_text.h"
 

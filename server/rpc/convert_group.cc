@@ -5,8 +5,9 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/path_text.h"
+#include "common/source/path_text.h"
 #include "common/wire/layout.h"
+#include "common/wire/source_table.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/sendable_text.h"
 
@@ -39,33 +40,8 @@ absl::StatusOr<CheckpointIndex> IndexFrom(const v1::PrepareRequest& in) {
   CheckpointIndex index;
   index.source = PathOfText(in.source());
   for (const v1::FileIdentity& file : in.files()) index.files.push_back(FileFrom(file));
-  const int count = in.names_size();
-  if (in.dtypes_size() != count || in.ranks_of_shape_size() != count ||
-      in.piece_files_size() != count || in.piece_offsets_size() != count) {
-    return Malformed("columns differ in length");
-  }
-  int dim = 0;
-  for (int i = 0; i < count; ++i) {
-    const uint32_t dims = in.ranks_of_shape(i);
-    const int dtype = in.dtypes(i);
-    if (dims > static_cast<uint32_t>(in.dims_size() - dim) || dtype <= 0 ||
-        dtype >= kDtypeCount || in.piece_files(i) >= index.files.size()) {
-      return Malformed("a column holds an impossible value");
-    }
-    TensorEntry entry;
-    entry.name = in.names(i);
-    entry.dtype = static_cast<Dtype>(dtype);
-    entry.shape.assign(in.dims().begin() + dim, in.dims().begin() + dim + static_cast<int>(dims));
-    dim += static_cast<int>(dims);
-    Piece piece;
-    piece.file = in.piece_files(i);
-    piece.offset = in.piece_offsets(i);
-    piece.bytes = ElementCount(entry.shape) * BitsOf(entry.dtype) / 8;
-    piece.box = {Shape(entry.shape.size(), 0), entry.shape};
-    entry.pieces.push_back(std::move(piece));
-    index.tensors.push_back(std::move(entry));
-  }
-  index.aliases = {in.aliases().begin(), in.aliases().end()};
+  const std::string wrong = ReadSourceTable(in.tensors(), index);
+  if (!wrong.empty()) return Malformed("the table of the source's tensors does not hold: " + wrong);
   return index;
 }
 
@@ -78,15 +54,9 @@ v1::PrepareRequest ToProto(const PrepareCall& call) {
   out.set_source(TextOfPath(call.request.source));
   out.set_load_key(LoadKey(call.request));
   for (const SourceFile& file : call.index->files) *out.add_files() = ToProtoFile(file);
-  for (const TensorEntry& tensor : call.index->tensors) {
-    out.add_names(tensor.name);
-    out.add_dtypes(static_cast<v1::Dtype>(tensor.dtype));
-    out.add_ranks_of_shape(static_cast<uint32_t>(tensor.shape.size()));
-    out.mutable_dims()->Add(tensor.shape.begin(), tensor.shape.end());
-    out.add_piece_files(tensor.pieces.front().file);
-    out.add_piece_offsets(tensor.pieces.front().offset);
-  }
-  out.mutable_aliases()->insert(call.index->aliases.begin(), call.index->aliases.end());
+  SourceTableWriter tensors(*call.index, *out.mutable_tensors());
+  for (const TensorEntry& tensor : call.index->tensors) tensors.Add(tensor);
+  tensors.AddAliases();
   *out.mutable_layout() = ToProto(call.request.layout);
   *out.mutable_dtype_policy() = ToProto(call.request.policy);
   out.set_intended_mode(ToProto(call.request.intended));

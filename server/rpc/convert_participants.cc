@@ -3,7 +3,7 @@
 #include <climits>
 #include <utility>
 
-#include "common/checkpoint/path_text.h"
+#include "common/source/path_text.h"
 #include "server/protocol/timing.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/sendable_text.h"

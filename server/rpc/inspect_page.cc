@@ -1,8 +1,9 @@
 #include "server/rpc/inspect_page.h"
 
 #include "common/base/status.h"
-#include "common/checkpoint/path_text.h"
 #include "common/plan/plan.h"
+#include "common/source/path_text.h"
+#include "common/wire/source_table.h"
 #include "server/rpc/call.h"
 
 namespace ckptd {
@@ -17,10 +18,12 @@ void AddFirstPageFacts(const CheckpointIndex& index, v1::InspectCheckpointRespon
     one->set_bytes(file.bytes);
   }
   out.mutable_metadata()->insert(index.metadata.begin(), index.metadata.end());
-  for (const auto& [alias, target] : index.aliases) {
-    out.mutable_tensors()->add_alias_names(alias);
-    out.mutable_tensors()->add_alias_targets(target);
-  }
+}
+
+uint64_t BytesOf(const TensorEntry& tensor) {
+  uint64_t bytes = 0;
+  for (const Piece& piece : tensor.pieces) bytes += piece.bytes;
+  return bytes;
 }
 
 }  // namespace
@@ -34,26 +37,22 @@ absl::StatusOr<v1::InspectCheckpointResponse> InspectPage(const CheckpointIndex&
   out.set_source_identity(HexDigest(IdentityOf(index.files)));
   out.set_tensor_count(index.tensors.size());
   uint64_t total = 0;
-  for (const TensorEntry& tensor : index.tensors) {
-    for (const Piece& piece : tensor.pieces) total += piece.bytes;
-  }
+  for (const TensorEntry& tensor : index.tensors) total += BytesOf(tensor);
   out.set_tensor_bytes(total);
-  if (begin == 0) AddFirstPageFacts(index, out);
-  auto* table = out.mutable_tensors();
+  SourceTableWriter table(index, *out.mutable_tensors());
+  if (begin == 0) {
+    AddFirstPageFacts(index, out);
+    table.AddAliases();
+  }
   size_t bytes = 0;
   size_t i = begin;
   for (; i < index.tensors.size(); ++i) {
     const TensorEntry& tensor = index.tensors[i];
-    const size_t cost = tensor.name.size() + 40 + 10 * tensor.shape.size();
+    const size_t cost = SourceTableWriter::CostOf(tensor);
     if (i > begin && (bytes + cost > kPageBytes || (page_size > 0 && i - begin == page_size))) break;
     bytes += cost;
-    table->add_names(tensor.name);
-    table->add_dtypes(static_cast<v1::Dtype>(tensor.dtype));
-    table->add_ranks_of_shape(static_cast<uint32_t>(tensor.shape.size()));
-    table->mutable_dims()->Add(tensor.shape.begin(), tensor.shape.end());
-    table->add_files(tensor.pieces.front().file);
-    table->add_offsets(tensor.pieces.front().offset);
-    table->add_bytes(tensor.pieces.front().bytes);
+    table.Add(tensor);
+    out.mutable_tensors()->add_bytes(BytesOf(tensor));
   }
   if (i < index.tensors.size()) out.set_next_page_token(std::to_string(i));
   return out;

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "ckptd/v1/checkpoint_service.pb.h"
-#include "common/checkpoint/index.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "common/base/utf8.h"
-#include "common/checkpoint/path_text.h"
+#include "common/source/path_text.h"
 
 namespace ckptd {
 

@@ -88,13 +88,13 @@ absl::Status BlockReader::WithBlock(uint64_t offset, size_t bytes,
     rest.begin = offset;
     SwitchToBuffer(rest);
   }
-  CKPTD_RETURN_IF_ERROR(source_->file.Read(offset, buffer, files_.path(item_.file)));
+  CKPTD_RETURN_IF_ERROR(source_->object->ReadAt(offset, buffer));
   use(buffer);
   return absl::OkStatus();
 }
 
 absl::Status BlockReader::ReadTo(uint64_t offset, std::span<std::byte> place) {
-  return source_->file.Read(offset, place, files_.path(item_.file));
+  return source_->object->ReadAt(offset, place);
 }
 
 absl::Status BlockReader::WithMappedBlock(uint64_t offset, size_t bytes,
@@ -103,7 +103,7 @@ absl::Status BlockReader::WithMappedBlock(uint64_t offset, size_t bytes,
   if (RunGuarded(mapped, [&use, mapped] { use(mapped); })) return absl::OkStatus();
   // A plain read tells what went wrong.
   const std::span<std::byte> buffer(buffer_.get(), bytes);
-  CKPTD_RETURN_IF_ERROR(source_->file.Read(offset, buffer, files_.path(item_.file)));
+  CKPTD_RETURN_IF_ERROR(source_->object->ReadAt(offset, buffer));
   return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
                    fmt::format("reading {}: bytes at {} vanished and came back; let the writer "
                                "finish and load again",

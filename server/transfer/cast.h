@@ -11,7 +11,7 @@
 
 #include <cstddef>
 
-#include "common/checkpoint/dtype.h"
+#include "common/source/dtype.h"
 
 namespace ckptd {
 

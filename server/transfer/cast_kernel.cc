@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/checkpoint/dtype.h"
+#include "common/source/dtype.h"
 
 namespace ckptd::internal::CKPTD_ISA {
 

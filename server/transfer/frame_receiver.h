@@ -17,8 +17,8 @@
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "common/base/status.h"
-#include "common/checkpoint/index.h"
 #include "common/plan/plan.h"
+#include "common/source/index.h"
 #include "server/memory/slab_view.h"
 #include "server/transfer/frames.h"
 

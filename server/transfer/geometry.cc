@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -45,21 +46,40 @@ bool Aligned(const Geometry& g) {
   return true;
 }
 
-// Takes the op's loops into `g`, innermost first, and folds those that continue a run on both
-// sides. At the end they are outermost first again. False on overlap.
-bool TakeLoops(const CopyOp& op, Geometry& g, uint64_t& source_span, uint64_t& local_span) {
+// Whether the loops of `g` put its runs apart from each other locally, whatever their order; sets
+// ascends_local, and how far they reach.
+bool SpreadLocally(Geometry& g, uint64_t& span) {
+  std::array<uint32_t, CopyOp::kMaxDims> order = {};
+  for (uint32_t i = 0; i < g.dims; ++i) order[i] = g.dims - 1 - i;
+  const auto longer = [&g](uint32_t a, uint32_t b) {
+    return g.local_stride[a] < g.local_stride[b];
+  };
+  auto* const end = order.begin() + g.dims;
+  g.ascends_local = std::is_sorted(order.begin(), end, longer);
+  if (!g.ascends_local) std::stable_sort(order.begin(), end, longer);
+  span = g.run_local;
+  return std::all_of(order.begin(), end, [&g, &span](uint32_t d) {
+    return GrowSpan(g.count[d], g.local_stride[d], span);
+  });
+}
+
+// Takes the op's loops, innermost first, into `g` (outermost first again at the
+// end), folding those that continue a run on both sides. False on overlap.
+bool TakeLoops(const CopyOp& op, Geometry& g, uint64_t& source_span) {
+  uint64_t dense_bytes = g.run_local;  // while they lie back to back
   g.dense_local = true;
   for (uint32_t d = op.dims; d-- > 0;) {
     const uint64_t count = op.count[d];
     if (count == 1) continue;
-    g.dense_local = g.dense_local && op.slab_stride[d] == local_span;
     const bool folds =
         g.dims == 0 && op.file_stride[d] == g.run_source && op.slab_stride[d] == g.run_local;
+    g.dense_local = g.dense_local && op.slab_stride[d] == dense_bytes &&
+                    !__builtin_mul_overflow(dense_bytes, count, &dense_bytes);
     if (!GrowSpan(count, op.file_stride[d], source_span)) return false;
-    if (!GrowSpan(count, op.slab_stride[d], local_span)) return false;
     if (folds) {
+      if (!g.dense_local) return false;
       g.run_source = source_span;
-      g.run_local = local_span;
+      g.run_local = dense_bytes;
       continue;
     }
     if (__builtin_mul_overflow(g.runs, count, &g.runs)) return false;
@@ -94,8 +114,10 @@ absl::StatusOr<Geometry> MakeGeometry(const CopyOp& op, uint64_t tensor_offset) 
     return Malformed(op, "is longer than 64 bits count");
   }
   uint64_t source_span = g.run_source;
-  uint64_t local_span = g.run_local;
-  if (!TakeLoops(op, g, source_span, local_span)) return Malformed(op, "has loops that overlap");
+  uint64_t local_span = 0;
+  if (!TakeLoops(op, g, source_span) || !SpreadLocally(g, local_span)) {
+    return Malformed(op, "has loops that overlap");
+  }
   uint64_t local_end = 0;
   if (__builtin_add_overflow(g.begin, source_span, &g.end) ||
       __builtin_add_overflow(g.local, local_span, &local_end)) {

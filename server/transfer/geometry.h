@@ -11,9 +11,9 @@
 
 namespace ckptd {
 
-// A CopyOp with its loops folded as far as possible, so that a contiguous copy has dims == 0.
-// Runs ascend and do not overlap on either side. Positions are bytes: "source" in the file,
-// "local" in the tensor.
+// A CopyOp with its loops folded as far as they go, so that a contiguous copy
+// has dims == 0. Runs share no byte on either side, and ascend in the source. Positions are
+// bytes: "source" in the file, "local" in the tensor.
 struct Geometry {
   uint64_t begin = 0;  // source
   uint64_t end = 0;    // source, one past the last byte
@@ -26,7 +26,8 @@ struct Geometry {
   uint64_t run_local = 0;
   uint64_t runs = 1;
   uint32_t dims = 0;
-  bool dense_local = false;  // runs lie back to back in the local tensor
+  bool dense_local = false;   // runs lie back to back in the local tensor, in their order
+  bool ascends_local = true;  // runs ascend there, too
   std::array<uint64_t, CopyOp::kMaxDims> count = {};
   std::array<uint64_t, CopyOp::kMaxDims> source_stride = {};
   std::array<uint64_t, CopyOp::kMaxDims> local_stride = {};
@@ -37,9 +38,9 @@ struct Geometry {
   uint64_t ToSource(uint64_t local_bytes) const { return local_bytes / to_size * from_size; }
 };
 
-// `tensor_offset` is where the tensor starts in its slab. An op without bytes gets runs == 0.
-// Errors: Internal COVERAGE for a malformed op: loops that overlap or overflow, an unknown cast,
-// a start before the tensor.
+// `tensor_offset` is where the tensor starts in its slab. Errors: Internal
+// COVERAGE when the op is malformed: loops that overlap, descend in the file or overflow, an
+// unknown cast, a start before the tensor. An op without bytes has runs == 0.
 absl::StatusOr<Geometry> MakeGeometry(const CopyOp& op, uint64_t tensor_offset);
 
 // Whether both copy the same bytes to the same local places.

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <tuple>
 
+#include "common/base/checked_math.h"
 #include "common/base/digest.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/layout/checked_math.h"
 #include "server/transfer/slab_map.h"
 
 namespace ckptd {

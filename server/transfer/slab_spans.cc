@@ -7,6 +7,37 @@
 #include "server/transfer/geometry.h"
 
 namespace ckptd {
+namespace {
+
+// All that a copy puts into the slab whose runs do not ascend there. What lies back to back is one
+// span, in whatever order it comes: a transposed tensor has as many runs as elements.
+void AppendWhole(const Geometry& g, uint64_t tensor, std::vector<SlabSpan>& out) {
+  struct Loop {
+    uint64_t stride = 0;
+    uint64_t count = 0;
+    uint64_t at = 0;
+  };
+  std::vector<Loop> loops;  // innermost first, as they lie in the slab
+  for (uint32_t d = 0; d < g.dims; ++d) loops.push_back({g.local_stride[d], g.count[d], 0});
+  std::sort(loops.begin(), loops.end(),
+            [](const Loop& a, const Loop& b) { return a.stride < b.stride; });
+  SlabSpan span{tensor + g.local, g.run_local};
+  auto first = loops.begin();
+  for (; first != loops.end() && first->stride == span.bytes; ++first) span.bytes *= first->count;
+  while (true) {
+    out.push_back(span);
+    auto loop = first;
+    for (; loop != loops.end(); ++loop) {
+      span.offset += loop->stride;
+      if (++loop->at < loop->count) break;
+      span.offset -= loop->stride * loop->count;
+      loop->at = 0;
+    }
+    if (loop == loops.end()) return;
+  }
+}
+
+}  // namespace
 
 absl::StatusOr<SlabSpans> SlabSpans::Make(const RankPlan& plan, const CopyFilter& only) {
   SlabSpans spans(plan);
@@ -67,6 +98,10 @@ void SlabSpans::Append(const CopyOp& op, const ScatterStep& step,
     const uint64_t to = LocalBytesBefore(g, step.end);
     if (from < to) out.push_back({tensor + g.local + from, to - from});
     return;
+  }
+  // A strided piece is not cut by steps.
+  if (!g.ascends_local && g.begin >= step.begin && g.end <= step.end) {
+    return AppendWhole(g, tensor, out);
   }
   for (RunCursor run(g, step.begin); !run.done() && run.source() < step.end; run.Next()) {
     const uint64_t from = std::max(run.source(), step.begin) - run.source();

@@ -2,18 +2,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <linux/magic.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/statfs.h>
 #include <sys/uio.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
-#include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/source/registry.h"
 #include "server/transfer/sigbus_guard.h"
 
 namespace ckptd {
@@ -22,28 +17,6 @@ namespace {
 // Bytes that the kernel may read ahead for us at a time. More slows disks down.
 constexpr uint64_t kReadAheadBytes = 16 << 20;
 
-absl::Status Changed(const SourceFile& file, std::string_view how) {
-  return MakeError(
-      absl::StatusCode::kAborted, reason::kSourceChanged,
-      fmt::format("reading {}: {}; let the writer finish and load again", file.path, how),
-      {{"file", file.path}});
-}
-
-absl::Status CheckIdentity(int fd, const SourceFile& file) {
-  struct stat info = {};
-  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "reading the size of " + file.path);
-  if (!S_ISREG(info.st_mode)) return Changed(file, "it is no longer a regular file");
-  if (static_cast<uint64_t>(info.st_size) < file.bytes) {
-    return Changed(file, fmt::format("it has {} bytes, its header was read when it had {}",
-                                     info.st_size, file.bytes));
-  }
-  // An index made without identities has zeros there.
-  if (file.inode != 0 && (info.st_ino != file.inode || info.st_dev != file.device)) {
-    return Changed(file, "another file took its place after its header was read");
-  }
-  return absl::OkStatus();
-}
-
 // True if one byte at `offset` comes from the page cache without waiting.
 bool CachedAt(int fd, uint64_t offset) {
   std::byte byte = {};
@@ -51,14 +24,8 @@ bool CachedAt(int fd, uint64_t offset) {
   return ::preadv2(fd, &part, 1, static_cast<off_t>(offset), RWF_NOWAIT) == 1;
 }
 
-// tmpfs refuses reads that must not wait, though its reads never wait.
-bool InMemory(int fd) {
-  struct statfs info = {};
-  return ::fstatfs(fd, &info) == 0 && info.f_type == TMPFS_MAGIC;
-}
-
-// Opens the same file as `fd`, even if its name now belongs to another file. Invalid if its file
-// system has no O_DIRECT.
+// The very file that `fd` is, not what may have taken its name. Invalid where its file
+// system knows no O_DIRECT.
 UniqueFd OpenDirect(int fd) {
   const std::string path = fmt::format("/proc/self/fd/{}", fd);
   return UniqueFd(::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
@@ -67,14 +34,15 @@ UniqueFd OpenDirect(int fd) {
 }  // namespace
 
 void ReadAhead(OpenSource& source, uint64_t position) {
+  if (source.object->fd() < 0) return;
   const uint64_t until = position + kReadAheadBytes;
   uint64_t asked = source.read_ahead_to.load(std::memory_order_relaxed);
   // Reads ahead in quarters, so that the read-ahead window moves while it is consumed.
   if (asked > position && until - asked < kReadAheadBytes / 4) return;
   if (!source.read_ahead_to.compare_exchange_strong(asked, until)) return;
   const uint64_t from = std::max(asked, position);
-  // This is a hint. If it is not supported, later reads wait.
-  ::posix_fadvise(source.file.fd.get(), static_cast<off_t>(from), static_cast<off_t>(until - from),
+  // A hint: where it is not supported, the reads below wait instead.
+  ::posix_fadvise(source.object->fd(), static_cast<off_t>(from), static_cast<off_t>(until - from),
                   POSIX_FADV_WILLNEED);
 }
 
@@ -99,17 +67,13 @@ absl::StatusOr<std::shared_ptr<OpenSource>> SourceFiles::Acquire(uint32_t file) 
   if (slot.open != nullptr) return slot.open;
   const SourceFile& wanted = index_.files[file];
   auto source = std::make_shared<OpenSource>();
-  CKPTD_ASSIGN_OR_RETURN(source->file, OpenSourceFile(wanted.path));
-  const int fd = source->file.fd.get();
-  CKPTD_RETURN_IF_ERROR(CheckIdentity(fd, wanted));
-  const bool borrowed = source->file.memory.has_value();  // the file itself has a hole there
-  if (mappable_ && !borrowed) {
-    void* address = ::mmap(nullptr, wanted.bytes, PROT_READ, MAP_SHARED, fd, 0);
-    // Without a mapping the file is read through the buffer.
-    if (address != MAP_FAILED) source->mapping = Mapping(address, wanted.bytes);
-  }
-  source->in_memory = borrowed || InMemory(fd);
-  if (Allows(IoMode::kDirect) && !borrowed) source->direct = OpenDirect(fd);
+  CKPTD_ASSIGN_OR_RETURN(source->object, OpenObject(wanted.path));
+  CKPTD_RETURN_IF_ERROR(CheckIsStill(*source->object, wanted));
+  // Without a mapping the file is read through the buffer.
+  if (mappable_) source->mapping = source->object->Map();
+  source->in_memory = source->object->in_memory();
+  const int fd = source->object->fd();
+  if (Allows(IoMode::kDirect) && fd >= 0) source->direct = OpenDirect(fd);
   slot.open = source;
   return source;
 }
@@ -122,9 +86,10 @@ void SourceFiles::ItemDone(uint32_t file) {
 }
 
 bool SourceFiles::Cached(const OpenSource& source, const WorkItem& item) {
-  const int fd = source.file.fd.get();
-  return source.in_memory || (CachedAt(fd, item.begin) && CachedAt(fd, item.end - 1) &&
-                              CachedAt(fd, item.begin + (item.end - item.begin) / 2));
+  const int fd = source.object->fd();
+  if (source.in_memory || fd < 0) return source.in_memory;
+  return CachedAt(fd, item.begin) && CachedAt(fd, item.end - 1) &&
+         CachedAt(fd, item.begin + (item.end - item.begin) / 2);
 }
 
 IoMode SourceFiles::ChooseIoMode(const OpenSource& source, const WorkItem& item) const {

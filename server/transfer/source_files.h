@@ -12,8 +12,8 @@
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "common/base/posix.h"
-#include "common/checkpoint/index.h"
-#include "common/checkpoint/process_memory.h"
+#include "common/source/index.h"
+#include "common/source/storage.h"
 #include "server/transfer/io_mode.h"
 #include "server/transfer/schedule.h"
 
@@ -21,11 +21,11 @@ namespace ckptd {
 
 // One open source file.
 struct OpenSource {
-  OpenedFile file;
-  UniqueFd direct;                          // the same file with O_DIRECT; may be invalid
-  Mapping mapping;                          // whole file, read-only; may be invalid
-  std::atomic<uint64_t> read_ahead_to = 0;  // bytes that the kernel was asked to read so far
-  bool in_memory = false;  // in a file system that is memory, or in memory of a process
+  std::shared_ptr<const ReadableObject> object;
+  UniqueFd direct;                          // the same, with O_DIRECT; may be invalid
+  Mapping mapping;                          // all of it, read-only; may be invalid
+  std::atomic<uint64_t> read_ahead_to = 0;  // bytes asked of the kernel so far
+  bool in_memory = false;                   // as ReadableObject::in_memory
 };
 
 // Each file is opened for its first item and closed after its last one, so a source may have more
@@ -38,8 +38,8 @@ class SourceFiles {
   // Adds items. Call this before they are begun.
   void Expect(std::span<const WorkItem> items);
 
-  // Errors: those of OpenSourceFile; Aborted SOURCE_CHANGED if the file is shorter than the index
-  // says, or is another file.
+  // Errors: those of Storage::Open; Aborted SOURCE_CHANGED if the file is
+  // shorter than, or not the one, in the index.
   absl::StatusOr<std::shared_ptr<OpenSource>> Acquire(uint32_t file);
   // Call this once per item, after its last block.
   void ItemDone(uint32_t file);

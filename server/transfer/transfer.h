@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/checkpoint/index.h"
 #include "common/plan/group_plan.h"
 #include "common/plan/plan.h"
+#include "common/source/index.h"
 #include "server/memory/slab_view.h"
 #include "server/transfer/step_user.h"
 #include "server/transfer/transfer_types.h"

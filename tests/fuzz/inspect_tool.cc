@@ -10,7 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "common/base/posix.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 
 namespace ckptd {
 namespace {

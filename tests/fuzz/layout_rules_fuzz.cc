@@ -20,7 +20,10 @@ constexpr uint32_t kMostRanks = 64;
 void AddTensor(const std::string& name, Dtype dtype, const Shape& shape, CheckpointIndex& index) {
   const uint64_t bytes = ElementCount(shape) * BitsOf(dtype) / 8;
   const uint64_t offset = index.files[0].bytes;
-  index.tensors.push_back({name, dtype, shape, {{0, offset, bytes, {Shape(shape.size()), shape}}}});
+  index.tensors.push_back({.name = name,
+                           .dtype = dtype,
+                           .shape = shape,
+                           .pieces = {{0, offset, bytes, {Shape(shape.size()), shape}}}});
   index.files[0].bytes += bytes;
 }
 

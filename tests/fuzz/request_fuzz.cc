@@ -1,5 +1,6 @@
 // Feeds arbitrary messages, from clients and from other daemons, to what makes
 // values of them. What is accepted says the same after a way to the wire and back.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -7,6 +8,7 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
+#include "common/source/piece.h"
 #include "inputs.pb.h"
 #include "server/rpc/convert.h"
 #include "tests/fuzz/message_input.h"
@@ -79,13 +81,30 @@ void CheckPrepare(v1::PrepareRequest request) {
   const auto call = FromProto(request);
   if (!call.ok()) return RequireGoodError(call.status());
   for (const TensorEntry& tensor : call->index->tensors) {
-    Require(tensor.pieces.front().file < call->index->files.size(), "files exist");
+    Require(!tensor.pieces.empty(), "a tensor lies somewhere");
+    Require(tensor.group < call->index->groups.size(), "groups exist");
+    for (const Piece& piece : tensor.pieces) {
+      Require(piece.file < call->index->files.size(), "files exist");
+      Require(WhyImpossible(piece, tensor, call->index->files[piece.file].bytes).empty(),
+              "pieces hold together");
+    }
   }
   const auto back = FromProto(ToProto(*call));
   Require(back.ok(), "what we send, we accept: " + MessageOf(back.status()));
   Require(RequestDigest(back->request) == RequestDigest(call->request), "the request is the same");
   Require(back->index->files == call->index->files, "the files are the same");
   Require(back->index->tensors.size() == call->index->tensors.size(), "the tensors are the same");
+  for (size_t i = 0; i < call->index->tensors.size(); ++i) {
+    const TensorEntry& a = call->index->tensors[i];
+    const TensorEntry& b = back->index->tensors[i];
+    const auto same = [](const Piece& x, const Piece& y) {
+      return x.file == y.file && x.offset == y.offset && x.bytes == y.bytes && x.box == y.box &&
+             x.strides == y.strides;
+    };
+    Require(a.kind == b.kind && a.dtype == b.dtype && a.shape == b.shape, "they are what they were");
+    Require(std::equal(a.pieces.begin(), a.pieces.end(), b.pieces.begin(), b.pieces.end(), same),
+            "they lie where they were");
+  }
 }
 
 void CheckOrder(const v1::ReadOrder& order) {

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/checkpoint/index_json.h"
-#include "common/checkpoint/merge.h"
-#include "common/checkpoint/safetensors_header.h"
+#include "common/source/formats/safetensors/header.h"
+#include "common/source/formats/safetensors/index_json.h"
+#include "common/source/formats/safetensors/merge.h"
 #include "tests/fuzz/properties.h"
 
 namespace ckptd::fuzz {

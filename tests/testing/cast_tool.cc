@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "common/checkpoint/dtype.h"
+#include "common/source/dtype.h"
 #include "server/transfer/cast.h"
 
 int main(int argc, char** argv) {

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/checkpoint/index.h"
 #include "common/plan/plan.h"
+#include "common/source/index.h"
 #include "tests/testing/status_matchers.h"
 
 namespace ckptd {

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <string>
 
-#include "common/checkpoint/index.h"
 #include "common/devices/load_model.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

@@ -1,7 +1,7 @@
 // Plans on request, for tests in other languages. Reads one JSON request per
 // line from stdin, writes one JSON reply per line to stdout:
 //   {"tensors": [{"name", "dtype", "shape",
-//                 "pieces": [{"offset", "bytes", "offsets", "extents"}]}],
+//                 "pieces": [{"offset", "bytes", "offsets", "extents", "strides"}]}],
 //    "aliases": {name: name}, "file_bytes": N,
 //    "rules": text | "layout": {"meshes", "shardings", "targets", "world_size",
 //                               "flats": [{"name", "sharding", "elements"}]},
@@ -51,9 +51,10 @@ CheckpointIndex ReadIndex(const Json& request) {
     entry.dtype = DtypeOf(item["dtype"]);
     entry.shape = Numbers<uint64_t>(item["shape"]);
     for (const Json& part : item["pieces"].GetArray()) {
-      entry.pieces.push_back(Piece{0, part["offset"].GetUint64(), part["bytes"].GetUint64(),
-                                   Box{Numbers<uint64_t>(part["offsets"]),
-                                       Numbers<uint64_t>(part["extents"])}});
+      entry.pieces.push_back(Piece{
+          0, part["offset"].GetUint64(), part["bytes"].GetUint64(),
+          Box{Numbers<uint64_t>(part["offsets"]), Numbers<uint64_t>(part["extents"])},
+          Numbers<uint64_t>(part["strides"])});
     }
     index.tensors.push_back(std::move(entry));
   }

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "common/checkpoint/index.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

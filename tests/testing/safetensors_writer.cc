@@ -18,8 +18,8 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/base/utf8.h"
-#include "common/checkpoint/safetensors_header.h"
-#include "common/checkpoint/text.h"
+#include "common/source/formats/safetensors/header.h"
+#include "common/source/text.h"
 
 namespace ckptd {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/checkpoint/dtype.h"
-#include "common/checkpoint/index.h"
+#include "common/source/dtype.h"
+#include "common/source/index.h"
 
 namespace ckptd {
 

@@ -75,9 +75,10 @@ class Source:
         self._bytes = bytearray()
         self._next = 1
 
-    def add(self, name, shape, dtype=np.uint32, cuts=()):
+    def add(self, name, shape, dtype=np.uint32, cuts=(), stored=None):
         """Appends a tensor; `cuts` are indices of dimension 0 at which it is
-        split into pieces, stored in reverse order."""
+        split into pieces, stored in reverse order. `stored`: the dimensions in the
+        order in which each piece is stored, outermost first."""
         count = math.prod(shape)
         values = np.arange(self._next, self._next + count).astype(dtype).reshape(shape)
         self._next += count
@@ -87,13 +88,18 @@ class Source:
         pieces = []
         for box in boxes:
             part = values if box is None else values[box[0] : box[1]]
-            data = np.ascontiguousarray(part).tobytes()
+            order = list(stored or range(len(shape)))
+            data = np.ascontiguousarray(part.transpose(order)).tobytes()
+            strides = [0] * len(shape)
+            for place, dim in enumerate(order):
+                strides[dim] = math.prod(part.shape[inner] for inner in order[place + 1 :])
             pieces.append(
                 {
                     "offset": len(self._bytes),
                     "bytes": len(data),
                     "offsets": [] if box is None else [box[0]] + [0] * (len(shape) - 1),
                     "extents": [] if box is None else list(part.shape),
+                    "strides": strides if stored else [],
                 }
             )
             self._bytes += data

@@ -85,7 +85,8 @@ def sharded_tensors(draw):
         for _ in mesh
     ]
     cuts = draw(st.lists(st.integers(0, shape[0]), max_size=2))
-    return shape, mesh, placements, cuts
+    stored = draw(st.none() | st.permutations(range(len(shape))))
+    return shape, mesh, placements, {"cuts": cuts, "stored": stored}
 
 
 def layout_of(mesh, sharding, names):
@@ -100,10 +101,10 @@ def layout_of(mesh, sharding, names):
 @settings(max_examples=400, deadline=None)
 @given(sharded_tensors())
 def test_every_rank_gets_the_elements_that_index_arithmetic_names(case):
-    shape, mesh, placements, cuts = case
+    shape, mesh, placements, how = case
     source = Source()
     source.add("before", (3,), np.uint8)
-    source.add("x", shape, cuts=cuts)
+    source.add("x", shape, **how)
     layout = layout_of(mesh, {"mesh": 0, "placements": [text_of(p) for p in placements]}, ["x"])
     ranks = range(math.prod(mesh))
     results, _ = plan_ranks(source, ranks, layout=layout)
@@ -115,9 +116,9 @@ def test_every_rank_gets_the_elements_that_index_arithmetic_names(case):
 @settings(max_examples=150, deadline=None)
 @given(sharded_tensors())
 def test_storage_is_read_once_for_all_ranks_together(case):
-    shape, mesh, placements, cuts = case
+    shape, mesh, placements, how = case
     source = Source()
-    source.add("x", shape, cuts=cuts)
+    source.add("x", shape, **how)
     layout = layout_of(mesh, {"mesh": 0, "placements": [text_of(p) for p in placements]}, ["x"])
     ranks = range(math.prod(mesh))
     _, reply = plan_ranks(source, ranks, layout=layout)
@@ -127,9 +128,9 @@ def test_storage_is_read_once_for_all_ranks_together(case):
 @settings(max_examples=150, deadline=None)
 @given(sharded_tensors(), st.sets(st.integers(0, 15), min_size=1))
 def test_read_bytes_is_the_union_of_what_some_ranks_keep(case, some):
-    shape, mesh, placements, cuts = case
+    shape, mesh, placements, how = case
     source = Source()
-    source.add("x", shape, cuts=cuts)
+    source.add("x", shape, **how)
     ranks = sorted(r for r in some if r < math.prod(mesh)) or [0]
     layout = layout_of(mesh, {"mesh": 0, "placements": [text_of(p) for p in placements]}, ["x"])
     _, reply = plan_ranks(source, ranks, layout=layout)

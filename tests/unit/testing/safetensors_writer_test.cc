@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "common/base/reasons.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
-#include "tests/unit/common/checkpoint/file_bytes.h"
+#include "tests/unit/common/source/file_bytes.h"
 
 namespace ckptd {
 namespace {

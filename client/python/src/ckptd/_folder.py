@@ -1,6 +1,6 @@
 """Chooses the files of a folder that are its checkpoint, without a daemon.
 
-Repeats the daemons' rule, which common/checkpoint/choose.h and config_json.h describe.
+Repeats the daemons' rule, which common/source/formats/safetensors/choose.h and config_json.h describe.
 """
 
 import json

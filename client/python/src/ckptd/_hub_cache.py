@@ -1,6 +1,6 @@
 """Finds models of the Hugging Face hub in its local cache.
 
-Repeats ckptctl's rule, which common/checkpoint/hub_cache.h describes.
+Repeats ckptctl's rule, which common/source/hub_cache.h describes.
 """
 
 import os

@@ -13,6 +13,7 @@ MODE_NAMES = {number: name for name, number in MODES.items()}
 HANDLES = {"memfd": 1, "vmm_fd": 2, "cuda_ipc": 3}
 _HANDLE_NAMES = {number: name for name, number in HANDLES.items()}
 _STAGES = _proto.enum_names("Stage", "STAGE_")
+_KINDS = {n: name.lower() for n, name in _proto.enum_names("EntryKind", "ENTRY_KIND_").items()}
 _STATES = {0: "UNSPECIFIED", 1: "LOADING", 2: "ACTIVE", 3: "UNLOADING", 4: "FAILED", 5: "TAKEN"}
 
 
@@ -157,7 +158,11 @@ def checkpoint_of(message, resident: bool = False, differs=()) -> Checkpoint:
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A tensor on storage: dtype as in its header ("BF16"), and where its bytes are in `file`."""
+    """A tensor on storage: dtype as in its header ("BF16"), and where its bytes are.
+
+    file, offset: of its first piece. nbytes: of all pieces. kind: "parameter", "buffer",
+    "optimizer" or "object". group: which part of a training state it belongs to, or "".
+    """
 
     name: str
     dtype: str
@@ -165,6 +170,9 @@ class SourceTensor:
     file: str
     offset: int
     nbytes: int
+    pieces: int = 1
+    kind: str = "parameter"
+    group: str = ""
 
 
 @dataclass
@@ -202,38 +210,57 @@ def shapes_of(ranks: List[int], dims: List[int], what: str) -> List[Tuple[int, .
     return [tuple(itertools.islice(rest, rank)) for rank in ranks]
 
 
+class _Columns:
+    """The columns of a SourceTable as lists, those that are left out filled in."""
+
+    def __init__(self, table) -> None:
+        count = len(table.names)
+        self.names = list(table.names)
+        self.dtypes = list(table.dtypes)
+        self.ranks = list(table.ranks_of_shape)
+        self.sizes = list(table.bytes)
+        self.files = list(table.files)
+        self.offsets = list(table.offsets)
+        self.pieces = list(table.piece_counts) or [1] * count
+        self.kinds = list(table.kinds) or [1] * count
+        self.groups = list(table.groups) or [""]
+        self.group_of = list(table.group_of) or [0] * count
+
+    def fit(self, files: int) -> bool:
+        """Whether they fit together, and a source of so many files."""
+        per_tensor = (self.dtypes, self.ranks, self.sizes, self.pieces, self.kinds, self.group_of)
+        return (
+            all(len(column) == len(self.names) for column in per_tensor)
+            and min(self.pieces, default=1) > 0
+            and sum(self.pieces) == len(self.files) == len(self.offsets)
+            and max(self.files, default=-1) < files
+            and max(self.group_of, default=-1) < len(self.groups)
+        )
+
+
 def add_page(source: Source, table) -> None:
     """Adds one page of an InspectCheckpoint reply."""
-    columns = [
-        list(c)
-        for c in (
-            table.names,
-            table.dtypes,
-            table.ranks_of_shape,
-            table.files,
-            table.offsets,
-            table.bytes,
-        )
-    ]
+    columns = _Columns(table)
     what = f"the tensors of {source.source}"
-    if len({len(column) for column in columns}) > 1 or any(
-        f >= len(source.files) for f in columns[3]
-    ):
+    if not columns.fit(len(source.files)):
         raise DataLoss(
             f"reading {what}: the columns of the daemon's table do not fit together; "
             "update the daemon and this client",
             "INVALID_REPLY",
         )
-    names, dtypes, ranks, files, offsets, sizes = columns
-    for i, shape in enumerate(shapes_of(ranks, list(table.dims), what)):
-        row = _dtypes.BY_NUMBER.get(dtypes[i])
-        source.tensors[names[i]] = SourceTensor(
-            names[i],
-            row.name if row else str(dtypes[i]),
+    firsts = [0, *itertools.accumulate(columns.pieces)]
+    for i, shape in enumerate(shapes_of(columns.ranks, list(table.dims), what)):
+        row = _dtypes.BY_NUMBER.get(columns.dtypes[i])
+        source.tensors[columns.names[i]] = SourceTensor(
+            columns.names[i],
+            row.name if row else str(columns.dtypes[i]),
             shape,
-            source.files[files[i]][0],
-            offsets[i],
-            sizes[i],
+            source.files[columns.files[firsts[i]]][0],
+            columns.offsets[firsts[i]],
+            columns.sizes[i],
+            columns.pieces[i],
+            _KINDS.get(columns.kinds[i], str(columns.kinds[i])),
+            columns.groups[columns.group_of[i]],
         )
     source.aliases.update(zip(table.alias_names, table.alias_targets))
 

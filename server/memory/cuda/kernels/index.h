@@ -27,8 +27,8 @@ inline constexpr uint32_t kMaxPerThread = 8;     // units of a tile that one thr
 inline constexpr uint32_t kWidestPerThread = 4;  // for units of 16 bytes
 inline constexpr uint32_t kMaxTileUnits = kThreads * kMaxPerThread;
 
-// Addresses wrap: unit 0 may lie before the memory of units [first, last). Strides are bytes,
-// outermost first. A stride is never shorter than what it steps over.
+// Addresses wrap: unit 0 may lie before the memory that [first, last) touches. Strides
+// are bytes, outermost first; those of the source are never shorter than what they step over.
 struct CopyTask {
   uint64_t source;  // address of unit 0
   uint64_t target;

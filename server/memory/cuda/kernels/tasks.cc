@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -62,6 +63,20 @@ bool GrowSpan(uint64_t count, uint64_t stride, uint64_t& span) {
          !__builtin_add_overflow(steps, span, &span);
 }
 
+// As GrowSpan for all loops of the target, whose runs come in any order: `span` is that of a run,
+// and becomes that of all.
+bool SpreadTarget(const BlockCopy& copy, uint64_t& span) {
+  std::array<uint32_t, kMaxDims> order = {};
+  for (uint32_t i = 0; i < copy.dims; ++i) order[i] = copy.dims - 1 - i;
+  auto* const end = order.begin() + copy.dims;
+  std::stable_sort(order.begin(), end, [&copy](uint32_t a, uint32_t b) {
+    return copy.target_stride[a] < copy.target_stride[b];
+  });
+  return std::all_of(order.begin(), end, [&copy, &span](uint32_t d) {
+    return GrowSpan(copy.count[d], copy.target_stride[d], span);
+  });
+}
+
 absl::Status Check(const BlockCopy& copy, const Element& element) {
   if (copy.dims > kMaxDims) return Malformed(copy, "has too many loops");
   if (copy.run_bytes == 0 || copy.run_bytes % element.source != 0) {
@@ -77,11 +92,11 @@ absl::Status Check(const BlockCopy& copy, const Element& element) {
     if (copy.count[d] == 0 || copy.source_stride[d] % element.source != 0 ||
         copy.target_stride[d] % element.target != 0 ||
         !GrowSpan(copy.count[d], copy.source_stride[d], source_span) ||
-        !GrowSpan(copy.count[d], copy.target_stride[d], target_span) ||
         __builtin_mul_overflow(bytes, copy.count[d], &bytes)) {
       return Malformed(copy, "has loops that overlap or cut elements");
     }
   }
+  if (!SpreadTarget(copy, target_span)) return Malformed(copy, "has loops that overlap");
   uint64_t end = 0;
   if (__builtin_add_overflow(copy.begin, source_span, &end) ||
       __builtin_add_overflow(copy.target, target_span, &end)) {

@@ -69,6 +69,28 @@ TEST(JsonViews, GiveTheTensorTableOnlyOnDemand) {
   EXPECT_EQ(tensor["shape"].dump(), "[2,3]");
 }
 
+TEST(JsonViews, ListThePiecesOfATensorThatIsNotInOne) {
+  SourceInfo source;
+  source.files = {{"/m/a", 100}, {"/m/b", 100}};
+  SourceTensor& tensor = source.tensors.emplace_back();
+  tensor.name = "w";
+  tensor.dtype = Dtype::kU8;
+  tensor.shape = {2, 3};
+  tensor.kind = EntryKind::kOptimizer;
+  tensor.group = "optimizer";
+  tensor.pieces = {{0, 8, 3, {{0, 0}, {1, 3}}}, {1, 0, 3, {{1, 0}, {1, 3}}, {1, 2}}};
+  const nlohmann::json one = Parse(ToJson(source, true))["tensors"][0];
+  EXPECT_EQ(one["kind"], "optimizer");
+  EXPECT_EQ(one["group"], "optimizer");
+  ASSERT_EQ(one["pieces"].size(), 2u);
+  EXPECT_EQ(one["pieces"][0]["strides"].dump(), "[3,1]");
+  EXPECT_EQ(one["pieces"][1]["file"], "/m/b");
+  EXPECT_EQ(one["pieces"][1]["begin"].dump(), "[1,0]");
+  EXPECT_EQ(one["pieces"][1]["strides"].dump(), "[1,2]");
+  tensor.pieces = {{0, 8, 6, {{0, 0}, {2, 3}}}};
+  EXPECT_FALSE(Parse(ToJson(source, true))["tensors"][0].contains("pieces"));
+}
+
 TEST(JsonViews, GiveEmptyListsAsLists) {
   EXPECT_TRUE(Parse(ToJson(std::vector<CheckpointInfo>()))["checkpoints"].is_array());
   EXPECT_TRUE(Parse(ToJson(std::vector<RankLease>()))["leases"].is_array());

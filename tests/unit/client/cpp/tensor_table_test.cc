@@ -180,6 +180,7 @@ TEST(AttachRequestOfAnAnswer, NeedsADeviceAndAWholeHandleForMemoryThatIsNamed) {
 TEST(SourceTable, IsRefusedWhenATensorLiesInAFileThatIsNotListed) {
   v1::InspectCheckpointResponse page;
   page.add_files()->set_path("/a");
+  page.mutable_files(0)->set_bytes(12);
   v1::SourceTable& table = *page.mutable_tensors();
   table.add_names("w");
   table.add_dtypes(v1::DTYPE_F32);
@@ -191,7 +192,7 @@ TEST(SourceTable, IsRefusedWhenATensorLiesInAFileThatIsNotListed) {
   EXPECT_OK(AppendSource(page, good));
   table.set_files(0, 1);
   SourceInfo bad;
-  EXPECT_THAT(AppendSource(page, bad), Says("does not list"));
+  EXPECT_THAT(AppendSource(page, bad), Says("in a file that is not listed"));
 }
 
 TEST(SourceTable, IsNeverOfPagesOfDifferentFiles) {

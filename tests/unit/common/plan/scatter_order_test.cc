@@ -122,5 +122,22 @@ TEST(ScatterOrder, OfNothingHasNoSteps) {
   EXPECT_TRUE(OrderScatter(CheckpointIndex(), {}).steps.empty());
 }
 
+// A part of a transposed piece would go to all of its tensor, element by element.
+TEST(ScatterOrder, CutsNoPieceWithStrides) {
+  CheckpointIndex index;
+  index.files = {{"/a", 100'000, 1, 2, 3, 4}};
+  index.tensors = {Tensor("a", Dtype::kF32, 2000, 0, 0), Tensor("b", Dtype::kF32, 2000, 0, 8000)};
+  TensorEntry& tensor = index.tensors[1];
+  tensor.shape = {50, 40};
+  tensor.pieces[0].box = {{0, 0}, {50, 40}};
+  tensor.pieces[0].strides = {1, 100};
+  const ScatterOrder order = OrderScatter(index, {1000, 1});
+  ASSERT_EQ(order.windows.size(), 2u);
+  EXPECT_EQ(order.steps.back().window, 1u);
+  EXPECT_EQ(order.steps.back().begin, 8000u);
+  EXPECT_EQ(order.steps.back().end, 8000u + 4 * (39 * 100 + 49 + 1));
+  EXPECT_EQ(order.steps[order.steps.size() - 2].window, 0u);
+}
+
 }  // namespace
 }  // namespace ckptd

@@ -143,6 +143,12 @@ TEST(FindWholeTensors, LeavesOutTensorsThatShareBytes) {
   EXPECT_THAT(Planned(std::move(index), "replicate:6").Whole(), ElementsAre("a", "d"));
 }
 
+TEST(FindWholeTensors, LeavesOutWhatComesInShortRuns) {
+  CheckpointIndex index = Tensors({{"a", {8, 8}}, {"b", {8, 8}}});
+  index.tensors[1].pieces[0].strides = {1, 8};
+  EXPECT_THAT(Planned(std::move(index), "replicate:6").Whole(), ElementsAre("a"));
+}
+
 TEST(WholeTensors, HasExactlyTheCopiesOfItsTensors) {
   for (uint64_t seed = 1; seed <= 6; ++seed) {
     for (const std::string& layout : SixRankLayouts()) {

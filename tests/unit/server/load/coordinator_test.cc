@@ -15,7 +15,7 @@
 #include "common/base/mutex.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/group_in_process.h"
 #include "tests/testing/small_source.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/base/reasons.h"
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 #include "tests/testing/safetensors_writer.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
@@ -108,6 +108,30 @@ TEST_F(TiedTest, WhoeverNeedsItNoMoreEndsIt) {
   most_ = 1;
   stop_ = absl::CancelledError("enough");
   EXPECT_EQ(Check(Source(0), "a", {"b"}), stop_);
+}
+
+// Tensors of 2 x 3, the first one as its index has it, the other one transposed in the file.
+TEST_F(TiedTest, OnesWithStridesAreComparedWhereTheyLieAlike) {
+  std::vector<std::byte> bytes(12);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i % 6);
+  bytes[1] = std::byte{77};  // lies in a gap of "a"
+  folder_.Write("raw", {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  CheckpointIndex index;
+  index.files.emplace_back().path = folder_ / "raw";
+  index.files[0].bytes = bytes.size();
+  for (const char* name : {"a", "b"}) {
+    TensorEntry& tensor = index.tensors.emplace_back();
+    tensor.name = name;
+    tensor.dtype = Dtype::kU8;
+    tensor.shape = {2, 2};
+    const uint64_t offset = name[0] == 'a' ? 0 : 6;
+    tensor.pieces = {{0, offset, 4, {{0, 0}, {2, 2}}, {2, 3}}};
+  }
+  EXPECT_OK(Check(index, "a", {"b"}));
+  index.tensors[1].pieces[0].strides = {3, 2};
+  EXPECT_THAT(std::string(Check(index, "a", {"b"}).message()), HasSubstr("different ways"));
+  index.tensors[1].pieces[0] = {0, 1, 4, {{0, 0}, {2, 2}}, {2, 3}};
+  EXPECT_THAT(std::string(Check(index, "a", {"b"}).message()), HasSubstr("different values"));
 }
 
 }  // namespace

@@ -140,9 +140,17 @@ PrepareCall RichCall() {
   call.members_read = true;
   call.unmapped = true;
   CheckpointIndex index = *call.index;
-  index.tensors = {{"a", Dtype::kF32, {2, 3}, {{0, 8, 24, {{0, 0}, {2, 3}}}}},
-                   {"b", Dtype::kF4, {4}, {{0, 32, 2, {{0}, {4}}}}},
-                   {"c", Dtype::kI64, {}, {{0, 34, 8, {{}, {}}}}}};
+  const auto entry = [](const char* name, Dtype dtype, Shape shape, std::vector<Piece> pieces) {
+    TensorEntry made;
+    made.name = name;
+    made.dtype = dtype;
+    made.shape = std::move(shape);
+    made.pieces = std::move(pieces);
+    return made;
+  };
+  index.tensors = {entry("a", Dtype::kF32, {2, 3}, {{0, 8, 24, {{0, 0}, {2, 3}}}}),
+                   entry("b", Dtype::kF4, {4}, {{0, 32, 2, {{0}, {4}}}}),
+                   entry("c", Dtype::kI64, {}, {{0, 34, 8, {{}, {}}}})};
   index.aliases = {{"tied", "a"}};
   call.index = std::make_shared<const CheckpointIndex>(std::move(index));
   call.epoch = 9;
@@ -182,6 +190,18 @@ TEST(ConvertPrepare, KeepsTheIndex) {
     EXPECT_EQ(have.pieces[0].bytes, want.pieces[0].bytes);
     EXPECT_EQ(have.pieces[0].box, want.pieces[0].box);
   }
+}
+
+// Of a file with 100,000 of them they would be half of the message.
+TEST(ConvertPrepare, SendsNoColumnsForWhatIsSoByDefault) {
+  const v1::PrepareRequest sent = ToProto(RichCall());
+  EXPECT_EQ(sent.tensors().files_size(), 3);
+  EXPECT_EQ(sent.tensors().piece_counts_size(), 0);
+  EXPECT_EQ(sent.tensors().boxed_pieces_size(), 0);
+  EXPECT_EQ(sent.tensors().strided_pieces_size(), 0);
+  EXPECT_EQ(sent.tensors().kinds_size(), 0);
+  EXPECT_EQ(sent.tensors().group_of_size(), 0);
+  EXPECT_EQ(sent.tensors().bytes_size(), 0);
 }
 
 TEST(ConvertPrepare, KeepsTheReply) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <string>
 
@@ -202,7 +203,10 @@ class HostilePrepare : public ::testing::Test {
   HostilePrepare() {
     PrepareCall call = CallOf("checkpoints/a", RuleRequest());
     CheckpointIndex index = *call.index;
-    index.tensors = {{"a", Dtype::kF32, {2, 3}, {{0, 8, 24, {{0, 0}, {2, 3}}}}}};
+    index.tensors = {{.name = "a",
+                      .dtype = Dtype::kF32,
+                      .shape = {2, 3},
+                      .pieces = {{0, 8, 24, {{0, 0}, {2, 3}}}}}};
     call.index = std::make_shared<const CheckpointIndex>(std::move(index));
     request_ = ToProto(call);
   }
@@ -216,35 +220,105 @@ class HostilePrepare : public ::testing::Test {
 TEST_F(HostilePrepare, IsAcceptedUnspoiled) { EXPECT_OK(FromProto(request_)); }
 
 TEST_F(HostilePrepare, RefusesColumnsOfDifferentLengths) {
+  using Spoil = void (*)(v1::SourceTable&);
   const v1::PrepareRequest good = request_;
-  request_.add_names("b");
-  ExpectRefused();
-  request_ = good;
-  request_.add_dtypes(v1::Dtype::DTYPE_UNSPECIFIED);
-  ExpectRefused();
-  request_ = good;
-  request_.add_ranks_of_shape(0);
-  ExpectRefused();
-  request_ = good;
-  request_.add_piece_files(0);
-  ExpectRefused();
-  request_ = good;
-  request_.add_piece_offsets(0);
-  ExpectRefused();
+  for (const Spoil spoil : std::initializer_list<Spoil>{
+           [](v1::SourceTable& t) { t.add_names("b"); },
+           [](v1::SourceTable& t) { t.add_dtypes(v1::Dtype::DTYPE_U8); },
+           [](v1::SourceTable& t) { t.add_ranks_of_shape(0); },
+           [](v1::SourceTable& t) { t.add_dims(1); },
+           [](v1::SourceTable& t) { t.add_files(0); },
+           [](v1::SourceTable& t) { t.add_offsets(0); },
+           [](v1::SourceTable& t) { t.add_alias_names("c"); },
+           [](v1::SourceTable& t) { t.mutable_bytes()->Resize(2, 24); },
+           [](v1::SourceTable& t) { t.mutable_piece_counts()->Resize(2, 1); },
+           [](v1::SourceTable& t) { t.mutable_kinds()->Resize(2, 1); },
+           [](v1::SourceTable& t) { t.mutable_group_of()->Resize(2, 0); },
+           [](v1::SourceTable& t) { t.add_boxed_pieces(0); },
+           [](v1::SourceTable& t) { t.add_boxed_pieces(1); },
+           [](v1::SourceTable& t) { t.add_boxes(0); },
+           [](v1::SourceTable& t) { t.add_strided_pieces(0); },
+           [](v1::SourceTable& t) { t.add_strides(0); }}) {
+    request_ = good;
+    spoil(*request_.mutable_tensors());
+    ExpectRefused();
+  }
 }
 
 TEST_F(HostilePrepare, RefusesAPieceOfAFileThatIsNotThere) {
-  request_.set_piece_files(0, 1);
+  request_.mutable_tensors()->set_files(0, 1);
+  ExpectRefused();
+}
+
+TEST_F(HostilePrepare, RefusesAPieceThatLeavesItsFile) {
+  request_.mutable_tensors()->set_offsets(0, 77);
+  ExpectRefused();
+  request_.mutable_tensors()->set_offsets(0, std::numeric_limits<uint64_t>::max());
+  ExpectRefused();
+}
+
+TEST_F(HostilePrepare, RefusesMorePiecesThanAreListed) {
+  for (const uint32_t count : {0u, 2u, std::numeric_limits<uint32_t>::max()}) {
+    request_.mutable_tensors()->mutable_piece_counts()->Clear();
+    request_.mutable_tensors()->add_piece_counts(count);
+    ExpectRefused();
+  }
+}
+
+TEST_F(HostilePrepare, RefusesSeveralPiecesWithoutBoxes) {
+  v1::SourceTable& table = *request_.mutable_tensors();
+  table.add_files(0);
+  table.add_offsets(8);
+  table.add_piece_counts(2);
+  ExpectRefused();
+}
+
+TEST_F(HostilePrepare, RefusesABoxThatLeavesItsTensor) {
+  v1::SourceTable& table = *request_.mutable_tensors();
+  table.add_boxed_pieces(0);
+  for (const uint64_t value : {0, 0, 2, 3}) table.add_boxes(value);
+  EXPECT_OK(FromProto(request_));
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t good = table.boxes(i);
+    table.set_boxes(i, std::numeric_limits<uint64_t>::max());
+    ExpectRefused();
+    table.set_boxes(i, good);
+  }
+}
+
+TEST_F(HostilePrepare, RefusesStridesThatLeaveTheFile) {
+  v1::SourceTable& table = *request_.mutable_tensors();
+  table.add_strided_pieces(0);
+  table.add_strides(1);
+  table.add_strides(2);
+  EXPECT_OK(FromProto(request_));
+  for (const uint64_t stride : {uint64_t{11}, uint64_t{1} << 62, ~uint64_t{0}}) {
+    table.set_strides(1, stride);
+    ExpectRefused();
+  }
+}
+
+TEST_F(HostilePrepare, RefusesAKindOrAGroupThatIsNone) {
+  const v1::PrepareRequest good = request_;
+  request_.mutable_tensors()->add_kinds(static_cast<v1::EntryKind>(5));
+  ExpectRefused();
+  request_ = good;
+  request_.mutable_tensors()->add_kinds(static_cast<v1::EntryKind>(-1));
+  ExpectRefused();
+  request_ = good;
+  request_.mutable_tensors()->add_group_of(0);
+  ExpectRefused();
+  for (int i = 0; i < 1001; ++i) request_.mutable_tensors()->add_groups(std::to_string(i));
   ExpectRefused();
 }
 
 TEST_F(HostilePrepare, RefusesAShapeThatIsCutShort) {
-  request_.set_ranks_of_shape(0, std::numeric_limits<uint32_t>::max());
+  request_.mutable_tensors()->set_ranks_of_shape(0, std::numeric_limits<uint32_t>::max());
   ExpectRefused();
 }
 
 TEST_F(HostilePrepare, RefusesATensorWithoutADtype) {
-  request_.set_dtypes(0, v1::Dtype::DTYPE_UNSPECIFIED);
+  request_.mutable_tensors()->set_dtypes(0, v1::Dtype::DTYPE_UNSPECIFIED);
   ExpectRefused();
 }
 

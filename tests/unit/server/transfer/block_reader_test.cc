@@ -127,7 +127,7 @@ TEST(CachedBytes, AreReadAsWasFoundAheadWhateverHappenedSince) {
   BlockReader reader(files, 2);
   for (const WorkItem& item : items) ASSERT_FALSE(reader.Prefetch(item));
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<OpenSource> source, files.Acquire(0));
-  const int fd = source->file.fd.get();
+  const int fd = source->object->fd();
   ASSERT_EQ(::fsync(fd), 0);
   ASSERT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
   for (const WorkItem& item : items) {

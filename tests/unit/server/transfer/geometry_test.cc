@@ -83,6 +83,33 @@ TEST(Geometry, RefusesRunsThatOverlapInTheSlab) {
   EXPECT_THAT(MakeGeometry(op, 512), IsRefused());
 }
 
+// The columns of a matrix become rows: the inner loop takes the longer steps in the slab.
+CopyOp Transposed() {
+  CopyOp op = Columns();
+  op.run_bytes = 1;
+  op.dims = 2;
+  op.count = {3, 4};
+  op.file_stride = {4, 1};
+  op.slab_stride = {1, 3};
+  return op;
+}
+
+TEST(Geometry, TakesRunsThatDoNotAscendInTheSlab) {
+  ASSERT_OK_AND_ASSIGN(const Geometry g, MakeGeometry(Transposed(), 512));
+  EXPECT_FALSE(g.ascends_local);
+  EXPECT_FALSE(g.dense_local);
+  EXPECT_EQ(g.end, 1012U);
+  EXPECT_EQ(g.local_bytes(), 12U);
+}
+
+TEST(Geometry, RefusesRunsThatOverlapInTheSlabInAnyOrder) {
+  CopyOp op = Transposed();
+  op.slab_stride = {1, 2};
+  EXPECT_THAT(MakeGeometry(op, 512), IsRefused());
+  op.slab_stride = {3, 3};
+  EXPECT_THAT(MakeGeometry(op, 512), IsRefused());
+}
+
 TEST(Geometry, RefusesAStartBeforeItsTensor) {
   EXPECT_THAT(MakeGeometry(Columns(), 1024), IsRefused());
 }

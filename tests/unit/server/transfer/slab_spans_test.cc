@@ -6,11 +6,15 @@
 #include <numeric>
 
 #include "common/plan/group_plan.h"
+#include "tests/testing/pieces_source.h"
 #include "tests/testing/random_source.h"
 #include "tests/testing/status_matchers.h"
 
 namespace ckptd {
 namespace {
+
+// From this one on, sources have pieces with strides.
+constexpr uint64_t kSeedOfPieces = 100;
 
 struct SpanCase {
   uint64_t seed = 1;
@@ -20,8 +24,9 @@ struct SpanCase {
 class SlabSpansOf : public testing::TestWithParam<SpanCase> {
  protected:
   void SetUp() override {
-    RandomSource source(GetParam().seed, 80);
-    index_ = std::make_shared<const CheckpointIndex>(std::move(source.index));
+    const uint64_t seed = GetParam().seed;
+    index_ = std::make_shared<const CheckpointIndex>(
+        seed < kSeedOfPieces ? RandomSource(seed, 80).index : PiecesSource(seed, 60).index);
     ASSERT_OK_AND_ASSIGN(const LayoutRules rules,
                          LayoutRules::Parse(SixRankLayouts()[GetParam().layout]));
     for (uint32_t rank = 0; rank < 6; ++rank) {
@@ -91,6 +96,7 @@ std::vector<SpanCase> Cases() {
   for (uint64_t seed = 1; seed <= 6; ++seed) {
     for (size_t layout = 0; layout < SixRankLayouts().size(); ++layout) {
       cases.push_back({seed, layout});
+      cases.push_back({kSeedOfPieces + seed, layout});
     }
   }
   return cases;

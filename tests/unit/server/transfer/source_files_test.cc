@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "common/checkpoint/open.h"
+#include "common/source/open.h"
 #include "server/transfer/block_reader.h"
 #include "server/transfer/sigbus_guard.h"
 #include "tests/testing/offered_memory.h"
@@ -28,6 +28,17 @@ namespace {
 
 constexpr uint64_t kBytes = 1 << 20;
 
+// Of which nothing is in the page cache.
+class EmptyObject final : public ReadableObject {
+ public:
+  EmptyObject() : ReadableObject({}), fd_(::memfd_create("source", MFD_CLOEXEC)) {}
+  absl::Status ReadAt(uint64_t, std::span<std::byte>) const override { return absl::OkStatus(); }
+  int fd() const override { return fd_.get(); }
+
+ private:
+  const UniqueFd fd_;
+};
+
 class SourceFilesTest : public ::testing::Test {
  protected:
   SourceFilesTest() {
@@ -41,7 +52,7 @@ class SourceFilesTest : public ::testing::Test {
   // file in memory is.
   static std::unique_ptr<OpenSource> Open(bool cached, bool mappable, bool direct) {
     auto source = std::make_unique<OpenSource>();
-    source->file.fd = UniqueFd(::memfd_create("source", MFD_CLOEXEC));
+    source->object = std::make_shared<const EmptyObject>();
     source->in_memory = cached;
     if (mappable) {
       void* const address = ::mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -149,6 +149,17 @@ TEST(KernelTasks, ACopyMayNotLeaveItsRoom) {
   EXPECT_NE(Refusal({kBlockAt, 0, 4096}, copy).find("leaves its tensor"), std::string::npos);
 }
 
+// A matrix of 3 x 5 U8 becomes one of 5 x 3.
+TEST(KernelTasks, RunsComeInAnyOrderInTheTargetIfTheyLieApart) {
+  BlockCopy copy = OneRun(Dtype::kU8, Dtype::kU8, 0, 1);
+  AddLoop(copy, 3, 5, 1);
+  AddLoop(copy, 5, 1, 3);
+  copy.room = 15;
+  EXPECT_EQ(Tasks({kBlockAt, 0, 4096}, copy).size(), 1U);
+  copy.target_stride[1] = 2;
+  Refusal({kBlockAt, 0, 4096}, copy);
+}
+
 TEST(KernelTasks, MalformedCopiesAreRefused) {
   const SourceBlock block = {kBlockAt, 0, 4096};
   Refusal(block, OneRun(Dtype::kI32, Dtype::kF32, 0, 4));

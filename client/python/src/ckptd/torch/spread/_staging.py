@@ -106,7 +106,7 @@ class OfferedMemory:
     user read this one until close(). Not thread-safe. Raises ResourceExhausted (NO_MEMORY) if
     there is no room for the copies.
 
-    The format is described in common/checkpoint/process_memory.h.
+    The format is described in common/source/storage/process_memory.h.
     """
 
     def __init__(self, image: _Image):

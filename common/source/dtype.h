@@ -1,0 +1,34 @@
+// Element types of tensors, as the safetensors header names them.
+#ifndef CKPTD_COMMON_SOURCE_DTYPE_H_
+#define CKPTD_COMMON_SOURCE_DTYPE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace ckptd {
+
+// Order and values follow the reference enum (the writer's alignment order),
+// and equal ckptd.v1.Dtype; 0 means "not stated".
+enum class Dtype : uint8_t {
+  kUnspecified = 0,
+  kBool, kF4, kF6E2M3, kF6E3M2, kU8, kI8, kF8E5M2, kF8E4M3, kF8E8M0, kF8E4M3Fnuz,
+  kF8E5M2Fnuz, kI16, kU16, kF16, kBF16, kI32, kU32, kF32, kC64, kF64, kI64, kU64,
+};
+inline constexpr int kDtypeCount = 23;  // kUnspecified included
+
+// Bits of one element; 0 for kUnspecified.
+uint32_t BitsOf(Dtype dtype);
+
+// "F32", "BF16", ...; "UNSPECIFIED" for kUnspecified.
+std::string_view NameOf(Dtype dtype);
+
+// The dtype of a header name; nullopt when unknown.
+std::optional<Dtype> ParseDtype(std::string_view name);
+
+// F16, BF16, F32 and F64: the types a load can cast between.
+bool IsCastable(Dtype dtype);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_SOURCE_DTYPE_H_

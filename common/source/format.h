@@ -1,0 +1,74 @@
+// The seam for formats: what lies at a path, and which tensors that holds. A format is a folder in
+// formats/, a line in registry.cc, and its run of tests/contract/format.
+#ifndef CKPTD_COMMON_SOURCE_FORMAT_H_
+#define CKPTD_COMMON_SOURCE_FORMAT_H_
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/source/index.h"
+#include "common/source/storage.h"
+
+namespace ckptd {
+
+// Ours, per source: bounds the work and memory that a hostile folder can cause.
+inline constexpr size_t kMaxSourceFiles = 100'000;
+inline constexpr size_t kMaxFolderEntries = 1'000'000;
+
+// What a source is by names alone.
+struct Listing {
+  std::string source;  // absolute, without a slash at its end
+  bool is_folder = false;
+  std::vector<std::string> names;  // of the entries of a folder, sorted
+};
+
+// Blocking. Errors: those of Storage; InvalidArgument SOURCE_INVALID for a folder of more than
+// kMaxFolderEntries.
+absl::StatusOr<Listing> ListSource(const Storage& storage, const std::string& source);
+
+struct OpenedCheckpoint {
+  CheckpointIndex index;
+  // Sentences for people about what does no harm: files that were left out, and where an index
+  // differs from its files.
+  std::vector<std::string> remarks;
+};
+
+// One for the whole process; has no state. Thread-safe. Reads through `storage` alone, and trusts
+// nothing that it reads: every number is checked, every size bounded.
+class CheckpointFormat {
+ public:
+  virtual ~CheckpointFormat() = default;
+
+  // "safetensors": for people and for tests.
+  virtual std::string_view name() const = 0;
+
+  // Whether the source is of this format, or means to be: then this format says what is wrong with
+  // it. May look at the first bytes of an object. Errors mean no.
+  virtual bool Recognise(const Storage& storage, const Listing& listing) const = 0;
+
+  // OK if ReadIndex would find what to read; else its error. What can be known before a load
+  // begins: reads indices and, of a single object, the header.
+  virtual absl::Status Check(const Storage& storage, const Listing& listing) const = 0;
+
+  // All tensors of the source, from its headers. Of the index `tensors` are sorted and unique, and
+  // every piece holds together (WhyImpossible); `files` are those that hold tensors, then those
+  // that said which; `source` is listing.source. Errors, each with fact "file": DataLoss
+  // SOURCE_INVALID (with the fact "error" where the format has a name for it), InvalidArgument
+  // SOURCE_INVALID where a limit is passed, Unimplemented SOURCE_UNSUPPORTED, NotFound
+  // SOURCE_NOT_FOUND; those of the storage.
+  virtual absl::StatusOr<OpenedCheckpoint> ReadIndex(const Storage& storage,
+                                                     const Listing& listing) const = 0;
+
+  // Whether a folder that has become `listing` still means `files`, which are an index's. Reads
+  // nothing but what says which files count. An error says that it means nothing now.
+  virtual absl::StatusOr<bool> StillMeans(const Storage& storage, const Listing& listing,
+                                          const std::vector<SourceFile>& files) const = 0;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_SOURCE_FORMAT_H_

@@ -1,0 +1,88 @@
+#include "common/source/formats/safetensors/format.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "common/base/status.h"
+#include "common/source/formats/safetensors/file.h"
+#include "common/source/formats/safetensors/folder.h"
+#include "common/source/formats/safetensors/locate.h"
+#include "common/source/formats/safetensors/merge.h"
+
+namespace ckptd {
+namespace {
+
+// Why a file of the source could not be read.
+absl::Status InContext(const absl::Status& status, const LocatedSource& located,
+                       const std::string& path) {
+  // Its name counts only where its bytes are not safetensors.
+  if (FactsOf(status).contains("error")) CKPTD_RETURN_IF_ERROR(CheckExtension(path));
+  if (!located.index.has_value() || status.code() != absl::StatusCode::kNotFound) return status;
+  return WithContext(status, fmt::format("reading a file that index {} names (finish the download, "
+                                         "or correct the index)",
+                                         located.index_path));
+}
+
+absl::StatusOr<SafetensorsFile> ReadFile(const Storage& storage, const LocatedSource& located,
+                                         const std::string& name) {
+  const std::string path = located.folder + "/" + name;
+  absl::StatusOr<SafetensorsFile> file = ReadSafetensorsFile(storage, path);
+  if (!file.ok()) return InContext(file.status(), located, path);
+  return file;
+}
+
+// The length of the JSON, then the JSON.
+bool BeginsAsHeader(const Storage& storage, const std::string& path) {
+  const auto object = storage.Open(path);
+  std::array<char, kHeaderLengthBytes + 1> start = {};
+  return object.ok() &&
+         (*object)->ReadAt((*object)->begin(), std::as_writable_bytes(std::span(start))).ok() &&
+         start.back() == '{';
+}
+
+}  // namespace
+
+bool SafetensorsFormat::Recognise(const Storage& storage, const Listing& listing) const {
+  if (listing.is_folder) {
+    const FolderContents contents = ContentsOf(listing);
+    return !contents.safetensors.empty() || !contents.indices.empty();
+  }
+  return listing.source.ends_with(".safetensors") ||
+         listing.source.ends_with(".safetensors.index.json") ||
+         BeginsAsHeader(storage, listing.source);
+}
+
+absl::Status SafetensorsFormat::Check(const Storage& storage, const Listing& listing) const {
+  CKPTD_ASSIGN_OR_RETURN(const LocatedSource located, LocateFiles(storage, listing));
+  if (located.index.has_value() || located.names.size() != 1) return absl::OkStatus();
+  return ReadFile(storage, located, located.names[0]).status();
+}
+
+absl::StatusOr<OpenedCheckpoint> SafetensorsFormat::ReadIndex(const Storage& storage,
+                                                              const Listing& listing) const {
+  CKPTD_ASSIGN_OR_RETURN(const LocatedSource located, LocateFiles(storage, listing));
+  IndexMerger merger(located);
+  for (const std::string& name : located.names) {
+    CKPTD_ASSIGN_OR_RETURN(SafetensorsFile file, ReadFile(storage, located, name));
+    CKPTD_RETURN_IF_ERROR(merger.Add(std::move(file)));
+  }
+  OpenedCheckpoint out;
+  CKPTD_ASSIGN_OR_RETURN(out.index, merger.Finish());
+  out.index.source = listing.source;
+  // The index decides which bytes a name means: it is part of what was loaded.
+  if (located.index_file.has_value()) out.index.files.push_back(*located.index_file);
+  out.remarks = located.remarks;
+  out.remarks.insert(out.remarks.end(), merger.remarks().begin(), merger.remarks().end());
+  return out;
+}
+
+absl::StatusOr<bool> SafetensorsFormat::StillMeans(const Storage& storage, const Listing& listing,
+                                                   const std::vector<SourceFile>& files) const {
+  return FindsStill(storage, listing, files);
+}
+
+}  // namespace ckptd

@@ -1,0 +1,133 @@
+#include "common/source/formats/safetensors/locate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/source/formats/safetensors/choose.h"
+#include "common/source/formats/safetensors/config_json.h"
+#include "common/source/formats/safetensors/folder.h"
+#include "common/source/text.h"
+
+namespace ckptd {
+namespace {
+
+// "/a/b.json" -> "/a"; "/b.json" -> "".
+std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
+
+absl::Status TooManyFiles(const std::string& source, size_t count) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                   fmt::format("opening {}: it has {} files, at most {} are read; merge them into "
+                               "larger ones",
+                               source, count, kMaxSourceFiles),
+                   {{"file", source}});
+}
+
+absl::StatusOr<LocatedSource> LocateByIndex(const Storage& storage, const std::string& path) {
+  absl::StatusOr<TextObject> read = ReadText(storage, path, kMaxIndexJsonBytes);
+  if (!read.ok()) return WithFact(read.status(), "file", path);
+  absl::StatusOr<IndexJson> index = ParseIndexJson(read->text);
+  if (!index.ok()) {
+    return WithFact(WithContext(index.status(), "reading index " + path), "file", path);
+  }
+  std::set<std::string> names;
+  for (const auto& entry : index->weight_map) names.insert(entry.second);
+  if (names.size() > kMaxSourceFiles) return TooManyFiles(path, names.size());
+  LocatedSource out;
+  out.folder = FolderOf(path);
+  out.names.assign(names.begin(), names.end());
+  out.index_path = path;
+  for (const std::string& remark : index->remarks) {
+    out.remarks.push_back(fmt::format("index {}: {}", path, remark));
+  }
+  out.index = *std::move(index);
+  // Who was open: a swap is noticed, whatever was read.
+  out.index_file = std::move(read->identity);
+  return out;
+}
+
+// What the model's config.json says to load in place of the usual files, as transformers'
+// from_pretrained heeds it; empty: nothing.
+absl::StatusOr<FolderChoice> ChooseByConfig(const Storage& storage, const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  const absl::StatusOr<TextObject> read = ReadText(storage, path, kMaxConfigJsonBytes);
+  if (read.status().code() == absl::StatusCode::kNotFound) return FolderChoice();
+  // It may name other weights than the usual files, so it is not passed over.
+  if (!read.ok()) return WithFact(read.status(), "file", path);
+  absl::StatusOr<std::string> name = WeightsNamedBy(read->text);
+  if (!name.ok()) return WithFact(WithContext(name.status(), "reading " + path), "file", path);
+  if (name->empty()) return FolderChoice();
+  if (name->ends_with(".json")) return FolderChoice{*std::move(name), {}};
+  return FolderChoice{"", {*std::move(name)}};
+}
+
+absl::StatusOr<FolderChoice> ChooseInFolder(const Storage& storage, const std::string& folder,
+                                            const FolderContents& contents) {
+  if (contents.has_config) {
+    CKPTD_ASSIGN_OR_RETURN(FolderChoice named, ChooseByConfig(storage, folder));
+    if (!named.index.empty() || !named.names.empty()) return named;
+  }
+  return ChooseFiles(storage, folder, contents);
+}
+
+void RemarkLeftOut(const FolderContents& contents, const std::string& index, LocatedSource& out) {
+  std::vector<std::string> left_out;
+  for (const auto* names : {&contents.safetensors, &contents.indices}) {
+    std::copy_if(names->begin(), names->end(), std::back_inserter(left_out), [&](const auto& name) {
+      return name != index && !std::binary_search(out.names.begin(), out.names.end(), name);
+    });
+  }
+  if (left_out.empty()) return;
+  out.remarks.push_back(fmt::format("left out {}: {} counts in this folder; name a file or an "
+                                    "index to load another one",
+                                    Listed(left_out), index.empty() ? Listed(out.names) : index));
+}
+
+absl::StatusOr<LocatedSource> LocateInFolder(const Storage& storage, const Listing& listing) {
+  const std::string& folder = listing.source;
+  const FolderContents contents = ContentsOf(listing);
+  CKPTD_ASSIGN_OR_RETURN(FolderChoice choice, ChooseInFolder(storage, folder, contents));
+  LocatedSource out;
+  if (!choice.index.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(out, LocateByIndex(storage, folder + "/" + choice.index));
+  } else {
+    if (choice.names.size() > kMaxSourceFiles) return TooManyFiles(folder, choice.names.size());
+    out.folder = folder;
+    out.names = std::move(choice.names);
+  }
+  RemarkLeftOut(contents, choice.index, out);
+  return out;
+}
+
+}  // namespace
+
+absl::StatusOr<bool> FindsStill(const Storage& storage, const Listing& listing,
+                                const std::vector<SourceFile>& files) {
+  if (!listing.is_folder) return true;
+  CKPTD_ASSIGN_OR_RETURN(const FolderChoice choice,
+                         ChooseInFolder(storage, listing.source, ContentsOf(listing)));
+  const std::string folder = listing.source + "/";
+  if (!choice.index.empty()) return !files.empty() && files.back().path == folder + choice.index;
+  return std::equal(files.begin(), files.end(), choice.names.begin(), choice.names.end(),
+                    [&](const auto& file, const auto& name) { return file.path == folder + name; });
+}
+
+absl::StatusOr<LocatedSource> LocateFiles(const Storage& storage, const Listing& listing) {
+  const std::string& source = listing.source;
+  if (listing.is_folder) return LocateInFolder(storage, listing);
+  if (source.ends_with(".json")) {
+    CKPTD_RETURN_IF_ERROR(CheckExtension(source));
+    return LocateByIndex(storage, source);
+  }
+  LocatedSource out;
+  out.folder = FolderOf(source);
+  out.names = {source.substr(out.folder.size() + 1)};
+  return out;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,38 @@
+// Finds the files of a source: which kind it is, and which files to read.
+#ifndef CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_LOCATE_H_
+#define CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_LOCATE_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/source/format.h"
+#include "common/source/formats/safetensors/index_json.h"
+#include "common/source/index.h"
+#include "common/source/storage.h"
+
+namespace ckptd {
+
+struct LocatedSource {
+  std::string folder;              // absolute, that `names` are relative to
+  std::vector<std::string> names;  // of the safetensors files, sorted, unique
+  // The index that named them, if one did.
+  std::string index_path;
+  std::optional<IndexJson> index;
+  std::optional<SourceFile> index_file;  // who the index was; header_hash is of all its bytes
+  std::vector<std::string> remarks;      // sentences for people: what was left out
+};
+
+// Reads an index and a config.json, no safetensors file. Errors as of CheckpointFormat::ReadIndex.
+absl::StatusOr<LocatedSource> LocateFiles(const Storage& storage, const Listing& listing);
+
+// Whether LocateFiles would still find what `files` are of: those that hold tensors, and
+// the index behind them, if one named them. Reads a folder's config.json alone. An
+// error says that it would find nothing.
+absl::StatusOr<bool> FindsStill(const Storage& storage, const Listing& listing,
+                                const std::vector<SourceFile>& files);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_LOCATE_H_

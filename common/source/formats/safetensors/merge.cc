@@ -1,0 +1,228 @@
+#include "common/source/formats/safetensors/merge.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "common/source/text.h"
+
+namespace ckptd {
+namespace {
+
+TensorEntry EntryOf(HeaderTensor& tensor, uint32_t file, uint64_t data_start) {
+  TensorEntry entry;
+  Piece piece;
+  piece.file = file;
+  piece.offset = data_start + tensor.begin;
+  piece.bytes = tensor.end - tensor.begin;
+  piece.box.offsets.assign(tensor.shape.size(), 0);
+  piece.box.extents = tensor.shape;
+  entry.name = std::move(tensor.name);
+  entry.dtype = tensor.dtype;
+  entry.shape = std::move(tensor.shape);
+  entry.pieces.push_back(std::move(piece));
+  return entry;
+}
+
+uint32_t FileOfEntry(const TensorEntry& entry) { return entry.pieces.front().file; }
+
+bool Before(const TensorEntry& a, const TensorEntry& b) {
+  const int order = a.name.compare(b.name);
+  return order != 0 ? order < 0 : FileOfEntry(a) < FileOfEntry(b);
+}
+
+absl::Status LimitError(const SourceFile& file, const std::string& what) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                   fmt::format("reading {}: with this file the checkpoint has {}; load parts of "
+                               "it by naming single files",
+                               file.path, what),
+                   {{"file", file.path}, {"error", "LimitExceeded"}});
+}
+
+// As torch's HuggingFaceStorageWriter marks files that hold pieces of tensors (its
+// CUSTOM_METADATA_KEY).
+constexpr char kPiecesKey[] = "DCP_SHARDING_INFO";
+
+absl::Status InTwoFiles(const std::string& tensor, const SourceFile& a, const SourceFile& b,
+                        bool pieces) {
+  const std::string_view what_to_try =
+      pieces ? "they hold its pieces, as torch's HuggingFaceStorageWriter saves them with "
+               "save_distributed=True: save with enable_consolidation=True, too, or put them "
+               "together with torch.distributed.checkpoint's consolidate_safetensors_files"
+             : "name one file, move the other away, or load by an index.json that says which counts";
+  return MakeError(
+      absl::StatusCode::kDataLoss, reason::kSourceInvalid,
+      fmt::format("opening the checkpoint: tensor {} is in {} and in {}; {}", Quoted(tensor), a.path,
+                  b.path, what_to_try),
+      {{"file", a.path}, {"other_file", b.path}, {"tensor", tensor}, {"error", "DuplicateTensor"}});
+}
+
+absl::Status OfTwoTensors(const std::string& name, const std::string& a, const std::string& of_a,
+                          const std::string& b, const std::string& of_b) {
+  return MakeError(
+      absl::StatusCode::kDataLoss, reason::kSourceInvalid,
+      fmt::format("opening the checkpoint: {} says that {} is another name of {}, {} says of {}; "
+                  "name one file, or load by an index.json that says which of them counts",
+                  a, Quoted(name), Quoted(of_a), b, Quoted(of_b)),
+      {{"file", a},
+       {"other_file", b},
+       {"tensor", name.substr(0, kMaxTensorNameBytes)},
+       {"error", "DuplicateTensor"}});
+}
+
+}  // namespace
+
+absl::Status IndexMerger::Add(SafetensorsFile file) {
+  header_bytes_ += file.data_start;
+  if (header_bytes_ > kMaxSourceHeaderBytes) {
+    return LimitError(file.file,
+                      fmt::format("more than {} bytes of headers", kMaxSourceHeaderBytes));
+  }
+  if (index_.tensors.size() + file.header.tensors.size() > kMaxSourceTensors) {
+    return LimitError(file.file, fmt::format("more than {} tensors", kMaxSourceTensors));
+  }
+  const auto number = static_cast<uint32_t>(index_.files.size());
+  if (index_.tensors.empty()) index_.tensors.reserve(file.header.tensors.size());
+  for (HeaderTensor& tensor : file.header.tensors) {
+    index_.tensors.push_back(EntryOf(tensor, number, file.data_start));
+  }
+  index_.files.push_back(std::move(file.file));
+  // insert() keeps what an earlier file stated.
+  index_.metadata.insert(file.header.metadata.begin(), file.header.metadata.end());
+  metadata_.push_back(std::move(file.header.metadata));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CheckpointIndex> IndexMerger::Finish() {
+  if (index_.files.size() > 1) {
+    std::sort(index_.tensors.begin(), index_.tensors.end(), Before);
+  }
+  if (located_.index.has_value()) CheckWeightMap();
+  CKPTD_RETURN_IF_ERROR(ResolveDuplicates());
+  CKPTD_RETURN_IF_ERROR(AddAliases());
+  return std::move(index_);
+}
+
+uint32_t IndexMerger::PositionOf(const std::string& name) const {
+  const auto at = std::lower_bound(located_.names.begin(), located_.names.end(), name);
+  return static_cast<uint32_t>(at - located_.names.begin());
+}
+
+int64_t IndexMerger::FileOf(const std::string& tensor) const {
+  if (!located_.index.has_value() || misplaced_.count(tensor) > 0) return -1;
+  const auto entry = located_.index->weight_map.find(tensor);
+  return entry == located_.index->weight_map.end() ? -1 : int64_t{PositionOf(entry->second)};
+}
+
+bool IndexMerger::HasEntryIn(uint32_t file, const std::string& name,
+                             std::vector<TensorEntry>::const_iterator first) const {
+  for (auto at = first; at != index_.tensors.end() && at->name == name; ++at) {
+    if (FileOfEntry(*at) == file) return true;
+  }
+  return false;
+}
+
+bool IndexMerger::IsAliasIn(uint32_t file, const std::string& name) const {
+  const auto entry = metadata_[file].find(name);
+  if (entry == metadata_[file].end()) return false;
+  const auto first = std::lower_bound(
+      index_.tensors.begin(), index_.tensors.end(), entry->second,
+      [](const TensorEntry& tensor, const std::string& key) { return tensor.name < key; });
+  return HasEntryIn(file, entry->second, first);
+}
+
+void IndexMerger::CheckWeightMap() {
+  std::vector<std::string> nowhere;  // in no file that the index names
+  std::vector<std::string> elsewhere;
+  // Both are sorted by name: one walk over the two.
+  auto at = index_.tensors.cbegin();
+  for (const auto& [tensor, name] : located_.index->weight_map) {
+    const uint32_t file = PositionOf(name);
+    while (at != index_.tensors.cend() && at->name < tensor) ++at;
+    if (HasEntryIn(file, tensor, at) || IsAliasIn(file, tensor)) continue;
+    misplaced_.insert(tensor);
+    const bool held = at != index_.tensors.cend() && at->name == tensor;
+    // As far as can be told at once: another name that some file states.
+    const bool stated = index_.metadata.count(tensor) > 0;
+    (held || stated ? elsewhere : nowhere).push_back(tensor);
+  }
+  const auto remark = [this](const std::vector<std::string>& names, std::string_view what) {
+    if (names.empty()) return;
+    remarks_.push_back(fmt::format("index {}: {} of its names {}: {}", located_.index_path,
+                                   names.size(), what, Listed(names)));
+  };
+  remark(nowhere, "are in no file that it names");
+  remark(elsewhere, "are in another file than it says");
+}
+
+absl::Status IndexMerger::ResolveDuplicates() {
+  std::vector<TensorEntry>& tensors = index_.tensors;
+  const bool last_counts = located_.index.has_value() && !index_.metadata.contains(kPiecesKey);
+  std::vector<std::string> twice;
+  size_t kept = 0;
+  for (size_t first = 0; first < tensors.size();) {
+    size_t last = first;
+    while (last + 1 < tensors.size() && tensors[last + 1].name == tensors[first].name) ++last;
+    if (last > first) {
+      const std::string& name = tensors[first].name;
+      if (!last_counts) {
+        return InTwoFiles(name, index_.files[FileOfEntry(tensors[first])],
+                          index_.files[FileOfEntry(tensors[first + 1])],
+                          index_.metadata.contains(kPiecesKey));
+      }
+      if (FileOf(name) != FileOfEntry(tensors[last])) twice.push_back(name);
+    }
+    if (kept != last) tensors[kept] = std::move(tensors[last]);
+    ++kept;
+    first = last + 1;
+  }
+  tensors.erase(tensors.begin() + static_cast<std::ptrdiff_t>(kept), tensors.end());
+  if (!twice.empty()) {
+    remarks_.push_back(fmt::format("{} tensors are in several files, and the last one counts, "
+                                   "which the index does not say: {}",
+                                   twice.size(), Listed(twice)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status IndexMerger::AddAliases() {
+  struct Claim {
+    std::string tensor;
+    const std::string& by;
+  };
+  // Kept apart until the end, so that Find() below finds tensors only.
+  std::map<std::string, Claim> claims;
+  // file: -1 for the index.
+  const auto claim = [&](const std::string& name, const std::string& tensor,
+                         int64_t file) -> absl::Status {
+    if (index_.Find(name) != nullptr) return absl::OkStatus();
+    const TensorEntry* const target = index_.Find(tensor);
+    if (target == nullptr || (file >= 0 && FileOfEntry(*target) != file)) return absl::OkStatus();
+    if (const int64_t counts = FileOf(name); counts >= 0 && counts != file) return absl::OkStatus();
+    const std::string& by =
+        file < 0 ? located_.index_path : index_.files[static_cast<size_t>(file)].path;
+    const auto& first = claims.try_emplace(name, Claim{tensor, by}).first->second;
+    if (first.tensor == tensor) return absl::OkStatus();
+    return OfTwoTensors(name, first.by, first.tensor, by, tensor);
+  };
+  for (size_t file = 0; file < metadata_.size(); ++file) {
+    for (const auto& [name, tensor] : metadata_[file]) {
+      CKPTD_RETURN_IF_ERROR(claim(name, tensor, static_cast<int64_t>(file)));
+    }
+  }
+  if (located_.index.has_value()) {
+    for (const auto& [name, tensor] : located_.index->metadata) {
+      CKPTD_RETURN_IF_ERROR(claim(name, tensor, -1));
+    }
+  }
+  for (auto& [name, found] : claims) index_.aliases.emplace(name, std::move(found.tensor));
+  return absl::OkStatus();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,69 @@
+// Makes one index of the headers of a source's files.
+#ifndef CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_MERGE_H_
+#define CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_MERGE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/source/formats/safetensors/file.h"
+#include "common/source/formats/safetensors/locate.h"
+#include "common/source/index.h"
+
+namespace ckptd {
+
+// Ours, over all files of a source: bounds the memory of the index.
+inline constexpr size_t kMaxSourceTensors = 4'000'000;
+inline constexpr uint64_t kMaxSourceHeaderBytes = 4'000'000'000;
+
+// Collects files one by one, in the order of `located.names`; not thread-safe.
+// `located` must outlive it.
+class IndexMerger {
+ public:
+  explicit IndexMerger(const LocatedSource& located) : located_(located) {}
+
+  // Errors: InvalidArgument SOURCE_INVALID when a limit is passed.
+  absl::Status Add(SafetensorsFile file);
+
+  // The index, but for `source`. Of a tensor in several files that an index names, the last
+  // file's counts, as for transformers and accelerate, which read them in order. Errors: DataLoss
+  // SOURCE_INVALID for one in two files without an index, or where they hold its pieces, and
+  // for a removed name that stands for different tensors in two files: unless the
+  // index names one of them, nothing says whose bytes were meant.
+  absl::StatusOr<CheckpointIndex> Finish();
+
+  // After Finish: where the index's file differs from what the files hold, in sentences.
+  const std::vector<std::string>& remarks() const { return remarks_; }
+
+ private:
+  absl::Status ResolveDuplicates();
+  // Notes which entries of the weight map are wrong.
+  void CheckWeightMap();
+  absl::Status AddAliases();
+  // Position in located_.names of the file that the weight map names, or -1: also where that
+  // file does not hold it.
+  int64_t FileOf(const std::string& tensor) const;
+  // Position of one of located_.names.
+  uint32_t PositionOf(const std::string& name) const;
+  // Whether `file` says that `name` is another name of one of its tensors.
+  bool IsAliasIn(uint32_t file, const std::string& name) const;
+  // Of several entries with one name, `first` is the first.
+  bool HasEntryIn(uint32_t file, const std::string& name,
+                  std::vector<TensorEntry>::const_iterator first) const;
+
+  const LocatedSource& located_;
+  CheckpointIndex index_;
+  std::vector<std::map<std::string, std::string>> metadata_;  // per file
+  uint64_t header_bytes_ = 0;
+  std::set<std::string> misplaced_;  // names that are not in the file that the weight map names
+  std::vector<std::string> remarks_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_MERGE_H_

@@ -1,0 +1,25 @@
+// Paths as messages hold them: protobuf's strings and JSON are UTF-8, the names
+// of files are any bytes.
+#ifndef CKPTD_COMMON_SOURCE_PATH_TEXT_H_
+#define CKPTD_COMMON_SOURCE_PATH_TEXT_H_
+
+#include <string>
+#include <string_view>
+
+namespace ckptd {
+
+// `path`, which is absolute, itself where it is UTF-8; else as a file URI (RFC
+// 8089): file:///models/%FF.
+std::string TextOfPath(std::string_view path);
+
+// The path that TextOfPath wrote, or that a person wrote as a file:/// URI; any
+// other text is a path as it is.
+std::string PathOfText(std::string_view text);
+
+// As PathOfText, in one spelling: without "//", "." and a "/" at its end. ".." stays:
+// behind a link it is not what its text says.
+std::string SourceOfText(std::string_view text);
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_SOURCE_PATH_TEXT_H_

@@ -1,0 +1,34 @@
+#include "common/source/registry.h"
+
+#include "common/source/formats/safetensors/format.h"
+#include "common/source/storage/posix.h"
+#include "common/source/storage/process_memory.h"
+
+namespace ckptd {
+
+const Storage& StorageOf(std::string_view path) {
+  static const PosixStorage files{};
+  static const ProcessMemoryStorage processes{};
+  if (path.starts_with("/proc/")) return processes;
+  return files;
+}
+
+absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::string& path) {
+  return StorageOf(path).Open(path);
+}
+
+std::span<const CheckpointFormat* const> Formats() {
+  static const SafetensorsFormat safetensors{};
+  static const CheckpointFormat* const all[] = {&safetensors};
+  return all;
+}
+
+const CheckpointFormat& FormatOf(const Storage& storage, const Listing& listing) {
+  const std::span<const CheckpointFormat* const> formats = Formats();
+  for (const CheckpointFormat* format : formats.first(formats.size() - 1)) {
+    if (format->Recognise(storage, listing)) return *format;
+  }
+  return *formats.back();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,38 @@
+// Files of this host, by whatever file system.
+#ifndef CKPTD_COMMON_SOURCE_STORAGE_POSIX_H_
+#define CKPTD_COMMON_SOURCE_STORAGE_POSIX_H_
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "common/source/storage.h"
+
+namespace ckptd {
+
+// Links are followed. Objects are regular files, and have all abilities that their file system
+// gives them.
+class PosixStorage : public Storage {
+ public:
+  absl::Status List(const std::string& folder,
+                    absl::FunctionRef<bool(std::string_view name)> visit) const override;
+  absl::StatusOr<Found> Stat(const std::string& path) const override;
+  absl::StatusOr<std::shared_ptr<const ReadableObject>> Open(
+      const std::string& path) const override;
+  std::string_view WhatChanged(const SourceFile& was, const SourceFile& is) const override;
+  std::chrono::nanoseconds UnsettledFor(const SourceFile& object,
+                                        std::chrono::system_clock::time_point now) const override;
+
+ protected:
+  // A regular file, open, and who it is.
+  struct OpenFile {
+    UniqueFd fd;
+    SourceFile identity;
+  };
+  static absl::StatusOr<OpenFile> OpenRegular(const std::string& path);
+  static std::shared_ptr<const ReadableObject> MakeObject(OpenFile file);
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_COMMON_SOURCE_STORAGE_POSIX_H_

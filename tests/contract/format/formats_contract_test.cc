@@ -1,0 +1,101 @@
+// The contract on safetensors in each of its forms, and on a format of two pieces with strides.
+#include <map>
+#include <span>
+
+#include "common/source/registry.h"
+#include "tests/contract/format/format_contract.h"
+#include "tests/testing/halves_format.h"
+#include "tests/testing/safetensors_writer.h"
+
+namespace ckptd {
+namespace {
+
+const CheckpointFormat& Safetensors() {
+  for (const CheckpointFormat* format : Formats()) {
+    if (format->name() == "safetensors") return *format;
+  }
+  return *Formats().front();
+}
+
+std::string SafetensorsBytes(std::span<const TensorOfFormat> tensors) {
+  std::vector<TensorToWrite> wanted;
+  for (const TensorOfFormat& tensor : tensors) {
+    wanted.push_back({tensor.name, tensor.dtype, tensor.shape});
+  }
+  const SafetensorsLayout layout = LayoutSafetensors(wanted, {}).value();
+  std::string out = layout.start;
+  for (const size_t number : layout.order) {
+    const std::vector<std::byte>& bytes = tensors[number].bytes;
+    out.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+  return out;
+}
+
+std::string WriteFile(MemoryStorage& storage, const std::vector<TensorOfFormat>& tensors) {
+  storage.Write("/s/model.safetensors", SafetensorsBytes(tensors));
+  return "/s/model.safetensors";
+}
+
+std::string WriteFolder(MemoryStorage& storage, const std::vector<TensorOfFormat>& tensors) {
+  storage.Write("/s/a.safetensors", SafetensorsBytes(std::span(tensors).first(2)));
+  storage.Write("/s/b.safetensors", SafetensorsBytes(std::span(tensors).subspan(2)));
+  return "/s";
+}
+
+std::string WriteWithIndex(MemoryStorage& storage, const std::vector<TensorOfFormat>& tensors) {
+  WriteFolder(storage, tensors);
+  std::string index = "{\"weight_map\": {";
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    index += (i == 0 ? "\"" : ", \"") + tensors[i].name + "\": \"" + (i < 2 ? "a" : "b") +
+             ".safetensors\"";
+  }
+  storage.Write("/s/model.safetensors.index.json", index + "}}");
+  return "/s";
+}
+
+std::string WriteHalves(MemoryStorage& storage, const std::vector<TensorOfFormat>& tensors) {
+  std::string list;
+  std::string files[2] = {"head", "head"};
+  for (const TensorOfFormat& tensor : tensors) {
+    const uint64_t rows = tensor.shape[0];
+    const uint64_t columns = tensor.shape[1];
+    const size_t element = BitsOf(tensor.dtype) / 8;
+    list += tensor.name + " " + std::string(NameOf(tensor.dtype)) + " " + std::to_string(rows) +
+            " " + std::to_string(columns) + " " + std::to_string(files[0].size()) + " " +
+            std::to_string(files[1].size()) + "\n";
+    const auto add = [&](std::string& file, uint64_t row, uint64_t column) {
+      const std::byte* const from = tensor.bytes.data() + (row * columns + column) * element;
+      file.append(reinterpret_cast<const char*>(from), element);
+    };
+    for (uint64_t row = 0; row < rows / 2; ++row) {
+      for (uint64_t column = 0; column < columns; ++column) add(files[0], row, column);
+    }
+    for (uint64_t column = 0; column < columns; ++column) {
+      for (uint64_t row = rows / 2; row < rows; ++row) add(files[1], row, column);
+    }
+  }
+  storage.Write("/h/upper", files[0]);
+  storage.Write("/h/lower", files[1]);
+  storage.Write("/h/halves.txt", list + "end\n");
+  return "/h";
+}
+
+const HalvesFormat kHalves;
+
+INSTANTIATE_TEST_SUITE_P(
+    All, FormatContract,
+    testing::Values(FormatCase{"SafetensorsFile", &Safetensors(), WriteFile},
+                    FormatCase{"SafetensorsFolder", &Safetensors(), WriteFolder},
+                    FormatCase{"SafetensorsWithIndex", &Safetensors(), WriteWithIndex},
+                    FormatCase{"Halves", &kHalves, WriteHalves}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Registry, NamesEachFormatOnce) {
+  std::set<std::string_view> names;
+  for (const CheckpointFormat* format : Formats()) {
+    EXPECT_TRUE(names.insert(format->name()).second) << format->name();
+  }
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,80 @@
+// The contract on files, on memory of processes, and on the storage that tests of formats use.
+#include <sys/stat.h>
+
+#include "common/source/storage/posix.h"
+#include "common/source/storage/process_memory.h"
+#include "tests/contract/storage/storage_contract.h"
+#include "tests/testing/memory_storage.h"
+#include "tests/testing/offered_memory.h"
+#include "tests/testing/temp_folder.h"
+
+namespace ckptd {
+namespace {
+
+class Files final : public StorageUnderTest {
+ public:
+  const Storage& storage() const override { return storage_; }
+  std::string Write(const std::string& name, const std::string& bytes) override {
+    return folder_.Write(name, bytes);
+  }
+  std::string folder() const override { return folder_.path(); }
+  std::string missing() const override { return folder_ / "none"; }
+
+ private:
+  PosixStorage storage_;
+  TempFolder folder_;
+};
+
+// Each object is this process's own memory.
+class Processes final : public StorageUnderTest {
+ public:
+  const Storage& storage() const override { return storage_; }
+  std::string Write(const std::string&, const std::string& bytes) override {
+    memory_.push_back(std::make_unique<std::string>(bytes));
+    std::vector<std::pair<const void*, uint64_t>> ranges;
+    // Two ranges, so that reads cross from one to the other.
+    const size_t half = bytes.size() / 2;
+    if (half > 0) ranges.emplace_back(memory_.back()->data(), half);
+    if (!bytes.empty()) ranges.emplace_back(memory_.back()->data() + half, bytes.size() - half);
+    offers_.push_back(std::make_unique<OfferedMemory>("{}", ranges));
+    return offers_.back()->path();
+  }
+  std::string missing() const override { return "/proc/self/fd/none"; }
+
+ private:
+  ProcessMemoryStorage storage_;
+  std::vector<std::unique_ptr<std::string>> memory_;
+  std::vector<std::unique_ptr<OfferedMemory>> offers_;
+};
+
+class InMemory final : public StorageUnderTest {
+ public:
+  const Storage& storage() const override { return storage_; }
+  std::string Write(const std::string& name, const std::string& bytes) override {
+    storage_.Write("/m/" + name, bytes);
+    return "/m/" + name;
+  }
+  std::string folder() const override { return "/m"; }
+  std::string missing() const override { return "/none"; }
+
+ private:
+  MemoryStorage storage_;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, StorageContract,
+    testing::Values(StorageCase{"Posix", [] { return std::make_unique<Files>(); }},
+                    StorageCase{"ProcessMemory", [] { return std::make_unique<Processes>(); }},
+                    StorageCase{"OfTests", [] { return std::make_unique<InMemory>(); }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(PosixStorage, OpensNoPipeAndNoDevice) {
+  const TempFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  const PosixStorage storage;
+  EXPECT_THAT(storage.Open(folder / "pipe"), Says("a pipe (FIFO)"));
+  EXPECT_THAT(storage.Open("/dev/zero"), Says("a device"));
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,180 @@
+// OpenCheckpoint on indices: which file counts, and names of removed duplicates.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "common/base/reasons.h"
+#include "common/source/open.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
+#include "tests/unit/common/source/file_bytes.h"
+#include "tests/unit/common/source/open_helpers.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+constexpr auto kNotFound = absl::StatusCode::kNotFound;
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kDataLoss = absl::StatusCode::kDataLoss;
+
+// ---- The index and the files it names.
+
+TEST(OpenCheckpoint, NamesAFileThatTheIndexHasAndTheFolderLacks) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x"));
+  const std::string path = folder.Write("model.safetensors.index.json",
+                                        IndexOf(R"("x":"a.safetensors","y":"gone.safetensors")"));
+  const auto index = OpenCheckpoint(path);
+  EXPECT_THAT(index, FailsWith(kNotFound, reason::kSourceNotFound));
+  EXPECT_THAT(MessageOf(index.status()),
+              AllOf(HasSubstr(path), HasSubstr(folder / "gone.safetensors")));
+}
+
+TEST(OpenCheckpoint, AlsoReadsTensorsThatTheIndexDoesNotList) {
+  const TempFolder folder;
+  folder.Write("a.safetensors",
+               FileBytes(R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                         R"("extra":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+                         "xy"));
+  folder.Write("model.safetensors.index.json", IndexOf(R"("x":"a.safetensors")"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(NamesOf(index), ElementsAre("extra", "x"));
+}
+
+TEST(OpenCheckpoint, NamesBothFilesOfATensorThatIsInTwo) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x"));
+  folder.Write("b.safetensors", OneTensor("x"));
+  const auto index = OpenCheckpoint(folder.path());
+  EXPECT_THAT(index, FailsWith(kDataLoss, reason::kSourceInvalid));
+  EXPECT_THAT(index, Says("tensor \"x\" is in " + (folder / "a.safetensors") + " and in " +
+                          (folder / "b.safetensors")));
+}
+
+TEST(OpenCheckpoint, SaysThatFilesHoldPiecesOfTensorsWhereTheyAreMarkedSo) {
+  const TempFolder folder;
+  const std::string mark = R"({"DCP_SHARDING_INFO":"{\"x\": {\"saved_offsets\": [0]}}"})";
+  folder.Write("a.safetensors", OneTensor("x", mark));
+  folder.Write("b.safetensors", OneTensor("x", mark));
+  const auto index = OpenCheckpoint(folder.path());
+  EXPECT_THAT(index, FailsWith(kDataLoss, reason::kSourceInvalid));
+  EXPECT_THAT(index, Says("save with enable_consolidation=True"));
+}
+
+TEST(OpenCheckpoint, TakesATensorInTwoFilesOfAnIndexFromTheLastOne) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", TwoTensors("x", "q"));
+  folder.Write("b.safetensors", TwoTensors("x", "y"));
+  folder.Write("model.safetensors.index.json",
+               IndexOf(R"("x":"b.safetensors","q":"a.safetensors")"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(NamesOf(index), ElementsAre("q", "x", "y"));
+  EXPECT_EQ(FileOf(index, "x"), folder / "b.safetensors");
+}
+
+TEST(OpenCheckpoint, ReadsFilesInFoldersBelowTheIndex) {
+  const TempFolder folder;
+  folder.Write("sub/a.safetensors", OneTensor("x"));
+  folder.Write("model.safetensors.index.json", IndexOf(R"("x":"./sub/a.safetensors")"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_EQ(index.files[0].path, folder / "sub/a.safetensors");
+}
+
+TEST(OpenCheckpoint, NamesTheIndexThatIsNoIndex) {
+  const TempFolder folder;
+  const std::string path = folder.Write("model.safetensors.index.json", "[]");
+  EXPECT_THAT(OpenCheckpoint(path),
+              AllOf(FailsWith(kInvalid, reason::kSourceInvalid), Says("reading index " + path)));
+}
+
+// ---- Names of removed duplicates.
+
+TEST(OpenCheckpoint, ResolvesARemovedNameToTheKeptTensor) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("embed", R"({"lm_head":"embed","format":"pt"})"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(index.aliases, ElementsAre(Pair("lm_head", "embed")));
+  EXPECT_EQ(index.Find("lm_head")->name, "embed");
+}
+
+TEST(OpenCheckpoint, MakesNoAliasOfANameThatIsATensor) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("embed", R"({"head":"embed"})"));
+  folder.Write("b.safetensors", OneTensor("head"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(index.aliases, IsEmpty());
+}
+
+TEST(OpenCheckpoint, MakesNoAliasOfATensorInAnotherFile) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x", R"({"head":"embed"})"));
+  folder.Write("b.safetensors", OneTensor("embed"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(index.aliases, IsEmpty());
+}
+
+TEST(OpenCheckpoint, MakesNoAliasOfAnAlias) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x", R"({"b":"x","c":"b"})"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(index.aliases, ElementsAre(Pair("b", "x")));
+}
+
+TEST(OpenCheckpoint, RefusesARemovedNameOfTwoTensors) {
+  const TempFolder folder;
+  const std::string a = folder.Write("a.safetensors", OneTensor("x", R"({"head":"x"})"));
+  const std::string b = folder.Write("b.safetensors", OneTensor("y", R"({"head":"y"})"));
+  EXPECT_THAT(
+      OpenCheckpoint(folder.path()),
+      AllOf(FailsWith(kDataLoss, reason::kSourceInvalid),
+            Says(a + " says that \"head\" is another name of \"x\""), Says(b + " says of \"y\"")));
+}
+
+TEST(OpenCheckpoint, TakesARemovedNameFromTheFileThatTheIndexNames) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x", R"({"head":"x"})"));
+  folder.Write("b.safetensors", OneTensor("y", R"({"head":"y"})"));
+  folder.Write("model.safetensors.index.json",
+               IndexOf(R"("x":"a.safetensors","y":"b.safetensors","head":"b.safetensors")"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(index.aliases, ElementsAre(Pair("head", "y")));
+}
+
+TEST(OpenCheckpoint, RefusesARemovedNameThatIndexAndFileTellApart) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x", R"({"head":"x"})"));
+  folder.Write("b.safetensors", OneTensor("y"));
+  folder.Write(
+      "model.safetensors.index.json",
+      R"({"metadata":{"head":"y"},"weight_map":{"x":"a.safetensors","y":"b.safetensors"}})");
+  EXPECT_THAT(OpenCheckpoint(folder.path()), Says("model.safetensors.index.json says of \"y\""));
+}
+
+TEST(OpenCheckpoint, TakesAliasesFromTheMetadataOfTheIndex) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("embed"));
+  folder.Write(
+      "model.safetensors.index.json",
+      R"({"metadata":{"total_size":1,"head":"embed"},"weight_map":{"embed":"a.safetensors"}})");
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_THAT(index.aliases, ElementsAre(Pair("head", "embed")));
+}
+
+TEST(OpenCheckpoint, AcceptsAnIndexThatListsARemovedName) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("embed", R"({"head":"embed"})"));
+  folder.Write("model.safetensors.index.json",
+               IndexOf(R"("embed":"a.safetensors","head":"a.safetensors")"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  EXPECT_EQ(index.Find("head")->name, "embed");
+}
+
+}  // namespace
+}  // namespace ckptd
