@@ -96,9 +96,10 @@ function(ckptd_travels name)
     $<$<BOOL:${CKPTD_LINKS_COMPACT_RELOCATIONS}>:-Wl,-z,pack-relative-relocs>)
 endfunction()
 
-# ckptd_test(name DIRECTORY dir LABEL label DEPENDS lib...): one gtest binary of every *_test.cc in dir.
+# ckptd_test(name DIRECTORY dir LABEL label DEPENDS lib... [HEADERS header...]): one gtest binary of
+# every *_test.cc in dir. Tests that link gRPC name its header: it is compiled with other macros.
 function(ckptd_test name)
-  cmake_parse_arguments(ARG "" "LABEL" "DIRECTORY;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "" "LABEL" "DIRECTORY;DEPENDS;HEADERS" ${ARGN})
   list(TRANSFORM ARG_DIRECTORY PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   list(TRANSFORM ARG_DIRECTORY APPEND /*_test.cc)
   file(GLOB sources CONFIGURE_DEPENDS ${ARG_DIRECTORY})
@@ -108,7 +109,10 @@ function(ckptd_test name)
   add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE ckptd_options ckptd_testing ${ARG_DEPENDS} GTest::gmock GTest::gtest_main)
   target_compile_options(${name} PRIVATE ${CKPTD_TEST_OPTIONS})
-  ckptd_precompile(${name} FROM ckptd_test_headers)
+  if(ARG_HEADERS)
+    list(APPEND ARG_HEADERS <gmock/gmock.h> <gtest/gtest.h>)
+  endif()
+  ckptd_precompile(${name} FROM ckptd_test_headers HEADERS ${ARG_HEADERS})
   # Parameters have names; their values are often bytes, and other ones in each run.
   gtest_discover_tests(${name} NO_PRETTY_VALUES PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${CKPTD_TEST_SECONDS}
     DISCOVERY_TIMEOUT 60)

@@ -17,6 +17,7 @@
 
 #include "common/base/fd_passing.h"
 #include "server/catalog/lease_table.h"
+#include "server/protocol/timing.h"
 #include "server/rpc/fd_server.h"
 #include "tests/fuzz/properties.h"
 #include "tests/testing/core_values.h"

@@ -9,6 +9,7 @@
 
 #include "common/base/reasons.h"
 #include "server/catalog/catalog.h"
+#include "server/protocol/timing.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/small_memory.h"
 #include "tests/testing/status_matchers.h"

@@ -8,6 +8,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 namespace {
@@ -140,7 +141,7 @@ TEST_F(GroupParticipantsTest, AFailureIsHeardOfForSecondsAndByNoProcessThatBegan
   now_ += seconds(4);
   young.process_age = seconds(3);
   EXPECT_EQ(Hears(2, young), "in it");
-  now_ += GroupParticipants::kFailureVisibleFor - seconds(4) + milliseconds(1);
+  now_ += timing::kFailureVisibleFor - seconds(4) + milliseconds(1);
   EXPECT_EQ(Hears(0, In("a")), "in it");
   now_ += seconds(10);
   EXPECT_EQ(Hears(0, In("a")), "in it");

@@ -10,6 +10,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 #include "tests/testing/core_values.h"
 
 namespace ckptd {

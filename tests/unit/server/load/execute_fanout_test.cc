@@ -18,6 +18,7 @@
 #include "common/base/status.h"
 #include "server/group/membership.h"
 #include "server/load/error_priority.h"
+#include "server/protocol/timing.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
 

@@ -48,7 +48,9 @@ class LoadRunnerTest : public ::testing::Test {
   }
 
   LoadOutcome Run(const ReadyLoad& load) { return Run(load, group_.peers(), CommChoice::kAuto); }
-  LoadOutcome Run(const ReadyLoad& load, PeerAccess peers, CommChoice comm) {
+  // A load may be run again: each run begins with a state of its own.
+  LoadOutcome Run(ReadyLoad load, PeerAccess peers, CommChoice comm) {
+    load.state = std::make_shared<LoadStateMachine>(LoadState::kQueued);
     ReadingOptions reading;
     reading.threads = 2;
     reading.comm = comm;

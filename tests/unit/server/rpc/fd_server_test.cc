@@ -14,6 +14,7 @@
 
 #include "common/base/fd_passing.h"
 #include "common/base/reasons.h"
+#include "server/protocol/timing.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
