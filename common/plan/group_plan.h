@@ -47,7 +47,7 @@ class GroupPlan {
   const std::vector<PlannedRank>& ranks() const { return ranks_; }
   // nullptr for a rank that is not in the plan.
   const PlannedRank* Find(uint32_t rank) const;
-  // Of all ranks together.
+  // Sum over all ranks.
   uint64_t digest() const;
   const CheckpointIndex& index() const { return *index_; }
 
@@ -68,9 +68,9 @@ class GroupPlan {
   // A window, ready to be planned for one rank after the other. Thread-safe.
   class Open {
    public:
-    // That rank's plan of the window's tensors alone; see CohortPlan::Slice.
+    // The rank's plan for the tensors of the window; see CohortPlan::Slice.
     absl::StatusOr<RankPlan> PlanOf(const PlannedRank& rank) const;
-    // Of each tensor of that plan, its number in the rank's whole plan.
+    // For each tensor of that plan, its number in the rank's whole plan.
     const std::vector<uint32_t>& NumbersOf(const PlannedRank& rank) const;
 
    private:

@@ -15,7 +15,8 @@
 namespace ckptd {
 namespace {
 
-// Of all tensors together whose copies are not equal as they stand. Beyond, they count as different.
+// Bounds the work for tensors whose copies are not equal as they stand. Beyond, they count as
+// different.
 constexpr uint64_t kMostRuns = 16'000'000;
 
 // One contiguous run of bytes, cast on its way.

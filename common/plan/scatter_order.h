@@ -14,10 +14,11 @@ namespace ckptd {
 
 // How far a step reaches.
 struct ScatterSize {
-  // Of the files, but for elements and strided pieces, which are not cut; below 16 it means 16.
+  // Bytes of the files per step, except where an element or a strided piece would be cut. Values
+  // below 16 mean 16.
   uint64_t step_bytes = uint64_t{32} << 20;
-  // Of the tensors that one step may hold: for a thousand ranks, what each receives of
-  // many small tensors would take more memory than their bytes.
+  // The most tensors of one step: for a thousand ranks, the lists of what each receives of many
+  // small tensors would take more memory than their bytes.
   size_t step_tensors = 4096;
   bool operator==(const ScatterSize&) const = default;
 };
@@ -42,7 +43,7 @@ struct ScatterOrder {
   std::vector<FilePlace> windows;
   // Every byte of every tensor is in one step. Windows without bytes have none.
   std::vector<ScatterStep> steps;
-  // Of both: equal orders, equal digests, on every machine.
+  // Digest of both: equal orders have equal digests on every machine.
   uint64_t digest = 0;
 };
 

@@ -19,8 +19,8 @@
 
 namespace ckptd {
 
-// Of one rank, about a gigabyte of plan. No layout that trains comes near; one that
-// scatters every tensor must not take the daemon's memory.
+// The most copies of one rank: about a gigabyte of plan. No layout that trains comes near, and one
+// that scatters every tensor must not take the daemon's memory.
 inline constexpr size_t kMaxCopies = 4'000'000;
 
 // A byte of the source.

@@ -12,7 +12,7 @@
 namespace ckptd {
 namespace {
 
-// Of each tensor of the index, while cohorts are gone through.
+// What is known of one tensor of the index while cohorts are gone through.
 struct Holding {
   uint32_t cohorts = 0;  // that hold it whole
   uint32_t last = 0;     // cohort that holds it in any way, from 1

@@ -35,7 +35,7 @@ struct SourceFile {
   uint64_t device = 0;  // each host counts its own
   uint64_t inode = 0;
   int64_t mtime_ns = 0;
-  // Of the inode: also a writer that sets mtime back moves it; so do chmod, rename, link.
+  // Change time of the inode. A writer that sets mtime back moves it; so do chmod, rename and link.
   int64_t ctime_ns = 0;
   uint64_t header_hash = 0;  // XXH3-64 of the bytes that were parsed
   bool operator==(const SourceFile&) const = default;
@@ -78,7 +78,7 @@ struct TensorEntry {
 // Sorted by tensor name, byte order. Names are unique, aliases are not tensors.
 struct CheckpointIndex {
   std::string source;  // absolute path as asked for
-  // Those that hold tensors, in the order of their names; then the index, if one named them.
+  // The files that hold tensors, in the order of their names; then the index, if one named them.
   std::vector<SourceFile> files;
   std::vector<TensorEntry> tensors;
   // Names of the groups that tensors belong to ("model", "optimizer"); the first one is "", of

@@ -122,7 +122,7 @@ void AddFiles(const CheckpointIndex& index, Manifest& manifest) {
     file.name = NameInManifest(index, index.files[i]);
     file.bytes = index.files[i].bytes;
     file.header = index.files[i].header_hash;
-    // Those without bytes share their offset with another one: any fixed order will do.
+    // Tensors without bytes share their offset with another one: any fixed order will do.
     std::sort(inside[i].begin(), inside[i].end());
     std::vector<uint64_t> parts = {file.header};
     for (const auto& [offset, digest] : inside[i]) parts.push_back(digest);

@@ -11,7 +11,8 @@
 
 namespace ckptd {
 
-// Of all tensors of a source together. A hundred bytes each, and more than any job saves.
+// The most pieces of all tensors of a source together: a hundred bytes each, and more than any job
+// saves.
 inline constexpr size_t kMaxSourcePieces = 4'000'000;
 
 // `strides` as a piece of these extents keeps them: none where they are those of C order. What a
@@ -36,9 +37,9 @@ class PieceRuns {
   PieceRuns(const Piece& piece, Dtype dtype);
 
   bool done() const { return done_; }
-  // Of the run's first byte, in the file.
+  // Where the run's first byte lies in the file.
   uint64_t offset() const { return offset_; }
-  // Of each run.
+  // Length of each run.
   uint64_t bytes() const { return bytes_; }
   // Between neighbouring runs; 0 where there is only one, or they share bytes.
   uint64_t gap() const {

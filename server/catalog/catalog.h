@@ -51,7 +51,7 @@ class Catalog {
   std::vector<std::string> NearMiss(const LoadRequest& request) const;
   absl::StatusOr<CheckpointInfo> Get(const std::string& name) const;
   std::vector<CheckpointInfo> List() const;  // newest first
-  // Those that are ACTIVE here.
+  // Names of the checkpoints that are ACTIVE here.
   std::set<std::string> ActiveNames() const;
   // True when the shard of this checkpoint is here, with that plan.
   bool HasActive(const std::string& name, uint64_t rank_digest) const;
@@ -74,10 +74,10 @@ class Catalog {
   // LOADING -> FAILED. An ACTIVE shard is whole, whatever became of other ranks.
   // A name that is not known yet is remembered for Begin.
   void Fail(const std::string& name, const absl::Status& why);
-  // All that were begun up to the moment `since`.
+  // Fails all loads that were begun up to the moment `since`.
   void FailAllLoading(const absl::Status& why, uint64_t since = kNow);
-  // Those that were begun up to the moment `since` and are not in `known`: the leader no longer runs
-  // them, and will not end them either.
+  // Fails the loads that were begun up to the moment `since` and are not in `known`: the leader no
+  // longer runs them, and will not end them either.
   void FailForgotten(const std::set<std::string>& known, uint64_t since);
   // Bytes given back. `idle`: LEASED also where it is kept for a client (ShardLeases::KeepFor).
   // Errors: CHECKPOINT_NOT_FOUND, LEASED, NOT_ACTIVE.
@@ -120,9 +120,9 @@ class Catalog {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(table_.mutex);
   // Room for one more view of `owner`: the least recently used one goes that nobody waits for.
   void BoundViews(const std::string& owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(table_.mutex);
-  // Of one owner. Each costs a table, and lists that are told to the leader.
+  // The most views of one owner. Each costs a table, and lists that are told to the leader.
   static constexpr size_t kMostViews = 32;
-  // A view is published here: whether that ends its load, or other ranks are filled yet.
+  // A view is published here. Notes whether that ends its load, or other ranks are filled yet.
   void NoteOthers(const PrepareCall& call, CatalogEntry& view)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(table_.mutex);
   // A load that fills other ranks has ended.

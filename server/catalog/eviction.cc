@@ -57,16 +57,16 @@ bool Eviction::Evictable(const CatalogEntry& entry) const {
          table_.Unended(entry) == nullptr;
 }
 
-// What cannot fit even then costs nobody its checkpoint.
+// A load that cannot fit even then evicts nothing.
 bool Eviction::EvictionHelps(uint64_t bytes, uint64_t budget,
                             std::optional<uint64_t> device_free) const {
   uint64_t evictable = 0;
   for (const auto& [name, entry] : table_.entries) {
     if (entry.memory == nullptr || !Evictable(entry)) continue;
-    // Of a GPU, all that its allocation takes.
+    // On a GPU the whole allocation counts.
     for (const Segment& segment : entry.memory->Segments()) evictable += segment.bytes;
   }
-  // Of what was unloaded by force while somebody used it, too.
+  // This includes memory that was unloaded by force while somebody used it.
   const uint64_t used = backend_.Usage().used;
   const uint64_t held = used - std::min(used, evictable + going_);
   if (bytes > budget - std::min(budget, held)) return false;

@@ -12,7 +12,7 @@
 namespace ckptd {
 namespace {
 
-constexpr size_t kNamed = 3;  // of those that hold memory
+constexpr size_t kNamed = 3;  // checkpoints that hold memory, in a message
 
 uint64_t BytesOf(const ShardMemory& memory) {
   uint64_t bytes = 0;

@@ -19,10 +19,10 @@ class ShardLeases {
   struct Held {
     std::shared_ptr<ShardMemory> memory;
     std::shared_ptr<const Shard> shard;
-    // Of this load: one of the same name that follows it has another.
+    // Identifies this load: a later load of the same name has another generation.
     uint64_t generation = 0;
-    std::string name = {};  // that the lease counts on: of a view, its owner
-    // The table of all that lies in the memory: of a view, its owner's.
+    std::string name = {};  // the checkpoint that counts the lease; for a view, its owner
+    // The table of everything in the memory; for a view, its owner's table.
     std::shared_ptr<const Shard> whole = {};
   };
   // Counts one lease on an ACTIVE checkpoint. `request_id`: of the load that led here, as KeepFor
@@ -43,7 +43,7 @@ class ShardLeases {
   // until then, nor for timing::kKeptForClient after it has become ACTIVE. Beyond kMostKept
   // requests, the first ones count. False where there is no such checkpoint.
   bool KeepFor(const std::string& name, const std::string& request_id);
-  // That client has gone.
+  // The client of that request has gone.
   void KeepNoMore(const std::string& name, const std::string& request_id);
   // Instead of timing::kKeptForClient. Set before the catalog is used.
   void SetKept(std::chrono::nanoseconds kept) { table_.kept = kept; }

@@ -81,9 +81,9 @@ class Coordinator {
   absl::StatusOr<bool> CheckSource(const Proposal& proposal);
   void Loop();
   void Tick();
-  // Lets go of what ranks that left the group had: their memory, their shards.
+  // Drops the memory and shards of ranks that left the group.
   void ForgetDeparted();
-  // For rank 0 what members do with each heartbeat.
+  // Rank 0 tells of its participants as members do with each heartbeat.
   void TellOfParticipants();
   // Cancels loads that wait for a rank whose client has failed.
   void CancelEnded();
@@ -103,7 +103,7 @@ class Coordinator {
   void RunLoad(const ReadyLoad& load);
   // Its stages; has told the observers when it has ended.
   LoadOutcome RunStages(const ReadyLoad& load);
-  // Who hears of what members have read.
+  // The runner that is told what members have read; null: none.
   void SetRunning(LoadRunner* runner);
   // Tells every rank that is a member how the load ended.
   void AbortEverywhere(const std::string& name, const absl::Status& why);

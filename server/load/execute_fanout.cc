@@ -167,12 +167,12 @@ ExecuteFanout::Failure ExecuteFanout::Stalled(const std::vector<bool>& answered)
   return {ranks.front(), WithFact(why, "rank", std::to_string(ranks.front()))};
 }
 
-// Who still works for nothing stops then, and answers.
+// Members whose work is no longer needed stop then, and answer.
 void ExecuteFanout::AbortOthers(std::optional<size_t> failed, const absl::Status& why) {
   if (load_.failing) load_.failing();
   AtOnce(members_.size(), kMostCalls, [&](size_t i) {
     if (i == failed || !members_[i].works()) return;
-    // Who cannot be told is about to be dropped, which ends its stream.
+    // A member that cannot be told is about to be dropped, which ends its stream.
     members_[i].link->Abort(load_.name, why, Clock::now() + timing::kAbort).IgnoreError();
   });
 }

@@ -161,7 +161,7 @@ absl::Status LoadRunner::PlanAll() {
 absl::Status LoadRunner::CheckNames() const {
   std::vector<const RankLayout*> layouts;
   for (const auto& layout : load_.layouts) {
-    // Who holds its shard already was part of this check when it was loaded.
+    // Ranks that hold their shard already were part of this check when it was loaded.
     if (layout == nullptr) return absl::OkStatus();
     layouts.push_back(layout.get());
   }
@@ -275,7 +275,7 @@ absl::Status LoadRunner::PrepareAll() {
   const absl::Status prepared =
       ForEach([this](Participant& participant) { return Prepare(participant); });
   {
-    // Those that have it hold it whatever becomes of the others.
+    // Ranks that have their shard hold it, whatever becomes of the others.
     MutexLock lock(mutex_);
     for (const Participant& participant : participants_) {
       if (!participant.reply.resident) continue;
@@ -387,7 +387,7 @@ void LoadRunner::AbortAll(const absl::Status& why) {
   AtOnce(session_.links.size(), kMostCalls, [&](size_t rank) {
     const absl::Status status =
         session_.links[rank]->Abort(load_.name, why, Clock::now() + timing::kAbort);
-    // Who cannot be told is about to be dropped, and learns it when it joins.
+    // A rank that cannot be told is about to be dropped, and learns it when it joins.
     if (!status.ok()) {
       Log(LogLevel::kWarn, "{}: telling rank {} to abort: {}", load_.name, rank,
           MessageOf(status));

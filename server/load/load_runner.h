@@ -83,7 +83,7 @@ class LoadRunner {
   absl::Status FindLost(std::set<uint32_t>& lost);
   absl::Status Open();
   absl::Status PlanAll();
-  // Of the ranks that do not hold their shard already.
+  // The cohorts of the ranks that do not hold their shard yet.
   absl::StatusOr<std::vector<Cohort>> Cohorts() const;
   // Rank form: nothing in the source that no rank wants, if they say so.
   absl::Status CheckNames() const;

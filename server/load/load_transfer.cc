@@ -316,7 +316,7 @@ absl::Status LoadRunner::CheckStalled(std::chrono::nanoseconds grace) {
   if (scatters_.empty()) return absl::OkStatus();
   const ScatterCall& call = scatters_.front().common;
   if (call.readers.size() < 2) return absl::OkStatus();
-  // Of others it is known by their heartbeats.
+  // Heartbeats tell how far the others are.
   // Two of them may meet for the first time in any exchange.
   const auto patience =
       std::max(ScatterExchange::PatienceWith(call.ranks.size()),

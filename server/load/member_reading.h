@@ -31,7 +31,7 @@ struct MemberReading {
 // has read the headers of, PLAN_MISMATCH, those of PartReader.
 absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, PreparedLoad& incoming,
                                          const ExecuteCall& call);
-// Of a rank that reads nothing: takes what a communicator brings, and passes it on. Errors:
+// For a rank that reads nothing: takes what a communicator brings, and passes it on. Errors:
 // PLAN_MISMATCH, those of the communicator.
 absl::Status ReceiveScatter(const MemberReading& parts, PreparedLoad& incoming,
                             const ExecuteCall& call);

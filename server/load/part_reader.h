@@ -46,18 +46,18 @@ class PartReader {
     std::function<absl::Status()> interrupted = nullptr;
   };
   PartReader(Parts parts, Load load, std::vector<ReadTarget> targets);
-  // Where nobody has said Keep, lets go of what was mapped: what the targets had prepared is used
-  // for nothing else, and would stay allocated for as long as it is mapped here.
+  // Unmaps everything unless Keep was called: else memory of targets that failed would stay
+  // allocated for as long as it is mapped here.
   ~PartReader();
   PartReader(PartReader&&) = default;
 
   // Maps, or opens streams to, every target; where a communicator may bring the bytes, those
   // that need it are left. Errors name the rank.
   absl::Status Connect();
-  // After Reach: the ranks that are left to a communicator, ascending.
+  // After Connect: the ranks that are left to a communicator, ascending.
   const std::vector<uint32_t>& via_communicator() const { return via_communicator_; }
   size_t target_count() const { return targets_.size(); }
-  // After Reach: the report of Read before anything is done, its ranks in the order
+  // After Connect: the report of Read before anything is done, its ranks in the order
   // of the counters.
   ReadReport Begun() const;
   // After Reach. `progress` has room for every target. `scatter` is null where nothing was

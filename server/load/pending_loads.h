@@ -132,8 +132,8 @@ class PendingLoads {
   // As KnownCheckpoints. Loads that wait for memory of that rank ask it again.
   void SetResidents(uint32_t rank, uint64_t epoch,
                     const std::vector<ResidentCheckpoint>& residents);
-  // Of more than kMostKnown checkpoints those noted first are forgotten, but none that is
-  // `resident` at rank 0 or has an open load. A client that asks for a forgotten one loads it anew
+  // Keeps kMostKnown checkpoints: those noted first are forgotten, except checkpoints that are
+  // `resident` at rank 0 or have an open load. A client that asks for a forgotten one loads it anew
   // by rule; by rank it waits for holders, which propose nothing.
   static constexpr size_t kMostKnown = 256;
   void ForgetOldest(const std::set<std::string>& resident);
@@ -195,7 +195,7 @@ class PendingLoads {
   ReadyLoad MakeReady(const std::string& name, const PendingLoad& pending) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void WaitForMemory(PendingLoad& pending, const LoadOutcome& outcome);
-  // That rank is asked again.
+  // The load asks that rank for memory again.
   static void NoteRoom(PendingLoad& pending, uint32_t rank);
   std::vector<int32_t> MissingOf(const std::string& name, const PendingLoad& pending) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -20,7 +20,7 @@ class ProgressMeter {
   void Enter(Stage stage);
   // Ends the last stage.
   void Leave();
-  // Bytes of tensors that each rank gets, of all readers together.
+  // Bytes of tensors that each rank gets from all readers together.
   void Expect(std::map<uint32_t, uint64_t> ranks);
   // From now on Read counts this transfer of the process itself: `begun` as Counted
   // takes it. `counters` outlives the meter or Detach, which keeps the last counts.
@@ -42,7 +42,7 @@ class ProgressMeter {
   std::map<uint32_t, ReadReport> done_ ABSL_GUARDED_BY(mutex_);  // by reader
   ReadReport begun_ ABSL_GUARDED_BY(mutex_);
   const TransferProgress* counters_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  // Of the stage in which bytes move.
+  // When the stage in which bytes move began and ended.
   std::optional<Clock::time_point> began_ ABSL_GUARDED_BY(mutex_);
   std::optional<Clock::time_point> ended_ ABSL_GUARDED_BY(mutex_);
 };

@@ -21,7 +21,7 @@ namespace ckptd {
 class SourceChecker {
  public:
   using Check = std::function<absl::Status(const CheckpointIndex&)>;
-  // Of one source, and of all. Where storage hangs, a source has so many threads at the most.
+  // The most threads for one source, and for all. They bound what storage that hangs can hold up.
   static constexpr int kPerSource = 2;
   static constexpr int kAtOnce = 32;
 

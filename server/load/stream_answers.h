@@ -37,7 +37,7 @@ class StreamAnswers {
   // To the streams whose turn has not come: one that is gone has its answer then, too.
   void Send(const Progress& progress);
   using Answer = std::pair<size_t, absl::StatusOr<ReadReport>>;
-  // Those that came since it was last asked, each with the number of its stream; waits for one.
+  // The answers that came since the last call, each with the number of its stream; waits for one.
   std::vector<Answer> Take(std::chrono::nanoseconds wait);
 
  private:

@@ -50,7 +50,7 @@ absl::Status Apart(const Pair& pair, std::string_view how) {
                    {{"tensor", one->name}});
 }
 
-// Of equal boxes, extents and strides: the bytes of both come in the same order.
+// For equal boxes, extents and strides the bytes of both come in the same order.
 absl::Status ComparePieces(const CheckpointIndex& index, const Pair& pair, const Piece& a,
                            const Piece& b, const std::function<absl::Status()>& interrupted) {
   CKPTD_ASSIGN_OR_RETURN(const auto object_a, OpenObject(index.files[a.file].path));

@@ -64,12 +64,12 @@ struct LoadRequest {
   std::optional<HandleKind> kind = {};  // unset: as each rank's memory prefers
   bool digests = true;
   std::chrono::nanoseconds timeout = std::chrono::minutes(10);
-  // For memory that clients hold; no part of what is asked for, as the timeout.
+  // How long to wait for memory that clients hold. No part of the identity, as the timeout.
   std::chrono::nanoseconds wait_memory{0};
-  // Of the client, empty: not known. Ranks of two jobs do not make one load; no part of what is
-  // asked for.
+  // The job of the client; empty: not known. Ranks of two jobs do not make one load. No part of
+  // the identity.
   std::string job = {};
-  // Tells this proposal from others, also from an equal one; no part of what is asked for.
+  // Tells this proposal from others, also from an equal one. No part of the identity.
   std::string proposal_id = {};
 };
 
@@ -159,7 +159,7 @@ struct PrepareCall {
   std::vector<uint64_t> request_digests;
   bool members_read = false;  // and map each other's memory
   bool unmapped = false;      // the leader has let go of all that it had mapped of this rank
-  // Of those that wait for memory, the lowest gets it first; 0: this load does not wait.
+  // Among loads that wait for memory, the lowest gets it first; 0: this load does not wait.
   uint64_t order = 0;
 };
 
@@ -182,7 +182,7 @@ struct CommitCall {
   uint64_t tensor_bytes = 0;    // that readers placed or sent
   uint64_t streamed_bytes = 0;  // of them, sent
   uint64_t carried_bytes = 0;   // of these, what came to the leader while it read for others
-  // Of what one reader placed alone; else empty, and the rank computes its own.
+  // Digests of what one reader placed alone; else empty, and the rank computes its own.
   std::vector<uint64_t> digests;
   Progress progress;
 };

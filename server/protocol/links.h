@@ -97,7 +97,7 @@ struct HeartbeatCall {
   // Epoch of HeartbeatReply::members as this member was last told them; 0: not at all.
   uint64_t members_epoch = 0;
   std::optional<ReadingNow> reading;
-  // LoadRequest::proposal_id of what nobody waits for any more.
+  // LoadRequest::proposal_id of proposals that nobody waits for any more.
   std::vector<std::string> abandoned = {};
   std::set<std::string> held = {};         // checkpoints that are ACTIVE there
   std::vector<std::string> has_room = {};  // loads that would get the memory now that they lacked
@@ -110,11 +110,11 @@ struct HeartbeatReply {
   std::string incarnation;
   std::vector<uint32_t> missing_ranks;
   std::vector<std::pair<std::string, Progress>> loads;
-  // Incarnations of who has joined, rank 0 too, since HeartbeatCall::members_epoch; empty ones of
-  // who has gone. To who knows nobody: all, once they are all.
+  // Incarnations of ranks that have joined since HeartbeatCall::members_epoch, rank 0 too; empty
+  // ones of ranks that have left. A member that knows nobody gets all, once the group is complete.
   std::map<uint32_t, std::string> members;
   std::vector<Verdict> verdicts = {};  // on HeartbeatCall::participants
-  // Of what the member holds: on how many ranks it is.
+  // On how many ranks each checkpoint is that the member holds.
   std::map<std::string, uint32_t> residences = {};
 };
 

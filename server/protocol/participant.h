@@ -11,7 +11,7 @@
 
 namespace ckptd {
 
-// Of one rank, at once.
+// The most participants of one rank at once.
 constexpr size_t kMostParticipants = 32;
 
 struct Participant {

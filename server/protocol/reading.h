@@ -1,4 +1,4 @@
-// Who reads what of a load, and what has come of it.
+// Which ranks read which part of a load, and what they have read.
 #ifndef CKPTD_SERVER_PROTOCOL_READING_H_
 #define CKPTD_SERVER_PROTOCOL_READING_H_
 
@@ -25,7 +25,7 @@ enum class ReaderPolicy : uint8_t {
 // "rank0", "per_node", "all". Errors: InvalidArgument CONFIG_INVALID.
 absl::StatusOr<ReaderPolicy> ParseReaderPolicy(std::string_view text);
 
-// What carries the bytes of a rank that the reader is not.
+// How bytes get from a reader to another rank.
 enum class CommChoice : uint8_t {
   kAuto,  // memory that can be mapped is; the others' by communicator, or else in streams
   kHost,  // never a communicator
@@ -103,8 +103,8 @@ class ReadProgressPublisher {
   // `begun` as Counted takes it.
   void Begin(const std::string& name, ReadReport begun,
              std::shared_ptr<const TransferProgress> counters);
-  // The end, where all was done, is shown until somebody was Told of it: who has come to less
-  // than others would look as if it were behind.
+  // A complete end is shown until it was Told: a rank with less to do than others would else look as
+  // if it were behind.
   void End(bool done);
   std::optional<ReadingNow> Now() const;
   void Told(const ReadingNow& now);

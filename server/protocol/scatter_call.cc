@@ -14,7 +14,7 @@ namespace {
 
 // Larger than any group, far below what would take memory.
 constexpr uint32_t kMostRanks = 1 << 20;
-// Of large files there must not be more steps than memory holds.
+// Large files must not make more steps than memory holds.
 constexpr uint64_t kLeastStep = 1 << 20;
 constexpr uint64_t kMostStep = uint64_t{1} << 34;
 

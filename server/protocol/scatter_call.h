@@ -32,7 +32,7 @@ bool LeaderKnowsReaders(const ScatterCall& call);
 // How long all may take to start a library and find each other, once nobody opens files any more.
 std::chrono::milliseconds JoinPatience(const ScatterCall& call);
 
-// Of all that decides which operations this rank issues, in which order. `order` is
+// Digest of all that decides which operations this rank issues, and in which order. `order` is
 // OrderScatter of the index and call.size; `rank_digest` that of the rank's plan.
 uint64_t ScatterDigest(const ScatterCall& call, const ScatterOrder& order, uint64_t rank_digest);
 // Errors: InvalidArgument INVALID_REQUEST for a call that no leader makes.

@@ -66,7 +66,8 @@ std::string ProcessOf(std::string_view path) {
   return !number().empty() && path.empty() ? process : std::string();
 }
 
-// Who may read the process may have its memory; but did it put the memfd there? `memory`
+// A user who may read the process may have its memory; but did the process put the memfd there?
+// `memory`
 // is the process's, open: asked after that, the rest is of the same process.
 absl::Status CheckOffered(int fd, int memory, const std::string& path) {
   struct stat file = {};
@@ -81,7 +82,7 @@ absl::Status CheckOffered(int fd, int memory, const std::string& path) {
   if (named.st_ino != file.st_ino || named.st_dev != file.st_dev) {
     return Invalid(path, "it is no longer the process's");
   }
-  // That of a program with more rights than its user is root's, whoever started it.
+  // The proc folder of a program with more rights than its user belongs to root.
   return file.st_uid == process.st_uid ? absl::OkStatus()
                                        : Invalid(path, "it belongs to another user than the process");
 }

@@ -16,7 +16,7 @@ namespace ckptd {
 struct FolderContents {
   std::vector<std::string> safetensors;  // *.safetensors
   std::vector<std::string> indices;      // *.safetensors.index.json
-  // Of formats that are not read.
+  // Files of formats that are not read.
   std::vector<std::string> torch;  // *.bin, *.pt, *.pth, *.ckpt, *.bin.index.json
   std::vector<std::string> dcp;    // .metadata, *.distcp
   std::vector<std::string> gguf;   // *.gguf
@@ -24,7 +24,7 @@ struct FolderContents {
   bool has_snapshots = false;      // a folder "snapshots", as in a Hugging Face cache
 };
 
-// Of a folder.
+// Sorts the files of a folder.
 FolderContents ContentsOf(const Listing& listing);
 
 // The error for a folder without safetensors: says what it holds instead and

@@ -46,7 +46,7 @@ absl::StatusOr<LocatedSource> LocateByIndex(const Storage& storage, const std::s
     out.remarks.push_back(fmt::format("index {}: {}", path, remark));
   }
   out.index = *std::move(index);
-  // Who was open: a swap is noticed, whatever was read.
+  // The identity of the file that was open: a swap is noticed, whatever was read.
   out.index_file = std::move(read->identity);
   return out;
 }

@@ -52,7 +52,7 @@ class IndexMerger {
   uint32_t PositionOf(const std::string& name) const;
   // Whether `file` says that `name` is another name of one of its tensors.
   bool IsAliasIn(uint32_t file, const std::string& name) const;
-  // Of several entries with one name, `first` is the first.
+  // `first` is the first of several entries with one name.
   bool HasEntryIn(uint32_t file, const std::string& name,
                   std::vector<TensorEntry>::const_iterator first) const;
 
