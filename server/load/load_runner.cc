@@ -361,9 +361,10 @@ absl::Status LoadRunner::ProbeUnresponsive(const absl::Status& status) {
 }
 
 absl::Status LoadRunner::WaitForStragglers(const absl::Status& status) {
-  if (scatters_.empty() || ReasonOf(status) != reason::kDeadline) return status;
+  const ScatterCall* const call = scatters_.first();
+  if (call == nullptr || ReasonOf(status) != reason::kDeadline) return status;
   // Where rank 0 takes part, it does so in the first.
-  return exchanges_.NameStragglers(status, scatters_.front().common.ranks);
+  return exchanges_.NameStragglers(status, call->ranks);
 }
 
 absl::Status LoadRunner::AttributeToRank(uint32_t rank, const absl::Status& status) {

@@ -19,13 +19,13 @@
 #include "server/catalog/catalog.h"
 #include "server/catalog/lease_table.h"
 #include "server/collective/peer_access.h"
-#include "server/collective/replica_tree.h"
 #include "server/collective/straggler_detector.h"
 #include "server/group/membership.h"
 #include "server/load/execute_fanout.h"
 #include "server/load/part_reader.h"
 #include "server/load/pending_loads.h"
 #include "server/load/progress_meter.h"
+#include "server/load/scatter_plan.h"
 #include "server/protocol/load_observer.h"
 
 namespace ckptd {
@@ -69,15 +69,6 @@ class LoadRunner {
     uint64_t carried_bytes = 0;
     std::vector<uint64_t> digests;
   };
-  // What one communicator carries. The calls of its ranks, each of which names all ranks, are made
-  // when they are told.
-  struct Scatter {
-    ScatterCall common;  // but for the rank, its replicas and its digest
-    std::vector<ReplicaSet> sets;
-    std::vector<uint64_t> digests;  // by rank of the communicator
-    ScatterCall CallOf(uint32_t rank) const;
-  };
-
   absl::Status Load();
   // Rank form: asks the ranks that are taken for holders; fills `lost`.
   absl::Status FindLost(std::set<uint32_t>& lost);
@@ -105,13 +96,11 @@ class LoadRunner {
   // What a communicator carries: of the leader's own share what it could not reach, and, where
   // it is for all bytes, of all shares. Fills scatters_.
   absl::Status PlanScatters(const std::vector<ReaderShare>& shares, const PartReader* own);
-  absl::Status PlanScatter(const ReaderShare& share, const std::vector<uint32_t>& ranks);
-  // What a rank does in it, if it takes part.
-  std::optional<ScatterCall> ScatterOf(uint32_t rank) const;
-  bool Scatters(uint32_t rank) const;
   // The id that those ranks join by, of one that they all hold where there is one.
   absl::StatusOr<std::string> CommunicatorFor(const std::vector<uint32_t>& ranks);
   void StartMembers(const std::vector<ReaderShare>& shares);
+  // Null: that rank has its shard.
+  Participant* Find(uint32_t rank);
   void Count(const ReadReport& report);
   absl::Status CommitAll();
   absl::Status Prepare(Participant& participant);
@@ -163,7 +152,7 @@ class LoadRunner {
   std::set<uint32_t> refused_by_;
   CommChoice comm_ = CommChoice::kAuto;
   std::string no_comm_;  // why a communicator carries nothing, for people; empty: it may
-  std::vector<Scatter> scatters_;
+  ScatterPlan scatters_;
   std::unique_ptr<ExecuteFanout> fanout_;
   Mutex mutex_;
   std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);

@@ -20,12 +20,6 @@
 #include "server/protocol/timing.h"
 
 namespace ckptd {
-namespace {
-
-// A tensor that all ranks hold is an operation of its own from so many bytes on.
-constexpr uint64_t kLeastBroadcast = uint64_t{64} << 10;
-
-}  // namespace
 
 std::vector<ReaderShare> LoadRunner::Shares() const {
   std::vector<uint32_t> ranks;
@@ -101,6 +95,13 @@ ReadOrder LoadRunner::OrderFor(const ReaderShare& share, const std::vector<Cohor
 
 absl::Status LoadRunner::PlanScatters(const std::vector<ReaderShare>& shares,
                                       const PartReader* own) {
+  const auto plan_of = [this](uint32_t rank) -> const PlannedRank* {
+    const Participant* const one = Find(rank);
+    return one == nullptr ? nullptr : one->plan;
+  };
+  const ScatterPlan::Load load{*index_, *plan_, plan_of,
+                               [this](const auto& ranks) { return CommunicatorFor(ranks); },
+                               session_.links.size()};
   for (const ReaderShare& share : shares) {
     std::vector<uint32_t> ranks;
     if (comm_ == CommChoice::kNccl) {
@@ -112,7 +113,7 @@ absl::Status LoadRunner::PlanScatters(const std::vector<ReaderShare>& shares,
     // Readers of parts are all in one communicator.
     if (ranks.empty() || share.part > 0) continue;
     ranks.insert(ranks.begin(), share.rank);
-    CKPTD_RETURN_IF_ERROR(PlanScatter(share, ranks));
+    CKPTD_RETURN_IF_ERROR(scatters_.Add(load, share, ranks));
   }
   return absl::OkStatus();
 }
@@ -128,71 +129,14 @@ absl::StatusOr<std::string> LoadRunner::CommunicatorFor(const std::vector<uint32
   return comms.IdFor(session_.epoch, ranks, held);
 }
 
-absl::Status LoadRunner::PlanScatter(const ReaderShare& share,
-                                     const std::vector<uint32_t>& ranks) {
-  Scatter scatter;
-  ScatterCall& call = scatter.common;
-  CKPTD_ASSIGN_OR_RETURN(call.comm_id, CommunicatorFor(ranks));
-  call.ranks = ranks;
-  for (uint32_t rank = 0; rank < (share.parts > 1 ? ranks.size() : 1); ++rank) {
-    call.readers.push_back(rank);
-  }
-  call.size = ScatterSizeFor(session_.links.size());
-  const ScatterOrder order = OrderScatter(*index_, call.size);
-  std::vector<const PlannedRank*> plans(ranks.size());
-  for (const Participant& participant : participants_) {
-    const auto at = std::find(ranks.begin(), ranks.end(), participant.rank);
-    if (at != ranks.end()) plans[static_cast<size_t>(at - ranks.begin())] = participant.plan;
-  }
-  scatter.sets = FindReplicas(plans);
-  call.fanout = FanoutFor(scatter.sets.size());
-  // Equal slabs are broadcast as they are; who has its shard takes no part in anything.
-  if (scatter.sets.size() > 1 && std::count(plans.begin(), plans.end(), nullptr) == 0) {
-    call.whole = plan_->WholeOn(plans, kLeastBroadcast);
-  }
-  scatter.digests.resize(ranks.size());
-  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
-    const PlannedRank* const plan = plans[rank];
-    scatter.digests[rank] =
-        ScatterDigest(scatter.CallOf(rank), order, plan == nullptr ? 0 : plan->digest);
-  }
-  scatters_.push_back(std::move(scatter));
-  return absl::OkStatus();
-}
-
-ScatterCall LoadRunner::Scatter::CallOf(uint32_t rank) const {
-  ScatterCall call = common;
-  call.rank = rank;
-  call.replicas = {rank};
-  for (const ReplicaSet& set : sets) {
-    if (std::binary_search(set.ranks.begin(), set.ranks.end(), rank)) call.replicas = set.ranks;
-  }
-  call.digest = digests[rank];
-  return call;
-}
-
-std::optional<ScatterCall> LoadRunner::ScatterOf(uint32_t rank) const {
-  for (const Scatter& scatter : scatters_) {
-    const std::vector<uint32_t>& ranks = scatter.common.ranks;
-    const auto at = std::find(ranks.begin(), ranks.end(), rank);
-    if (at != ranks.end()) return scatter.CallOf(static_cast<uint32_t>(at - ranks.begin()));
-  }
-  return std::nullopt;
-}
-
-bool LoadRunner::Scatters(uint32_t rank) const {
-  return std::any_of(scatters_.begin(), scatters_.end(), [rank](const Scatter& scatter) {
-    const std::vector<uint32_t>& ranks = scatter.common.ranks;
-    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-  });
-}
-
 void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
   std::vector<ExecuteFanout::Member> members;
   for (const Participant& participant : participants_) {
     const uint32_t rank = participant.rank;
     members.push_back({rank, session_.links[rank]});
-    if (Scatters(rank)) members.back().scatter = [this, rank] { return *ScatterOf(rank); };
+    if (scatters_.Contains(rank)) {
+      members.back().scatter = [this, rank] { return *scatters_.CallOf(rank); };
+    }
   }
   const std::vector<uint32_t>* last = nullptr;  // readers of parts have the same targets
   std::shared_ptr<const std::vector<Cohort>> cohorts;
@@ -216,10 +160,7 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
     return CheckStalled(timing::kStragglersNamedFirst);
   };
   // Replicas connect to each other when the readers have done their part.
-  for (const Scatter& scatter : scatters_) {
-    load.patience =
-        std::max(load.patience, ScatterExchange::PatienceWith(scatter.common.ranks.size()));
-  }
+  load.patience = std::max(load.patience, scatters_.Patience());
   load.failing = [this] { load_.state->Fail(); };
   fanout_ = std::make_unique<ExecuteFanout>(std::move(members), std::move(load),
                                             [this] { return ShowProgress(); });
@@ -228,7 +169,7 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
 absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   TransferProgress counters(reader.target_count());
   meter_.Attach(reader.Begun(), counters);
-  const std::optional<ScatterCall> scatter = ScatterOf(0);
+  const std::optional<ScatterCall> scatter = scatters_.CallOf(0);
   TransferOptions options;
   options.part = share.part;
   options.parts = share.parts;
@@ -251,8 +192,8 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   if (!status.ok() && !Outranks(own, status)) return AttributeToRank(rank, ProbeUnresponsive(status));
   if (!own.ok()) return AttributeByFacts(WaitForStragglers(ProbeUnresponsive(own)));
   Count(*report);
-  for (Participant& participant : participants_) {
-    if (participant.rank == 0) participant.carried_bytes = reader.carried_bytes();
+  if (Participant* const own_part = Find(0); own_part != nullptr) {
+    own_part->carried_bytes = reader.carried_bytes();
   }
   return CheckUnchanged(*index_);
 }
@@ -313,13 +254,12 @@ void LoadRunner::DisableUnusedComm(const absl::Status& why) {
 
 absl::Status LoadRunner::CheckStalled(std::chrono::nanoseconds grace) {
   // Readers of parts are all in one communicator.
-  if (scatters_.empty()) return absl::OkStatus();
-  const ScatterCall& call = scatters_.front().common;
-  if (call.readers.size() < 2) return absl::OkStatus();
+  const ScatterCall* const call = scatters_.first();
+  if (call == nullptr || call->readers.size() < 2) return absl::OkStatus();
   // Heartbeats tell how far the others are.
   // Two of them may meet for the first time in any exchange.
   const auto patience =
-      std::max(ScatterExchange::PatienceWith(call.ranks.size()),
+      std::max(ScatterExchange::PatienceWith(call->ranks.size()),
                3 * parts_.membership.heartbeat_interval());
   if (Clock::now() - exchanges_.moved() < patience + grace) return absl::OkStatus();
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
@@ -329,16 +269,21 @@ absl::Status LoadRunner::CheckStalled(std::chrono::nanoseconds grace) {
                                std::chrono::duration<double>(patience).count()));
 }
 
+LoadRunner::Participant* LoadRunner::Find(uint32_t rank) {
+  // They ascend, and with many readers each reports on many ranks.
+  const auto at = std::lower_bound(
+      participants_.begin(), participants_.end(), rank,
+      [](const Participant& participant, uint32_t wanted) { return participant.rank < wanted; });
+  return at == participants_.end() || at->rank != rank ? nullptr : &*at;
+}
+
 void LoadRunner::Count(const ReadReport& report) {
   for (const ReadReport::Filled& filled : report.filled) {
-    // They ascend, and of many readers each has filled many ranks.
-    const auto at = std::lower_bound(
-        participants_.begin(), participants_.end(), filled.rank,
-        [](const Participant& participant, uint32_t rank) { return participant.rank < rank; });
-    if (at == participants_.end() || at->rank != filled.rank) continue;
-    at->filled_bytes += filled.bytes;
-    if (filled.streamed) at->streamed_bytes += filled.bytes;
-    if (!filled.digests.empty()) at->digests = filled.digests;
+    Participant* const participant = Find(filled.rank);
+    if (participant == nullptr) continue;
+    participant->filled_bytes += filled.bytes;
+    if (filled.streamed) participant->streamed_bytes += filled.bytes;
+    if (!filled.digests.empty()) participant->digests = filled.digests;
   }
 }
 
