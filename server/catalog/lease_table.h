@@ -38,7 +38,7 @@ class LeaseTable {
     std::string token;
     ShardLeases::Held held;
   };
-  // `request_id`: as Catalog::Hold takes it. Errors: those of Catalog::Hold.
+  // `request_id`: as ShardLeases::Hold takes it. Errors: those of ShardLeases::Hold.
   absl::StatusOr<Ticket> Open(const std::string& checkpoint, AttachMode mode,
                               const std::string& request_id = "");
 

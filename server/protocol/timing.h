@@ -92,11 +92,14 @@ inline constexpr milliseconds kFdSend{500};
 static_assert(kTokenLifetime > kTokenPatience && kTokenPatience > kFdSend);
 
 // --- Participants of a load (trainers) ---
-inline constexpr seconds kFailureVisibleFor{12};  // others who come within that time hear of it
-inline constexpr seconds kKeepFailures{60};      // until nobody can hear of it any more
-inline constexpr seconds kRejoinGrace{2};  // a failed process hears its failure from its own next call
+// Ranks that join within this time of a failure are told of it. On a busy machine a rank may be that
+// late.
+inline constexpr seconds kFailureVisibleFor{30};
+inline constexpr seconds kKeepFailures{60};  // until nobody can be told any more
+// A failed rank may make its next call first, and then nobody is told any more.
+inline constexpr seconds kRejoinGrace{2};
 inline constexpr seconds kAbsentAfter{5};   // a failed rank that makes no further call will not come
-inline constexpr seconds kLateJoinWait{1};   // news of a participant that may come before itself
+inline constexpr seconds kLateJoinWait{1};  // news of a participant may come before itself
 inline constexpr seconds kFailureTravels{2};  // the leader hears of a failure before its client goes on
 inline constexpr hours kLongestBarrier{24};
 static_assert(kRejoinGrace < kAbsentAfter && kAbsentAfter < kFailureVisibleFor);
