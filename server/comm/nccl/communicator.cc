@@ -201,7 +201,7 @@ absl::Status Communicator::End(Deadline deadline) {
   CKPTD_RETURN_IF_ERROR(error_);
   if (!in_group_) {
     return Fail(MakeError(absl::StatusCode::kInternal, reason::kNcclFailed,
-                          fmt::format("call a group on rank {}: none was begun", rank())));
+                          fmt::format("ending a group on rank {}: none was begun", rank())));
   }
   in_group_ = false;
   group_ranks_.erase(options_.rank);

@@ -100,8 +100,8 @@ struct Unaligned {
     uint32_t skew;  // bytes of `first` before the unit
   };
   CKPTD_HOST_DEVICE static Loaded LoadAt(uint64_t address) {
-    constexpr uint64_t kStraight = ~uint64_t{sizeof(Raw) - 1};
-    return {Load<Raw>(address & kStraight), Load<Raw>((address + sizeof(Raw) - 1) & kStraight),
+    constexpr uint64_t kUnitMask = ~uint64_t{sizeof(Raw) - 1};
+    return {Load<Raw>(address & kUnitMask), Load<Raw>((address + sizeof(Raw) - 1) & kUnitMask),
             static_cast<uint32_t>(address % sizeof(Raw))};
   }
   CKPTD_HOST_DEVICE static Raw UnitOf(const Loaded& loaded) {
