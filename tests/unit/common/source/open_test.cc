@@ -151,10 +151,6 @@ TEST(OpenCheckpoint, RefusesADevice) {
   EXPECT_THAT(OpenCheckpoint("/dev/zero"), Says("it is a device"));
 }
 
-TEST(CheckRegular, RefusesADeviceWithoutOpeningIt) {
-  EXPECT_THAT(CheckRegular("/dev/null"), FailsWith(kInvalid, reason::kSourceInvalid));
-}
-
 TEST(OpenCheckpoint, RefusesAFifoInPlaceOfAnIndex) {
   const TempFolder folder;
   ASSERT_EQ(::mkfifo((folder / "model.safetensors.index.json").c_str(), 0600), 0);
