@@ -1,4 +1,5 @@
 #include "common/source/open.h"
+#include "common/source/registry.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -151,8 +152,8 @@ TEST(OpenCheckpoint, RefusesADevice) {
   EXPECT_THAT(OpenCheckpoint("/dev/zero"), Says("it is a device"));
 }
 
-TEST(CheckRegular, RefusesADeviceWithoutOpeningIt) {
-  EXPECT_THAT(CheckRegular("/dev/null"), FailsWith(kInvalid, reason::kSourceInvalid));
+TEST(OpenObject, RefusesADeviceWithoutOpeningIt) {
+  EXPECT_THAT(OpenObject("/dev/null"), FailsWith(kInvalid, reason::kSourceInvalid));
 }
 
 TEST(OpenCheckpoint, RefusesAFifoInPlaceOfAnIndex) {
