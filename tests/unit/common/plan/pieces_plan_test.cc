@@ -52,8 +52,8 @@ class PlansOfPieces : public testing::TestWithParam<uint64_t> {};
 TEST_P(PlansOfPieces, PutTheBytesWhereThoseOfOneRowMajorPieceGo) {
   const PiecesSource source(GetParam(), 40);
   for (const char* layout : {"replicate:1", "fsdp:3", "hsdp:2x2",
-                             R"json({"world_size": 2, "meshes": {"m": {"shape": [2]}},
-                                 "default": {"mesh": "m", "placements": ["shard(-1)"]}})json"}) {
+                             R"j({"world_size": 2, "meshes": {"m": {"shape": [2]}},
+                                  "default": {"mesh": "m", "placements": ["shard(-1)"]}})j"}) {
     ASSERT_OK_AND_ASSIGN(const LayoutRules rules, LayoutRules::Parse(layout));
     for (uint32_t rank = 0; rank < rules.world_size(); ++rank) {
       ASSERT_OK_AND_ASSIGN(const RankLayout wanted, rules.ForRank(source.index, rank));

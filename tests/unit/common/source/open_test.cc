@@ -1,4 +1,5 @@
 #include "common/source/open.h"
+#include "common/source/registry.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -149,6 +150,10 @@ TEST(OpenCheckpoint, RefusesAFifoWithoutWaitingForAWriter) {
 
 TEST(OpenCheckpoint, RefusesADevice) {
   EXPECT_THAT(OpenCheckpoint("/dev/zero"), Says("it is a device"));
+}
+
+TEST(OpenObject, RefusesADeviceWithoutOpeningIt) {
+  EXPECT_THAT(OpenObject("/dev/null"), FailsWith(kInvalid, reason::kSourceInvalid));
 }
 
 TEST(OpenCheckpoint, RefusesAFifoInPlaceOfAnIndex) {
