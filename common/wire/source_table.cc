@@ -237,4 +237,8 @@ size_t SourceTableWriter::CostOf(const TensorEntry& tensor) {
   return cost;
 }
 
+std::string ReadSourceTable(const v1::SourceTable& table, CheckpointIndex& index) {
+  return Reader(table, index).Read();
+}
+
 }  // namespace ckptd

@@ -32,7 +32,7 @@ class PiecesSource {
     for (const char* path : {"/p/one", "/p/two"}) index.files.emplace_back().path = path;
     plain.files.emplace_back().path = "/q/plain";
     contents.resize(2);
-    index.groups = {"", "model", "optimizer"};
+    index.groups = plain.groups = {"", "model", "optimizer"};
     for (size_t i = 0; i < tensors; ++i) Add(fmt::format("t{:03}", i));
     for (size_t file = 0; file < 2; ++file) index.files[file].bytes = contents[file].size();
     plain.files[0].bytes = plain_content.size();

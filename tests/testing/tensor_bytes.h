@@ -22,7 +22,8 @@ inline std::vector<std::byte> TensorBytes(const Storage& storage, const Checkpoi
     std::vector<std::byte> span(SpanOf(piece, tensor.dtype));
     const auto object = storage.Open(index.files.at(piece.file).path);
     EXPECT_OK(object);
-    if (object.ok()) EXPECT_OK((*object)->ReadAt(piece.offset, span));
+    if (!object.ok()) return bytes;
+    EXPECT_OK((*object)->ReadAt(piece.offset, span));
     const Shape strides = StridesOf(piece);
     Shape at(tensor.shape.size(), 0);
     for (uint64_t left = ElementCount(piece.box.extents); left > 0; --left) {

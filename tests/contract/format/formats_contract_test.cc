@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(
                     FormatCase{"SafetensorsFolder", &Safetensors(), WriteFolder},
                     FormatCase{"SafetensorsWithIndex", &Safetensors(), WriteWithIndex},
                     FormatCase{"Halves", &kHalves, WriteHalves}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& one) { return one.param.name; });
 
 TEST(Registry, NamesEachFormatOnce) {
   std::set<std::string_view> names;

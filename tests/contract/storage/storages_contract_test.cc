@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(StorageCase{"Posix", [] { return std::make_unique<Files>(); }},
                     StorageCase{"ProcessMemory", [] { return std::make_unique<Processes>(); }},
                     StorageCase{"OfTests", [] { return std::make_unique<InMemory>(); }}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& one) { return one.param.name; });
 
 TEST(PosixStorage, OpensNoPipeAndNoDevice) {
   const TempFolder folder;
